@@ -1,7 +1,7 @@
-"""Prices what ran, from plan, ledger and round log, and signs the report.
+"""Computes the privacy loss of a run from plan, ledger and round log, and signs the report.
 
-Nothing is taken over from a number another step wrote: the mechanism is compared with the
-configuration, its event recomputed, and the ledger verified before anything is said.
+No number of another step is trusted: the mechanism is compared with the configuration, its event is
+recomputed, and the ledger is verified first.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 def run(context: StepContext) -> dict[str, Any]:
     """Writes the signed `privacy_report`, `privacy_page` and the `lineage` of the run.
 
-    What the public start holds is not read: the digest of all inputs binds it.
+    The content of the public backbone is not read: the digest of all inputs binds it.
 
     Returns:
       The signed report.
 
     Raises:
       ArtifactError: a document is missing or broken.
-      PlanMismatch: plan, reservation, model or rounds do not belong together.
+      PlanMismatch: plan, reservation, model or rounds do not match.
       SignatureInvalid: a document is not signed by the step that writes it.
-      LedgerError: the ledger is broken, or the run is not committed there.
+      LedgerError: the ledger is broken, or does not contain the commit of the run.
     """
     config, artifacts, ledger = context.config, context.artifacts, context.ledger
     plan, _ = read_plan(artifacts.privacy_plan, config)
@@ -77,7 +77,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
 
 def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) -> str:
-    """The page of a report, with what each step took and gave until then."""
+    """Returns the page of a report, with the inputs and outputs of each step so far."""
     steps = steps_of(
         evidence,
         leading_to("account_privacy", evidence.config.task),
@@ -91,7 +91,7 @@ def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) 
 
 
 def _same_run(evidence: Evidence, report: PrivacyReport) -> None:
-    """Refuses to price what is not of this run; the gate looks closer."""
+    """Rejects documents of another run; the gate performs the full check."""
     model, provenance = evidence.model.body, report.provenance
     measured = {"audit": evidence.audit.body, "utility": evidence.utility.body}
     pairs = {

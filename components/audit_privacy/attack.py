@@ -1,8 +1,8 @@
-"""A membership attack on an embedding model by verification scores, and what it achieves.
+"""A membership attack on an embedding model by verification scores, and its success rate.
 
-The score of a user is how much closer their own images lie to each other than to other users
-(docs/privacy/audit.md#the-attack-of-a-run; Li et al. 2203.02077): a model that remembers a user has
-pulled their images together. Pure functions on arrays; numpy only.
+The score of a user is the similarity among their own images minus the similarity to other users'
+images (docs/privacy/audit.md#the-attack-of-a-run; Li et al. 2203.02077): a model that memorizes a
+user increases the similarity of their images. Pure functions on arrays; numpy only.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights
 
 MIN_USERS = 10
-"""On each side; with fewer an interval says nothing."""
+"""Minimum number of users per side; with fewer, an interval is meaningless."""
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """How well scores tell members from others.
+    """How well scores distinguish members from others.
 
     Attributes:
-      auroc: chance that a member scores above another user; 0.5 is blind, below 0.5 is reversed.
+      auroc: probability that a member scores above another user; 0.5 is chance, less is reversed.
       tpr_at_fpr: per false positive rate, share of members above the threshold.
     """
 
@@ -39,7 +39,7 @@ class AttackResult:
         return finding(Interval.model_validate(self.auroc.to_json()))
 
     def to_json(self) -> dict[str, Any]:
-        """`Attacked` of the audit report."""
+        """Returns `Attacked` of the audit report."""
         return {
             "auroc": self.auroc.to_json(),
             "tpr_at_fpr": {f"{rate:g}": e.to_json() for rate, e in self.tpr_at_fpr.items()},
@@ -47,7 +47,7 @@ class AttackResult:
 
 
 def verification_scores(embeddings: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
-    """Mean cosine within each user minus mean cosine to the images of all other users.
+    """Returns mean cosine within each user minus mean cosine to the images of all other users.
 
     Args:
       embeddings: float32 [images, dim], unit norm.
@@ -90,18 +90,18 @@ def attack(
     samples: int,
     seed: int = 0,
 ) -> AttackResult:
-    """Measures how well scores tell members from others, with intervals over users of both sides.
+    """Measures how well scores distinguish members from others, with intervals over both sides.
 
-    The direction is fixed beforehand: a member should score higher. A score that works the other
-    way round shows as an AUROC below one half, never as a good one.
+    The direction is fixed beforehand: a member should score higher. A reversed score gives an AUROC
+    below one half, never a good one.
 
     Args:
       members: scores of training users.
       others: scores of users that never trained.
       false_positive_rates: share of others that may be called members; each threshold is the
         (floor(rate * others) + 1)-th largest score of others, and a member is called above it.
-      samples: bootstrap draws.
-      seed: of the draws.
+      samples: number of bootstrap draws.
+      seed: seed of the draws.
 
     Raises:
       InputError: too few scores, or one that is not finite.
@@ -128,7 +128,7 @@ def attack(
 def _auroc(
     members: np.ndarray, others: np.ndarray, member_weights: np.ndarray, other_weights: np.ndarray
 ) -> np.ndarray:
-    """Weighted chance that a member scores higher, ties half, [draws]."""
+    """Returns the weighted probability that a member scores higher, ties count half, [draws]."""
     order = np.argsort(others)
     running = np.cumsum(other_weights[:, order], axis=1, dtype=np.float64)
     running = np.concatenate([np.zeros((len(running), 1)), running], axis=1)
@@ -145,7 +145,7 @@ def _tpr(
     other_weights: np.ndarray,
     rate: float,
 ) -> np.ndarray:
-    """Weighted share of members above the threshold of the others, [draws]."""
+    """Returns the weighted share of members above the threshold of the others, [draws]."""
     order = np.argsort(others)[::-1]
     running = np.cumsum(other_weights[:, order], axis=1, dtype=np.float64)
     rank = np.floor(rate * running[:, -1]) + 1

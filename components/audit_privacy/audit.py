@@ -1,10 +1,10 @@
-"""audit_privacy: can the model tell its training users from held-out ones? Level `monitoring`.
+"""Audits whether a model distinguishes its training users from held-out users. Level `monitoring`.
 
-A membership attack on real users (`scoring`). It can show a leak; it can never show
-that there is none, and it bounds no epsilon. Its figures are exact functions of training users, so
-in a release run they are Raw: score by score and in sum they stay in the private root, and the
-public report holds the method, the self-test and where the figures are. A simulation protects
-nobody, and shows them.
+Runs a membership attack on real users (`scoring`). The attack can detect a leak; it can never prove
+the absence of a leak, and it does not bound epsilon. Its figures are exact functions of training
+users, so in a release run they are Raw: individual scores and sums stay in the private root. The
+public report contains the method, the self-test and the location of the figures. A simulation does
+not protect users, and its report contains the figures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedemb.storage import Store, open_store
 from fedemb.storage.fencing import FencedStore, FencingToken
 
 IMAGES_PER_USER = 8
-"""More images of one user hardly sharpen their score."""
+"""Maximum images per user; more images hardly improve a score."""
 _PIECE = 512
 _DRAW_SEED, _BOOTSTRAP_SEED = 61, 67
 
@@ -61,7 +61,7 @@ def run(context: StepContext) -> dict[str, Any]:
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run; or the package lacks the
         record of its planted-bug suite.
-      SignatureInvalid: model, users or public start are not signed by the steps that write them.
+      SignatureInvalid: model, users or public backbone are not signed by the steps that write them.
       StorageError: the private root cannot be read or written.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
@@ -82,7 +82,7 @@ def run(context: StepContext) -> dict[str, Any]:
         "unit": config.policy.unit,
         "self_test": self_test(scoring),
         "planted_bug_suite": read_record(),
-        "lower_bound": None,  # this level measures none
+        "lower_bound": None,  # not measured at this level
         "split_by_value": config.partition.evaluation.by == "value",
         "users_at_most": config.audit.max_users,
         "bootstrap_samples": config.audit.bootstrap_samples,
@@ -103,7 +103,7 @@ def run(context: StepContext) -> dict[str, Any]:
 def _attack_real_users(
     context: StepContext, scoring: Scoring, private: Store
 ) -> AttackFigures | None:
-    """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
+    """Scores both sides, stores the scores in the private root, returns the figures. Raw."""
     from fedemb.models.loading import load_backbone
 
     config = context.config
@@ -128,8 +128,8 @@ def _attack_real_users(
                 for pieces, backbone in zip(seen, backbones, strict=True):
                     pieces.append(scoring.look(backbone, images, labels, batch))
             sizes.append(len(rows))
-    # Nothing that is seen of training users decides whether the run goes on, nor its exit code: of
-    # a model that diverged the evaluation says so.
+    # Measurements of training users must not affect whether the run continues, or its exit code. #
+    # The evaluation reports a diverged model.
     if min(sizes) < MIN_USERS or not all(np.isfinite(piece).all() for piece in chain(*seen)):
         return None
     owner_of = np.concatenate(owners)
@@ -153,14 +153,14 @@ def _attack_real_users(
 
 
 def _draw(store: UserStore, config: RunConfig, side: int, least_images: int) -> np.ndarray:
-    """Rows of at most `audit.max_users` units with so many images or more, ascending."""
+    """Returns rows of at most `audit.max_users` units with at least so many images, ascending."""
     rows = np.flatnonzero(store.image_counts >= least_images)
     random = np.random.default_rng(np.random.SeedSequence([config.training.seed, _DRAW_SEED, side]))
     return np.sort(random.permutation(rows)[: config.audit.max_users])
 
 
 def _images(store: UserStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images uint8 [n, size, size, channels] of some users, their labels, whose they are."""
+    """Returns users' images, uint8 [n, size, size, channels], with labels and owners."""
     users = store.read(rows)
     kept = [user.images[:IMAGES_PER_USER] for user in users]
     images = decode_pngs(

@@ -1,4 +1,4 @@
-"""The page of the audit report."""
+"""Page of the audit report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CASES = {
     "missing_score": ("one score missing", "error"),
     "missing_side": ("one side missing", "error"),
 }
-"""Case to what was done, and what the auditor must say."""
+"""Self-test case -> description of the case, and the expected finding."""
 
 
 def _seen(self_test: SelfTest) -> dict[str, str]:
@@ -38,7 +38,7 @@ _CANARIES = {
     "contribution": ("clip", "length of a vector that was longer, in clips"),
     "sampling_probability": ("sampling probability", "share of rounds they took part in"),
 }
-"""What canaries measured: its name, and how."""
+"""Canary measurement -> its name and method."""
 
 
 _TONES = {"Yes": "good", "No": "bad", "Not shown": "plain"}

@@ -1,10 +1,10 @@
-"""What tells a training user from others: one score for embeddings, one for classifiers.
+"""Membership scores: one for embeddings, one for classifiers.
 
-Embeddings: how much closer a user's images lie to each other than to those of others (the idea of
-Li et al., arXiv 2203.02077). Classifiers: how sure the model is of their labels, as log-odds, whose
-spread is alike for hard and easy images (Carlini et al., arXiv 2112.03570, section IV). Both are
-also compared with what they were under the public start, which takes out how hard a user is
-(Watson et al., arXiv 2111.08440).
+Embeddings: similarity among a user's images minus similarity to those of others (based on Li et
+    al., arXiv 2203.02077). Classifiers: the model's confidence in the labels as log-odds, whose
+    spread is similar for hard and easy images (Carlini et al., arXiv 2112.03570, section IV). Both
+    are also compared with the scores under the public backbone, which removes the difficulty of a
+    user (Watson et al., arXiv 2111.08440).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from fedemb.documents.audit import Attack, attack_on
 from fedemb.steps.audit_privacy.attack import verification_scores
 
 _TINY = 1e-30
-"""Below every float32 probability, so that a class of probability 0 has finite odds."""
+"""Constant below every float32 probability, so that a class of probability 0 has finite odds."""
 
 
 class Scoring(ABC):
-    """From images to one score a user; a member should score higher."""
+    """Maps images to one score per user; a member should score higher."""
 
     attack: ClassVar[Attack]
     least_images: ClassVar[int]
-    """Of a user who can be scored."""
+    """Minimum number of images of a scored user."""
 
     @abstractmethod
     def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
-        """What the model says of each image, `[images, ...]`."""
+        """Returns the model's output for each image, `[images, ...]`."""
 
     @abstractmethod
     def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
-        """One score a user, float64 `[users]`.
+        """Returns one score per user, float64 `[users]`.
 
         Args:
-          seen: of all images, as of `look`; finite.
+          seen: outputs of `look` for all images; finite.
           owners: int `[images]`, user of each image, 0..users-1.
           users: number of users.
         """
@@ -47,7 +47,7 @@ class Scoring(ABC):
     def made_up(
         self, random: np.random.Generator, users: int, images: int, leak: bool
     ) -> np.ndarray:
-        """What a model would say of made-up users with or without a leak."""
+        """Simulates model outputs for synthetic users with or without a leak."""
 
 
 class VerificationScore(Scoring):
@@ -57,7 +57,7 @@ class VerificationScore(Scoring):
     least_images = 2
 
     def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
-        """Embeddings of unit length."""
+        """Returns embeddings of unit length."""
         from fedemb.engine import embed
 
         return embed(model, images, batch)
@@ -69,7 +69,7 @@ class VerificationScore(Scoring):
     def made_up(
         self, random: np.random.Generator, users: int, images: int, leak: bool
     ) -> np.ndarray:
-        """Points about a centre; a leak pulls them together."""
+        """Returns points around a centre; a leak moves them together."""
         centres = random.normal(size=(users, 1, 32))
         points = centres + (0.8 if leak else 1.0) * random.normal(size=(users, images, 32))
         points /= np.linalg.norm(points, axis=2, keepdims=True)
@@ -83,7 +83,7 @@ class ConfidenceScore(Scoring):
     least_images = 1
 
     def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
-        """Log-odds of each image's label, float64 `[images]`."""
+        """Returns the log-odds of each image's label, float64 `[images]`."""
         from fedemb.models.inference import classify
 
         probabilities = classify(model, images, batch).astype(np.float64)
@@ -93,7 +93,7 @@ class ConfidenceScore(Scoring):
         return np.log(right + _TINY) - np.log(wrong + _TINY)
 
     def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
-        """Mean over each unit's images; NaN for one without any."""
+        """Returns the mean over each unit's images; NaN for a unit without images."""
         counts = np.bincount(owners, minlength=users)
         with np.errstate(invalid="ignore"):
             return np.bincount(owners, seen, minlength=users) / counts
@@ -101,12 +101,12 @@ class ConfidenceScore(Scoring):
     def made_up(
         self, random: np.random.Generator, users: int, images: int, leak: bool
     ) -> np.ndarray:
-        """Easy and hard units; a leak makes the model surer."""
+        """Returns easy and hard units; a leak makes the model more confident."""
         hard = random.normal(size=(users, 1)) + (1.0 if leak else 0.0)
         return (hard + random.normal(size=(users, images))).ravel()
 
 
 def scoring_of(config: RunConfig) -> Scoring:
-    """The score that suits what the run trains."""
+    """Returns the score for the run's task."""
     kinds = {kind.attack: kind for kind in (VerificationScore, ConfidenceScore)}
     return kinds[attack_on(config.task)]()

@@ -1,7 +1,7 @@
-"""The auditor audits itself, on made-up users, before it may say anything about real ones.
+"""Self-test of the auditor on synthetic users, before it reports on real users.
 
-An auditor that finds nothing is only worth something if it finds what was planted, does not cry
-wolf, does not call a reversed score a success, and does not take a missing score for a low one.
+The self-test checks that the auditor detects a planted leak, reports no false leak, does not count
+a reversed score as a success, and does not treat a missing score as a low score.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEED = 46
 def _trial(
     scoring: Scoring, random: np.random.Generator, leak: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of members and others of a model that remembers its members, or does not."""
+    """Returns scores of members and others, for a model that memorizes its members, or does not."""
     half = USERS // 2
     sides = [scoring.made_up(random, half, IMAGES, told) for told in (leak, False)]
     owners = np.repeat(np.arange(USERS), IMAGES)
@@ -37,11 +37,11 @@ def self_test(scoring: Scoring, run_attack: Callable[..., AttackResult] = attack
     """Runs the planted cases through scoring and attack.
 
     Args:
-      scoring: what is to be used on real users.
-      run_attack: the attack under test; another one only in tests of the self-test.
+      scoring: score to be used on real users.
+      run_attack: the attack under test; replaced only in tests of the self-test.
 
     Returns:
-      What was seen, case by case. The figures are of made-up users and the same in every run.
+      The result of each case. The figures are of synthetic users and the same in every run.
     """
     random = np.random.default_rng(np.random.SeedSequence([_SEED]))
     nulls = [

@@ -1,9 +1,9 @@
-"""evaluate_classifier: how often is the classifier right on people who never trained?
+"""Evaluates the accuracy of a classifier on held-out users.
 
-Measures the trained model, the public start, an untrained model and, where asked for, other
-averages of the weights, the previous release and (in simulations) one trained without privacy, all
-on the same held-out images. All figures are exact over evaluation users, whom the guarantee does
-not cover; the report says so.
+Evaluates the trained model, its public backbone, an untrained model and, if configured, other
+weight averages, the previous release and (in simulations) a model trained without privacy, all on
+the same held-out images. All figures are exact over held-out users, whom the guarantee does not
+cover; the report states it.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _LOG = logging.getLogger(__name__)
 
 
 def run(context: StepContext) -> dict[str, Any]:
-    """Measures the model of a run on its held-out users and writes report and page.
+    """Evaluates the model of a run on its held-out users and writes report and page.
 
     Args:
       context: reads `users`, `pretrained`, `model`, `averages` and the evaluation users in the
         private root; writes `utility_report` and `utility_page`.
 
     Returns:
-      The report. If nobody was held out its figures are missing: data never decides whether a run
-      exists.
+      The report. If no user was held out, its figures are missing; the run does not fail because of
+      the data.
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
-      PlanMismatch: the evaluation users are not those the run is bound to.
-      Refused: the run is not committed in the ledger, where the look is counted.
-      SignatureInvalid: model, averages, users, public start or previous release are not signed by
-        the steps that write them.
+      PlanMismatch: the held-out users do not match the commitment of the run.
+      Refused: the run is not committed in the ledger, which counts the evaluation.
+      SignatureInvalid: model, averages, users, public backbone or previous release are not signed
+          by the steps that write them.
       StorageError: the private root cannot be read.
       Superseded: the step was started again meanwhile.
     """
@@ -72,7 +72,7 @@ def run(context: StepContext) -> dict[str, Any]:
         folder = stack.enter_context(open_private(context, "evaluation"))
         baseline = config.evaluation.centralized_baseline
         users = stack.enter_context(open_private(context, "users")) if baseline else None
-        # After the people are checked, before anybody is measured:
+        # Recorded after the users are verified and before any evaluation:
         look = context.ledger.look(context.run_id, card.weights_sha, signer)
         if users is not None:
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
@@ -113,7 +113,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
 
 def _previous(config: RunConfig, path: Path) -> dict[str, Any]:
-    """The model of an earlier release; none if it takes other images or names other classes."""
+    """Loads the model of an earlier release; empty if its image format or classes differ."""
     try:
         return {"previous_release": load_backbone(path, config.model)}
     except FedEmbError as error:

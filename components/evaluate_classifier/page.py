@@ -1,4 +1,4 @@
-"""The page of a classifier's report."""
+"""Page of a classifier's utility report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = {
 
 
 def classifier_page(report: ClassifierReport) -> str:
-    """The page of a report; the same report gives the same text."""
+    """Returns the page of a report; the same report gives the same text."""
     others: list[tuple[str, ComparedClassifier]] = [
         (_display_name(name, report), part)
         for name in _NAMES
@@ -51,7 +51,7 @@ def classifier_page(report: ClassifierReport) -> str:
 
 
 def _averages(report: ClassifierReport) -> list[tuple[str, Classified, Interval | None]]:
-    """Name and figures of each average, and what the released one gains on it."""
+    """Returns name and figures of each average, and the released average's gain over it."""
     kept = report.averages
     if kept is None or report.model is None:
         return []
@@ -62,7 +62,7 @@ def _averages(report: ClassifierReport) -> list[tuple[str, Classified, Interval 
 
 
 def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:
-    """The models that a table of parts has a column for: all but the one named `untrained`."""
+    """Returns the models with a column in a table of parts: all except `untrained`."""
     found = [other.model for part in parts.shown[:1] for other in part.compared]
     return {name: _display_name(name, report) for name in found if name != "untrained"}
 

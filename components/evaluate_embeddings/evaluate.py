@@ -1,9 +1,8 @@
-"""evaluate_embeddings: how useful is the model on identities that never trained?
+"""Evaluates the embeddings of a model on held-out identities.
 
-Measures the trained model, the public backbone it started from, an untrained one and the pixels
-themselves on the same held-out users, and, in simulations, a backbone trained centrally without
-privacy: the utility drop. All figures are exact over evaluation users, whom the guarantee does not
-cover; the report says so.
+Evaluates the trained model, its public backbone, an untrained model and raw pixels on the same
+held-out users and, in simulations, a backbone trained centrally without privacy (the utility drop).
+All figures are exact over held-out users, whom the guarantee does not cover; the report states it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(context: StepContext) -> dict[str, Any]:
-    """Measures the model of a run on its held-out identities and writes report and page.
+    """Evaluates the model of a run on its held-out identities and writes report and page.
 
     Args:
       context: reads `users`, `pretrained`, `model` and the evaluation users in the private root;
@@ -44,14 +43,14 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Returns:
       The report. If too few identities were held out, `evaluated` is None and the figures are
-      missing: data never decides whether a run exists.
+      missing; the run does not fail because of the data.
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
-      PlanMismatch: the evaluation users are not those the run is bound to.
-      Refused: the run is not committed in the ledger, where the look is counted.
-      SignatureInvalid: model, users, public start or previous release are not signed by the steps
-        that write them.
+      PlanMismatch: the held-out users do not match the commitment of the run.
+      Refused: the run is not committed in the ledger, which counts the evaluation.
+      SignatureInvalid: model, users, public backbone or previous release are not signed by the
+          steps that write them.
       StorageError: the private root cannot be read.
       Superseded: the step was started again meanwhile.
     """
@@ -67,7 +66,7 @@ def run(context: StepContext) -> dict[str, Any]:
         folder = stack.enter_context(open_private(context, "evaluation"))
         baseline = config.evaluation.centralized_baseline
         users = stack.enter_context(open_private(context, "users")) if baseline else None
-        # After the people are checked, before anybody is measured:
+        # Recorded after the users are verified and before any evaluation:
         look = context.ledger.look(run_id, model.weights_sha, signer)
         store = UserStore(folder)
         if users is not None:
@@ -108,7 +107,7 @@ def _groups(subjects: Subjects, config: RunConfig) -> int | None:
 def _measure_all(
     config: RunConfig, subjects: Subjects, embeddings: dict[str, np.ndarray]
 ) -> dict[str, Any]:
-    """The measured part of the report."""
+    """Returns the measured part of the report."""
     names = (*UtilityReport.starts, "centralized")
     if not subjects.measurable:
         empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}

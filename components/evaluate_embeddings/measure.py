@@ -1,4 +1,4 @@
-"""What is said of one model: metrics as JSON, paired differences, subgroups. numpy only."""
+"""Metrics of one model as JSON, paired differences and subgroups. numpy only."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from fedemb.evaluation.metrics import Verification, arrange, rates_at, verify
 from fedemb.evaluation.retrieval import Retrieval, retrieve
 
 MIN_SUBGROUP_IDENTITIES = 10
-"""Smaller subgroups are counted, not measured: their intervals would say nothing."""
+"""Minimum identities of a measured subgroup; smaller ones are only counted."""
 ROC_POINTS = 120
 _SEED = 20221121
-"""Of the bootstrap: fixed, so that two reports on the same identities can be paired."""
+"""Seed of the bootstrap: fixed, so that two reports on the same identities can be paired."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One model on one set of subjects."""
+    """Measurements of one model on one set of subjects."""
 
     verification: Verification
     retrieval: Retrieval
 
     @property
     def headline(self) -> Estimate:
-        """Recall at the first false accept rate."""
+        """Returns the recall at the first false accept rate."""
         return self.verification.recall[0]
 
     def to_json(self) -> dict[str, Any]:
-        """`recall_at_far` and `retrieval` of the utility report."""
+        """Returns `recall_at_far` and `retrieval` of the utility report."""
         verification, retrieval = self.verification, self.retrieval
         return {
             "recall_at_far": {
@@ -65,9 +65,9 @@ def measure(
     """Measures embeddings; with `gallery`, queries of one model against a gallery of another.
 
     Args:
-      subjects: who they are of.
+      subjects: subjects of the embeddings.
       embeddings: [n, dim].
-      config: rates, depths and draws.
+      config: rates, depths and number of draws.
       gallery: [n, dim] of the same images.
 
     Raises:
@@ -84,14 +84,14 @@ def measure(
 
 
 def differences(better: Measured, than: Measured) -> dict[str, Any]:
-    """Paired differences of recall per false accept rate."""
+    """Returns paired differences of recall per false accept rate."""
     rates = better.verification.false_accept_rates
     pairs = zip(rates, better.verification.recall, than.verification.recall, strict=True)
     return {rate_name(rate): (a - b).to_json() for rate, a, b in pairs}
 
 
 def roc_points(verification: Verification) -> dict[str, list[float]]:
-    """A ROC as lists, thinned evenly in log false accept rate; KFP wants a list per axis."""
+    """Returns a ROC as one list per axis, for KFP, thinned evenly in log false accept rate."""
     roc = verification.roc
     wanted = np.linspace(np.log(roc[0, 0]), np.log(roc[-1, 0]), ROC_POINTS)
     rows = roc[np.unique(np.searchsorted(np.log(roc[:, 0]), wanted).clip(0, len(roc) - 1))]
@@ -104,16 +104,17 @@ def roc_points(verification: Verification) -> dict[str, list[float]]:
 def by_subgroup(
     subjects: Subjects, embeddings: np.ndarray, config: EvaluationConfig, threshold: float
 ) -> dict[str, Any]:
-    """Who is served worse: every subgroup at its own threshold and at the common one.
+    """Evaluates every subgroup at its own threshold and at the common threshold.
 
     Args:
-      subjects: with subgroups.
+      subjects: subjects with subgroups.
       embeddings: [n, dim].
-      config: rates, depths and draws.
-      threshold: of the first false accept rate over all subjects.
+      config: rates, depths and number of draws.
+      threshold: threshold of the first false accept rate over all subjects.
 
     Returns:
-      `measured`: a mapping per subgroup, worst recall first; `too_small`: how many were left out.
+      `measured`: a mapping per subgroup, worst recall first; `too_small`: the number of skipped
+      ones.
     """
     measured: list[dict[str, Any]] = []
     too_small = 0

@@ -1,4 +1,4 @@
-"""The page of the utility report."""
+"""Page of the utility report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {
 
 
 def display_name(name: str, report: UtilityReport) -> str:
-    """Name of a model for people."""
+    """Returns the display name of a model."""
     if name == "public_backbone" and report.public_kind == "none":
         return "untrained start"
     return NAMES[name]
@@ -61,7 +61,7 @@ def _roc_chart(report: UtilityReport) -> Any:
 
 
 def utility_page(report: UtilityReport) -> str:
-    """The page of a report; the same report gives the same text."""
+    """Returns the page of a report; the same report gives the same text."""
     charts = {}
     if report.headline_rate is not None:
         charts = {"recall": _recall_chart(report, report.headline_rate), "roc": _roc_chart(report)}

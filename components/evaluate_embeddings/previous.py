@@ -1,4 +1,4 @@
-"""A new model breaks the embeddings that are stored: how much, and which space is which."""
+"""Measures the incompatibility of a new model with the embeddings of the previous release."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def compare_with_previous(
     """Measures new queries against a gallery embedded by the previous release.
 
     Args:
-      config: of the run.
+      config: configuration of the run.
       old: model file of the previous release.
-      store: evaluation users.
-      subjects: of the embeddings.
-      embeddings: of the new model, [n, dim].
+      store: held-out users.
+      subjects: subjects of the embeddings.
+      embeddings: embeddings of the new model, [n, dim].
 
     Returns:
       `Previous` of the utility report.

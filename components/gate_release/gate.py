@@ -1,8 +1,8 @@
-"""Allows a release, or raises with every reason and its remedy. There is no way around it.
+"""Allows a release, or raises with every reason and its remedy. The decision cannot be bypassed.
 
-The decision is the pure function `fedemb.gate.decide.decide`; this step reads the
-documents strictly, lets it decide, signs the verdict and raises on a denial. What cannot be read is
-a reason like any other.
+The decision is the pure function `fedemb.gate.decide.decide`. This step reads the documents
+strictly, calls the function, signs the verdict and raises on a denial. An unreadable document is a
+reason for denial.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 def run(context: StepContext) -> dict[str, Any]:
-    """Decides, writes the signed `verdict` and `verdict_page`, and raises if it denies.
+    """Decides, writes the signed `verdict` and `verdict_page`, and raises on a denial.
 
-    Writes `lineage` too, unless the evidence cannot be read. On a cluster kfp keeps them only if
-    the gate does not deny; see `fedemb.runtime.outcome` for what is kept of a denied run.
+    Also writes `lineage`, unless the evidence cannot be read. On a cluster, kfp keeps these outputs
+    only if the gate allows; see `fedemb.runtime.outcome` for the outputs of a denied run.
 
     Returns:
       The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,
-      and that is no failure.
+      and the step does not fail.
 
     Raises:
       AwaitingApproval: only approvals are missing.
@@ -60,20 +60,20 @@ def run(context: StepContext) -> dict[str, Any]:
         if config.purpose == "simulation":
             verdict = Verdict(False, (), simulation=True)
         else:
-            trust = context.trust  # of the signature, should the ledger be broken
+            trust = context.trust  # for the signature, in case the ledger is broken
             trust = context.ledger.chain.trust
             verdict = decide(evidence, report, context.ledger)
             ledger = context.ledger
     except StorageError:
         raise
-    except Exception as error:  # fails closed: what cannot be read denies
+    except Exception as error:  # unreadable evidence is a denial
         reason = Reason(
             "evidence_unreadable", sentence_of(error), "run the step that writes it again"
         )
         verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
     document = _document(config, verdict, judged, ledger)
     keys = context.keys
-    # A denial needs no trust, so it is signed even where the ledger cannot be read.
+    # A denial needs no trust, so it is signed even if the ledger cannot be read.
     signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
     signed = write_signed(artifacts.verdict, document, signer)
     write_bytes(artifacts.verdict_page, page(verdict, document).encode())
@@ -88,7 +88,7 @@ def run(context: StepContext) -> dict[str, Any]:
                 "verdict": signed.sha,
                 "ledger_head": None if ledger is None else judged.report.cumulative.ledger_head,
             },
-            # The rules hold them against the ledger; nobody looked at those of a simulation.
+            # The rules compare these with the ledger; those of a simulation are not verified.
             commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
             denied=denied,
         )
@@ -102,7 +102,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the verdict is about."""
+    """The subject of the verdict."""
 
     model_sha: str
     report_sha: str
@@ -142,7 +142,7 @@ def _document(
 
 
 def page(verdict: Verdict, document: VerdictDocument) -> str:
-    """The verdict in Markdown: the decision, its reasons with remedies, and the checklist."""
+    """Returns the verdict in Markdown: decision, reasons with remedies, and checklist."""
     state = (
         "Simulation: never released"
         if verdict.simulation
@@ -177,12 +177,12 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A sentence as Markdown shows it: on one line, with no markup of its own."""
+    """Returns a sentence escaped for Markdown: on one line, without markup."""
     return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("[", "\\[")
 
 
 def explain(reasons: Sequence[Reason]) -> str:
-    """All reasons in one paragraph, the most important first."""
+    """Returns all reasons in one paragraph, the most important first."""
     first, *rest = reasons
     text = f"{first.sentence}; {first.remedy}"
     if rest:

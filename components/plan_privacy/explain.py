@@ -1,4 +1,4 @@
-"""A plan in plain words: what is protected, from whom, by what, and what is not."""
+"""Explains a plan: what is protected, from whom, by which mechanism, and the limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: boo
 
     Args:
       plan: the mechanism.
-      guarantee: its price.
+      guarantee: guarantee of the mechanism.
       covers_change: `covers_change_own_data` of the run.
     """
     if not plan.private:

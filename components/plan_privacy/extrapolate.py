@@ -17,19 +17,19 @@ from fedemb.steps.plan_privacy.figure import extrapolation_svg
 def extrapolate(
     config: RunConfig, mechanism: MechanismPlan, figure: Path, users_per_client: int | None = None
 ) -> dict[str, Any]:
-    """Prices every mechanism at more users and at more compute, and draws it.
+    """Computes every mechanism's epsilon for more users and for more compute, and draws it.
 
     Args:
-      config: where the plan comes from.
-      mechanism: the plan; its numbers are the first point of each curve.
-      figure: SVG to write.
-      users_per_client: users per virtual client; by default what the configuration implies.
+      config: configuration of the plan.
+      mechanism: the plan; its parameters are the first point of each curve.
+      figure: path of the SVG file to write.
+      users_per_client: users per virtual client; by default derived from the configuration.
 
     Returns:
-      The figure's path, the population simulated at, and the points of both panels.
+      The figure's path, the simulated population, and the points of both panels.
 
     Raises:
-      ConfigError: the plan has no noise to extrapolate.
+      ConfigError: the plan has no noise.
     """
     if not mechanism.private:
         raise ConfigError(f"{mechanism.kind} has no epsilon to extrapolate; plan another mechanism")

@@ -26,8 +26,8 @@ _STYLE: Any = {
 def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequence[Point]) -> str:
     """Returns a stand-alone SVG with two panels, one curve per price; same points, same bytes.
 
-    Mechanisms that cost the same everywhere share a curve, and its label names them all. The image
-    has no size of its own and fills the window or page it is put in.
+    Mechanisms with equal prices share a curve, and its label names all of them. The image has no
+    fixed size and fills its window or page.
 
     Args:
       against_population: the plan's clients per round and noise, more users.
@@ -59,7 +59,7 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
 
 
 def as_svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
-    """What `draw` puts on a figure of this size in inches, as a stand-alone SVG."""
+    """Returns the drawing of `draw` on a figure of this size in inches, as a stand-alone SVG."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def both_logarithmic(axes: Any, places: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     low, high = axes.get_ylim()
-    # Where a decade or less is in sight, its multiples need numbers too.
+    # If the axis spans a decade or less, multiples also need labels.
     digits = "235" if high / low < 30 else ""
     axes.yaxis.set_minor_formatter(
         lambda value, _: f"{value:.1g}" if f"{value:.0e}"[0] in digits else ""
@@ -113,7 +113,7 @@ def both_logarithmic(axes: Any, places: Sequence[float]) -> None:
 
 
 def _in_thousands(value: float, _: int) -> str:
-    """0.0017, 64, 2,048, 16.4k, 100k, 30M."""
+    """Formats a number as 0.0017, 64, 2,048, 16.4k, 100k, 30M."""
     if value < 1:
         return f"{value:.2g}"
     for unit, letter in ((1e6, "M"), (1e4, "k")):

@@ -1,4 +1,4 @@
-"""The figure of `fedemb frontier`: settings of one epsilon, and the price of others."""
+"""Figure of `fedemb frontier`: settings of one epsilon, and the epsilon of other settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedemb.privacy.planning.frontier import (
 from fedemb.steps.plan_privacy.figure import as_svg, both_logarithmic
 
 ENOUGH = 1.05
-"""Times the full batch's noise on the mean, up to which a smaller batch is as good."""
+"""Maximum factor over the full batch's noise on the mean for an equally good smaller batch."""
 _AXES = {
     "batch": "batch",
     "rounds": "rounds",
@@ -39,14 +39,14 @@ def draw_frontier(
     """Finds the frontier and draws it.
 
     Args:
-      plan: the setting in the middle.
+      plan: plan in the middle of the grid.
       delta: total failure probability.
-      target_epsilon: price of every setting.
-      figure: SVG to write.
-      units_per_second: that a machine trains, for estimated minutes; None: no estimate.
+      target_epsilon: epsilon of every setting.
+      figure: path of the SVG file to write.
+      units_per_second: training speed, for estimated minutes; None omits the estimate.
 
     Raises:
-      ConfigError: the plan has no batch to choose.
+      ConfigError: the mechanism does not sample, so the batch cannot be chosen.
     """
     points = frontier(plan, delta, target_epsilon)
     longer = prices_around(plan, delta, rounds=ROUNDS)
@@ -71,7 +71,7 @@ def _minutes(point: FrontierPoint, units_per_second: float | None) -> float | No
 
 
 def full_batch_gains(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
-    """Where full batch pays: what it leaves of the noise on the mean, for how many times the work.
+    """Compares the full batch with smaller batches: noise on the mean, and work.
 
     Returns:
       For each number of rounds `rounds`, `smallest_batch` (the smallest whose noise on the mean is
@@ -107,9 +107,9 @@ def frontier_svg(
 
     Args:
       points: settings of the target: noise on the mean against rounds, and against batch.
-      longer: prices at one noise on the mean: epsilon against rounds, and against batch.
-      noisier: prices at one number of rounds: epsilon against noise on the mean.
-      target_epsilon: what `points` cost; a line in the panels of epsilon.
+      longer: epsilons at one noise on the mean, against rounds and against batch.
+      noisier: epsilons at one number of rounds, against noise on the mean.
+      target_epsilon: epsilon of `points`; a line in the panels of epsilon.
     """
     everything = [*points, *longer, *noisier]
     batches = sorted({point.batch for point in everything})
@@ -143,7 +143,7 @@ def frontier_svg(
                 axes.plot(*zip(*own, strict=True), marker="o", markersize=3, **look)
         if y == "epsilon":
             axes.axhline(target_epsilon, color="#999999", linewidth=0.8)
-        # A batch is a whole number, so one noise on the mean differs a little between batches.
+        # A batch is an integer, so the noise on the mean differs slightly between batches.
         digits = 2 if x == "noise_per_batch" else 12
         places = {float(f"{getattr(point, x):.{digits}g}") for point in shown}
         both_logarithmic(axes, sorted(places))

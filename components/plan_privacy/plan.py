@@ -1,7 +1,7 @@
-"""Prices a run before anything of it happens.
+"""Computes the privacy guarantee of a run before the run starts.
 
-The plan is public: it holds no data and no secrets, and every later step compares what it is about
-to do with it.
+The plan is public: it contains no data and no secrets, and every later step compares its operations
+with the plan.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
 
 HELPFUL_NOISE = 0.001
-"""Noise on the mean / clip up to which the study finds a certain gain over the public start; its
-next row is 0.01."""
+"""Maximum noise on the mean / clip at which the study finds a significant gain over the public
+backbone; the next value in the study is 0.01."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ def run(context: StepContext) -> dict[str, Any]:
       the (delta, epsilon) curve and projections to other populations.
 
     Raises:
-      ConfigError: the mechanism cannot run on this partition, its policy cannot add up or pay what
-        it costs, or the pipeline's images have another backend.
+      ConfigError: the mechanism cannot run on this partition, its policy cannot compose or pay its
+          privacy loss, or the pipeline's images have another backend.
       UnsupportedAccounting: no accountant is valid for it.
     """
     require_backend(context.config.training.backend)
@@ -58,7 +58,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
 
 def document(config: RunConfig) -> PrivacyPlan:
-    """The body of the plan, unwritten; see `run`."""
+    """Returns the content of the plan without writing it; see `run`."""
     plan = plan_mechanism(config)
     policy = config.policy
     check_composition(config, plan)
@@ -84,10 +84,10 @@ def document(config: RunConfig) -> PrivacyPlan:
 
 
 def check_composition(config: RunConfig, plan: MechanismPlan) -> None:
-    """Refuses a release whose policy cannot add up what its runs cost, before anything is made.
+    """Rejects a release if its policy cannot compose the privacy loss of its runs.
 
     Raises:
-      ConfigError: it adds up Rényi divergences, and the mechanism has none.
+      ConfigError: the policy adds Rényi divergences, and the mechanism has none.
     """
     summed = config.policy.composition == "renyi" and config.purpose == "release"
     if summed and plan.private and not supports(plan.event(), plan.relation, "rdp"):
@@ -98,13 +98,12 @@ def check_composition(config: RunConfig, plan: MechanismPlan) -> None:
 
 
 def check_first_run(config: RunConfig) -> None:
-    """Refuses a release that costs more than its own policy may ever spend.
+    """Rejects a release that costs more than its own policy's cap.
 
-    Asked before anything is trained, and before a policy begins whose cap would then stand for
-    life.
+    Called before any training, and before a policy with a permanent cap is created.
 
     Raises:
-      ConfigError: so it is.
+      ConfigError: the run exceeds the cap.
     """
     plan, policy = plan_mechanism(config), config.policy
     if config.purpose != "release" or not plan.private:
@@ -122,7 +121,7 @@ def check_first_run(config: RunConfig) -> None:
 
 
 def warnings(config: RunConfig) -> dict[str, str]:
-    """What is allowed and hardly wanted, by its code: a sentence each."""
+    """Returns warnings about allowed but questionable settings: code to sentence."""
     plan, policy = plan_mechanism(config), config.policy
     delta, customary = policy.delta, policy.users_lower_bound**-1.1
     found: dict[str, str] = {}
@@ -157,7 +156,7 @@ def warnings(config: RunConfig) -> dict[str, str]:
 
 
 def noise_on_mean(plan: MechanismPlan) -> float:
-    """Standard deviation of the noise on the mean update / clip: what utility follows."""
+    """Returns the standard deviation of noise on the mean update / clip; it limits utility."""
     return plan.noise_multiplier / plan.normaliser
 
 

@@ -1,4 +1,4 @@
-"""Trains a public start for as long as that helps classes which it has not seen."""
+"""Trains a public backbone for as long as longer training helps unseen classes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LOG = logging.getLogger(__name__)
 
 FALSE_ACCEPT_RATE = 0.01
 HELD_OUT = 0.1
-"""Share of the public classes that measure and never train."""
+"""Share of the public classes held out for measurement."""
 MOST_IMAGES = 2000
-"""Images that measure, at most: all their pairs are compared."""
+"""Maximum number of measured images, because all their pairs are compared."""
 
 
 def train_while_it_helps(
@@ -33,28 +33,29 @@ def train_while_it_helps(
 ) -> tuple[float, list[PublicTraining]]:
     """Trains with `epochs`, twice as many and so on, from the same weights; keeps the best.
 
-    Each is a whole schedule down to a learning rate of zero: a training cut short in the middle of
+    Each training is a whole schedule down to a learning rate of zero, because a schedule stopped in
+    the middle does not predict the result of a complete one.
     its schedule would say little of one that ends there.
 
     Args:
-      backbone: start; holds the best weights afterwards.
-      images: public.
-      labels: their classes.
-      config: `epochs` of the first training, `doublings` at most after it.
-      seed: of the classes held out, and of each training.
+      backbone: initial backbone; holds the best weights afterwards.
+      images: public images.
+      labels: classes of the images.
+      config: `epochs` of the first training, and the maximum number of `doublings` after it.
+      seed: seed of the held-out classes, and of each training.
 
     Returns:
-      Mean loss of the last epoch of the training that was kept, not finite if the first one failed,
-      and all trainings that ended, in order.
+      Mean loss of the last epoch of the best training, not finite if the first training failed, and
+      all completed trainings, in order.
 
     Raises:
-      InputError: the classes held out cannot measure a recall.
+      InputError: the held-out classes are too few to measure a recall.
     """
     classes = np.unique(labels)
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(classes)[: max(2, round(HELD_OUT * len(classes)))]
     trains = ~np.isin(labels, chosen)
-    # Drawn, not the first ones: images come sorted by class.
+    # Drawn at random, because images are sorted by class.
     measures = rng.permutation(np.flatnonzero(~trains))[:MOST_IMAGES]
     _check(len(classes) - len(chosen), labels[measures])
     start, best, loss = backbone.get_weights(), backbone.get_weights(), float("nan")

@@ -1,7 +1,7 @@
-"""Public start of the backbone: trained on public images, imported, or drawn from the seed.
+"""The public backbone: trained on public images, imported, or drawn from the seed.
 
-Nothing private is read here, and nothing of it costs budget. Provenance and licence stand in the
-configuration, which report and model card show.
+This step reads no private data and costs no privacy budget. Provenance and licence are set in the
+configuration, and shown in report and model card.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _CONSTANT_IMAGES = 2000
-"""Images that constants of features are computed from, at most."""
+"""Maximum number of images for the constants of features."""
 
 
 def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     """Writes `backbone.keras` and `pretrained.json`.
 
     Args:
-      start: backbone, pretraining and seed: all that a step whose result is cached may see.
+      start: backbone, pretraining and seed: the complete input of this cached step.
       output_dir: folder to write to. Public.
       keys: key store, for the signature.
 
@@ -71,7 +71,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
         backbone = with_head(backbone, model) if model.classes else backbone
     else:
         backbone = build_backbone(model, seed)
-    trainable_variables(backbone, model.trainable)  # refused here, before anything is charged
+    trainable_variables(backbone, model.trainable)  # raises before any charge
     if model.trainable == "projection" and not model.classes:
         cut(backbone, model.trainable)
     if pretraining.kind in ("supervised", "simclr", "random_process"):
@@ -106,7 +106,7 @@ def _train(
             "of each; name a larger one, or pretraining.kind: none"
         )
     _LOG.info("%s pretraining on %d public images", pretraining.kind, len(images))
-    if model.classes:  # the public classes are others, so the head waits
+    if model.classes:  # public classes differ, so the head is added later
         backbone = without_head(backbone)
     loss = 0.0
     trainings: list[PublicTraining] = []

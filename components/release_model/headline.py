@@ -22,7 +22,7 @@ def release_headline(
       evidence: documents of the run.
       report: signed privacy report.
       waived: codes without whose waiver the gate would deny.
-      ledger: of the policy, or the copy of it in the bundle; it names who waived and why.
+      ledger: ledger of the policy, or its copy in the bundle; it names who waived and why.
     """
     fields = applied_waivers(ledger, waived, report.body)
     facts = RunFacts(report=report.body, utility=evidence.utility.body, released=True)

@@ -1,8 +1,8 @@
-"""The one object that makes a release visible, and the tree it stands for.
+"""The marker object that makes a release visible, and the tree that it names.
 
-The marker `<name>/<version>.json` is created exclusively, after the tree: of many writers one wins.
-In a folder the tree is `<name>/<version>/`, renamed into place as a whole. In a bucket nothing can
-be renamed, so every writer has a folder `<name>/<version>/<digest>/` of its own, and the marker
+The marker `<name>/<version>.json` is created exclusively, after the tree: one of several writers
+succeeds. In a folder, the tree is `<name>/<version>/`, renamed into place as a whole. A bucket does
+not support rename, so every writer has its own folder `<name>/<version>/<digest>/`, and the marker
 names one of them; files of two writers never mix.
 """
 
@@ -26,7 +26,7 @@ from fedemb.storage import Store, create_tree, join, local_tree
 
 @dataclass(frozen=True)
 class Identity:
-    """Which attempt of which run gave the model."""
+    """The run and attempt that produced the model."""
 
     model_sha: str
     run_id: str
@@ -43,14 +43,14 @@ class Marker:
         self._file = f"{self._tree}.json"
 
     def read(self, identity: Identity) -> ReleaseMarker | None:
-        """The marker of this very run and model, or None if the version is free.
+        """Returns the marker of this run and model, or None if the version is free.
 
-        It counts if it is signed, and if what it names lies in this store: a bundle, signed, of
-        this model. The bundle's report may be another one of the same run: a run that was killed
-        after the marker and resumed has priced itself again, and what was published stands.
+        A marker is valid if it is signed and names a signed bundle of this model in this store. The
+        bundle's report may be another report of the same run: a run that was killed after the
+        marker and resumed creates a new report, and the published bundle stays valid.
 
         Raises:
-          Refused: the version is taken by something else, or the marker does not count.
+          Refused: the version is taken by another release, or the marker is invalid.
         """
         found = read_marker(self._store, self._file)
         if found is None:
@@ -76,7 +76,7 @@ class Marker:
         ) from wrong
 
     def publish(self, tree: Path, identity: Identity, signer: Signer) -> ReleaseMarker:
-        """Puts the tree in place, then creates the marker; a finished tree is taken as it is.
+        """Stores the tree, then creates the marker; an existing finished tree is reused.
 
         Raises:
           Refused: the version is taken, or another process released it at the same time.
@@ -84,7 +84,7 @@ class Marker:
         try:
             name = create_tree(tree, self._store, self._tree)
             published = {**vars(identity), **_shas(tree)}
-        except FileExistsError:  # a killed process of this run put it in place
+        except FileExistsError:  # created earlier by a killed process of this run
             name, published = self._tree, self._published(self._tree, identity)
         document = self._document(name, published)
         try:
@@ -103,16 +103,16 @@ class Marker:
         return ReleaseMarker.of_fields(fields)
 
     def _ours(self, tree: str) -> bool:
-        """Whether a release would put a tree there."""
+        """Returns whether a release would store a tree at this name."""
         if self._store.local_root is not None:
             return tree == self._tree
         folder, _, digest = tree.rpartition("/")
         return folder == self._tree and digest != ""
 
     def _published(self, name: str, identity: Identity) -> dict[str, Any]:
-        """What a tree in place is, whoever put it there: it is signed, and of this run."""
+        """Returns the identity of a stored tree, after checking its signature and its run."""
         with local_tree(join(self._store.uri, name)) as tree:
-            parts.check_seal(tree, self._trust)  # whoever may write there could have put it
+            parts.check_seal(tree, self._trust)  # any writer of the store could have created it
             report = read(tree / parts.REPORT, PrivacyReport).body
             shas = _shas(tree)
             found = Identity(file_digest(tree / "backbone.keras"), report.run_id, report.attempt)

@@ -55,7 +55,7 @@ HUB_LICENCES = frozenset(
         "unlicense",
     )
 )
-"""Identifiers the Hub knows and a model may be released under; any other is `other` with a name."""
+"""Licence identifiers of the Hub that a model may use; any other is `other` with a name."""
 
 
 def model_card(
@@ -69,8 +69,8 @@ def model_card(
 
     Args:
       evidence: documents of the run.
-      signed: privacy report.
-      ledger: of its policy; it has the reasons of waivers, and the approvals.
+      signed: signed privacy report.
+      ledger: ledger of the policy, with the reasons of waivers, and the approvals.
       waived: codes without whose waiver the gate would deny.
       named: name and version of the release.
     """
@@ -187,13 +187,13 @@ def model_card(
 
 
 def as_text(words: str) -> str:
-    """Text of others as Markdown that shows it on one line: no markup, HTML or link of its own."""
+    """Escapes external text for Markdown: on one line, without markup, HTML or links."""
     shown = "".join(c if c.isprintable() else " " for c in words)
     return re.sub(r"([\\`*_\[\]#|~!])", r"\\\1", html.escape(" ".join(shown.split()), quote=False))
 
 
 def licence_fields(words: str) -> dict[str, str]:
-    """The Hub's fields for a licence."""
+    """Returns the Hub's fields for a licence."""
     identifier = words.strip().lower()
     if identifier in HUB_LICENCES:
         return {"license": identifier}
@@ -203,7 +203,7 @@ def licence_fields(words: str) -> dict[str, str]:
 
 
 def _results(utility: AnyUtility, task: str, unit: Unit) -> list[dict[str, Any]]:
-    """The figures in the form of a `model-index`; none where nothing was measured."""
+    """Returns the figures as a `model-index`; empty without measurements."""
     found: dict[str, tuple[str, Interval | None]]
     if isinstance(utility, ClassifierReport):
         found = {"accuracy": ("top-1", utility.headline())}

@@ -1,11 +1,11 @@
-"""Makes a published release known: to MLflow, to Kubeflow's Model Registry, or to any receiver.
+"""Registers a published release with MLflow, Kubeflow's Model Registry, or a webhook.
 
-It happens after the release and changes nothing of it. Told again, a registry that knows the bundle
-by its digest is left as it is, and what a killed process left half done is finished. Only what the
-bundle says in public is told.
+Registration follows the release and does not change it. It is idempotent: a registry that already
+has the bundle, by digest, stays unchanged, and a partial registration is completed. Only public
+information of the bundle is sent.
 
-Both registries are spoken to by their REST interface: their own clients would bring twenty packages
-into the images that see private data.
+Both registries are called by their REST API: their clients would add twenty packages to the images
+that process private data.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from fedemb.reports.utility_words import best_start
 from fedemb.serving import bundle as parts
 
 SECONDS = 30
-"""For one registry in all; one that answers byte by byte outlasts the time limits of a socket."""
+"""Total seconds per registry; slow responses can exceed the time limits of a socket."""
 BUNDLE = "fedemb.bundle_sha"
-"""Property by which a release is found again."""
+"""Property that identifies a release."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What a registry is told."""
+    """Information sent to a registry."""
 
     name: str
     version: str
     uri: str
-    """Where the bundle lies."""
+    """Address of the bundle."""
     description: str
     properties: Mapping[str, str]
     metrics: Mapping[str, float]
 
     @classmethod
     def of(cls, bundle: Path, uri: str) -> Release:
-        """Reads a bundle that was verified.
+        """Reads a verified bundle.
 
         Args:
-          bundle: its files.
-          uri: where others find it.
+          bundle: local folder of the bundle.
+          uri: published address of the bundle.
         """
         manifest = read(bundle / parts.MANIFEST, BundleManifest).body
         signed = read(bundle / parts.REPORT, PrivacyReport)
@@ -112,7 +112,7 @@ class Release:
 def _waivers(
     bundle: Path, verdict: VerdictDocument, report: PrivacyReport
 ) -> list[AppliedWaiver] | None:
-    """The waivers of a verdict of version 1, which named their codes only; None: it names them."""
+    """Returns the waivers of a version 1 verdict, which has only codes; None for later versions."""
     if verdict.waivers or not verdict.waived:
         return None
     lines = (bundle / "ledger.jsonl").read_bytes().splitlines()
@@ -127,14 +127,13 @@ def _waivers(
 
 
 def register(release: Release, address: str) -> str:
-    """Makes a release known; told again, it changes nothing.
+    """Registers a release. Idempotent: registering again changes nothing.
 
     Args:
-      release: what to tell.
+      release: release to register.
       address: as in `storage.registries`.
 
-    Returns:
-      Why it did not succeed; empty if it did.
+    Returns: Reason of the failure; empty on success.
 
     Raises:
       InputError: the address scheme is not supported.
@@ -151,7 +150,7 @@ def register(release: Release, address: str) -> str:
         try:
             KINDS[kind](rest.rstrip("/"), release)
             problem.append("")
-        except Exception as error:  # whatever a registry does, the release stands
+        except Exception as error:  # a registry error does not affect the release
             problem.append(str(error)[:300] or type(error).__name__)
 
     teller = threading.Thread(target=tell, daemon=True)
@@ -161,7 +160,7 @@ def register(release: Release, address: str) -> str:
 
 
 def _mlflow(url: str, release: Release) -> None:
-    """A tracking run with the figures, and a version of the registered model that names it."""
+    """Creates an MLflow run with the figures, and a version of the registered model."""
     api, headers = f"{url}/api/2.0/mlflow", _mlflow_headers()
 
     def call(path: str, body: Any = None, known: str = "") -> Any:
@@ -197,7 +196,7 @@ def _mlflow(url: str, release: Release) -> None:
         "model-versions/create",
         {
             "name": release.name,
-            # A server takes no folder of another machine for a source.
+            # A server rejects a folder of another machine as a source.
             "source": release.uri
             if "://" in release.uri
             else f"fedemb://{release.name}/{release.version}",
@@ -209,7 +208,7 @@ def _mlflow(url: str, release: Release) -> None:
 
 
 def _mlflow_headers() -> dict[str, str]:
-    """Who asks, by MLflow's own variables."""
+    """Returns authentication headers from MLflow's own variables."""
     variable = os.environ.get
     if token := variable("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
@@ -224,7 +223,7 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _kubeflow(url: str, release: Release) -> None:
-    """A registered model, its version with the properties, and the bundle as its artifact."""
+    """Creates a registered model, its version with properties, and its artifact."""
     api = f"{url}/api/model_registry/v1alpha3"
     token = Path(os.environ.get("KF_PIPELINES_SA_TOKEN_PATH", TOKEN))
     headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
@@ -263,7 +262,7 @@ def _kubeflow(url: str, release: Release) -> None:
 
 
 TOKEN = "/var/run/secrets/kubeflow/pipelines/token"
-"""Where Kubeflow puts a pod's token unless it says otherwise."""
+"""Default path of a pod's token in Kubeflow."""
 
 
 def _text(value: str) -> dict[str, Any]:
@@ -275,7 +274,7 @@ def _number(value: float) -> dict[str, Any]:
 
 
 def _webhook(url: str, release: Release) -> None:
-    """One POST of JSON, with the bundle's digest as its key: a receiver can tell a repetition."""
+    """Sends one POST of JSON with the bundle's digest as key, so a receiver detects repetitions."""
     headers = {"Idempotency-Key": release.properties[BUNDLE]}
     if token := os.environ.get("FEDEMB_WEBHOOK_TOKEN"):
         headers["Authorization"] = f"Bearer {token}"
@@ -285,21 +284,20 @@ def _webhook(url: str, release: Release) -> None:
 def _call(
     url: str, headers: Mapping[str, str], body: Any = None, known: str = "", *, answers: bool = True
 ) -> Any:
-    """A call by GET, or by POST of JSON.
+    """Sends a GET, or a POST of JSON.
 
     Args:
-      url: with its query.
-      headers: beside the type of the content.
-      body: what to post; None asks.
-      known: an error, by its status or its `error_code`, that means: it does not exist.
-      answers: whether an answer in JSON is wanted.
+      url: URL with its query.
+      headers: headers in addition to the content type.
+      body: content to post; None sends a GET.
+      known: HTTP status or `error_code` that means: not found.
+      answers: whether a JSON response is expected.
 
-    Returns:
-      The answer; None for the error that is known, or where none is wanted.
+    Returns: The response; None for the `known` error, or if no response is expected.
 
     Raises:
       OSError: no connection, or another error.
-      ValueError: the answer is not JSON.
+      ValueError: the response is not JSON.
     """
     data = None if body is None else json.dumps(body, sort_keys=True).encode()
     request = Request(url, data, {"Content-Type": "application/json", **headers})
@@ -316,20 +314,20 @@ def _call(
 
 
 class _Stay(HTTPRedirectHandler):
-    """Follows nobody elsewhere: the token in the headers would go along."""
+    """Rejects redirects, because the token in the headers would be sent along."""
 
     def http_error_302(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any) -> None:
-        return None  # so the status is an error like any other
+        return None  # so the redirect status is handled as an error
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 _OPENER = build_opener(_Stay)
 MOST = 10_000_000
-"""Bytes of an answer that are read."""
+"""Maximum bytes read of a response."""
 KINDS: Mapping[str, Callable[[str, Release], None]] = {
     "mlflow": _mlflow,
     "kubeflow": _kubeflow,
     "": _webhook,
 }
-"""What stands before the `+` of an address -> who tells it."""
+"""Prefix before the `+` of an address -> registration function."""

@@ -1,9 +1,9 @@
 """Verifies again, builds the signed bundle and publishes it by exclusive create.
 
 A release becomes visible with its marker `<name>/<version>.json`, created exclusively after the
-whole bundle is in place; the ledger's release record is the last act, and lineage and registries
-are told after it. A process killed before the marker leaves nothing that counts; run again, it
-finishes what it began and builds nothing twice.
+whole bundle is stored. The ledger's release record follows; lineage and registries are updated
+after it. A process killed before the marker publishes nothing; run again, it completes the release
+and reuses finished parts.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def run(context: StepContext) -> dict[str, Any]:
       `{uri, name, version, bundle_sha, model_sha}`; all null in a simulation.
 
     Raises:
-      GateDenied: the verdict or the rules, asked again, deny.
-      Refused: the version is taken by another model, a tensor is not the backbone's, or the bundle
-        has other files than `fedemb verify` demands.
+      GateDenied: the verdict, or the re-evaluated rules, deny.
+      Refused: the version is taken by another model, a tensor does not belong to the backbone, or
+          the bundle has other files than `fedemb verify` requires.
     """
     config, artifacts = context.config, context.artifacts
     if config.purpose == "simulation":
@@ -108,7 +108,7 @@ def run(context: StepContext) -> dict[str, Any]:
         model_sha=published.model_sha,
     )
     _log.info("released %s %s at %s", name, version, uri)
-    # What is published, whoever built it; run again, it is sent again.
+    # Uses the published bundle of any process; a repeated run sends it again.
     bundle = open_store(uri)
     send(lambda: bundle.read(FILE_NAME))
     document = write(artifacts.release, result).json
@@ -117,7 +117,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
 
 def _tell(uri: str, registries: Sequence[str]) -> None:
-    """Makes what is published known; what goes wrong is a warning, for the release stands."""
+    """Announces a published release; errors are warnings, because the release stays valid."""
     problems: dict[str, str] = {}
     try:
         if registries:
@@ -142,7 +142,7 @@ def _allowed(
     report: Written[PrivacyReport],
     released_as: tuple[str, str],
 ) -> Written[VerdictDocument]:
-    """The verdict, which must allow this release of this model, and the rules asked again."""
+    """Returns the verdict, after checking that it and the re-evaluated rules allow this model."""
     verdict = read(verdict_path, VerdictDocument)
     ledger.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
     named = (verdict.body.model_sha, verdict.body.report_sha)
@@ -160,7 +160,7 @@ def _allowed(
     if not again.allow:
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
         raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
-    if verdict.version > 1:  # before, a verdict named no waiver but its code
+    if verdict.version > 1:  # version 1 has only codes of waivers
         signed = applied_waivers(ledger, again.waived, report.body)
         if [item.model_dump() for item in verdict.body.waivers] != signed:
             raise GateDenied(
@@ -176,7 +176,7 @@ def _require_judged(
     report: Written[PrivacyReport],
     verdict: Written[VerdictDocument],
 ) -> None:
-    """Refuses copies of other files than those that were judged: the stores were read twice."""
+    """Rejects copies that differ from the evaluated files: the stores were read twice."""
     documents = (*evidence.signed, evidence.reservation, report, verdict)
     judged = {document.sha for document in documents} | set(evidence.model_files.values())
     for name, digest in tree_digests(tree).items():
@@ -188,7 +188,7 @@ def _require_judged(
 
 
 def _require_seal(tree: Path, ledger: Ledger) -> None:
-    """Refuses a bundle that `fedemb verify` would find incomplete: published, it stays so."""
+    """Rejects a bundle that `fedemb verify` would find incomplete, before it is published."""
     try:
         parts.check_seal(tree, ledger.chain.trust)
     except SignatureInvalid as error:
@@ -207,7 +207,7 @@ def _complete(
     *,
     start: Path,
 ) -> None:
-    """Adds what is made at release: serving model, card, ledger copy, lineage."""
+    """Adds files created at release: serving model, card, ledger copy, lineage."""
     from fedemb.steps.release_model.serving import (
         load_whitelisted,
         save_for_serving,
@@ -229,7 +229,7 @@ def _complete(
     named = config.released_as(report.body.run_id)
     card = model_card(evidence, report, ledger, waived, named)
     write_bytes(tree / "README.md", card.encode())
-    # To its end: it leads from the pinned keys to those that sign this bundle.
+    # The complete ledger: it leads from the pinned keys to the keys that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
     # Compared with the ledger by `_allowed`.
@@ -246,7 +246,7 @@ def _complete(
         digests=digests,
         commitments=commitments,
     )
-    # Drawn again from what was verified: the page of the pipeline is not signed.
+    # Rendered again from verified documents: the pipeline's page is not signed.
     page = report_page(report, evidence, ledger, steps)
     write_bytes(tree / "privacy_report.html", page.encode())
     write_run(

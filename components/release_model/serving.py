@@ -1,4 +1,4 @@
-"""The model as TensorFlow Serving takes it: pixels in, embeddings or probabilities out."""
+"""The model for TensorFlow Serving: pixels in, embeddings or probabilities out."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fedemb.foundation.files import write_bytes
 from fedemb.serving.bundle import SAVED_MODEL_FILES
 
 _LONGEST_NUMBER = 12
-"""Digits."""
+"""Maximum number of digits."""
 _FUNCTION = re.compile(r"(__(?:inference|forward|backward)_[^\"\\]*?)_(\d+)(?=\")")
-"""How TensorFlow names a function: numbered by a counter of the process that traced it."""
+"""TensorFlow's function names, which contain a counter of the tracing process."""
 
 
 def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
-    """Loads a backbone and checks that its tensors are those it started with, and no other.
+    """Loads a backbone and checks that its tensors are exactly those of the public backbone.
 
     Args:
       path: the trained backbone.
       start: the public backbone before private training, which is the whitelist.
-      model: what both must fit.
+      model: configuration that both must match.
 
     Raises:
       Refused: a tensor is missing, extra, or has another shape.
@@ -55,9 +55,9 @@ def _variable(variable: Any) -> tuple[str, tuple[int, ...]]:
 def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     """Writes a SavedModel with one signature `serving_default`.
 
-    Input `images`: uint8 `[n, size, size, channels]`, as `data/photos.py` reads them; no graph
-    decodes a file as training did. Output `embeddings`: float32 `[n, dim]`, rows of unit length; of
-    a classifier `probabilities`: float32 `[n, classes]`, rows that sum to 1.
+    Input `images`: uint8 `[n, size, size, channels]`, as `data/photos.py` reads them, because no
+    graph decodes files exactly as training did. Output `embeddings`: float32 `[n, dim]`, rows of
+    unit length; for classifiers `probabilities`: float32 `[n, classes]`, rows that sum to 1.
     """
     import tensorflow as tf
 
@@ -69,7 +69,7 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     )
 
     class Serving(tf.Module):
-        """Holds the backbone's variables and nothing else."""
+        """Contains only the backbone's variables."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -92,25 +92,24 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     serving = Serving()
     tf.saved_model.save(serving, folder, signatures={"serving_default": serving.embed})
     (folder / "assets").rmdir()
-    (folder / "fingerprint.pb").unlink()  # of the graph before the next line, with a random number
+    (folder / "fingerprint.pb").unlink()  # outdated by the next line, with a random number
     write_bytes(
         folder / "saved_model.pb", _of_any_process((folder / "saved_model.pb").read_bytes())
     )
 
 
 def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | None:
-    """Builds the backbone again from its file, saves it again and compares.
+    """Rebuilds the backbone from its file, saves it again and compares.
 
-    So a SavedModel holds what the code makes of the backbone's settings and weights, and nothing
-    else: no constant, text or function that carries a head, an update or data.
+    The check ensures that a SavedModel contains only the code's output for the backbone's settings
+    and weights: no constant, text or function that contains a head, an update or data.
 
     Args:
-      folder: of the SavedModel.
-      backbone: the `.keras` file that it serves, which was looked into before.
-      model: what both must fit.
+      folder: folder of the SavedModel.
+      backbone: the `.keras` file of the SavedModel, already inspected.
+      model: configuration that both must match.
 
-    Returns:
-      What is wrong, or None.
+    Returns: The problem, or None.
 
     Raises:
       ArtifactError: the backbone cannot be loaded.
@@ -133,7 +132,7 @@ def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | N
 
 
 def _of_any_process(data: bytes) -> bytes:
-    """The graph without what is of the process that traced it: counters, threads and devices."""
+    """Returns the graph without process-specific parts: counters, threads and devices."""
     from google.protobuf import text_format
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -151,19 +150,19 @@ def _of_any_process(data: bytes) -> bytes:
             node.attr.pop("config_proto", None)
         for argument in (item for each in functions for item in each.arg_attr.values()):
             name = argument.attr["_user_specified_name"]
-            if name.s.isdigit() and len(name.s) <= _LONGEST_NUMBER:  # of a captured weight
+            if name.s.isdigit() and len(name.s) <= _LONGEST_NUMBER:  # name of a captured weight
                 name.s = b""
     return model.SerializeToString(deterministic=True)
 
 
 def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
-    """Ships how photos are read, and what that gave the training side.
+    """Adds the preprocessing module to the bundle, and its expected results.
 
-    Whoever takes the bundle apart has `preprocessing.py` and the SavedModel; both, as they lie in
-    the bundle, must give what training and evaluation gave to photos in every encoding.
+    A bundle user has `preprocessing.py` and the SavedModel. Both, as stored in the bundle, must
+    give the results of training and evaluation for photos in every encoding.
 
     Raises:
-      Refused: they do not.
+      Refused: the results differ.
     """
     from fedemb.models.inference import classify, embed
     from fedemb.serving.released import PARITY, ReleasedModel, require_parity, write_parity
@@ -184,16 +183,16 @@ def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
 
 
 def check_parity(bundle: Path) -> None:
-    """Raises Refused where a bundle gives other embeddings than it was released with."""
+    """Raises Refused if a bundle gives other embeddings than at its release."""
     from fedemb.serving.released import ReleasedModel
 
     ReleasedModel(bundle).check_parity()
 
 
 def _module(path: Path) -> Any:
-    """A file of Python as it lies there, apart from the package; nothing is written beside it."""
+    """Loads a Python file separately from the package; writes nothing next to it."""
     module = ModuleType(path.stem)
-    sys.modules[path.stem] = module  # where its dataclass looks for its own types
+    sys.modules[path.stem] = module  # its dataclass resolves its types here
     try:
         exec(compile(path.read_bytes(), path.name, "exec"), module.__dict__)
     finally:

@@ -1,7 +1,7 @@
-"""Is a bundle what it says it is? Decides again from what is inside, offline.
+"""Verifies a release bundle: evaluates the gate again from the bundle's content, offline.
 
-Needs the bundle, a trust store from its owner, and at best the live ledger; no private data, and of
-the keys only public halves. TensorFlow is used, where it is installed, to look into the SavedModel.
+Requires the bundle, a trust store from its owner, and optionally the live ledger; no private data
+and only public keys. If TensorFlow is installed, the SavedModel is also inspected.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fedemb.steps.release_model.headline import release_headline
 
 @dataclass(frozen=True)
 class Verification:
-    """What was looked at, and what is wrong with it."""
+    """The facts and problems found by a verification."""
 
     problems: tuple[str, ...]
-    """A sentence each; empty if the bundle is verified."""
+    """One sentence per problem; empty if the bundle is verified."""
     facts: Mapping[str, str]
-    """Name, version, run, headline, figures, approvers, guarantee and what all runs cost, as the
-    bundle states them; empty if it cannot be read."""
+    """Name, version, run, headline, figures, approvers, guarantee and total privacy loss of all
+    runs, as the bundle states them; empty if it cannot be read."""
 
 
 def verify_release(
@@ -51,11 +51,11 @@ def verify_release(
     Args:
       bundle_uri: folder of the release; local, gs:// or s3://.
       trust_path: pinned keys, from the owner and not from the bundle.
-      ledger_uri: root of the live ledgers, to find what happened since; None looks at the copy
-        inside only.
+      ledger_uri: root of the live ledgers, to find later changes; None checks only the copy in the
+          bundle.
 
     Raises:
-      InputError: there is no release at the address.
+      InputError: the address does not contain a release.
       StorageError: the store cannot be reached.
     """
     found = parts.locate(bundle_uri)
@@ -65,7 +65,7 @@ def verify_release(
     try:
         with parts.fetched(found) as bundle:
             problems, facts = _problems(bundle, found, trust, ledger_uri)
-    except (ArtifactError, SignatureInvalid) as error:  # found on the way here
+    except (ArtifactError, SignatureInvalid) as error:  # raised while locating the bundle
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
 
@@ -73,11 +73,11 @@ def verify_release(
 def _problems(
     bundle: Path, found: parts.Located, pinned: TrustStore, ledger_uri: str | None
 ) -> tuple[list[str], dict[str, str]]:
-    """What is wrong with a bundle, and its facts. Nothing unsigned is looked into."""
+    """Returns the problems of a bundle, and its facts. Unsigned content is not parsed."""
     try:
         manifest, copy = parts.check_pinned(bundle, pinned)
-        trust = copy.chain.trust  # leads on from the pinned keys, where they were rotated
-    except Exception as error:  # fails closed
+        trust = copy.chain.trust  # extends the pinned keys by rotations
+    except Exception as error:  # any error is a problem
         return [sentence_of(error)], {}
     problems: list[str] = []
     facts: dict[str, str] = {}
@@ -89,13 +89,13 @@ def _problems(
         _check_name(manifest, evidence, report)
         parts.check_marker(found, manifest, trust)
         _check_attestation(bundle, manifest.body, report, trust)
-    except Exception as error:  # fails closed: what cannot be checked is wrong
+    except Exception as error:  # an incomplete check is a problem
         problems.append(sentence_of(error))
     try:
         _check_serving(bundle)
         if ledger_uri is not None:
             problems += _live(ledger_uri, copy, pinned, manifest.sha)
-    except Exception as error:  # fails closed
+    except Exception as error:  # any error is a problem
         problems.append(sentence_of(error))
     return problems, facts
 
@@ -107,7 +107,7 @@ def _facts(
     verdict: Verdict,
     ledger: Ledger,
 ) -> dict[str, str]:
-    """What the bundle states; waivers and approvals as its copy of the ledger has them."""
+    """Returns the facts of a bundle; waivers and approvals come from its copy of the ledger."""
     body = report.body
     shown = release_headline(evidence, report, verdict.waived, ledger)
     approvals = given_approvals(ledger, body.model_sha, report.sha)
@@ -137,7 +137,7 @@ def _check_name(
     evidence: Evidence,
     report: Written[PrivacyReport],
 ) -> None:
-    """The name is the one the run was configured with: an old release cannot pose as a new one."""
+    """Checks the configured name: an old release must not pose as a new one."""
     named = (manifest.body.name, manifest.body.version)
     wanted = evidence.config.released_as(report.body.run_id)
     if named != wanted:
@@ -187,7 +187,7 @@ def _check_serving(bundle: Path) -> None:
 
 
 def _decide_again(evidence: Evidence, report: Written[PrivacyReport], copy: Ledger) -> Verdict:
-    # The clock rule compares with the report's own time: a bundle does not age.
+    # The clock rule uses the report's own time, so a bundle does not expire.
     now = datetime.fromisoformat(report.body.time) + timedelta(seconds=1)
     return decide(evidence, report, copy, now=now, same_environment=False)
 
@@ -200,7 +200,7 @@ def _reasons(verdict: Verdict) -> list[str]:
 
 
 def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle_sha: str) -> list[str]:
-    """Compares with the live ledger: it holds the same records, and this release."""
+    """Compares with the live ledger: it must contain the same records, and this release."""
     head = copy.head
     try:
         live = open_ledger(ledger_uri, copy.policy_id, trust=pinned)

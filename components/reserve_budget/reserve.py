@@ -1,9 +1,9 @@
-"""Charges the ledger before the first private byte is read, or refuses.
+"""Charges the ledger before private data is read, or refuses.
 
-The step may be repeated: the same run with the same content gets its reservation again. What the
-record binds is the plan, the configuration but for its free sections, the code, the user blocks and
-the input's address and version; the data itself is bound by the trainer, by a keyed commitment,
-before round 0.
+The step is idempotent: the same run with the same content gets the same reservation. The record
+binds the plan, the configuration except its free sections, the code, the user blocks, and the
+input's address and version. The trainer binds the data itself, by a keyed commitment, before round
+0.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def run(
     """Reserves the budget of a run and creates the root key of its coins and noise.
 
     Args:
-      context: reads `privacy_plan` and `pretrained`, so that nothing is charged for a run that
-        could not begin, and writes the signed `reservation`. A local ledger is made at first use; a
-        remote one is made by its owner with `fedemb ledger init`.
+      context: reads `privacy_plan` and `pretrained`, so that a run that cannot start is not
+          charged, and writes the signed `reservation`. A local ledger is created at first use; the
+          owner creates a remote ledger with `fedemb ledger init`.
       input_fingerprint: address and version of the input; None takes `data.source` as it is now,
         see `fingerprint_input`.
       attempt: None continues the run's latest attempt; its number plus one starts another one,
@@ -73,22 +73,23 @@ def run(
       The reservation document.
 
     Raises:
-      InputError: there is nothing at the address of the images.
-      ConfigError: the cohorts are not those of the cohort column, or there is none.
-      BudgetExceeded: the run, or every block with it, would pass the cap.
-      PlanMismatch: the run exists with another content, or is off a planned series; or the public
-        start was made of another configuration.
-      Refused: the policy has other terms; the gate would deny the release whatever the training
-        does (see `gate.before_charge`); or the run's name has a root key already.
-      ArtifactError: the public start is missing, not the one its step signed, or no backbone.
-      SignatureInvalid: the plan is not signed by plan_privacy, or the start not by pretrain_public.
-      LedgerError: the ledger is older than the marks of its charges, or broken.
-      StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
+      InputError: the address of the images is empty.
+      ConfigError: the cohorts differ from those of the cohort column, or the column is missing.
+      BudgetExceeded: the run, or every block with it, would exceed the cap.
+      PlanMismatch: the run exists with different content, or is not part of a planned series; or
+          the public backbone was made with another configuration.
+      Refused: the policy has other terms; the gate would deny the release regardless of training
+          (see `gate.before_charge`); or the run id already has a root key.
+      ArtifactError: the public backbone is missing, not the signed one, or not a valid backbone.
+      SignatureInvalid: the plan is not signed by plan_privacy, or the public backbone not by
+          pretrain_public.
+      LedgerError: the ledger is older than its markers, or broken.
+      StorageError: a store cannot be reached, or deletion markers are missing: nothing was charged.
     """
     config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
     plan, document = read_plan(context.artifacts.privacy_plan, config)
-    suite = read_record()  # the audit needs it too, at the end
+    suite = read_record()  # checked early, because the audit needs it at the end
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     check_high_water(ledger, keys, config.storage.witness)
     ensure_policy_key(ledger, keys)
@@ -138,12 +139,12 @@ def run(
 
 
 def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -> None:
-    """Makes the key of noise and coins of an attempt, once: before its training is bound.
+    """Creates the key of an attempt's noise and coins, once, before its training is bound.
 
-    And before it the key that says it is not bound, so that no run trains without one.
+    The key that marks the attempt as unbound is created first, so that no run trains without it.
 
     Raises:
-      LedgerError: a training that began lost its key; with another one it would draw other noise.
+      LedgerError: a started training lost its key; another key would draw different noise.
     """
     attempt = ledger.attempt(reservation)
     name = reservation_key_name(reservation.run_id, reservation.attempt)
@@ -162,10 +163,10 @@ def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -
 def open_or_create(
     ledger_uri: str, keys: KeyStore, config: RunConfig, plan: MechanismPlan
 ) -> Ledger:
-    """Opens the policy's ledger; a local one is made at first use.
+    """Opens the policy's ledger; a local one is created at first use.
 
     Raises:
-      LedgerError: a remote ledger was never made, or a local one is gone while its key exists.
+      LedgerError: a remote ledger does not exist, or a local one is missing while its key exists.
       Refused: the ledger's policy has other terms.
     """
     store = open_store(ledger_uri)
@@ -189,13 +190,13 @@ def open_or_create(
 
 
 def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
-    """Refuses an empty ledger of a policy that was in use: what was spent would be forgotten.
+    """Rejects an empty ledger of a used policy, because its recorded privacy loss would be lost.
 
     Raises:
-      LedgerError: the policy's key exists, its records do not.
+      LedgerError: the policy's key exists, but its records do not.
     """
     if not ledger.chain.records and keys.exists(policy_key_name(ledger.policy_id)):
-        ledger.refresh()  # perhaps made meanwhile
+        ledger.refresh()  # another process may have created it meanwhile
         if not ledger.chain.records:
             raise LedgerError(
                 f"{ledger.chain.store.uri} holds no ledger of policy {ledger.policy_id!r}, but "
@@ -207,7 +208,7 @@ def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
 def _bound_input(config: RunConfig, keys: KeyStore, run_id: str) -> str:
     uri, key = config.data.source.uri, commitment_key(keys, config.policy.policy_id)
     bound, path = fingerprint_input(uri, key, run_id), local_path(uri)
-    # A path that is not here may be mounted where the partition is made.
+    # A path that is missing here may be mounted in the partition step.
     if bound == uri and (path is None or path.exists()):
         raise InputError(
             f"there is nothing at data.source.uri={uri}; put the images there or name where they "
@@ -217,7 +218,7 @@ def _bound_input(config: RunConfig, keys: KeyStore, run_id: str) -> str:
 
 
 def _check_cohorts(config: RunConfig) -> None:
-    """Refuses a cohort name that would give the same users another block."""
+    """Rejects a cohort name that would assign the same users to another block."""
     cohorts = set(config.partition.cohorts)
     if config.data.source.columns.cohort is None:
         if cohorts != {ONE_COHORT}:

@@ -1,9 +1,9 @@
-"""The first page of a run in Kubeflow, also where a step failed.
+"""The first page of a run in Kubeflow, also after a failed step.
 
-Kubeflow shows no exit code but 1 and no output of a step that failed. This step runs at the end,
-however the run ended, and collects what the others left in the public root. It reads no ledger and
-has no key, so it verifies nothing and nothing follows from it: the gate has decided, and
-`fedemb verify` is what a release is checked with.
+Kubeflow shows only exit code 1, and no output of a failed step. This step runs at the end
+regardless of the run's outcome, and collects the outputs of the other steps in the public root. It
+reads no ledger and has no key, so it verifies nothing, and no decision depends on it. The gate has
+decided, and `fedemb verify` verifies a release.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from fedemb.steps.show_outcome.papers import RunPapers, read_papers
 from fedemb.storage import join, open_store
 
 _COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": False}
-"""State of the run, in the terms of ML Metadata and of KFP -> whether all steps succeeded."""
+"""State of the run in ML Metadata and in KFP -> whether all steps succeeded."""
 
 
 def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
     """Writes the pages `outcome` and `summary`, and a copy of the `verdict`.
 
     Args:
-      context: of the step.
-      uri: where `outcome` goes; the run's other outputs lie beside it.
-      state: how Kubeflow reports the run ended. It counts only where no document says more.
+      context: context of the step.
+      uri: address of `outcome`; the run's other outputs are stored next to it.
+      state: final state of the run in Kubeflow; used only if no document determines the state.
 
-    Returns:
-      Figures that runs are compared by; only those that the run has.
+    Returns: Metrics for the comparison of runs; only those that the run has.
 
     Raises:
       StorageError: the public root cannot be read.
@@ -67,7 +66,7 @@ def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
 
 
 def _figures(papers: RunPapers) -> dict[str, float]:
-    """Price, utility and verdict of a run as plain numbers, as far as the run came."""
+    """Returns privacy, utility and verdict of a run as numbers, as far as available."""
     found: dict[str, float] = {}
     if papers.verdict:
         found["allowed"] = float(papers.verdict.body.allow)
@@ -79,7 +78,7 @@ def _figures(papers: RunPapers) -> dict[str, float]:
 
 
 def _files(name: str) -> tuple[str, ...]:
-    """The outputs of a step that are files; none of a step this version does not have."""
+    """Returns the file outputs of a step; empty for a step unknown to this version."""
     try:
         return declared(name).files
     except ModuleNotFoundError:
@@ -87,7 +86,7 @@ def _files(name: str) -> tuple[str, ...]:
 
 
 def _lineage(folder: str) -> list[StepLineage]:
-    """The steps of the run with what they took and gave; none where no file holds them."""
+    """Returns the steps of the run with their inputs and outputs; empty without a lineage file."""
     try:
         return read_steps(folder)
     except FedEmbError:

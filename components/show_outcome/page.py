@@ -1,4 +1,4 @@
-"""The pages of `show_outcome`: HTML for the frame that Kubeflow shows, and Markdown with links."""
+"""The pages of `show_outcome`: HTML for Kubeflow's frame, and Markdown with links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = {
     "audit_page": "Audit report",
     "verdict_page": "Gate checklist",
 }
-"""Output of a step -> what it is called."""
+"""Output of a step -> display name."""
 EXIT_CODES = {
     1: "A bug or a broken environment: report the log.",
     2: "The configuration or an input is wrong: correct it, then start a new run.",
@@ -31,14 +31,14 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What the pages show."""
+    """Content of the pages."""
 
     folder: str
     """Public folder of the run."""
     headline: Headline
     facts: RunFacts
     failed: Sequence[Mapping[str, Any]]
-    """What the steps that failed left in `outcome.json`."""
+    """Content of `outcome.json` of each failed step."""
     release: ReleaseResult | None
     pages: Mapping[str, str]
     """Output of a step -> its address."""
@@ -46,7 +46,7 @@ class Shown:
 
 
 def outcome_page(shown: Shown) -> str:
-    """The page as HTML: no script and no link that leaves the frame, which Kubeflow forbids."""
+    """Returns the page as HTML, without scripts or external links, which Kubeflow forbids."""
     verdict = shown.facts.verdict
     return render(
         "run_outcome.html",
@@ -65,7 +65,7 @@ def outcome_page(shown: Shown) -> str:
 
 
 def summary(shown: Shown) -> str:
-    """The same in short, as Markdown, which may link to the reports."""
+    """Returns a summary as Markdown, which may link to the reports."""
     lines = [f"# {_plain(shown.headline.title)}", ""]
     lines += ["| figure | value | |", "|---|---|---|"]
     lines += [
@@ -94,7 +94,7 @@ def summary(shown: Shown) -> str:
 
 
 def _link(title: str, address: str) -> str:
-    """A link where a browser can open the address: Google Cloud has one for each object."""
+    """Returns a link if a browser can open the address: Google Cloud has one per object."""
     if address.startswith("gs://"):
         return f"[{title}](https://storage.cloud.google.com/{address.removeprefix('gs://')})"
     return f"{title}: `{address}`"
@@ -105,6 +105,6 @@ def _remedy(item: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text as Markdown shows it: on one line, with no markup of its own."""
+    """Returns a text escaped for Markdown: on one line, without markup."""
     line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return line.replace("[", "\\[").replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The documents of a run in its public root; of several copies, the ones that count."""
+"""Reads the documents of a run in its public root; selects the valid one of several copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True)
 class RunPapers:
-    """The documents of a run that could be read; None: missing, or not of its form."""
+    """The readable documents of a run; None if missing or invalid."""
 
     verdict: Written[VerdictDocument] | None
     report: Written[PrivacyReport] | None
@@ -29,10 +29,10 @@ class RunPapers:
 
 
 def read_papers(store: Store, names: Sequence[str]) -> RunPapers:
-    """The documents of a run that belong together: the newest verdict, and what it is about.
+    """Returns the matching documents of a run: the newest verdict, and the documents it names.
 
-    A retried step leaves a second copy at another address. The verdict that knew most ledger
-    records is the newest; it names its privacy report, which names its utility report.
+    A retried step leaves a second copy at another address. The verdict with the most ledger records
+    is the newest; it names its privacy report, which names its utility report.
 
     Args:
       store: the folder of the run.
@@ -60,7 +60,7 @@ def read_papers(store: Store, names: Sequence[str]) -> RunPapers:
 
 
 def _copies(store: Store, names: Sequence[str], output: str, kind: type[D]) -> list[Written[D]]:
-    """The outputs of a name, by any task, that are documents of a kind."""
+    """Returns the outputs with a name, of any task, that are documents of a kind."""
     found: list[Written[D]] = []
     for name in names:
         if name.rpartition("/")[2] == output:
@@ -72,6 +72,6 @@ def _copies(store: Store, names: Sequence[str], output: str, kind: type[D]) -> l
 
 
 def _named(found: Sequence[Written[D]], sha: str | None) -> Written[D] | None:
-    """The document of a digest; the last one where none is named or there."""
+    """Returns the document with a digest, or the last one if the digest is None or missing."""
     named = [item for item in found if item.sha == sha]
     return (named or list(found) or [None])[-1]

@@ -1,8 +1,8 @@
-"""The baseline without privacy: all users' images on one pile, as one round that costs infinity.
+"""The non-private baseline: pooled training on all users' images, as one round without noise.
 
-Allowed in a simulation alone, under a mechanism without noise, so that plan, ledger and report
-say what it is: no noise, no bound, epsilon infinite. Same users, images, loss, augmentation and
-public start as the private run it stands beside.
+Allowed only in a simulation, under a mechanism without noise, so that plan, ledger and report state
+it: no noise, no bound, epsilon infinite. Users, images, loss, augmentation and public backbone
+    equal those of the private run that it is compared with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedemb.training.trainer import Attempt
 
 
 def require_no_privacy(config: RunConfig) -> None:
-    """Refuses to train centrally under a plan that promises something.
+    """Rejects pooled training under a plan that claims a guarantee.
 
     Raises:
       ConfigError: not a simulation, a private mechanism, several rounds, or a frozen backbone.
@@ -48,10 +48,10 @@ def require_no_privacy(config: RunConfig) -> None:
 
 
 def train(attempt: Attempt) -> ServerState:
-    """Trains, or takes the result of an earlier trainer of this attempt from its record.
+    """Trains, or reads the result of an earlier trainer of this attempt from its record.
 
     Args:
-      attempt: its mechanism has no noise; its backbone is changed.
+      attempt: the attempt; its mechanism has no noise, and its backbone is changed.
 
     Returns:
       The state after the only round.
@@ -79,7 +79,7 @@ def train(attempt: Attempt) -> ServerState:
     server = config.training.server
     state = replace(initial_state(server, start), weights=start + record.mean, rounds=1)
     shares = 1.0 - np.array(decays(server), np.float32)[:, None]
-    state = replace(state, averages=shares * state.weights)  # the average is of one round
+    state = replace(state, averages=shares * state.weights)  # average of one round
     checkpoint.save(attempt.store, log.inputs_sha, Progress(state, record.mechanism_state))
     return state
 

@@ -22,7 +22,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     """Trains embeddings; arguments, result and errors are those of `run_attempt`.
 
     Raises:
-      ConfigError: besides, an algorithm that no guarantee covers, or that another step runs.
+      ConfigError: also raised for an algorithm without a guarantee, or that another step runs.
     """
     _check_algorithm(context.config)
     known = context.config.training.algorithm == "dp_fedemb"

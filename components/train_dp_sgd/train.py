@@ -1,4 +1,4 @@
-"""The private rounds of DP-SGD: each unit brings one mean gradient (docs/explanation/dp_sgd.md)."""
+"""The private rounds of DP-SGD: one mean gradient per unit (docs/explanation/dp_sgd.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     """Trains a classifier; arguments, result and errors are those of `run_attempt`.
 
     Raises:
-      ConfigError: besides, the configuration asks for embeddings.
+      ConfigError: also raised if the configuration's task is not classification.
     """
     if context.config.task != "classification":
         raise ConfigError(

@@ -1,8 +1,9 @@
-"""The privacy ledger: reserve before the first private byte, never give back what was started.
+"""The privacy ledger: a run reserves its privacy budget before it reads private data.
 
-`records` are chained and signed in a store (`chain`), what they say together is the `state`, what a
-policy fixes are its `terms`, what runs cost together is the `budget`, whether one more may be
-charged is `admission`, and every act that adds a record is a method of `Ledger`. Specification:
+Budget of rounds that were started is never refunded. Modules: `records` (one signed entry), `chain`
+(the hash chain of records in a store), `state` (the replayed records), `terms` (the fixed terms of
+a policy), `budget` (the composed privacy loss of runs), `admission` (whether a run may be charged).
+Every operation that adds a record is a method of `Ledger`. Specification:
 docs/explanation/ledger.md#rules.
 """
 

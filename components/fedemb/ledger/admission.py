@@ -1,4 +1,4 @@
-"""May this run be charged? The one decision that stands between a run and private data."""
+"""Decides whether a run may be charged; the only check between a run and private data."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fedemb.ledger.terms import PolicyTerms
 
 
 def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str, Any]) -> list[str]:
-    """Returns the requested blocks that can pay for the run; full ones drop out.
+    """Returns the requested blocks with enough remaining budget for the run; full blocks drop out.
 
-    A simulation is written down but pays nothing: it can never be released.
+    A simulation is recorded but not charged, because its model can never be released.
 
     Args:
-      state: the ledger as of now.
-      policy_id: for the message.
-      run_id: run that asks.
-      content: what the reservation binds.
+      state: current state of the ledger.
+      policy_id: policy id, used in error messages.
+      run_id: id of the requesting run.
+      content: content that the reservation binds.
 
     Raises:
-      BudgetExceeded: no requested block can pay.
-      PlanMismatch: the policy takes only runs of its planned series, and this is not one, or the
-        series is complete.
-      Refused: its blocks cut the users otherwise than those of earlier runs.
+      BudgetExceeded: no requested block has enough remaining budget.
+      PlanMismatch: the policy accepts only runs of its planned series, and this run is not part of
+          it, or the series is complete.
+      Refused: the run partitions users into blocks differently from earlier runs.
       UnsupportedAccounting: no accountant is valid for the event.
     """
     blocks: list[str] = list(content["blocks_requested"])
@@ -65,7 +65,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
                 "with policy.planned_runs, and add up the epsilons of both"
             )
     trials = {block: state.spent(block, [charge]) for block in blocks}
-    # Written so that NaN drops a block out.
+    # Written so that NaN excludes a block.
     paying = [block for block in blocks if trials[block].epsilon <= terms.epsilon_cap]
     if not paying:
         block = min(blocks, key=lambda name: trials[name].epsilon)

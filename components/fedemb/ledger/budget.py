@@ -1,15 +1,17 @@
-"""What has been spent: composition over the runs that touched a user block.
+"""Composes the privacy loss of all runs that used a user block.
 
-Two ways, fixed when the policy is created. `planned`: the policy commits a series of identical runs
-in advance, and PLD composes as many of them as were reserved; all parameters are fixed before the
-first output, so ordinary composition holds. `renyi`: runs are chosen after looking at earlier
-models, so the sum of their Renyi divergences at one order, fixed in advance, is kept below the
-value that converts to the cap (Feldman and Zrnic 2021, Renyi filters;
-docs/privacy/accounting.md#over-several-runs). Picking the best order afterwards, or a PLD filter,
-would not be valid.
+The policy fixes one of two composition methods when it is created:
 
-A planned policy may allow unplanned runs. Which of the two ways a block then goes can depend
-on earlier outputs, so each way is priced at half of delta: the outcomes of the two ways are
+- `planned`: the policy commits a series of identical runs in advance, and PLD composes the runs
+  that were reserved. All parameters are fixed before the first output, so ordinary composition
+  holds.
+- `renyi`: later runs are chosen after earlier models are seen. The sum of the runs' Renyi
+  divergences at one order, fixed in advance, stays below the value that converts to the cap
+  (Feldman and Zrnic 2021, Renyi filters; docs/privacy/accounting.md#over-several-runs). Selecting
+  the best order afterwards, or a PLD filter, would not be valid.
+
+A planned policy may allow unplanned runs. The method that applies to a block can then depend on
+earlier outputs, so each method is priced at half of delta: the outcomes of the two methods are
 disjoint, and the two failure probabilities add up to delta.
 """
 
@@ -34,7 +36,7 @@ from fedemb.privacy.accounting.sampler_share import with_sampler_share
 
 @dataclass(frozen=True)
 class Charge:
-    """One reservation as it weighs on a block."""
+    """The privacy cost of one reservation for a block."""
 
     sequence: int
     run_id: str
@@ -44,15 +46,15 @@ class Charge:
     rounds: int
     """Rounds reserved."""
     rounds_charged: int
-    """Rounds started, once committed; else as reserved."""
+    """Rounds started if the run is committed, otherwise rounds reserved."""
 
     @classmethod
     def planned(cls, content: Mapping[str, Any], run_id: str = "") -> Self:
-        """Of a run that is not in the ledger yet.
+        """Returns the charge of a run that is not in the ledger yet.
 
         Args:
           content: `event` (JSON), `relation` and `rounds`, as in `charged_content`.
-          run_id: the run; empty where nobody is told which.
+          run_id: id of the run; empty if the id is not needed.
         """
         rounds = int(content["rounds"])
         event = canonical_json(content["event"])
@@ -60,13 +62,13 @@ class Charge:
 
     @property
     def event_sha(self) -> str:
-        """Digest of the reserved event."""
+        """SHA-256 digest of the reserved event."""
         return sha256_hex(self.event)
 
 
 @dataclass(frozen=True)
 class Spent:
-    """The cumulative price of a block."""
+    """The cumulative privacy loss of a block."""
 
     epsilon: float
     delta: float
@@ -74,13 +76,13 @@ class Spent:
     order: float | None
     """Order of the Renyi filter."""
     charges: int
-    """Runs that weigh on the block."""
+    """Number of runs charged to the block."""
 
 
 def lowered(event: DpEvent, rounds: int, charged: int) -> DpEvent:
-    """The event of the rounds that were started, where the run is a composition of equal rounds.
+    """Returns the event of the rounds that were started, if the run composes equal rounds.
 
-    A mechanism whose run is one event (tree, BLT) stays charged in full.
+    A mechanism whose whole run is one event (tree, BLT) stays charged in full.
     """
     if charged >= rounds:
         return event
@@ -92,14 +94,14 @@ def lowered(event: DpEvent, rounds: int, charged: int) -> DpEvent:
 
 
 def repeated(event: DpEvent, times: int) -> DpEvent:
-    """The event of several runs of one plan."""
+    """Returns the event of several runs of one plan."""
     if isinstance(event, SelfComposedDpEvent):
         return SelfComposedDpEvent(event.event, event.count * times)
     return SelfComposedDpEvent(event, times)
 
 
 def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
-    """Epsilon of a Renyi divergence bound at one order (Canonne et al. 2020, Prop. 12).
+    """Returns the epsilon of a Renyi divergence at one order (Canonne et al. 2020, Prop. 12).
 
     >>> round(renyi_epsilon(1.0, 8.0, 1e-6), 3)
     2.543
@@ -134,7 +136,7 @@ def _event(data: bytes) -> DpEvent:
 
 
 def in_series(terms: PolicyTerms, charge: Charge) -> bool:
-    """Whether a charge is one of the runs the policy committed in advance."""
+    """Returns whether a charge is a run of the series that the policy committed in advance."""
     series = terms.series
     return series is not None and (series.event_sha, series.relation) == (
         charge.event_sha,
@@ -143,10 +145,10 @@ def in_series(terms: PolicyTerms, charge: Charge) -> bool:
 
 
 def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
-    """Prices the runs that weigh on one block, as the policy says.
+    """Returns the cumulative privacy loss of the runs charged to one block.
 
     Raises:
-      LedgerError: a charge that the policy's way of composing cannot hold.
+      LedgerError: the policy's composition method does not support a charge.
       UnsupportedAccounting: an event without a valid accountant.
     """
     if not charges:
@@ -155,7 +157,7 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
     delta = terms.delta / 2 if split else terms.delta
     planned = terms.series is not None and all(in_series(terms, item) for item in charges)
     if terms.series is not None and planned and len(charges) <= terms.series.runs:
-        # Rounds given back are not spent again here: the series is priced as it was planned.
+        # Unused rounds are not reused here: the series is priced as planned.
         first = charges[0]
         epsilon = _series_epsilon(first.event, first.relation, len(charges), delta)
         return Spent(epsilon, terms.delta, "planned_series", None, len(charges))

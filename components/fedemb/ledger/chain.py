@@ -1,11 +1,12 @@
-"""The chain of ledger records in a store: reading, verifying, appending.
+"""The hash chain of ledger records in a store: read, verify and append.
 
-Record n lies at `<policy>/<n:08d>.json`, names the SHA-256 of record n-1, is created exclusively:
-of many writers of n one succeeds, the others read again and check again. What is lost is found:
-a gap by the numbers, a cut or rewritten tail by the signed heads (`<policy>/heads/<n:08d>.json`)
-and by every digest of a record that stands elsewhere (reservations, reports, releases), called
-anchors here. A listing that lags behind is completed by asking for the next numbers by name.
-Nothing is ever replaced, so the store may forbid it.
+Record n is stored at `<policy>/<n:08d>.json`, contains the SHA-256 of record n-1 and is created
+exclusively: if several writers write record n, one succeeds, and the others read and check again.
+
+Lost records are detected. Record numbers reveal a gap. The signed heads
+(`<policy>/heads/<n:08d>.json`) and every record digest stored elsewhere (reservations, reports,
+releases; called anchors here) reveal a truncated or rewritten tail. If a listing lags behind, the
+next records are requested by name. No object is ever replaced, so the store may forbid replacement.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fedemb.storage import Store
 HEADS = "heads"
 """Folder of the signed heads, one per record."""
 CLOCK_TOLERANCE = timedelta(minutes=10)
-"""Between this machine and the store."""
+"""Maximum clock difference between this machine and the store."""
 _NUMBERED = re.compile(r"[0-9]{8}\.json")
 _RETRIES = 10_000
 _PARALLEL_READS = 32
@@ -41,29 +42,29 @@ _READS_AT_ONCE = 16 * _PARALLEL_READS
 
 @dataclass(frozen=True)
 class Anchor:
-    """A record's number and digest as somebody else wrote it down."""
+    """The number and digest of a record as stored outside the ledger."""
 
     sequence: int
     sha: str
     where: str
-    """Who says so, for the message."""
+    """Source of the anchor, used in error messages."""
 
 
 class Chain:
-    """The records of one policy, each verified once when it is read."""
+    """The records of one policy; each record is verified once, when it is read."""
 
     def __init__(self, store: Store, policy_id: str, trust: TrustStore):
         self.store = store
         self.policy_id = policy_id
         self.trust = trust
-        """Keys trusted; with every record that names further keys, those as well."""
+        """Trusted keys: those of the trust file and those added by records."""
         self.trust_sha = trust.digest
-        """Of the trust file alone."""
+        """Digest of the trust file only."""
         self.records: list[Record] = []
 
     @property
     def head(self) -> Record:
-        """The last record.
+        """Returns the last record.
 
         Raises:
           LedgerError: the ledger is empty.
@@ -76,11 +77,12 @@ class Chain:
         return self.records[-1]
 
     def refresh(self, *, signatures: bool = True) -> None:
-        """Reads and verifies the records that were added since.
+        """Reads and verifies the records that were added since the last refresh.
 
         Args:
-          signatures: False checks spelling and signature of the last record only, and signatures
-            that name new keys: the hash chain carries the last one to all before. For display.
+          signatures: False checks encoding and signature of the last record only, and signatures
+              that add keys; the hash chain extends the last check to all earlier records. For
+              display only.
 
         Raises:
           LedgerError: a record is missing or broken, or the chain does not hold.
@@ -92,14 +94,14 @@ class Chain:
         while (data := self._read_one(known + len(fresh))) is not None:
             fresh.append(data)
         self.extend(fresh, signatures=signatures)
-        if heads >= 0:  # by now it is known whose signature counts
+        if heads >= 0:  # the signing keys are known only after the records are read
             self.check_anchors([self._signed_head(heads)])
 
     def extend(self, fresh: Sequence[bytes], *, signatures: bool = True) -> None:
-        """Verifies the next records' bytes and takes them in.
+        """Verifies the bytes of the next records and appends them in memory.
 
         Raises:
-          LedgerError: a record is broken, or does not follow the one before.
+          LedgerError: a record is broken, or does not follow the previous record.
           SignatureInvalid: a record was changed, or signed by an unknown key.
         """
         first, last = len(self.records), len(self.records) + len(fresh) - 1
@@ -124,10 +126,10 @@ class Chain:
         self.trust = trust
 
     def check_anchors(self, anchors: Iterable[Anchor]) -> None:
-        """Compares with digests written down elsewhere.
+        """Compares the records with digests stored outside the ledger.
 
         Raises:
-          LedgerError: the ledger was cut or rewritten since.
+          LedgerError: the ledger was truncated or rewritten since an anchor was stored.
         """
         for anchor in anchors:
             if anchor.sequence >= len(self.records):
@@ -151,23 +153,23 @@ class Chain:
         actor: str,
         signer: Signer,
     ) -> Record:
-        """Adds a record; where another writer was faster, decides again on the new state.
+        """Appends a record; if another writer was faster, calls `decide` again on the new state.
 
         Args:
-          decide: looks at the refreshed records and returns the body to write, or a record that
-            says the same already; raises to refuse.
+          decide: reads the refreshed records and returns the body to write, or an existing record
+              with the same content; raises to refuse.
           kind: kind of the record.
-          run_id: run, or empty.
-          attempt: number of the attempt, asked after `decide`.
-          actor: who writes.
-          signer: key of the kind's role.
+          run_id: id of the run, or empty.
+          attempt: returns the number of the attempt; called after `decide`.
+          actor: name of the writer.
+          signer: key of the role that signs this kind.
         """
         for attempts in range(_RETRIES):
             self.refresh()
             decision = decide()
             if isinstance(decision, Record):
                 if decision is self.head and signer.role == "ledger":
-                    self.write_head(decision, signer)  # a killed writer may have left it without
+                    self.write_head(decision, signer)  # a killed writer may have left none
                 return decision
             sequence = len(self.records)
             self.trust.require(signer.trusted())
@@ -203,7 +205,7 @@ class Chain:
         )
 
     def _check_clock(self, now: datetime) -> None:
-        """Refuses to date a record by a clock that the store's own does not bear out."""
+        """Raises if the local clock differs too much from the store's clock."""
         there = self.store.clock()
         if there is not None and abs(now - there) > CLOCK_TOLERANCE:
             raise StorageError(
@@ -213,7 +215,7 @@ class Chain:
             )
 
     def _highest(self, folder: str) -> int:
-        """Highest numbered object directly in a folder, -1 if none; other names are not ours."""
+        """Returns the highest numbered object directly in a folder, or -1; ignores other names."""
         if self.store.local_root is not None:
             path = self.store.local_root / folder
             names = os.listdir(path) if path.is_dir() else []  # noqa: PTH208  ten times faster
@@ -240,7 +242,7 @@ class Chain:
         return whole
 
     def _found(self, sequences: range) -> Iterator[bytes | None]:
-        """A few at a time: whatever number a name claims, the first gap ends it."""
+        """Yields the records of a range, fetched a few at a time; stops at the first gap."""
         if self.store.local_root is not None or len(sequences) < 4:
             yield from map(self._read_one, sequences)
             return
@@ -252,7 +254,7 @@ class Chain:
         return f"{self.policy_id}/{HEADS}/{sequence:08d}.json"
 
     def _signed_head(self, newest: int) -> Anchor:
-        """The newest head that the listing shows; an older one is true as well."""
+        """Returns the newest listed head; if the listing lags, an older head is valid as well."""
         name = self._head_name(newest)
         try:
             data = self.store.read(name)
@@ -270,7 +272,7 @@ class Chain:
         return Anchor(newest, head.body.sha, "the signed head")
 
     def write_head(self, record: Record, signer: Signer) -> None:
-        """Writes the head down under a new name: a locked bucket lets nobody replace anything."""
+        """Writes the head under a new name, because a locked bucket does not allow replacement."""
         self.trust.require(signer.trusted())
         head = LedgerHead(policy_id=self.policy_id, sequence=record.sequence, sha=record.sha)
         data = written(head, signer.sign(head.content())).data
@@ -279,7 +281,7 @@ class Chain:
 
 
 def _trust_after(record: Record, trust: TrustStore) -> TrustStore:
-    """The keys trusted for the records after this one."""
+    """Returns the keys trusted for the records after this one."""
     match record.kind:
         case "keys":
             return trust.rotated(record.body["keys"], record.sequence)

@@ -1,17 +1,18 @@
-"""How far a ledger came, written down outside of it: an older one put back in its place is refused.
+"""Rollback detection: high-water markers outside the ledger reveal a restored older ledger.
 
-A backup of a ledger is a true ledger, only older: its signatures and its chain hold, and what was
-spent since is forgotten. So with the n-th record that charges a run or names trusted keys a mark of
-that number is made in the key store, and, where `storage.witness` names a store, there too. A mark
-is made once, never replaced, and holds the SHA-256 of the signed record. A ledger with fewer such
-records than there are marks, or with another record at its newest mark, is refused before anything
-is charged. The mark is made before the root key of the reservation: no run trains without it.
+A backup of a ledger has valid signatures and a valid chain, but lacks the budget spent since. For
+the n-th record that charges a run or adds trusted keys, a marker with the number n is therefore
+created in the key store, and in the rollback anchor if `storage.witness` names a store. A marker is
+never replaced and holds the SHA-256 of the signed record. A ledger with fewer such records than
+markers, or with a different record at the newest marker, is refused before any charge. The marker
+is created before the root key of the reservation, so no run trains without a marker.
 
-Not seen: ledger and key store put back together, unless a witness stands where whoever can do that
-cannot write (a bucket with a locked retention policy); then not seen is what all three lost.
-Records after the last mark bind, commit, void or release: without them a ledger charges as much, or
-more. That a run was bound is in the key store, too (`keys.unbound_key_name`), so that a ledger
-without the record neither gives its charge back nor binds it to other inputs.
+Limits: a rollback of ledger and key store together is not detected, unless the rollback anchor is
+    in a store where the attacker cannot write (a bucket with a locked retention policy). A rollback
+    of all three stores is not detected. Records after the newest marker bind, commit, void or
+    release; without these records the ledger charges the same amount or more. The key store also
+    records that a run was bound (`keys.unbound_key_name`), so a ledger that lost the bind record
+    neither refunds the charge nor binds the run to other inputs.
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ MARKED_KINDS = ("policy", "reserve", "keys", "approvers")
 
 
 def check_high_water(ledger: Ledger, keys: KeyStore | None, witness_uri: str | None = None) -> int:
-    """Refuses a ledger that is older than its marks, or another one than theirs.
+    """Verifies that the ledger is not older than its markers and matches them.
 
     Args:
-      ledger: refreshed here if a mark is ahead of it, as another run may just have reserved.
-      keys: key store of the ledger; None asks the witness alone.
-      witness_uri: store of the witness, if there is one.
+      ledger: the ledger; refreshed here if a marker is ahead, because another run may have
+          reserved.
+      keys: key store of the ledger; None checks only the rollback anchor.
+      witness_uri: store of the rollback anchor, or None.
 
-    Returns:
-      How many of its records are marked somewhere.
+    Returns: The number of records that have a marker in some store.
 
     Raises:
-      LedgerError: the ledger was put back to an older state, or rewritten.
+      LedgerError: the ledger was restored to an older state, or rewritten.
       StorageError: a store cannot be read.
     """
     return max([_check(ledger, place) for place in _places(ledger, keys, witness_uri)], default=0)
 
 
 def find_witness(ledger: Ledger, given: Sequence[str]) -> str | None:
-    """The witness of a policy among the stores that somebody names; None if it has none.
+    """Returns the policy's rollback anchor among the given stores, or None if it has none.
 
-    A policy that named none for life takes the first.
+    If the policy does not fix a rollback anchor, the first given store is returned.
 
     Raises:
-      Refused: it named one for life, and that is not among them.
+      Refused: the policy fixes a rollback anchor that is not among the given stores.
     """
     named = ledger.terms.witness_sha
     if not named:
@@ -70,10 +71,10 @@ def find_witness(ledger: Ledger, given: Sequence[str]) -> str | None:
 
 
 def mark_high_water(ledger: Ledger, keys: KeyStore, witness_uri: str | None = None) -> None:
-    """Makes the marks that are missing, the oldest first: whenever it is killed none lies below.
+    """Creates missing markers, oldest first, so that an interruption leaves no gap.
 
     Raises:
-      LedgerError: another ledger was marked meanwhile.
+      LedgerError: markers of a different ledger were created meanwhile.
       StorageError: a store cannot be written.
     """
     for place in _places(ledger, keys, witness_uri):
@@ -82,14 +83,14 @@ def mark_high_water(ledger: Ledger, keys: KeyStore, witness_uri: str | None = No
         while newest and not place.holds(newest):
             newest -= 1
         for number, record in enumerate(marked[newest:], newest + 1):
-            with suppress(FileExistsError):  # another run of the policy marks at this moment
+            with suppress(FileExistsError):  # another run of the policy may create the same marker
                 place.create(number, record.sha)
         _check(ledger, place)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where marks stand, by number; what one says is the SHA-256 of its record."""
+    """A store of markers by number; each marker holds the SHA-256 of its record."""
 
     name: str
     holds: Callable[[int], bool]
@@ -121,7 +122,7 @@ def _create_key(keys: KeyStore, name: str, sha: str) -> None:
 
 
 def _check(ledger: Ledger, place: _Place) -> int:
-    """Compares with the marks of one place; returns the number of the newest, 0 if none."""
+    """Compares the ledger with the markers of one store; returns the newest number, 0 if none."""
     marked = _marked(ledger)
     while place.holds(len(marked) + 1):
         ledger.refresh()
@@ -134,7 +135,7 @@ def _check(ledger: Ledger, place: _Place) -> int:
                 "another policy_id and add up the epsilons of both"
             )
     number = len(marked)
-    while number and not place.holds(number):  # killed before it was marked
+    while number and not place.holds(number):  # killed before the marker was created
         number -= 1
     if number and place.read(number) != marked[number - 1].sha:
         raise LedgerError(

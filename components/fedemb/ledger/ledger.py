@@ -1,12 +1,12 @@
-"""The ledger of one policy: what stands there, and every act that adds to it.
+"""The ledger of one policy: its records, and every operation that adds a record.
 
     reserve -> bind -> rounds -> commit -> look ... -> release
           `-> void (only while nothing was bound)
 
-A reservation counts as fully spent until `commit` lowers it to the rounds that were started; a
-crash, a timeout or a kill leaves it charged in full. Every act may be repeated and is decided on
-the latest state: the same content gives the same record again, another content is refused. Only
-looks at evaluation people are counted one by one.
+A reservation counts as fully spent until `commit` lowers the charge to the rounds that were
+started. After a crash, a timeout or a kill, the reservation stays charged in full. Every operation
+except `look` is idempotent and decided on the latest state: the same content returns the existing
+record, different content is refused. Each evaluation on held-out users is counted separately.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ CONTENT = (
     "code_sha",
     "input",
 )
-"""What a reservation binds; a retry must bring the same."""
+"""Fields that a reservation binds; a retry must pass the same values."""
 
 Decide = Callable[[], dict[str, Any] | Record]
-"""Looks at the latest state; returns what to write, or the record that says so already."""
+"""Reads the latest state; returns the body to write, or the existing record of the same content."""
 
 
 class Ledger:
     """The ledger of one policy in one store."""
 
     def __init__(self, chain: Chain, signer: Signer | None = None):
-        """Takes the chain; without a signer the ledger can only be read."""
+        """Wraps a chain; without a signer the ledger is read-only."""
         self.chain = chain
         self._signer = signer
         self._state = LedgerState()
@@ -57,7 +57,7 @@ class Ledger:
 
     @property
     def policy_id(self) -> str:
-        """Whose ledger it is."""
+        """Id of the policy that the ledger belongs to."""
         return self.chain.policy_id
 
     @property
@@ -74,7 +74,7 @@ class Ledger:
 
     @property
     def terms(self) -> PolicyTerms:
-        """What the policy fixes.
+        """Returns the fixed terms of the policy.
 
         Raises:
           LedgerError: the ledger is empty.
@@ -88,13 +88,14 @@ class Ledger:
         return terms
 
     def refresh(self, *, signatures: bool = True) -> None:
-        """Reads and verifies what was added since.
+        """Reads and verifies the records that were added since the last refresh.
 
         Args:
-          signatures: False leaves all but the last signature to the hash chain; for display only.
+          signatures: False checks only the last signature; the hash chain covers the rest. For
+              display only.
 
         Raises:
-          LedgerError: the ledger is broken, or was begun under other trusted keys.
+          LedgerError: the ledger is broken, or was created with other trusted keys.
           SignatureInvalid: a record was changed or is signed by an unknown key.
         """
         self._signatures = signatures
@@ -109,14 +110,14 @@ class Ledger:
                 )
 
     def spent(self, block: str) -> Spent:
-        """The cumulative price of a block."""
+        """Returns the cumulative privacy loss of a block."""
         return self.state.spent(block)
 
     def verify(self, anchors: Iterable[Anchor] = ()) -> None:
-        """Checks everything: bytes, chain, signatures, rules, caps, and records named elsewhere.
+        """Checks bytes, chain, signatures, rules, caps, and records that are anchored elsewhere.
 
         Raises:
-          LedgerError: and what is wrong, naming the record.
+          LedgerError: a check failed; the message names the record.
           SignatureInvalid: a record was changed or is signed by an unknown key.
           BudgetExceeded: a block is over its cap.
         """
@@ -132,10 +133,10 @@ class Ledger:
                 )
 
     def attempt(self, reservation: Reservation) -> Attempt:
-        """What became of a reservation, which must stand in the ledger as it says.
+        """Returns the attempt of a reservation that matches its ledger record.
 
         Raises:
-          LedgerError: it does not.
+          LedgerError: the reservation does not match the ledger.
         """
         self.chain.check_anchors([reservation.anchor])
         attempt = self.state.attempts.get((reservation.run_id, reservation.attempt))
@@ -147,18 +148,18 @@ class Ledger:
         return attempt
 
     def unlock(self, keys: KeyStore) -> None:
-        """Takes the key of the role `ledger` from the store, so that it can be written.
+        """Loads the key of the role `ledger` from the key store, which makes the ledger writable.
 
         Raises:
-          LedgerError: the store has another key than the ledger trusts, or none.
+          LedgerError: the key store has no such key, or a key that the ledger does not trust.
         """
         self._signer = Signer.current(keys, "ledger", self.chain.trust)
 
     def create_policy(self, terms: PolicyTerms, signer: Signer) -> Record:
-        """Writes record 0; the same terms again change nothing.
+        """Writes record 0. Idempotent for the same terms.
 
         Args:
-          terms: fixed for the policy's life.
+          terms: terms fixed for the life of the policy.
           signer: the policy owner's key, role `policy`.
 
         Raises:
@@ -167,7 +168,7 @@ class Ledger:
 
         def decide() -> dict[str, Any] | Record:
             if not self.chain.records:
-                PolicyTerms.from_json(terms.to_json())  # what no reader would take is not written
+                PolicyTerms.from_json(terms.to_json())  # reject terms that readers would reject
                 return {"terms": terms.to_json()}
             self.check_terms(terms)
             return self.chain.records[0]
@@ -175,10 +176,10 @@ class Ledger:
         return self._append("policy", decide, signer=signer)
 
     def check_terms(self, terms: PolicyTerms) -> None:
-        """Refuses terms that are not the policy's.
+        """Checks that the given terms equal the policy's terms.
 
         Raises:
-          Refused: and which differ.
+          Refused: terms differ; the message lists them.
         """
         changed = self.terms.differences(terms)
         if changed:
@@ -188,22 +189,22 @@ class Ledger:
             )
 
     def waive(self, *, code: str, model_sha: str, reason: str, signer: Signer) -> Record:
-        """Writes the policy owner's waiver of one gate rule for one model."""
+        """Records the policy owner's waiver of one gate rule for one model."""
         body = {"code": code, "model_sha": model_sha, "reason": reason}
         return self._append("waiver", lambda: body, signer=signer)
 
     def rotate(self, keys: Sequence[TrustedKey], reason: str, signer: Signer) -> Record:
-        """Names the next generation of signing keys and retires those before.
+        """Records the next generation of signing keys and retires the previous generation.
 
-        What a retired key signed before stays trusted, what it signs from now on does not.
+        Earlier signatures of a retired key stay trusted; later signatures are rejected.
 
         Args:
-          keys: public halves, one of a role at most.
-          reason: why; stays in the ledger for ever.
+          keys: public keys, at most one per role.
+          reason: reason for the rotation, kept in the ledger permanently.
           signer: the policy owner's key as trusted so far, role `policy`.
 
         Raises:
-          LedgerError: a key is not of a later generation than the one it replaces.
+          LedgerError: a key is not of a later generation than the key it replaces.
         """
         named = [vars(key).copy() for key in keys]
 
@@ -211,21 +212,21 @@ class Ledger:
             for record in self.state.rotations:
                 if record.body["keys"] == named:
                     return record
-            self.chain.trust.rotated(named, self.head.sequence + 1)  # none would take it otherwise
+            self.chain.trust.rotated(named, self.head.sequence + 1)  # raises before readers would
             return {"keys": named, "reason": reason}
 
         return self._append("keys", decide, signer=signer)
 
     def name_approvers(self, approvers: Mapping[str, str], reason: str, signer: Signer) -> Record:
-        """Names all who may approve releases from now on, in the place of those before.
+        """Sets the complete list of people who may approve releases from now on.
 
         Args:
           approvers: name -> public key, raw Ed25519 in hexadecimal digits.
-          reason: why; stays in the ledger for ever.
+          reason: reason for the change, kept in the ledger permanently.
           signer: the policy owner's key, role `policy`.
 
         Raises:
-          LedgerError: a key stands there twice, or was taken away before.
+          LedgerError: a key is listed twice, or was removed before.
         """
         body = {"approvers": dict(approvers), "reason": reason}
 
@@ -238,16 +239,16 @@ class Ledger:
     def approve(
         self, reservation: Reservation, *, model_sha: str, report_sha: str, signer: Signer
     ) -> Record:
-        """Writes down that a person approves the release of one model with one privacy report.
+        """Records that a person approves the release of one model with one privacy report.
 
         Args:
-          reservation: of the run.
-          model_sha: digest of the weights.
-          report_sha: digest of the signed report, which names everything it rests on.
+          reservation: reservation of the run.
+          model_sha: SHA-256 of the weights.
+          report_sha: SHA-256 of the signed report, which names all of its inputs.
           signer: the person's key, role `approver`.
 
         Raises:
-          Refused: the key is not that of an approver, or the run is not committed for release.
+          Refused: the key does not belong to an approver, or the run is not committed for release.
         """
         body = {
             "reservation": reservation.sequence,
@@ -286,18 +287,17 @@ class Ledger:
         """Charges a run before it reads private data.
 
         Args:
-          run_id: name of the run, the idempotency key.
+          run_id: id of the run, used as the idempotency key.
           content: `purpose`, `blocks_requested`, `event` (JSON), `relation`, `delta`, `rounds`,
             `plan_sha`, `config_sha`, `code_sha`, `input`.
-          attempt: None continues the run's latest attempt; its number plus one starts another,
-            charged in addition.
+          attempt: None continues the run's latest attempt; the latest number plus one starts
+              another attempt, charged in addition.
 
-        Returns:
-          The reservation; its `blocks` are those requested that are not full.
+        Returns: The reservation; its `blocks` are the requested blocks that are not full.
 
         Raises:
-          BudgetExceeded: every requested block would pass its cap.
-          PlanMismatch: the run exists with another content, or is not of the planned series.
+          BudgetExceeded: every requested block would exceed its cap.
+          PlanMismatch: the run exists with different content, or is not part of the planned series.
         """
         if set(content) != set(CONTENT):
             raise LedgerError("a reservation has exactly the fields its docstring names")
@@ -335,27 +335,27 @@ class Ledger:
         private_root: str,
         keys: KeyStore | None = None,
     ) -> Record:
-        """Ties the attempt to what goes into it and to the one place that trains it.
+        """Binds the attempt to its inputs and to the only private root that may train it.
 
-        Done before round 0. Two trainers in one private root exclude one another by the records
-        of their rounds; the ledger makes sure that there is only one root.
+        Called before round 0. The round records exclude two trainers in the same private root; the
+        ledger ensures that there is only one private root.
 
         Args:
           reservation: the attempt.
-          inputs_sha: digest of everything that goes in.
+          inputs_sha: SHA-256 of all inputs.
           commitments: keyed commitments to private data, by name.
           private_root: keyed commitment to the working state of the trainer.
-          keys: where the key lies that says it was never bound; destroyed here. Gone before, it
-            says that a ledger without this record is an older one.
+          keys: key store with the key that marks the attempt as never bound; the key is destroyed
+              here. If the key is already destroyed, a ledger without this record is an older one.
 
         Raises:
-          PlanMismatch: it is bound to something else: what changed needs a new run.
-          Refused: a trainer with another private root was there first, it was given up, or the
-            ledger is older than its training.
+          PlanMismatch: the attempt is bound to different inputs; changed inputs need a new run.
+          Refused: a trainer with another private root bound the attempt first, the attempt is void,
+              or the ledger is older than its training.
         """
         unbound = unbound_key_name(reservation.run_id, reservation.attempt)
         if keys is not None and _is_destroyed(keys, unbound):
-            self.refresh()  # perhaps bound meanwhile
+            self.refresh()  # another process may have bound it meanwhile
             if self.attempt(reservation).bind is None:
                 raise Refused(
                     f"run {reservation.run_id!r} was bound or given up, as its keys say, and this "
@@ -408,14 +408,15 @@ class Ledger:
 
         Args:
           reservation: the attempt.
-          rounds_started: rounds whose noise was drawn, finished or not.
-          round_log_sha: digest of the trainer's round log.
-          card_sha: digest of `model.json`, which names the weights and whose key drew the noise.
+          rounds_started: number of rounds whose noise was drawn, completed or not.
+          round_log_sha: SHA-256 of the trainer's round log.
+          card_sha: SHA-256 of `model.json`, which names the weights and the key that drew the
+              noise.
           signer: the trainer's key, role `trainer`.
-          keys: where the root key lies.
+          keys: key store with the root key.
 
         Raises:
-          PlanMismatch: it is committed with other figures, or more rounds than reserved.
+          PlanMismatch: it is committed with other values, or more rounds than reserved.
           SignatureInvalid: the trainer's key is not trusted.
           StorageError: the trainer's key was rotated; run again.
         """
@@ -459,16 +460,16 @@ class Ledger:
         return record
 
     def void(self, reservation: Reservation, reason: str, keys: KeyStore | None = None) -> Record:
-        """Gives a reservation back that was never bound, and destroys its keys.
+        """Refunds a reservation that was never bound, and destroys its keys.
 
         Args:
           reservation: the attempt.
-          reason: why, for the record.
-          keys: where its keys lie. Where one is destroyed it was bound or committed, whatever a
-            ledger says whose later records were cut off.
+          reason: reason for the refund, kept in the record.
+          keys: key store with the attempt's keys. A destroyed key proves that the attempt was bound
+              or committed, even if the ledger lost its later records.
 
         Raises:
-          Refused: it was bound or committed, so its rounds may have started.
+          Refused: the attempt was bound or committed, so its rounds may have started.
         """
         run = reservation.run_id, reservation.attempt
         names = unbound_key_name(*run), reservation_key_name(*run)
@@ -497,14 +498,14 @@ class Ledger:
         return record
 
     def release(self, reservation: Reservation, **body: str) -> Record:
-        """Writes down that a bundle was published; the bundle anchors the head before it.
+        """Records that a bundle was published; the bundle anchors the previous ledger head.
 
         Args:
           reservation: the attempt.
           **body: `model_sha`, `report_sha`, `bundle_sha`, `name`, `version`.
 
         Raises:
-          Refused: the same name and version is released with another content.
+          Refused: the same name and version is already released with different content.
         """
         content = {"reservation": reservation.sequence, **body}
 
@@ -525,18 +526,19 @@ class Ledger:
         return self._append("release", decide, reservation=reservation)
 
     def look(self, run_id: str, model_sha: str, signer: Signer) -> Record:
-        """Writes down that the model of a run is about to be measured on evaluation people.
+        """Records an evaluation on held-out users before it starts.
 
-        Every call counts: figures that were looked at before choosing what to do next say less. It
-        is also the turn of a step that a cluster starts twice, see `check_last_look`.
+        Every call counts, because results that were seen before later choices are less reliable.
+        The record is also the fencing token of an evaluation that a cluster starts twice, see
+        `check_last_look`.
 
         Args:
-          run_id: whose model.
-          model_sha: digest of its weights.
-          signer: in the role `evaluate`.
+          run_id: id of the run that trained the model.
+          model_sha: SHA-256 of the weights.
+          signer: key of the role `evaluate`.
 
         Raises:
-          Refused: the run was not committed here.
+          Refused: the run is not committed in this ledger.
         """
 
         def decide() -> dict[str, Any] | Record:
@@ -557,10 +559,10 @@ class Ledger:
         )
 
     def check_last_look(self, look: Record) -> None:
-        """Goes on only while no later start of the evaluation has looked at the same run.
+        """Checks the fencing token: only the newest evaluation of a run may continue.
 
         Raises:
-          Superseded: one has.
+          Superseded: a newer evaluation of the same run has started.
         """
         self.refresh()
         for later in self.state.looks:
@@ -603,5 +605,5 @@ def _is_destroyed(keys: KeyStore, name: str) -> bool:
 
 
 def _actor() -> str:
-    """Who writes, as they want to be named: a bundle carries the ledger to anybody."""
+    """Returns the actor name chosen by the operator; every bundle publishes the ledger."""
     return os.environ.get("FEDEMB_ACTOR") or "unnamed"

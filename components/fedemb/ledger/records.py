@@ -1,8 +1,8 @@
-"""One entry of the privacy ledger: its codec and who signs it.
+"""One record of the privacy ledger: its encoding and its signing role.
 
-The form of a record is that of a document (`documents.ledger_record`). Its bytes are compared with
-their own re-encoding, so a changed blank, a repeated key or another spelling of a number is a
-broken record. Records of version 1 stay readable for ever.
+The schema of a record is `documents.ledger_record`. The bytes are compared with their own
+re-encoding, so changed whitespace, a repeated key or a different number format is an error. Records
+of version 1 stay readable permanently.
 
 Specification: docs/explanation/ledger.md#rules.
 """
@@ -27,31 +27,31 @@ GENESIS = "0" * 64
 
 @dataclass(frozen=True)
 class Record:
-    """An entry as it stands in the ledger."""
+    """A record of the ledger."""
 
     policy_id: str
     sequence: int
     previous: str
-    """SHA-256 of the bytes of the record before."""
+    """SHA-256 of the bytes of the previous record."""
     act: str
-    """Its kind: a key of `documents.ledger_record.BODIES`."""
+    """Kind of the record: a key of `documents.ledger_record.BODIES`."""
     run_id: str
-    """Empty for what the policy owner signs."""
+    """Id of the run; empty for records that the policy owner signs."""
     attempt: int
     time: str
-    """UTC, for people; the order is that of `sequence` alone."""
+    """UTC time, for display; only `sequence` defines the order."""
     actor: str
     body: Mapping[str, Any]
     document: Written[LedgerRecord]
 
     @property
     def kind(self) -> str:
-        """As it is written down: `policy`, `reserve`, ..."""
+        """Kind of the record as stored: `policy`, `reserve`, ..."""
         return self.act
 
     @property
     def signature(self) -> Mapping[str, str]:
-        """Key id, algorithm and value."""
+        """Key id, algorithm and value of the signature."""
         return self.document.signature or {}
 
     @property
@@ -61,7 +61,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Where it lies in the store."""
+        """Name of the record in the store."""
         return record_name(self.policy_id, self.sequence)
 
     @functools.cached_property
@@ -73,19 +73,19 @@ class Record:
         """Checks the signature.
 
         Raises:
-          SignatureInvalid: by an unknown key, or not of this content.
+          SignatureInvalid: the key is unknown, or the signature does not match the content.
         """
         role, content = signing_role(self.kind), self.document.content
         trust.verify(content, self.document.signature, role, self.name, at=self.sequence)
 
 
 def record_name(policy_id: str, sequence: int) -> str:
-    """Name of a record in the store."""
+    """Returns the name of a record in the store."""
     return f"{policy_id}/{sequence:08d}.json"
 
 
 def signing_role(kind: str) -> str:
-    """The role whose key signs a kind of record."""
+    """Returns the role whose key signs a kind of record."""
     if kind == "look":
         return "evaluate"
     if kind == "approval":
@@ -109,7 +109,7 @@ def encode_record(
     """Returns the signed bytes of a record.
 
     Raises:
-      LedgerError: the content is not that of its kind, or the signer has not the kind's role.
+      LedgerError: the content does not match its kind, or the signer lacks the role of the kind.
     """
     if signer.role != signing_role(kind):
         raise LedgerError(
@@ -134,15 +134,15 @@ def encode_record(
 
 
 def decode_record(data: bytes, name: str, *, canonical: bool = True) -> Record:
-    """Reads a record's bytes; the signature is checked by `Record.verify`.
+    """Decodes the bytes of a record; `Record.verify` checks the signature.
 
     Args:
       data: the bytes as stored.
-      name: name in the store, which must be that of the record's policy and sequence.
-      canonical: False leaves to the hash chain that the bytes are the one way to write the record.
+      name: name in the store, which must match the record's policy and sequence.
+      canonical: False skips the check for canonical encoding; the hash chain covers it.
 
     Raises:
-      LedgerError: not a record of this version, byte for byte.
+      LedgerError: not a canonical record of this version.
     """
     try:
         document = parse(data, LedgerRecord, name, exact=canonical)
@@ -152,7 +152,7 @@ def decode_record(data: bytes, name: str, *, canonical: bool = True) -> Record:
             f"ledger record {name} is broken: {problem}; restore the ledger from its backup"
         ) from error
     fields = vars(document.body)
-    body = vars(fields["body"])  # what parts hold is JSON
+    body = vars(fields["body"])  # nested values are JSON
     record = Record(**{**fields, "body": body}, document=document)
     problem = None
     if document.signature is None:

@@ -1,7 +1,8 @@
-"""The reservation: what a step is allowed to do, as a document and as a ledger record.
+"""The reservation: permission of a run to train, as a document and as a ledger record.
 
-The document travels to the other steps; the ledger's record is what counts. `Reservation.of` a
-record and `read_reservation` of a document give the same value, or the step that compares refuses.
+The document is passed to the other steps; the ledger record is authoritative. `Reservation.of` a
+record and `read_reservation` of a document return equal values, or the step that compares them
+refuses.
 """
 
 # dp-accounting ships no types.
@@ -24,7 +25,7 @@ class Reservation(ReservationDocument):
 
     @classmethod
     def of(cls, record: Record) -> Reservation:
-        """The reservation a `reserve` record holds."""
+        """Returns the reservation in a `reserve` record."""
         return cls.model_validate(
             {
                 **record.body,
@@ -38,12 +39,12 @@ class Reservation(ReservationDocument):
 
     @classmethod
     def of_document(cls, document: ReservationDocument) -> Reservation:
-        """The reservation a document holds."""
+        """Returns the reservation in a document."""
         return cls.model_validate(document.model_dump())
 
     @property
     def anchor(self) -> Anchor:
-        """What it says about the ledger."""
+        """The ledger anchor in the reservation."""
         return Anchor(self.sequence, self.record_sha, f"the reservation of run {self.run_id!r}")
 
 
@@ -57,12 +58,12 @@ def read_reservation(path: Path, trust: TrustStore | None = None) -> Reservation
 
     Args:
       path: the document.
-      trust: checks its signature. None leaves that to `Ledger.attempt`, which compares the whole
-        reservation with its signed record.
+      trust: keys that verify the signature. None leaves the check to `Ledger.attempt`, which
+          compares the whole reservation with its signed record.
 
     Raises:
       ArtifactError: not a reservation of this version.
-      SignatureInvalid: changed, or signed by an unknown key.
+      SignatureInvalid: the document was changed, or signed by an unknown key.
     """
     document = read(path, ReservationDocument)
     if trust is not None:

@@ -1,4 +1,4 @@
-"""A root of ledgers: one folder per policy, and the trust file that all of them begin with."""
+"""A root of ledgers: one folder per policy, and the trust file that all policies share."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def open_ledger(
 
     Args:
       uri: root of the ledgers: a folder, gs:// or s3://.
-      policy_id: whose ledger.
-      signer: key of the role `ledger`; None opens for reading.
-      trust: keys trusted.
+      policy_id: id of the policy.
+      signer: key of the role `ledger`; None opens the ledger read-only.
+      trust: trusted keys.
 
     Raises:
-      LedgerError: the ledger is broken, or was begun under other trusted keys. An empty one is no
-        error here, but `terms` is.
+      LedgerError: the ledger is broken, or was created with other trusted keys. An empty ledger
+          does not raise here; `terms` raises.
       SignatureInvalid: a record was changed, or signed by an unknown key.
     """
     ledger = Ledger(Chain(open_store(uri), policy_id, trust), signer)
@@ -58,9 +58,9 @@ def read_trust(store: Store) -> TrustStore:
 
 
 def policies(store: Store) -> list[str]:
-    """The policies whose ledgers lie in a store."""
+    """Returns the ids of the policies that have a ledger in a store."""
     first = "/00000000.json"
-    if store.local_root is not None:  # without a look at each of ten thousand records
+    if store.local_root is not None:  # avoids listing every record of every ledger
         return sorted(path.parent.name for path in store.local_root.glob(f"*{first}"))
     return sorted(
         name.removesuffix(first)
@@ -72,13 +72,13 @@ def policies(store: Store) -> list[str]:
 def begin_policy(
     ledger: Ledger, terms: PolicyTerms, keys: KeyStore, witness_uri: str | None = None
 ) -> None:
-    """Writes record 0 with the owner's key; the same terms again change nothing.
+    """Writes record 0 with the owner's key. Idempotent for the same terms.
 
     Raises:
-      LedgerError: the key store is that of another ledger, or a mark says that the policy was begun
-        before.
-      Refused: the policy exists with other terms, or keys were rotated since the trust file was
-        made: it trusts the old ones in a new policy, for ever.
+      LedgerError: the key store belongs to another ledger, or a marker proves that the policy was
+          created before.
+      Refused: the policy exists with other terms, or keys were rotated after the trust file was
+        created: a new policy would trust the retired keys permanently.
     """
     trust = ledger.chain.trust
     check_high_water(ledger, keys, witness_uri)
@@ -97,11 +97,11 @@ def begin_policy(
 
 
 def ensure_policy_key(ledger: Ledger, keys: KeyStore) -> None:
-    """Makes the key of a policy under which nobody was charged yet; a lost one has no substitute.
+    """Creates the key of a policy without charges; a lost key cannot be replaced.
 
     Raises:
-      LedgerError: runs were charged and the key is gone: with another one people would get other
-        ids, blocks and evaluation sets, and what was spent on them would be lost from sight.
+      LedgerError: runs were charged and the key is missing. A new key would assign other user ids,
+          blocks and held-out users, and hide the privacy loss already recorded.
     """
     name = policy_key_name(ledger.policy_id)
     if keys.exists(name):
@@ -117,7 +117,7 @@ def ensure_policy_key(ledger: Ledger, keys: KeyStore) -> None:
 
 
 def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
-    """Reads the trust file beside the ledgers, made of this store's newest keys at first use."""
+    """Returns the trust file of the root; creates it with the newest keys at first use."""
     try:
         return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
     except FileNotFoundError:
@@ -139,33 +139,33 @@ def rotate_keys(
     *,
     witnesses: Sequence[str] = (),
 ) -> list[Record]:
-    """Names new signing keys in every policy of the root and retires those before.
+    """Adds new signing keys to every policy of the root and retires the previous keys.
 
-    Each policy gets a `keys` record that its owner signs with the key trusted so far (see `trust`).
-    A rotation that was cut short may be run again: policies it reached get a further generation,
-    those it did not reach go there at once.
+    Each policy gets a `keys` record, signed by its owner with the key trusted so far (see `trust`).
+    After an interrupted rotation, run it again: policies that were already rotated get a further
+    generation, the others get the same generation directly.
 
     Args:
-      ledger_uri: root of the ledgers.
-      keys: their key store, with the owner's key in it; the new keys are made there.
-      reason: why; stays in the ledgers for ever.
-      roles: whose keys.
-      witnesses: stores of the witnesses that its policies have.
+      ledger_uri: URI of the root of the ledgers.
+      keys: key store of the root with the owner's key; the new keys are created there.
+      reason: reason for the rotation, kept in the ledgers permanently.
+      roles: roles whose keys are rotated.
+      witnesses: stores of the policies' rollback anchors.
 
     Returns:
-      The records written, one of each policy.
+      The records written, one per policy.
 
     Raises:
-      LedgerError: there is no ledger, it is older than its marks, or the key store is that of
-        another one.
-      Refused: a policy has a witness that is not among those named; nothing is written.
+      LedgerError: the root has no ledger, a ledger is older than its markers, or the key store
+          belongs to another root.
+      Refused: a policy's rollback anchor is not among `witnesses`; nothing is written.
     """
     store = open_store(ledger_uri)
     trust = read_trust(store)
     ledgers = [open_ledger(ledger_uri, name, trust=trust) for name in policies(store)]
     if not ledgers:
         raise LedgerError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
-    for ledger in ledgers:  # before any key is made: the owner's key of each is there
+    for ledger in ledgers:  # check every owner's key before any key is created
         Signer.current(keys, "policy", ledger.chain.trust)
         check_high_water(ledger, keys, find_witness(ledger, witnesses))
     newest = {
@@ -194,7 +194,7 @@ def _rotate(
 
 
 def _keep(ledger: Ledger, record: Record, keys: KeyStore, witness_uri: str | None) -> None:
-    """Sees to it that a record cannot be cut off again before the next step writes its own head."""
+    """Writes head and marker, so that the record cannot be removed before the next step runs."""
     ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
     mark_high_water(ledger, keys, witness_uri)
 
@@ -206,17 +206,17 @@ def name_approvers(
     keys: KeyStore,
     witness_uri: str | None = None,
 ) -> Record:
-    """Names all who may approve releases of a policy, in the place of those before.
+    """Sets the complete list of people who may approve releases of a policy.
 
     Args:
-      ledger: of the policy, not older than its marks.
+      ledger: ledger of the policy, not older than its markers.
       approvers: name -> public key, raw Ed25519 in hexadecimal digits.
-      reason: why; stays in the ledger for ever.
-      keys: key store of the ledger, with the owner's key in it.
-      witness_uri: store of the witness, if the configuration names one.
+      reason: reason for the change, kept in the ledger permanently.
+      keys: key store of the ledger, with the owner's key.
+      witness_uri: store of the rollback anchor, if the configuration names one.
 
     Raises:
-      LedgerError: a key stands there twice or was taken away before.
+      LedgerError: a key is listed twice or was removed before.
     """
     trust = ledger.chain.trust
     record = ledger.name_approvers(approvers, reason, Signer.current(keys, "policy", trust))

@@ -1,7 +1,7 @@
-"""What the records say together: attempts, charges and the rules every record must keep.
+"""The state of a ledger: attempts, charges and the rules that every record must follow.
 
-Replaying from record 0 gives the state; a record that breaks a rule is an error there, so what a
-writer may not add, a reader does not accept either.
+Replaying the records from record 0 gives the state. A record that breaks a rule is an error during
+replay, so readers reject every record that writers must not add.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fedemb.ledger.terms import PolicyTerms
 
 ROUND_LOG_SCHEMA = "fedemb/round_log/1"
 HISTORY_POINTS = 30
-"""Points of a price history at most."""
+"""Maximum number of points in a price history."""
 PLANNED_HISTORY_POINTS = 8
-"""The same for a planned series, which PLD prices, in seconds."""
+"""Maximum number of points for a planned series, which takes PLD seconds to price."""
 _ROUND_LOG = {"schema", "run_id", "attempt", "rounds_started", "sha", "card_sha", "signature"}
 
 
 @dataclass
 class Attempt:
-    """One reservation and what became of it."""
+    """One reservation and its outcome."""
 
     reserve: Record
     bind: Record | None = None
@@ -49,16 +49,16 @@ class Attempt:
 
     @property
     def charged(self) -> bool:
-        """Whether it weighs on its blocks: simulations are never released, void ones never ran."""
+        """Whether the attempt is charged; simulations and void attempts are not."""
         return self.void is None and self.reserve.body["purpose"] == "release"
 
     @property
     def charge(self) -> Charge:
-        """Its weight: as reserved, or the rounds started once committed."""
+        """The charge: rounds as reserved, or rounds started once committed."""
         return self._weight(self.commit)
 
     def charge_after(self, sequence: int) -> Charge | None:
-        """Its weight as of a record of the ledger; None where it weighed nothing."""
+        """Returns the charge as of a ledger record; None if the attempt was not charged then."""
         void = self.void is not None and self.void.sequence <= sequence
         reserved = self.reserve.sequence <= sequence
         if void or not reserved or self.reserve.body["purpose"] != "release":
@@ -83,7 +83,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class PricePoint:
-    """The cumulative price of a block after a record."""
+    """The cumulative privacy loss of a block after a record."""
 
     sequence: int
     time: str
@@ -94,17 +94,17 @@ class PricePoint:
 
 @dataclass
 class LedgerState:
-    """The ledger of one policy, replayed."""
+    """The replayed ledger of one policy."""
 
     terms: PolicyTerms | None = None
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict[tuple[str, int], Attempt])
     waivers: list[Record] = field(default_factory=list[Record])
     rotations: list[Record] = field(default_factory=list[Record])
     approvers: dict[str, str] = field(default_factory=dict[str, str])
-    """Public key -> name of who may approve now."""
+    """Public key -> name of each current approver."""
     approvals: list[Record] = field(default_factory=list[Record])
     looks: list[Record] = field(default_factory=list[Record])
-    """One for each time that evaluation people were measured."""
+    """One record per evaluation on held-out users."""
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
     replayed: int = 0
     _by_sequence: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
@@ -115,7 +115,7 @@ class LedgerState:
 
         Args:
           records: the next records, in order.
-          trust: checks the trainer's signature of round logs; None skips it, for display.
+          trust: keys that verify the trainer's signature of round logs; None skips it, for display.
 
         Raises:
           LedgerError: a record breaks a rule.
@@ -128,11 +128,11 @@ class LedgerState:
             self.replayed += 1
 
     def last_attempt(self, run_id: str) -> int:
-        """Number of the run's latest attempt, 0 if none."""
+        """Returns the number of the run's latest attempt, 0 if none."""
         return self._last_attempt.get(run_id, 0)
 
     def committed_runs(self, *, before: float = math.inf) -> set[str]:
-        """Ids of the runs that were charged, and committed before a record of the ledger."""
+        """Returns the ids of the charged runs that were committed before a ledger record."""
         return {
             attempt.reserve.run_id
             for attempt in self.attempts.values()
@@ -140,7 +140,7 @@ class LedgerState:
         }
 
     def simulations(self, *, before: float = math.inf) -> set[str]:
-        """Ids of the simulations that were reserved before a record of the ledger."""
+        """Returns the ids of the simulations that were reserved before a ledger record."""
         return {
             attempt.reserve.run_id
             for attempt in self.attempts.values()
@@ -150,9 +150,9 @@ class LedgerState:
         }
 
     def approvals_of(self, model_sha: str, report_sha: str) -> list[Record]:
-        """The approvals of one model with one report: one of each person, their first.
+        """Returns the approvals of one model with one report: the first approval of each person.
 
-        A person with a new key is the same person, and so is a key under a new name.
+        A person with a new key counts as the same person, and so does a key under a new name.
         """
         found: list[Record] = []
         seen: set[str] = set()
@@ -166,26 +166,26 @@ class LedgerState:
         return found
 
     def charges(self, block: str) -> list[Charge]:
-        """What weighs on a block, in order."""
+        """Returns the charges of a block, in order."""
         return [item.charge for item in self.by_block.get(block, []) if item.charged]
 
     def spent(self, block: str, more: Iterable[Charge] = ()) -> Spent:
-        """The cumulative price of a block, with further charges if given."""
+        """Returns the cumulative privacy loss of a block, with further charges if given."""
         if self.terms is None:
             raise LedgerError("the ledger is empty; make one with `fedemb ledger init`")
         return spent(self.terms, [*self.charges(block), *more])
 
     def worst_block(self, blocks: Collection[str] = ()) -> str | None:
-        """The block with the highest cumulative epsilon, of those named or of all."""
+        """Returns the block with the highest cumulative epsilon, among the given blocks or all."""
         names = [block for block in self.by_block if not blocks or block in blocks]
         return max(names, key=lambda block: self.spent(block).epsilon, default=None)
 
     def price_history(self, block: str, last: float = math.inf) -> list[PricePoint]:
-        """Prices a block after the records that changed it, evenly thinned, the last always kept.
+        """Returns the price after each record that changed a block, thinned evenly; keeps the last.
 
         Args:
           block: user block.
-          last: number of the last record taken into account.
+          last: number of the last record included.
         """
         if self.terms is None:
             return []

@@ -1,4 +1,4 @@
-"""What a policy fixes for its life: its caps, how runs compose, and who counts as one user."""
+"""The fixed terms of a policy: caps, composition method, and the definition of a user."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _SETTINGS = {
     "witness_sha": "the digest of storage.witness",
     "identifiers": "the rule of ids (of images without a user column: data.source.format)",
 }
-"""Where a configuration says it; everything else is `policy.<name>`."""
+"""Configuration field of a term; every other term is `policy.<name>`."""
 
 
 _LATER = {"covers_change_own_data": False, "witness_sha": "", "trust_sha": ""}
-"""What policies from before these terms were known had."""
+"""Values of these terms in policies created before the terms existed."""
 _SHA = re.compile(r"([0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
 class PlannedSeries:
-    """A series of runs with exactly one event, committed in advance."""
+    """A series of runs with one exact event, committed in advance."""
 
     event_sha: str
     relation: str
@@ -45,25 +45,25 @@ class PlannedSeries:
 
 @dataclass(frozen=True)
 class UserTerms:
-    """Who is one user, which block is theirs, and who never trains.
+    """The definition of a user, the rule that assigns blocks, and the held-out users.
 
-    Another answer gives the same people other ids, blocks or evaluation users: what was spent on
-    them would be lost from sight, and people once held out for evaluation would train.
+    Different terms would give the same people other ids, blocks or held-out status. Recorded
+    privacy loss would no longer match, and users once held out for evaluation would train.
     """
 
     user_id_column: str | None
-    """None: every image is a unit of its own."""
+    """Column of the user id; None makes every image a unit."""
     cohort_column: str | None
-    """None: all users are of one cohort."""
+    """Column of the cohort; None puts all users in one cohort."""
     blocks_per_cohort: int
-    """Hash buckets of a cohort."""
+    """Number of hash buckets per cohort."""
     shared_label_column: str | None
-    """Classes that all users share, of which some are held out; None: classes are the user's."""
+    """Column of classes shared by all users, some held out; None: classes belong to the user."""
     evaluation: Mapping[str, Any]
-    """How users, and shared classes, are held out, as `partition.evaluation` says it."""
+    """Rule that holds out users and shared classes, as in `partition.evaluation`."""
 
     def cut(self, blocks: Iterable[str]) -> bool:
-        """Whether these are blocks, `cohort/bucket`, of users cut in this way."""
+        """Returns whether the blocks, `cohort/bucket`, match this partition of users."""
         buckets = {str(number) for number in range(self.blocks_per_cohort)}
         parts = [block.rpartition("/") for block in blocks]
         return all(
@@ -74,7 +74,7 @@ class UserTerms:
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """What a policy fixes for its life."""
+    """The fixed terms of a policy."""
 
     epsilon_cap: float
     """Cap on the cumulative epsilon of every user block."""
@@ -85,25 +85,25 @@ class PolicyTerms:
     audit_level: Literal["monitoring", "full"]
     users: UserTerms
     unit: Unit = "user"
-    """Whose presence every guarantee of the policy hides."""
+    """Privacy unit whose presence every guarantee of the policy hides."""
     covers_change_own_data: bool = False
-    """Whether users who stay and change their own data are covered too."""
+    """Whether the guarantee also covers users who stay and change their own data."""
     unplanned_runs: Literal["refuse", "renyi"] = "refuse"
-    """What happens to a run that is not of the planned series."""
+    """Handling of a run that is not part of the planned series."""
     approvals: int = 0
-    """How many people must approve a release."""
+    """Number of people who must approve a release."""
     series: PlannedSeries | None = None
     identifiers: str = f"{CURRENT.version};hmac-sha256/1;cohort-bucket/1"
-    """Versions of the rule of ids, of the user hash and of the block rule. A policy keeps its first
-    rule of ids, see `fedemb.data.identity`; another of the others is another policy.
-    Where images are units and are told apart by their names, `identifiers_of` says so."""
+    """Versions of the id rule, the user hash and the block rule. A policy keeps its first id rule,
+    see `fedemb.data.identity`; a change of the other two needs another policy. If images are units
+    and identified by name, `identifiers_of` adds that."""
     witness_sha: str = ""
-    """Digest of the address of the witness, see `witness_sha`; empty: none was named."""
+    """Digest of the address of the rollback anchor, see `witness_sha`; empty if none is set."""
     trust_sha: str = ""
-    """Digest of the trust file beside the ledger, `TrustStore.digest`; empty in old policies."""
+    """Digest of the trust file of the root, `TrustStore.digest`; empty in old policies."""
 
     def to_json(self) -> dict[str, Any]:
-        """The terms as they stand in the policy record."""
+        """Returns the terms as stored in the policy record."""
         body = {item.name: getattr(self, item.name) for item in fields(self)}
         users = {**vars(self.users), "evaluation": dict(self.users.evaluation)}
         return {
@@ -114,7 +114,7 @@ class PolicyTerms:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> PolicyTerms:
-        """Reads the terms of a policy record, closed-world.
+        """Reads the terms of a policy record; unknown fields are errors.
 
         Raises:
           LedgerError: a field is unknown, missing, of another type or out of bounds.
@@ -147,7 +147,7 @@ class PolicyTerms:
         return terms
 
     def differences(self, asked: Self) -> list[str]:
-        """What somebody asks for otherwise, by the names of the configuration."""
+        """Returns the differences from the requested terms, by configuration field."""
         ours, theirs = _flat(self), _flat(asked)
         theirs["identifiers"] = _by_rule_of(self.identifiers, asked.identifiers)
         free = {"trust_sha"} if self.witness_sha else {"trust_sha", "witness_sha"}
@@ -169,11 +169,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "UserTerms": (dict,),
     "PlannedSeries | None": (dict,),
 }
-"""JSON types of the fields by annotation; a Literal is text."""
+"""JSON types of the fields by annotation; a Literal is a string."""
 
 
 def _typed(cls: type, body: object) -> dict[str, Any]:
-    """The fields of a dataclass, each of its JSON type, none missing and none further."""
+    """Returns the fields of a dataclass, type-checked; missing and unknown fields are errors."""
     kinds = {item.name: _KINDS.get(str(item.type), (str,)) for item in fields(cls)}
     if not isinstance(body, dict) or set(cast("dict[str, object]", body)) != set(kinds):
         raise ValueError("unknown or missing fields")
@@ -189,9 +189,9 @@ def _flat(terms: PolicyTerms) -> dict[str, Any]:
 
 
 def _by_rule_of(ours: str, theirs: str) -> str:
-    """The identifiers of a configuration, with the rule of ids of the policy.
+    """Returns the identifiers of a configuration with the policy's id rule.
 
-    A configuration does not name that rule, so an earlier known rule is not a difference.
+    A configuration does not set the id rule, so an earlier known rule is not a difference.
     """
     if theirs.partition(";")[0] != CURRENT.version:
         return theirs
@@ -199,7 +199,7 @@ def _by_rule_of(ours: str, theirs: str) -> str:
 
 
 def series_of(config: RunConfig, plan: MechanismPlan) -> PlannedSeries | None:
-    """The series a new policy of this configuration commits; None unless it plans one."""
+    """Returns the series that a new policy of this configuration commits, or None."""
     if config.policy.composition != "planned":
         return None
     return PlannedSeries(
@@ -210,11 +210,11 @@ def series_of(config: RunConfig, plan: MechanismPlan) -> PlannedSeries | None:
 
 
 def identifiers_of(source: SourceConfig) -> str:
-    """The rule by which units of a source are told apart.
+    """Returns the rule that identifies the units of a source.
 
-    Images without users are known by their bytes in Parquet and TFRecord, and by their names in CSV
-    and folders: the same photographs in another format would be other units, and those that were
-    measured exactly would train.
+    Images without users are identified by their bytes in Parquet and TFRecord, and by their names
+    in CSV and folders. The same photographs in another format would be other units, and held-out
+    images would train.
     """
     kind = "parquet" if source.uri == "builtin" else source.file_format
     if source.columns.user_id is not None or kind not in ("csv", "image_folder"):
@@ -224,12 +224,12 @@ def identifiers_of(source: SourceConfig) -> str:
 
 
 def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
-    """The terms a configuration asks for.
+    """Returns the terms that a configuration requests.
 
     Args:
       config: configuration of a run.
-      series: of a new policy, `series_of`; of a run, the policy's, as whether the run is of it
-        is judged when it reserves.
+      series: for a new policy, `series_of`; for a run, the policy's series, because membership is
+          checked when the run reserves.
     """
     policy, source, partition = config.policy, config.data.source, config.partition
     return PolicyTerms(
@@ -257,18 +257,18 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
 
 
 def witness_sha(policy_id: str, witness_uri: str | None) -> str:
-    """Names the witness of a policy in its terms, which every bundle carries to anybody."""
+    """Returns a digest of the policy's rollback anchor; every bundle publishes the terms."""
     return json_digest(["witness/1", policy_id, witness_uri]) if witness_uri else ""
 
 
 def _held_out(partition: PartitionConfig) -> dict[str, Any]:
-    """As it is written down; without `classes` as before there was a list of them."""
+    """Returns the held-out rule as stored; omits `classes` as policies before class lists did."""
     said = partition.evaluation.model_dump(mode="json")
     return {name: value for name, value in said.items() if name != "classes" or value}
 
 
 def charged_content(config: RunConfig, plan: MechanismPlan) -> dict[str, Any]:
-    """What the reservation of a run binds as far as its charge is concerned.
+    """Returns the part of a reservation that determines the charge of a run.
 
     The rest of a reservation is digests: of plan, configuration, code and input.
     """
@@ -283,7 +283,7 @@ def charged_content(config: RunConfig, plan: MechanismPlan) -> dict[str, Any]:
 
 
 def blocks_of(partition: PartitionConfig) -> list[str]:
-    """The user blocks a run asks for: `cohort/bucket`, from public constants alone."""
+    """Returns the user blocks that a run requests, `cohort/bucket`, from public constants only."""
     return [
         f"{cohort}/{bucket}"
         for cohort in sorted(set(partition.cohorts))

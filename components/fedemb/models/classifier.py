@@ -14,14 +14,14 @@ HEAD = "logits"
 
 
 def with_head(backbone: Any, model: ModelConfig, seed: int = 0) -> Any:
-    """Puts a head on a backbone, which it shares.
+    """Adds a head to a backbone, whose layers are shared.
 
-    Zeros make the first steps those of a convex problem; see `ModelConfig.head_init`.
+    A zero head makes the first steps those of a convex problem; see `ModelConfig.head_init`.
 
     Args:
       backbone: images to features.
-      model: classes, and where the head starts.
-      seed: of a head that starts at random.
+      model: number of classes, and initialization of the head.
+      seed: seed of a randomly initialized head.
     """
     import keras
 
@@ -32,7 +32,7 @@ def with_head(backbone: Any, model: ModelConfig, seed: int = 0) -> Any:
 
 
 def without_head(classifier: Any) -> Any:
-    """The backbone of a classifier, which it shares."""
+    """Returns the backbone of a classifier; the layers are shared."""
     import keras
 
     return keras.Model(classifier.input, classifier.get_layer(HEAD).input, name=classifier.name)

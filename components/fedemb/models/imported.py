@@ -1,7 +1,7 @@
-"""Somebody else's `.keras` file as a backbone.
+"""Imports an external `.keras` file as a backbone.
 
-Whether it may be one is told from its description alone, so a run can be refused before anything is
-charged, and nothing of the file is executed. What is taken is frozen where it would mix images.
+The check uses only the model description, so a run can be refused before any charge, and no code of
+the file is executed. Imported layers that would mix images are frozen.
 """
 
 from __future__ import annotations
@@ -66,30 +66,30 @@ ALLOWED_LAYERS = frozenset(
         "fedemb>Whitened",
     }
 )
-"""Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
+"""Layers allowed in an imported backbone: no custom code, no state, no mixing of images."""
 IF_FROZEN = frozenset({"BatchNormalization", "Dropout"})
-"""Layers that one which never trains may have besides: constants then, or nothing."""
+"""Layers also allowed in a backbone that never trains: constants, or without effect."""
 _SETTINGS = re.compile(r"keras(\.src)?\.(initializers|regularizers|constraints|dtype_policies)\b")
-"""Modules of what layers are set up with."""
+"""Allowed modules of layer settings."""
 _NO_LAYERS = frozenset({"DTypePolicy", "__keras_tensor__", "__numpy__", "__tensor__", "__tuple__"})
 FROZEN = ("head", "projection")
-"""What `model.trainable` says where the imported layers stay as they are."""
+"""Values of `model.trainable` that keep the imported layers frozen."""
 
 
 def check_import(path: Path, trainable: str) -> None:
-    """Refuses a file that is missing or damaged, or has layers that are not allowed.
+    """Rejects a file that is missing or damaged, or has layers that are not allowed.
 
     Args:
       path: the file.
       trainable: `model.trainable`.
 
     Raises:
-      InputError: there is no such file.
-      ArtifactError: it is no `.keras` file, or has other layers.
+      InputError: the file does not exist.
+      ArtifactError: not a `.keras` file, or it has other layers.
     """
     described = _description(path)
     allowed = ALLOWED_LAYERS | IF_FROZEN if trainable in FROZEN else ALLOWED_LAYERS
-    layers = _layer_classes({**described, "compile_config": None})  # that is not loaded
+    layers = _layer_classes({**described, "compile_config": None})  # not loaded
     found = sorted(layers - allowed)
     if found:
         frozen = f", or keep it frozen with model.trainable: {' or '.join(FROZEN)}"
@@ -100,11 +100,11 @@ def check_import(path: Path, trainable: str) -> None:
 
 
 def image_shape(path: Path) -> tuple[int, int] | None:
-    """Height and width, and channels of the images that a file's net takes; None: of several sizes.
+    """Returns (height and width, channels) of a file's input images; None for several sizes.
 
     Raises:
-      InputError: there is no such file.
-      ArtifactError: it is no `.keras` file.
+      InputError: the file does not exist.
+      ArtifactError: not a `.keras` file.
     """
     layers = _description(path)["config"].get("layers") or []
     inputs = [layer for layer in layers if layer.get("class_name") == "InputLayer"]
@@ -116,19 +116,19 @@ def image_shape(path: Path) -> tuple[int, int] | None:
 
 
 def known_pixels(path: Path) -> tuple[str, str] | None:
-    """What a file's net was trained on, as `pretraining.import_pixels`, and what says so.
+    """Returns the training pixel format as `pretraining.import_pixels`, and the evidence for it.
 
-    None: the file does not tell.
+    None if the file does not contain the format.
 
     Raises:
-      InputError: there is no such file.
-      ArtifactError: it is no `.keras` file.
+      InputError: the file does not exist.
+      ArtifactError: not a `.keras` file.
     """
     return told_pixels(_description(path)["config"])
 
 
 def _description(path: Path) -> dict[str, Any]:
-    """What the file says of its model; nothing of it is executed."""
+    """Returns the model description in the file; executes no code of the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             packed = [m.filename for m in archive.infolist() if m.compress_type]
@@ -153,7 +153,7 @@ def _description(path: Path) -> dict[str, Any]:
 
 
 def _layer_classes(described: Any) -> set[str]:
-    """Class names of a model and of all layers inside, also of those that are a setting."""
+    """Returns class names of a model and all inner layers, including layers in settings."""
     if not isinstance(described, dict | list):
         return set()
     children = described.values() if isinstance(described, dict) else described
@@ -166,22 +166,22 @@ def _layer_classes(described: Any) -> set[str]:
 
 
 def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", seed: int = 0) -> Any:
-    """Loads somebody else's `.keras` backbone: known layers only, checked before Keras reads it.
+    """Loads an external `.keras` backbone: known layers only, checked before Keras reads the file.
 
     Batch normalisation is frozen: with the statistics of the file it is a constant scale and offset
-    for each channel. Dropout is switched off.
+    per channel. Dropout is disabled.
 
     Args:
-      path: the file; the head of a classifier of this pipeline is left out.
-      model: what the backbone must fit; with `trainable: projection` a file that does not end in
-        a projection to `embedding_dim` gets one.
-      pixels: what the file was trained on, `pretraining.import_pixels`.
-      seed: of the projection.
+      path: the file; the head of a classifier of this pipeline is omitted.
+      model: configuration that the backbone must match; with `trainable: projection`, a projection
+          to `embedding_dim` is added if the file does not end in one.
+      pixels: pixel format that the file was trained on, `pretraining.import_pixels`.
+      seed: seed of the projection.
 
     Raises:
       ArtifactError: missing, damaged, with layers that are not allowed, or with a weight that is
         NaN or infinite.
-      ConfigError: it does not fit `model`, or mixes the images of different users.
+      ConfigError: the backbone does not match `model`, or mixes the images of different users.
     """
     import keras
 
@@ -191,7 +191,7 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
     if backbone.layers[-1].name == HEAD:
         backbone = without_head(backbone)
     backbone = _frozen(backbone)
-    ends = backbone.layers[-1].name == "embedding"  # in a projection of its own
+    ends = backbone.layers[-1].name == "embedding"  # has its own projection
     fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
     project = model.trainable == "projection" and not fits
     if project or pixels != "-1..1":
@@ -200,7 +200,7 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
         outputs = blocks.embedding(features, model) if project else features
         whole = keras.Model(inputs, outputs, name=backbone.name)
         if project:
-            reinitialize(whole, seed)  # the file's own layers lie inside of one, untouched
+            reinitialize(whole, seed)  # the file's layers are in an inner model, unchanged
         backbone = whole
     check_backbone(backbone, model.model_copy(update={"classes": ()}))
     _check_apart(backbone, path)
@@ -209,7 +209,7 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
 
 
 def _check_mirrored(backbone: Any, path: Path, model: ModelConfig) -> None:
-    """Refuses a file that sees mirror images where the configuration does not, or the reverse."""
+    """Rejects a file whose use of mirror images differs from the configuration."""
     found = _mirrors(backbone)
     if not (found or model.mirrored):
         return
@@ -223,7 +223,7 @@ def _check_mirrored(backbone: Any, path: Path, model: ModelConfig) -> None:
 
 
 def _mirrors(backbone: Any) -> Counter[str]:
-    """The layers that make features an image shares with its mirror image, by kind."""
+    """Returns the count, by kind, of layers that share features between image and mirror image."""
     return Counter(
         type(layer).__name__
         for layer in backbone._flatten_layers()
@@ -232,10 +232,10 @@ def _mirrors(backbone: Any) -> Counter[str]:
 
 
 def _check_apart(backbone: Any, path: Path) -> None:
-    """Refuses a net whose output for an image depends on the other images of its batch.
+    """Rejects a network whose output for an image depends on the other images of its batch.
 
-    A layer along the wrong axis does that, and has no other name. It is asked with random weights
-    too: those of the file may hide it until they train.
+    A layer along the wrong axis has this effect without a different name. The check also uses
+    random weights, because the weights of the file may hide the effect until they train.
     """
     import numpy as np
 
@@ -256,18 +256,18 @@ def _check_apart(backbone: Any, path: Path) -> None:
 
 
 def _drawn(shape: tuple[int, ...], random: Any) -> Any:
-    """Weights that make every layer affect the output: positive scales, kernels that keep sizes."""
+    """Draws weights that make every layer affect the output: positive scales, stable kernels."""
     if len(shape) < 2:
         return random.uniform(0.5, 1.5, shape)
     return random.normal(0, (2 / math.prod(shape[:-1])) ** 0.5, shape)
 
 
 def _frozen(backbone: Any) -> Any:
-    """The same model without what depends on other images or on chance."""
+    """Returns the same model without dependence on other images or on randomness."""
     chances = [layer for layer in backbone._flatten_layers() if type(layer).__name__ == "Dropout"]
     for layer in chances:
         layer.rate = 0.0
-    if chances:  # built again: dropout without a rate has no random state
+    if chances:  # rebuilt: dropout without a rate has no random state
         weights = backbone.get_weights()
         backbone = type(backbone).from_config(backbone.get_config())
         backbone.set_weights(weights)

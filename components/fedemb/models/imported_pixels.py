@@ -1,4 +1,4 @@
-"""The pixels an imported backbone was trained on: told by its file, and made for it."""
+"""The pixel format an imported backbone was trained on: read from the file, and converted to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from fedemb.errors import ConfigError
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and deviation of ImageNet's red, green and blue in [0, 1]."""
+"""Mean and standard deviation of ImageNet's red, green and blue in [0, 1]."""
 _CAFFE = (103.939, 116.779, 123.68)
 """Mean of ImageNet's blue, green and red in [0, 255]."""
 
@@ -20,13 +20,13 @@ _BY_NAME = {
     r"densenet\d+": "imagenet",
     r"resnet\d+|vgg(16|19)": "caffe",
 }
-"""What `preprocess_input` of Keras' applications gives a net of that name."""
+"""Output format of `preprocess_input` in Keras applications, by network name."""
 
 
 def told_pixels(net: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What a net was trained on, and what of it says so; None: nothing does.
+    """Returns the training pixel format of a network and the evidence for it; None if unknown.
 
-    A first layer that brings pixels into a range wants 0..255 or is of no known kind.
+    A first layer that rescales pixels expects 0..255, or its format is unknown.
 
     Args:
       net: the configuration of a Keras model.
@@ -67,7 +67,7 @@ def _by_name(name: str, inputs: list[Any]) -> tuple[str, str] | None:
 
 
 def rescaled(images: Any, pixels: str) -> Any:
-    """Images in [-1, 1] as the file knows them, by a fixed convolution of one pixel."""
+    """Converts images in [-1, 1] to the file's pixel format by a fixed convolution of one pixel."""
     import keras
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What finished models make of images."""
+"""Inference with finished models."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def outputs(
     batch_size: int = 256,
     last: Callable[[Any], Any] = np.asarray,
 ) -> Float32[np.ndarray, "images width"]:
-    """What a model gives for images, or what its last layers give for features.
+    """Returns a model's outputs for images, or its last layers' outputs for features.
 
     Args:
       model: `keras.Model`, built, loaded or cut.
       examples: uint8 `[images, size, size, channels]`, or float32 `[images, features]`.
       batch_size: images in memory at once as floats; the last batch is padded, so that an output
-        does not depend on how many images come after it.
-      last: what is done to the outputs of a batch, padding included, for the same reason.
+          does not depend on the number of images after it.
+      last: function applied to the outputs of a batch, including padding, for the same reason.
     """
     from fedemb.models.preprocessing import input_of
 
@@ -65,16 +65,16 @@ def classify(
     images: UInt8[np.ndarray, "images size size channels"] | Float32[np.ndarray, "images features"],
     batch_size: int = 256,
 ) -> Float32[np.ndarray, "images classes"]:
-    """Probabilities of the classes, rows that sum to 1; see `outputs`."""
+    """Returns probabilities of the classes, rows that sum to 1; see `outputs`."""
     return outputs(classifier, images, batch_size, keras_ops().softmax)
 
 
 class VectorizedRounds:
-    """Shows images to several models; a frozen part that they share computes its features once.
+    """Evaluates several models on images; the features of a shared frozen part are computed once.
 
     Args:
       models: `keras.Model`s by name.
-      group: `model.trainable`: which layers stand on a frozen part.
+      group: `model.trainable`, which selects the layers after the frozen part.
       apply: `embed` or `classify`.
     """
 
@@ -83,7 +83,7 @@ class VectorizedRounds:
     ) -> None:
         self._apply = apply
         self.trunks: dict[str, Any] = {}
-        """By what they are: models of one trunk have the same."""
+        """Trunks by digest: models with the same trunk share its features."""
         self._parts = {name: self._cut(model, group) for name, model in models.items()}
 
     def _cut(self, model: Any, group: str) -> tuple[str | None, Any]:
@@ -95,7 +95,7 @@ class VectorizedRounds:
             return None, model
         try:
             trunk, rest = cut(model, group)
-        except ConfigError:  # nothing stands on it: pixels, or features as they are
+        except ConfigError:  # no frozen part: input is pixels or features
             features = keras.Input(model.output_shape[1:])
             trunk, rest = model, keras.Model(features, keras.layers.Identity()(features))
         weights = (np.asarray(weight).tobytes() for weight in trunk.weights)
@@ -106,7 +106,7 @@ class VectorizedRounds:
     def __call__(
         self, images: UInt8[np.ndarray, "images size size channels"], batch_size: int
     ) -> dict[str, np.ndarray]:
-        """What each model makes of the images, float32 `[images, width]`, by its name."""
+        """Returns each model's outputs for the images, float32 `[images, width]`, by model name."""
         features = {name: outputs(trunk, images, batch_size) for name, trunk in self.trunks.items()}
         return {
             name: self._apply(rest, images if trunk is None else features[trunk], batch_size)

@@ -1,4 +1,4 @@
-"""Keras's backend of this process, TensorFlow or JAX, and the accelerators it finds."""
+"""The Keras backend of this process, TensorFlow or JAX, and its accelerators."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from fedemb.errors import ConfigError
 from fedemb.foundation.runtime_env import ACCELERATOR, require_backend
 
 ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
-"""What a container sees of an accelerator it was given: NVIDIA's, and Google's of two kinds."""
+"""Device files of accelerators in a container: one of NVIDIA, two of Google."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-"""What NVIDIA's driver says of itself."""
+"""Version file of NVIDIA's driver."""
 _SAME_BITS = "--xla_gpu_deterministic_ops=true --xla_gpu_shard_autotuning=false"
-"""A GPU must give the same bits again, and no host may wait for others to choose its kernels."""
+"""XLA flags for bit-exact repeatable results on GPUs, without kernel autotuning across hosts."""
 _KINDS = {"jax-cuda12-plugin": "jax[cuda12]", "libtpu": "jax[tpu]"}
-"""Distributions that bring an accelerator to JAX, and what they are installed as."""
+"""Distributions that add an accelerator to JAX, and the extras that install them."""
 
 
 def take_installed_backend() -> None:
-    """Lets Keras run on JAX where TensorFlow is not installed, as in the images gpu and tpu."""
+    """Selects JAX for Keras if TensorFlow is not installed, as in the images gpu and tpu."""
     if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
         os.environ["KERAS_BACKEND"] = "jax"
 
 
 def use_backend(name: str) -> None:
-    """Settles what Keras runs on in this process, before it is loaded.
+    """Selects the Keras backend of this process, before Keras is loaded.
 
     Args:
       name: `tensorflow` or `jax`.
 
     Raises:
-      ConfigError: Keras is loaded already and runs on another one, or it is not installed.
+      ConfigError: Keras is already loaded with another backend, or the backend is not installed.
     """
     require_backend(name)
     if name == "tensorflow" and find_spec("tensorflow") is None:
@@ -60,14 +60,14 @@ def use_backend(name: str) -> None:
 
 
 def keras_ops() -> Any:
-    """`keras.ops`; Keras is imported when something is computed, not before."""
+    """Returns `keras.ops`; imports Keras only when needed."""
     import keras
 
     return keras.ops
 
 
 def exact_numbers() -> AbstractContextManager[None]:
-    """Inside, JAX computes in 64 bits what asks for them; TensorFlow always does."""
+    """Enables 64-bit computation in JAX while entered; TensorFlow always supports it."""
     import keras
 
     if keras.backend.backend() != "jax":
@@ -91,11 +91,11 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def jax_devices() -> list[Any]:
-    """Devices that JAX finds in this process.
+    """Returns the devices that JAX finds in this process.
 
     Raises:
-      ConfigError: the step has an accelerator and JAX does not see it, or JAX was installed for two
-        kinds of them.
+      ConfigError: the step has an accelerator that JAX does not find, or JAX was installed for two
+          kinds of accelerators.
     """
     from importlib.metadata import distributions
 
@@ -109,7 +109,7 @@ def jax_devices() -> list[Any]:
 
     try:
         devices = jax.devices()
-    except RuntimeError as error:  # named in JAX_PLATFORMS, and not there
+    except RuntimeError as error:  # set in JAX_PLATFORMS, but not available
         raise ConfigError(_unseen(str(error).splitlines()[0])) from error
     seen = [name for name in ACCELERATOR_FILES if Path(name).exists()]
     wanted = os.environ.get(ACCELERATOR) or (seen[0] if seen else None)

@@ -33,11 +33,11 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
 
     Args:
       path: the file.
-      model: what the backbone must fit.
+      model: configuration that the backbone must match.
 
     Raises:
-      ArtifactError: missing, damaged, or it would need code of its own.
-      ConfigError: it does not fit `model`.
+      ArtifactError: missing, damaged, or it needs custom code.
+      ConfigError: the backbone does not match `model`.
     """
     backbone = load_model(path)
     check_backbone(backbone, model)
@@ -48,16 +48,16 @@ def load_model(path: Path) -> Any:
     """Loads a `.keras` file in safe mode; see `load_backbone`.
 
     Raises:
-      ArtifactError: missing, damaged, or it would need code of its own.
+      ArtifactError: missing, damaged, or it needs custom code.
     """
     import keras
 
-    # Layers of ours are known to Keras by name once they were asked for.
+    # Calling these functions registers the project's layers with Keras.
     for layer in _LAYERS:
         layer()
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # whatever the part of Keras raises that a broken file leads to
+    except Exception as error:  # Keras raises many types for a broken file
         raise ArtifactError(
             f"{path.name} in {path.parent.name} cannot be loaded ({type(error).__name__}); run the "
             "step that writes it again"
@@ -65,12 +65,12 @@ def load_model(path: Path) -> Any:
 
 
 def save_backbone(backbone: Any, path: Path) -> str:
-    """Writes a `.keras` file of the backbone alone and returns its SHA-256.
+    """Writes a `.keras` file of the backbone only and returns its SHA-256.
 
-    The same weights give the same bytes: Keras's date of saving is left out.
+    The same weights give the same bytes: Keras's date of saving is omitted.
 
     Raises:
-      StorageError: it cannot be written; nothing is left behind.
+      StorageError: the file cannot be written; no partial file is left.
     """
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, "backbone.keras")
@@ -89,7 +89,7 @@ def save_backbone(backbone: Any, path: Path) -> str:
 
 
 def require_finite(backbone: Any) -> None:
-    """Refuses a public backbone from which no model can be trained, before anything is charged.
+    """Rejects a public backbone with invalid weights, before any charge.
 
     Raises:
       ArtifactError: a weight is NaN or infinite.

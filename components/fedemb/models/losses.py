@@ -1,8 +1,8 @@
 """Losses of local and public training, on embeddings and a head of one row per class.
 
-All take un-normalised embeddings and labels in `0..classes-1` and return the mean over examples.
-A batch and a head may be filled up to a fixed shape: what is not `Real` adds nothing to value and
-gradient.
+All losses take un-normalised embeddings and labels in `0..classes-1` and return the mean over
+examples. A batch and a head may be padded to a fixed shape: rows that are not `Real` add nothing to
+value and gradient.
 Sources: softmax and normalised softmax, DP-FedEmb (arXiv 2211.10844, `losses.py`); ArcFace,
 arXiv 1801.07698; CosFace, arXiv 1801.09414; batch-hard triplet, arXiv 1703.07737.
 """
@@ -23,20 +23,20 @@ Loss = Callable[..., Any]
 """`(embeddings [examples, dim], head [classes, dim], labels [examples], real=None) -> scalar`."""
 
 NEVER = -1e30
-"""Logit of a class that nobody has: its softmax and its gradient are 0."""
+"""Logit of a class that no example has: its softmax and its gradient are 0."""
 
 
 class Real(NamedTuple):
-    """Which rows of a filled batch and of a filled head are there."""
+    """Masks of the real rows of a padded batch and of a padded head."""
 
     examples: Any
-    """bool `[examples]`, one at least."""
+    """bool `[examples]`, at least one True."""
     classes: Any
     """bool `[classes]`."""
 
 
 def cross_entropy(logits: Any, labels: Any, real: Real | None = None) -> Any:
-    """Mean cross-entropy of logits `[examples, classes]`."""
+    """Returns the mean cross-entropy of logits `[examples, classes]`."""
     ops = keras_ops()
     if real is not None:
         logits = ops.where(real.classes[None, :], logits, NEVER)
@@ -48,14 +48,14 @@ def cross_entropy(logits: Any, labels: Any, real: Real | None = None) -> Any:
 
 
 def unit_rows(rows: Any) -> Any:
-    """Rows `[rows, dim]` of length 1; a row of zeros stays one."""
+    """Scales rows `[rows, dim]` to length 1; zero rows stay zero."""
     ops = keras_ops()
     squares = ops.sum(ops.square(rows), axis=1, keepdims=True)
     return ops.multiply(rows, ops.rsqrt(ops.maximum(squares, 1e-12)))
 
 
 def _products(left: Any, right: Any) -> Any:
-    """Inner product of every row with every row."""
+    """Returns the inner product of every row with every row."""
     ops = keras_ops()
     return ops.matmul(left, ops.transpose(right))
 
@@ -66,14 +66,14 @@ def softmax_loss(
     labels: Int32[Any, " examples"],
     real: Real | None = None,
 ) -> Float32[Any, ""]:
-    """Cross-entropy of `embeddings @ head.T`, nothing normalised."""
+    """Returns the cross-entropy of `embeddings @ head.T`, without normalisation."""
     return cross_entropy(_products(embeddings, head), labels, real)
 
 
 def cosines(
     embeddings: Float32[Any, "examples dim"], head: Float32[Any, "classes dim"]
 ) -> Float32[Any, "examples classes"]:
-    """Cosine of every embedding with every row of the head."""
+    """Returns the cosine of every embedding with every row of the head."""
     rows, unit = unit_rows(head), unit_rows(embeddings)
     return _products(unit, rows)
 
@@ -86,12 +86,12 @@ def normalized_softmax_loss(
     *,
     scale: float,
 ) -> Float32[Any, ""]:
-    """Cross-entropy of `scale` x cosine. The paper's code starts the scale at 1, far too small."""
+    """Returns the cross-entropy of `scale` x cosine. The paper's initial scale, 1, is too small."""
     return cross_entropy(scale * cosines(embeddings, head), labels, real)
 
 
 def _is_class(labels: Any, head: Any) -> Any:
-    """Whether a row of the head is that of an example's class, `[examples, classes]`."""
+    """Returns whether a row of the head is an example's class, `[examples, classes]`."""
     ops = keras_ops()
     return labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32")[None, :]
 
@@ -105,7 +105,7 @@ def cosface_loss(
     scale: float,
     margin: float,
 ) -> Float32[Any, ""]:
-    """Cross-entropy of `scale` x cosine, less `margin` at the true class."""
+    """Returns the cross-entropy of `scale` x cosine, minus `margin` at the true class."""
     ops = keras_ops()
     values = cosines(embeddings, head)
     true = ops.cast(_is_class(labels, head), values.dtype)
@@ -121,10 +121,10 @@ def arcface_loss(
     scale: float,
     margin: float,
 ) -> Float32[Any, ""]:
-    """Cross-entropy of `scale` x cosine, with `margin` radians added to the true class's angle.
+    """Returns the cross-entropy of `scale` x cosine, with `margin` radians added at the true class.
 
-    Where the angle would pass pi, the cosine is lowered by `margin * sin(margin)` instead, as in
-    the authors' code: the loss stays monotone.
+    If the angle would exceed pi, the cosine is lowered by `margin * sin(margin)` instead, as in the
+    authors' code, so the loss stays monotone.
     """
     ops = keras_ops()
     values = cosines(embeddings, head)
@@ -145,10 +145,10 @@ def triplet_loss(
     *,
     margin: float,
 ) -> Float32[Any, ""]:
-    """Batch-hard triplet loss on unit embeddings; the head is not used.
+    """Returns the batch-hard triplet loss on unit embeddings; the head is not used.
 
-    Each example that has both a positive and a negative in the batch is an anchor; the mean is
-    over anchors, and 0 where there are no such triplets.
+    Each example with both a positive and a negative in the batch is an anchor. The mean is over
+    anchors, and 0 without triplets.
     """
     ops = keras_ops()
     del head
@@ -175,7 +175,7 @@ def contrastive_loss(
     *,
     temperature: float,
 ) -> Float32[Any, ""]:
-    """SimCLR's loss (arXiv 2002.05709): two views of an image find each other in the batch."""
+    """Returns SimCLR's loss (arXiv 2002.05709): two views of an image match in the batch."""
     ops = keras_ops()
     views = unit_rows(ops.concatenate([first, second], axis=0))
     count = ops.shape(first)[0]
@@ -185,7 +185,7 @@ def contrastive_loss(
 
 
 def penalized(loss: Any, variables: Sequence[Any], weights: Sequence[Any]) -> Any:
-    """Adds the weight decay that layers ask for: `variables[i].regularizer` of `weights[i]`."""
+    """Adds the weight decay of the layers: `variables[i].regularizer` of `weights[i]`."""
     terms = [
         variable.regularizer(weight)
         for variable, weight in zip(variables, weights, strict=True)
@@ -195,7 +195,7 @@ def penalized(loss: Any, variables: Sequence[Any], weights: Sequence[Any]) -> An
 
 
 def build_loss(config: LossConfig) -> Loss:
-    """The loss a configuration names."""
+    """Returns the loss of a configuration."""
     scale, margin = config.scale, config.margin
     losses: dict[str, Loss] = {
         "softmax": softmax_loss,

@@ -1,4 +1,4 @@
-"""An image seen in a mirror, as a layer: left and right change places, and nothing else does."""
+"""A layer that mirrors an image: swaps left and right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @cache
 def mirror_layer() -> Any:
-    """The layer, known to Keras by name from the first call on.
+    """Returns the layer; the first call registers it with Keras.
 
-    Keras's own operation takes any axis, that of the images of a batch too, so that one in a file
-    would have to be looked at; this one has no setting.
+    Keras's own operation accepts any axis, including the batch axis, so a file with it would need
+    inspection; this layer has no setting.
     """
     import keras
 
@@ -19,7 +19,7 @@ def mirror_layer() -> Any:
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class MirrorImage(keras.layers.Layer):
-        """`[batch, height, width, channels]` to the same shape."""
+        """Maps `[batch, height, width, channels]` to the same shape."""
 
         def call(self, inputs: Any) -> Any:
             return ops.flip(inputs, axis=2)

@@ -1,4 +1,4 @@
-"""From pixels to the numbers a backbone sees; `data/photos.py` makes the pixels."""
+"""Scales pixels to a backbone's input range; `data/photos.py` decodes the pixels."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def preprocess(
 
 
 def input_of(model: Any, examples: Any) -> Any:
-    """What a model takes: scaled pixels, or the features of its trunk where it is cut off."""
+    """Returns a model's input: scaled pixels, or the features of its trunk if it has been cut."""
     return preprocess(examples) if len(model.input_shape) == 4 else examples

@@ -1,4 +1,4 @@
-"""The image itself as its embedding: what a backbone must be better than."""
+"""Baseline that uses the image itself as its embedding; a backbone must outperform it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from fedemb.config import ModelConfig
 
 MOST_VALUES = 1024
-"""Of one image; larger ones are averaged over squares first."""
+"""Maximum number of values of one image; larger images are first averaged over squares."""
 
 
 def raw_pixels(model: ModelConfig) -> Any:
-    """A `keras.Model` without weights: float32 `[n, size, size, channels]` to `[n, values]`."""
+    """Returns a model without weights: float32 `[n, size, size, channels]` to `[n, values]`."""
     import keras
 
     size, channels = model.image_size, model.channels

@@ -1,8 +1,8 @@
-"""The scattering transform: wavelets and absolute values, nothing learned and nothing to protect.
+"""The scattering transform: wavelets and absolute values, with no learned and no private values.
 
 Bruna and Mallat (arXiv 1203.1513), two orders, as features of private training (Tramer and Boneh,
 arXiv 2011.11660): Morlet wavelets of J octaves and L directions, then a Gaussian mean over 2^J
-pixels. Outputs are sampled at the middle of each square of 2^J pixels, so that a mirrored image has
+pixels. Outputs are sampled at the center of each square of 2^J pixels, so that a mirrored image has
 mirrored features (`mirrored_paths`).
 """
 
@@ -16,16 +16,16 @@ import numpy as np
 
 OCTAVES, DIRECTIONS = 2, 8
 PATHS = 1 + OCTAVES * DIRECTIONS + DIRECTIONS**2 * OCTAVES * (OCTAVES - 1) // 2
-"""Numbers per place and channel: 81."""
+"""Number of values per location and channel: 81."""
 _BLUR = 2**OCTAVES
-"""Pixels between two outputs, and pixels mirrored around the image."""
+"""Pixels between two outputs, and width of the mirrored border in pixels."""
 _SPREAD = 0.8
 _FREQUENCY = 0.75 * math.pi
 _SLANT = 4.0 / DIRECTIONS
 
 
 def _morlet(size: int, octave: int, direction: int) -> np.ndarray:
-    """Transfer function of a wavelet on a torus, float64 `[size, size]`; its mean is zero."""
+    """Returns a zero-mean wavelet's transfer function on a torus, float64 `[size, size]`."""
     angle = direction * math.pi / DIRECTIONS
     spread, frequency = _SPREAD * 2**octave, _FREQUENCY / 2**octave
     around = np.arange(-2 * size, 3 * size)
@@ -35,13 +35,13 @@ def _morlet(size: int, octave: int, direction: int) -> np.ndarray:
     bell = np.exp(-(along**2 + (_SLANT * across) ** 2) / (2 * spread**2))
     wave = bell * np.exp(1j * frequency * along)
     wave = wave - bell * (wave.sum() / bell.sum())
-    # The torus sees the sum of all its copies; the origin is its first pixel.
+    # The torus is the sum of all periodic copies; the origin is its first pixel.
     wrapped = wave.reshape(5, size, 5, size).sum((0, 2))
     return np.fft.fft2(wrapped * _SLANT / (2 * math.pi * spread**2)).real
 
 
 def wavelets(size: int) -> np.ndarray:
-    """Transfer functions for images with their mirrored border, float32 `[J, L, padded, padded]`.
+    """Returns transfer functions with mirrored border, float32 `[J, L, padded, padded]`.
 
     Args:
       size: pixels of the image without its border.
@@ -57,7 +57,7 @@ def wavelets(size: int) -> np.ndarray:
 
 
 def means(size: int, step: int) -> np.ndarray:
-    """Gaussian means along one axis, float32 `[size / 2^J, samples]`.
+    """Returns Gaussian means along one axis, float32 `[size / 2^J, samples]`.
 
     Args:
       size: pixels of the image without its mirrored border.
@@ -71,9 +71,9 @@ def means(size: int, step: int) -> np.ndarray:
 
 
 def mirrored_paths() -> np.ndarray:
-    """Where each path of a channel is found in the features of the image mirrored left-right.
+    """Returns the index of each path of a channel in the features of the left-right mirrored image.
 
-    A wavelet of direction l turns into one of direction -l; int64 `[81]`.
+    A wavelet of direction l becomes one of direction -l; int64 `[81]`.
     """
     turned = -np.arange(DIRECTIONS) % DIRECTIONS
     first = 1 + DIRECTIONS * np.arange(OCTAVES)[:, None] + turned
@@ -82,7 +82,7 @@ def mirrored_paths() -> np.ndarray:
 
 
 def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
-    """Scatters images.
+    """Computes the scattering transform of images.
 
     Args:
       images: float32 `[batch, size, size, channels]`, size a multiple of 4 and at least 8.
@@ -91,7 +91,7 @@ def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
       second: `means(size, 2)`.
 
     Returns:
-      float32 `[batch, size / 4, size / 4, channels * 81]`, the 81 paths of a channel side by side:
+      float32 `[batch, size / 4, size / 4, channels * 81]`, with the 81 paths of a channel adjacent:
       mean, then first order by octave and direction, then second order.
     """
     import keras
@@ -105,9 +105,9 @@ def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
         return ops.fft2((signal, ops.zeros_like(signal)))
 
     def filtered(of: Any, transfer: Any, halve: bool) -> Any:
-        """Absolute values after a wavelet, at every or every second pixel."""
+        """Returns absolute values after a wavelet, at every or every second pixel."""
         parts = tuple(part[..., None, :, :] * transfer for part in of)
-        if halve:  # Folding the spectrum is sampling every second pixel.
+        if halve:  # Folding the spectrum samples every second pixel.
             half = transfer.shape[-1] // 2
             lead = ops.shape(parts[0])[:-2]
             parts = tuple(
@@ -136,10 +136,10 @@ def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
 
 
 def shared_with_mirror(features: Any) -> Any:
-    """The mean of features and those of the mirror image, of which one half says all.
+    """Returns the left half of the mean of features and mirrored features; both halves match.
 
     Args:
-      features: from `scatter`, an even number of columns.
+      features: from `scatter`, with an even number of columns.
     """
     import keras
 
@@ -152,15 +152,15 @@ def shared_with_mirror(features: Any) -> Any:
 
 @cache
 def scattering_layer() -> Any:
-    """The layer, known to Keras by name from the first call on."""
+    """Returns the layer; the first call registers it with Keras."""
     import keras
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class Scattering(keras.layers.Layer):
         """`scatter` as a layer.
 
-        Its filters are weights that never train: whoever checks a released graph finds each
-        constant of it in the list of weights.
+        Its filters are weights that never train, so that a check of a released graph finds each
+        constant in the list of weights.
         """
 
         def __init__(self, mirrored: bool = False, **options: Any) -> None:

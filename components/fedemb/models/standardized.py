@@ -1,9 +1,9 @@
-"""Convolutions with standardised weights, and the plain convolutions they turn into at the end.
+"""Convolutions with standardised weights, and their conversion to plain convolutions.
 
-Weight standardisation (arXiv 1903.10520; in private training arXiv 2204.13650, +1.2 points beside
-GroupNorm) computes with `(w - mean) / sqrt(fan_in x variance + eps)` of each output channel in
-place of the stored kernel. It is a way to train: the released model holds the standardised kernels
-in ordinary layers, so that it loads without this file.
+Weight standardisation (arXiv 1903.10520; in private training arXiv 2204.13650, +1.2 points in
+addition to GroupNorm) computes with `(w - mean) / sqrt(fan_in x variance + eps)` of each output
+channel instead of the stored kernel. It is used only in training: the released model has the
+standardised kernels in ordinary layers, so that it loads without this file.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 EPSILON = 1e-5
 GAIN_EPSILON = 1e-4
-"""Least `fan_in x variance` of a channel that has a gain (jax_privacy v0.1, `WSConv2D`)."""
+"""Minimum `fan_in x variance` of a channel with a gain (jax_privacy v0.1, `WSConv2D`)."""
 
 
 def standardize(kernel: Any, gain: Any = None) -> Any:
-    """Kernel `[height, width, in, out]` with mean 0 in each output channel.
+    """Returns the kernel `[height, width, in, out]` with mean 0 in each output channel.
 
     Args:
-      kernel: as stored.
-      gain: `[out]`, norm of each output channel; None: 1.
+      kernel: stored kernel.
+      gain: `[out]`, norm of each output channel; None means 1.
     """
     import keras
 
@@ -41,18 +41,18 @@ def standardize(kernel: Any, gain: Any = None) -> Any:
 
 @cache
 def standardized_convolution() -> Any:
-    """The layer, known to Keras by name from the first call on."""
+    """Returns the layer; the first call registers it with Keras."""
     import keras
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class StandardizedConv2D(keras.layers.Conv2D):
-        """`Conv2D` that computes with its kernel standardised."""
+        """`Conv2D` with a standardised kernel."""
 
         def convolution_op(self, inputs: Any, kernel: Any) -> Any:
             return super().convolution_op(inputs, standardize(kernel))
 
         def plain_weights(self) -> list[Any]:
-            """Weights of the ordinary layer that computes the same."""
+            """Returns the weights of the equivalent ordinary layer."""
             kernel = keras.ops.convert_to_numpy(standardize(self.kernel))
             return [kernel, *self.get_weights()[1:]]
 
@@ -61,18 +61,18 @@ def standardized_convolution() -> Any:
 
 @cache
 def gain_convolution() -> Any:
-    """The layer with a gain per channel, known to Keras by name from the first call on."""
+    """Returns the layer with a gain per channel; the first call registers it with Keras."""
     import keras
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class GainConv2D(keras.layers.Conv2D):
-        """`Conv2D` that computes with its kernel standardised and scaled by a trained gain."""
+        """`Conv2D` with a standardised kernel scaled by a trained gain."""
 
         def build(self, input_shape: Any) -> None:
             super().build(input_shape)
             self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
 
-        # `Conv2D` writes and reads the weights that it knows, by number.
+        # `Conv2D` saves and loads only its own weights, by index.
         def save_own_variables(self, store: Any) -> None:
             super().save_own_variables(store)
             store["gain"] = self.gain
@@ -85,7 +85,7 @@ def gain_convolution() -> Any:
             return super().convolution_op(inputs, standardize(kernel, self.gain))
 
         def plain_weights(self) -> list[Any]:
-            """Weights of the ordinary layer that computes the same."""
+            """Returns the weights of the equivalent ordinary layer."""
             kernel = keras.ops.convert_to_numpy(standardize(self.kernel, self.gain))
             return [kernel, *(self.get_weights()[1:2] if self.use_bias else [])]
 
@@ -93,10 +93,10 @@ def gain_convolution() -> Any:
 
 
 def plain_form(backbone: Any) -> Any:
-    """The same function with ordinary convolutions: what is released.
+    """Returns the same function with ordinary convolutions, for release.
 
     Args:
-      backbone: trained; returned as it is if it has no standardised convolution.
+      backbone: trained backbone; returned unchanged without a standardised convolution.
     """
     import keras
 

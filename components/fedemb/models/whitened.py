@@ -1,10 +1,10 @@
-"""Features brought to one size by constants of public or generated images.
+"""Scales features to one size with constants from public or generated images.
 
-Private training adds the same noise to each weight, so what it does to a logit grows with the
-length of the features. The largest directions of scattering features (brightness, contrast) are
-long and say little; brought to the size of the others they cost less, and a linear head converges
-in fewer rounds. The constants come from images that nobody's privacy depends on, generated ones
-(`data/dead_leaves.py`) if there are no public ones, and are weights that never train.
+Private training adds the same noise to each weight, so its effect on a logit grows with the length
+of the features. The largest directions of scattering features (brightness, contrast) are long and
+carry little information. Scaled to the size of the others, they cost less, and a linear head
+converges in fewer rounds. The constants are weights that never train. They are computed from public
+images, or from generated images (`data/dead_leaves.py`) if no public images are available.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 _REACH = 6.0
-"""Standardised features are cut off here: unlike images must not rule a round."""
+"""Limit of standardised features, so that unusual images cannot dominate a round."""
 
 
 def constants(features: np.ndarray, directions: int) -> list[np.ndarray]:
-    """What `Whitened` is given, from features of images that are not private.
+    """Computes the constants of `Whitened` from features of images that are not private.
 
     Args:
       features: `[images, height, width, channels]`, more images than directions.
-      directions: largest principal directions that are brought to the size of the next one.
+      directions: number of largest principal directions scaled to the size of the next direction.
 
     Returns:
-      Mean and one over the standard deviation of each channel, `[channels]`; mean `[dim]`,
-      directions `[dim, directions]` and the share kept of each, `[directions]`.
+      Mean and inverse standard deviation of each channel, `[channels]`; mean `[dim]`, directions
+      `[dim, directions]` and the share kept of each, `[directions]`.
     """
     mean = features.mean((0, 1, 2))
     scale = 1.0 / np.maximum(features.std((0, 1, 2)), 1e-12)
@@ -43,14 +43,14 @@ def constants(features: np.ndarray, directions: int) -> list[np.ndarray]:
 
 @cache
 def whitened_layer() -> Any:
-    """The layer, known to Keras by name from the first call on."""
+    """Returns the layer; the first call registers it with Keras."""
     import keras
 
     ops: Any = keras.ops
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class Whitened(keras.layers.Layer):
-        """`[batch, height, width, channels]` to vectors of length 1, `[batch, dim]`."""
+        """Maps `[batch, height, width, channels]` to vectors of length 1, `[batch, dim]`."""
 
         def __init__(self, directions: int, **options: Any) -> None:
             super().__init__(**options)
@@ -79,7 +79,7 @@ def whitened_layer() -> Any:
             ]
 
         def fit(self, features: np.ndarray) -> None:
-            """Takes its constants from `[images, height, width, channels]`; see `constants`."""
+            """Computes its constants from `[images, height, width, channels]`; see `constants`."""
             for weight, values in zip(
                 self._constants, constants(features, self.directions), strict=True
             ):
@@ -100,14 +100,14 @@ def whitened_layer() -> Any:
 
 
 def fit_constants(backbone: Any, images: np.ndarray) -> int:
-    """Gives each whitened part of a backbone its constants.
+    """Computes the constants of each whitened part of a backbone.
 
     Args:
       backbone: from `build_backbone`.
       images: uint8 `[images, size, size, channels]`, public or generated.
 
     Returns:
-      How many parts there were.
+      The number of whitened parts.
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""What the audit report says in words, from its fields."""
+"""Text of the audit report, generated from its fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _range(estimate: Interval) -> str:
 
 
 def mechanism_sentence(audit: MechanismAudit, independence: Independence | None, unit: Unit) -> str:
-    """What was looked at to see that the priced mechanism ran, and what was found."""
+    """Returns which evidence was checked that the accounted mechanism ran, and the result."""
     receipts, witness, bounds = audit.receipts, audit.witness, audit.lower_bounds
     whole = not receipts.failed and receipts.together
     parts = [
@@ -62,7 +62,7 @@ def mechanism_sentence(audit: MechanismAudit, independence: Independence | None,
 
 
 def audit_answer(report: AuditReport, plan: MechanismPlan) -> str:
-    """Yes or no: did the priced mechanism run, as far as the audit can tell."""
+    """Returns yes or no: whether the accounted mechanism ran, as far as the audit can detect."""
     who = f"{report.unit}s"
     if report.self_test.failed:
         return "No: the auditor failed its own test, so it shows nothing."
@@ -79,7 +79,7 @@ def audit_answer(report: AuditReport, plan: MechanismPlan) -> str:
 
 
 def audit_sentence(report: AuditReport) -> str:
-    """A few sentences: mechanism, self-test, attack."""
+    """Returns a few sentences: mechanism, self-test, attack."""
     attack = _attack_sentence(report)
     return (
         attack
@@ -89,7 +89,7 @@ def audit_sentence(report: AuditReport) -> str:
 
 
 def _attack_sentence(report: AuditReport) -> str:
-    """One or two sentences: the self-test first, for without it the rest means nothing."""
+    """Returns one or two sentences; the self-test first, because the attack depends on it."""
     failed, who = report.self_test.failed, f"{report.unit}s"
     if failed:
         return (

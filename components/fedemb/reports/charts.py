@@ -1,7 +1,7 @@
-"""Charts as inline SVG: deterministic, legible in light and dark, text stays text.
+"""Charts as inline SVG: deterministic, legible in light and dark mode, with text kept as text.
 
-matplotlib draws in stand-in colours, which become CSS variables of the page (`--series-1`, ink,
-line) afterwards, so that one drawing serves both colour schemes and print.
+matplotlib draws in placeholder colours, which are then replaced by CSS variables of the page
+(`--series-1`, ink, line), so that one drawing works in both colour schemes and in print.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 INK, SOFT, LINE = "#010203", "#020304", "#030405"
 SERIES = ("#11a001", "#11a002", "#11a003", "#11a004")
-"""Stand-in colours: draw with these, `figure_svg` turns them into the page's own."""
+"""Placeholder colours: use these for drawing; `figure_svg` replaces them by the page's colours."""
 
 _CSS = {
     INK: "currentColor",
@@ -86,14 +86,14 @@ def new_figure(width: float = 5.0, height: float = 3.0) -> Any:
 
 
 def figure_svg(figure: Any, alt: str) -> Markup:
-    """Turns a matplotlib figure into inline SVG.
+    """Converts a matplotlib figure to inline SVG.
 
-    The same figure gives the same bytes: no date, hash salt from `alt`, ids of its own so that
-    several charts share a page.
+    The same figure gives the same bytes: no date, and a hash salt from `alt`. Ids are unique, so
+    that several charts can share a page.
 
     Args:
-      figure: drawn in the stand-in colours of this module.
-      alt: what the chart shows, for those who do not see it.
+      figure: drawn in the placeholder colours of this module.
+      alt: text description of the chart for screen readers.
     """
     from matplotlib import rc_context
 
@@ -132,20 +132,20 @@ def line_chart(
     steps: bool = False,
     diagonal: bool = False,
 ) -> Markup:
-    """Draws curves, at most four, told apart by colour and dash.
+    """Draws curves, at most four, distinguished by colour and dash.
 
     Args:
       lines: the curves.
       x_label: axis, with unit.
       y_label: axis, with unit.
-      alt: what the chart shows, for those who do not see it.
+      alt: text description of the chart for screen readers.
       x_log: logarithmic axis.
       y_log: logarithmic axis.
       y_limits: limits of the y axis.
       marks: named vertical lines.
-      x_ticks: places and texts of the ticks; empty leaves them to matplotlib.
-      steps: a value holds until the next point, instead of a slope between them.
-      diagonal: also draw y = x, what chance would give on a ROC.
+      x_ticks: positions and labels of the ticks; empty uses matplotlib's ticks.
+      steps: whether to hold a value until the next point, instead of interpolating.
+      diagonal: whether to draw y = x, the chance level of a ROC curve.
     """
     from matplotlib import rc_context
 
@@ -198,11 +198,11 @@ def bar_chart(
     """Draws horizontal bars with their intervals, first on top.
 
     Args:
-      bars: the values; `series` picks the colour.
+      bars: the values; `series` selects the colour.
       x_label: axis, with unit.
-      alt: what the chart shows, for those who do not see it.
+      alt: text description of the chart for screen readers.
       x_limits: limits of the value axis.
-      reference: a value that means nothing happened; the chart then has dots instead of bars.
+      reference: the value of no effect; if set, the chart has dots instead of bars.
     """
     from matplotlib import rc_context
 
@@ -245,7 +245,7 @@ def histogram_chart(
       edges: edges of the bins.
       x_label: axis, with unit.
       y_label: axis, with unit.
-      alt: what the chart shows, for those who do not see it.
+      alt: text description of the chart for screen readers.
     """
     from matplotlib import rc_context
 

@@ -1,4 +1,4 @@
-"""The gate checklist as a page: every rule with value, threshold and outcome."""
+"""Page of the gate checklist: every rule with value, threshold and outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the boxes and arrows of a picture of steps go; `ui.dag` draws them as inline SVG."""
+"""Layout of boxes and arrows of a step graph; `ui.dag` draws them as inline SVG."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from fedemb.reports.lineage import StepLineage
 
 _GAP, _BETWEEN, _LINE, _HEAD = 16, 24, 16, 28
-"""Pixels between columns and rows, of a further line, and of a box with its name alone."""
+"""Pixels between columns, between rows, per extra line, and of a box with only its name."""
 
 
 def layout_dag(steps: Sequence[Mapping[str, Any]], box_width: int = 172) -> dict[str, Any]:
     """Places the steps of a run on a grid, top to bottom.
 
     Args:
-      steps: in the order they run, mappings with `name`, `after` (names of the steps before it),
-        `status`, `lines` (texts below the name) and optionally `href`.
-      box_width: of every box, pixels.
+      steps: in execution order, mappings with `name`, `after` (names of the preceding steps),
+          `status`, `lines` (texts below the name) and optionally `href`.
+      box_width: width of every box in pixels.
 
     Returns:
       `width`, `height`, `boxes` (the steps with `x`, `y`, `width`, `height`) and `edges` (SVG path
       data). An edge that another path already implies is left out.
 
     Raises:
-      ArtifactError: a step comes after one that is not listed before it.
+      ArtifactError: `after` names a step that is not listed earlier.
     """
     layer = _layers(steps)
     rows: dict[int, list[Mapping[str, Any]]] = {}
@@ -49,9 +49,9 @@ def layout_dag(steps: Sequence[Mapping[str, Any]], box_width: int = 172) -> dict
 
 
 def lineage_dag(steps: Sequence[StepLineage]) -> dict[str, Any]:
-    """Places the steps of a lineage, each with what it gave and the start of its digest.
+    """Lays out the steps of a lineage, each with its outputs and the start of their digests.
 
-    What no step gave (images as they came) is a box of its own, without digest.
+    An input that no step produced (images) is a separate box, without digest.
     """
     maker = {name: step.step for step in steps for name in step.outputs}
     sources = list(dict.fromkeys(name for step in steps for name in step.inputs))
@@ -69,7 +69,7 @@ def lineage_dag(steps: Sequence[StepLineage]) -> dict[str, Any]:
 
 
 def _layers(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Row of each step: as low as those that come after it allow."""
+    """Returns the row of each step: as low as its successors allow."""
     layer: dict[str, int] = {}
     for step in steps:
         missing = [name for name in step["after"] if name not in layer]

@@ -1,4 +1,4 @@
-"""The figures that runs are compared by, as plain numbers under the same names everywhere."""
+"""Metrics for the comparison of runs, as numbers with the same names everywhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedemb.documents.utility import UtilityReport
 
 
 def privacy_figures(report: Mapping[str, Any]) -> dict[str, float]:
-    """Price of the run, and of all runs of its policy for the user charged most.
+    """Returns epsilon of the run, and of all runs of its policy for the user charged most.
 
     Args:
       report: JSON of a privacy report.
@@ -28,7 +28,9 @@ def privacy_figures(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def utility_figures(report: Mapping[str, Any]) -> dict[str, float]:
-    """The model, its public start, the best start and the gain over it, as far as measured.
+    """Returns metrics of the model, its public backbone, the best baseline and the gain over it.
+
+    Unmeasured metrics are omitted.
 
     Args:
       report: JSON of a utility report, of embeddings or of a classifier.

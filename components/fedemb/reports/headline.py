@@ -1,7 +1,7 @@
-"""How a run stands: the headline that the CLI, pages, model cards, registries and Kubeflow show.
+"""The headline of a run's state, for the CLI, pages, model cards, registries and Kubeflow.
 
-`headline` derives the state from the documents of the run; how its processes ended counts only
-where no document says more. Everything that shows a state takes it from here.
+`headline` derives the state from the documents of the run. The exit states of its processes are
+used only if no document determines the state. Every display of a state uses this module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ State = Literal[
     "Unknown",
 ]
 WORDS = 12
-"""Words of a title at most."""
+"""Maximum number of words of a title."""
 _STOPPED = {
     1: "a bug or a broken environment",
     2: "a wrong configuration or input",
@@ -49,7 +49,7 @@ _EXIT_CODES: dict[State, int] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """How a step failed."""
+    """The failure of a step."""
 
     step: str
     exit_code: int
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run; documents as far as they exist and could be read."""
+    """Known facts of a run, with the documents that exist and could be read."""
 
     verdict: VerdictDocument | None = None
     report: PrivacyReport | None = None
@@ -68,15 +68,15 @@ class RunFacts:
     """Whether a bundle was published."""
     simulation: bool = False
     failures: Sequence[Failure] = ()
-    """Of the steps that did not succeed later."""
+    """Failures of the steps that did not succeed later."""
     running: str | None = None
-    """What runs now; None: nothing does."""
+    """Step that is running; None if no step is running."""
     completed: bool | None = None
-    """Whether all steps succeeded; None: not known."""
+    """Whether all steps succeeded; None if unknown."""
 
 
 class Figure(NamedTuple):
-    """One figure with its label."""
+    """One metric with its label."""
 
     label: str
     value: str
@@ -85,23 +85,23 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """Privacy and utility in the order in which a release is decided."""
+    """Privacy and utility metrics, in the order in which a release is decided."""
 
     epsilon_all: float | None = None
-    """Of the unit charged most, over all runs of the policy; None: no report."""
+    """Epsilon of the unit charged most, over all runs of the policy; None without a report."""
     epsilon_run: float | None = None
-    """Of this run; None: no report."""
+    """Epsilon of this run; None without a report."""
     cap: float | None = None
     delta: float | None = None
     unit: Unit = "user"
     gain: Interval | None = None
-    """Over the best start; None: not measured."""
+    """Gain over the best baseline; None if not measured."""
     over: str = ""
-    """The start that the gain is over."""
+    """Name of the baseline of the gain."""
 
     @classmethod
     def of(cls, report: PrivacyReport | None, utility: AnyUtility | None) -> Figures:
-        """The figures of two documents; infinite epsilons stay infinite."""
+        """Returns the metrics of two documents; infinite epsilons stay infinite."""
         found = cls()
         if report is not None:
             accounting, cumulative = report.accounting, report.cumulative
@@ -118,7 +118,7 @@ class Figures:
         return found
 
     def rows(self) -> tuple[Figure, Figure, Figure]:
-        """Epsilon of the person first, of this run second, the gain third."""
+        """Returns epsilon of the person, epsilon of this run, and the gain, in this order."""
         of_cap = "" if self.cap is None else f"of the cap {significant(self.cap)}"
         at = "" if self.delta is None else f" at delta {significant(self.delta)}"
         return (
@@ -130,7 +130,7 @@ class Figures:
         )
 
     def sentence(self) -> str:
-        """The same figures in one line."""
+        """Returns the same metrics in one line."""
         gain = _points(self.gain) + (f" {_range(self.gain)}" if self.gain else "")
         return (
             f"epsilon of one {self.unit} {_epsilon(self.epsilon_all)} (all runs), "
@@ -143,18 +143,18 @@ class Figures:
 
 @dataclass(frozen=True)
 class Headline:
-    """The state of a run: title and figures."""
+    """The state of a run: title and metrics."""
 
     state: State
     title: str
     """The state with its cause, at most `WORDS` words."""
     exit_code: int | None
-    """Of the run, see `fedemb.errors`; None: not known."""
+    """Exit code of the run, see `fedemb.errors`; None if unknown."""
     figures: Figures
 
     @property
     def tone(self) -> Literal["good", "bad", "plain"]:
-        """Colour of a page: good only for a release without a waiver and with a certain gain."""
+        """Colour of a page: good only for a release with a significant gain and no waiver."""
         if self.state in ("Refused", "Stopped"):
             return "bad"
         gain = self.figures.gain
@@ -162,19 +162,19 @@ class Headline:
         return "good" if self.state == "Released" and gained else "plain"
 
     def sentence(self) -> str:
-        """Title and figures in one line."""
+        """Returns title and metrics in one line."""
         return f"{self.title}; {self.figures.sentence()}"
 
 
 def headline(facts: RunFacts, *, waivers: Sequence[AppliedWaiver] | None = None) -> Headline:
-    """Returns how a run stands.
+    """Returns the headline of a run.
 
     Args:
-      facts: what is known of it.
-      waivers: those a release rests on; None: as the verdict names them.
+      facts: known facts of the run.
+      waivers: waivers that a release depends on; None uses those that the verdict names.
 
-    A running run is running. Otherwise the verdict of the gate decides: a denial is not undone by
-    how processes ended, and neither is a release.
+    A run with a running step is shown as running. Otherwise the verdict of the gate decides; exit
+    states of processes change neither a denial nor a release.
     """
     state, why, code = (
         ("Running", facts.running, None)
@@ -186,7 +186,7 @@ def headline(facts: RunFacts, *, waivers: Sequence[AppliedWaiver] | None = None)
 
 
 _Found = tuple[State, str, int | None]
-"""State, its cause, and the exit code where the state does not fix it."""
+"""State, its cause, and the exit code if the state does not determine it."""
 
 
 def _by_verdict(facts: RunFacts, waivers: Sequence[AppliedWaiver] | None) -> _Found | None:
@@ -205,7 +205,7 @@ def _by_verdict(facts: RunFacts, waivers: Sequence[AppliedWaiver] | None) -> _Fo
 
 
 def _by_failures(failures: Sequence[Failure]) -> _Found | None:
-    """The failure with the gravest meaning: waiting and refusals before what can be retried."""
+    """Returns the most severe failure: waiting and refusals before retryable failures."""
     for state in ("Waiting for approval", "Refused"):
         for failure in failures:
             if failure.exit_code == _EXIT_CODES[state]:
@@ -229,7 +229,7 @@ def _by_end(facts: RunFacts) -> _Found:
 
 
 def title_of(state: State, why: str = "") -> str:
-    """A state and its cause in at most `WORDS` words.
+    """Returns a state and its cause in at most `WORDS` words.
 
     >>> title_of("Refused", "no gain over public")
     'Refused: no gain over public'
@@ -240,7 +240,7 @@ def title_of(state: State, why: str = "") -> str:
 
 
 def waived(waivers: Sequence[AppliedWaiver]) -> str:
-    """Who waived rules and why: `NAME: REASON`, of the first where there are several."""
+    """Returns who waived rules and why: `NAME: REASON`, only the first of several."""
     first = waivers[0]
     who = "the policy owner" if first.actor in ("", "unnamed") else first.actor
     also = f" (and {len(waivers) - 1} more)" if len(waivers) > 1 else ""
@@ -248,7 +248,7 @@ def waived(waivers: Sequence[AppliedWaiver]) -> str:
 
 
 def _waivers(verdict: VerdictDocument) -> tuple[AppliedWaiver, ...]:
-    """A verdict of version 1 has only the codes of its waivers."""
+    """Returns the waivers of a verdict; version 1 has only their codes."""
     if verdict.waivers or not verdict.waived:
         return tuple(verdict.waivers)
     return tuple(
@@ -269,7 +269,7 @@ def _denied(verdict: VerdictDocument) -> str:
 
 
 def _spaced(name: str) -> str:
-    """`no_gain_over_public` and `BudgetExceeded` as words."""
+    """Returns `no_gain_over_public` or `BudgetExceeded` as separate words."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower()
 
 

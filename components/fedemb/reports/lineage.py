@@ -1,24 +1,24 @@
-"""Lineage: which step took what and gave what, as OpenLineage events in a JSON-lines file.
+"""Lineage: inputs and outputs of each step, as OpenLineage events in a JSON-lines file.
 
-account_privacy, gate_release and release_model write the file, each the whole run as far as it
-came. Where `OPENLINEAGE_URL` is set, its events are sent there as well (with `OPENLINEAGE_API_KEY`
-and `OPENLINEAGE_ENDPOINT`, if the receiver wants them), unless `OPENLINEAGE_DISABLED` is `true`.
-No other OpenLineage setting is read. A receiver that is down costs each of these steps at most
-`SEND_SECONDS_IN_ALL` and a sentence in the log, never the run.
+account_privacy, gate_release and release_model write the file, each with all steps so far. If
+`OPENLINEAGE_URL` is set, the events are also sent there (with `OPENLINEAGE_API_KEY` and
+`OPENLINEAGE_ENDPOINT`, if the receiver needs them), unless `OPENLINEAGE_DISABLED` is `true`. No
+other OpenLineage setting is read. An unavailable receiver costs each of these steps at most
+`SEND_SECONDS_IN_ALL` and one log message, and never fails the run.
 
-On a cluster kfp keeps no outputs of a step that fails, so the file of a denied run stays in its pod
-and only the receiver has its events; a local run keeps it, and publishes it with
+On a cluster, kfp keeps no outputs of a failed step, so the file of a denied run stays in its pod
+and only the receiver has its events. A local run keeps the file, and publishes it with
 `--artifact-store`.
 
-Nothing of it comes from ML Metadata or any other store of Kubeflow's. Parents across runs are
-inputs: the policy, the ledger record of the reservation, the ledger head that the report counts to,
-the public backbone that was imported, and the previous release. Each has an identifier that is the
-same in every run (OpenLineage's symlinks facet), so that a receiver joins the runs.
+The lineage does not use ML Metadata or any other Kubeflow store. Parents across runs are inputs:
+the policy, the ledger record of the reservation, the last ledger head in the report, the imported
+public backbone, and the previous release. Each parent has the same identifier in every run
+(OpenLineage's symlinks facet), so that a receiver can join the runs.
 
-Raw artifacts appear by name, at most with the keyed commitment that the ledger holds, never by a
-plain digest. Other digests are of documents and files as a step found them, not checked before the
-gate; after a denial the gate's events have those of report and verdict alone, because rejected
-documents may hold anything.
+Raw artifacts appear by name, at most with the keyed commitment from the ledger, never with a plain
+digest. Other digests describe documents and files as a step read them; before the gate they are not
+verified. After a denial, the gate's events contain only the digests of report and verdict, because
+rejected documents may contain arbitrary data.
 """
 
 from __future__ import annotations
@@ -49,38 +49,38 @@ PRODUCER = "urn:fedemb"
 NAMESPACE = "fedemb"
 FILE_NAME = "lineage.jsonl"
 OUTPUT_NAME = "lineage"
-"""What a pipeline calls the same file, as an output of account_privacy and gate_release."""
+"""Pipeline output name of the same file, for account_privacy and gate_release."""
 SEND_SECONDS = 3.0
-"""How long a receiver may take to connect, or to answer one event."""
+"""Timeout in seconds for a receiver to connect, or to answer one event."""
 SEND_SECONDS_IN_ALL = 15.0
 _log = logging.getLogger(__name__)
 _NAME_SPACE_OF_RUNS = uuid.UUID("6f1f0b52-6a0e-5b5a-9a53-0f2b8f4d7a10")
 
 PIPELINES = {"embedding": "dp-fedemb", "classification": "dp-sgd"}
-"""`RunConfig.task` -> the pipeline that runs it, parent of the steps in OpenLineage's words."""
+"""`RunConfig.task` -> pipeline name, the OpenLineage parent of the steps."""
 SOURCES = {"private": "raw_images", "public": "public_images"}
-"""`Rights.input` -> what the images are called here."""
+"""`Rights.input` -> artifact name of the images."""
 FOLDERS = {"users": "users", "evaluation": "evaluation_identities"}
-"""Folders of the private root that one step writes and others read, and their names here."""
+"""Private-root folders that one step writes and others read -> artifact name."""
 ARTIFACTS = {"users": ("users_manifest",), "model": ("model", "rounds")}
-"""Artifacts of steps that have another name here, or two parts; the others keep theirs."""
+"""Step artifacts with a different name here, or two parts; other artifacts keep their name."""
 
 Artifacts = Mapping[str, str | None]
-"""Artifact name to digest or keyed commitment; None where it has neither."""
+"""Artifact name to digest or keyed commitment; None without either."""
 Parents = Mapping[str, str]
 """Artifact name to its identifier in all runs, such as `releases/glyphs/1.0`."""
 
 
 @dataclass(frozen=True)
 class StepLineage:
-    """What one step took and gave."""
+    """Inputs and outputs of one step."""
 
     step: str
     inputs: Artifacts
     outputs: Artifacts
     failed: bool = False
     parents: Parents = field(default_factory=dict)
-    """Of inputs and outputs that other runs know, too."""
+    """Identifiers of the inputs and outputs that are shared with other runs."""
 
 
 def write(
@@ -95,21 +95,21 @@ def write(
 ) -> None:
     """Writes one event per step: COMPLETE, or FAIL.
 
-    No OpenLineage client writes it: one drops and adds what settings around the run tell it to, and
-    the file is signed and published.
+    The OpenLineage client is not used for the file, because environment settings change its output,
+    and the file is signed and published.
 
     Args:
-      path: JSON-lines file; one that is there is replaced.
-      run_id: name of the run, parent of all its steps.
-      steps: in the order they ran.
-      pipeline: whose steps they are.
+      path: JSON-lines file; an existing file is replaced.
+      run_id: id of the run, parent of all its steps.
+      steps: steps in execution order.
+      pipeline: pipeline of the steps.
       config_sha: digest of the configuration.
-      code_sha: digest of the code; None leaves it out.
-      time: of the events; None takes the clock.
+      code_sha: digest of the code; None omits it.
+      time: time of the events; None uses the clock.
 
     Raises:
-      InputError: the path cannot be one of a file.
-      StorageError: the disk is full or the folder may not be written.
+      InputError: the path is not a valid file path.
+      StorageError: the disk is full or the folder is not writable.
     """
     from openlineage.client.serde import Serde
 
@@ -121,10 +121,10 @@ def write(
 
 
 def send(read: Callable[[], bytes]) -> None:
-    """Sends the events of a lineage file, if there is a receiver; what goes wrong is a warning.
+    """Sends the events of a lineage file to the receiver, if one is set; errors are warnings.
 
     Args:
-      read: gives the file; called only where there is a receiver.
+      read: returns the file; called only if a receiver is set.
     """
     url = os.environ.get("OPENLINEAGE_URL")
     if not url or os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
@@ -132,7 +132,7 @@ def send(read: Callable[[], bytes]) -> None:
     problem = ["it did not answer in time"]
     sender = threading.Thread(target=lambda: problem.append(_send(url, read)), daemon=True)
     sender.start()
-    sender.join(SEND_SECONDS_IN_ALL)  # a receiver that answers byte by byte outlasts timeouts
+    sender.join(SEND_SECONDS_IN_ALL)  # a slow receiver can exceed per-read timeouts
     if problem[-1]:
         _log.warning(
             "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run goes on, and "
@@ -142,7 +142,7 @@ def send(read: Callable[[], bytes]) -> None:
 
 
 def _send(url: str, read: Callable[[], bytes]) -> str:
-    """Sends events to a receiver; the first that fails is the last. Returns why, or nothing."""
+    """Sends events until the first failure; returns its reason, or an empty string."""
     from openlineage.client.transport.http import (
         ApiKeyTokenProvider,
         HttpConfig,
@@ -162,7 +162,7 @@ def _send(url: str, read: Callable[[], bytes]) -> str:
         transport = HttpTransport(config)
         for line in read().splitlines():
             transport.emit(json.loads(line))
-    except Exception as error:  # whatever a receiver does, the run goes on
+    except Exception as error:  # a receiver error must not fail the run
         response = getattr(error, "response", None)
         return f"HTTP {response.status_code}" if response is not None else type(error).__name__
     return ""
@@ -233,18 +233,18 @@ def steps_of(
     commitments: Artifacts,
     denied: bool = False,
 ) -> list[StepLineage]:
-    """What the steps of a run took and gave: edges by their declarations, digests by its documents.
+    """Returns the inputs and outputs of a run's steps: edges by declaration, digests by document.
 
-    Private data is drawn as far as a step's rights reach: what it may read, it took.
+    Private data is an input of every step that has permission to read it.
 
     Args:
       evidence: documents of the run.
       steps: declarations of the steps that ran, see `step.leading_to`.
-      digests: of `privacy_report` and, once there is one, of `verdict`. A release has none here:
-        it contains the lineage.
-      commitments: keyed, to `users` and `evaluation`, as the ledger holds them; what was not
-        compared with it is left out.
-      denied: whether the verdict ended the run. Then only report and verdict have a digest.
+      digests: digests of `privacy_report` and, if it exists, of `verdict`. The release has no
+          digest here, because it contains the lineage.
+      commitments: keyed commitments to `users` and `evaluation` from the ledger; unverified ones
+          are omitted.
+      denied: whether the verdict ended the run. If so, only report and verdict have a digest.
     """
     known = {name: digests.get(name) for name in ("privacy_report", "verdict", "release")}
     found = {
@@ -295,7 +295,7 @@ _PARENTS = {
     "pretrain": ("public_start",),
     "evaluate": ("previous_release",),
 }
-"""Group of a step -> what it takes from outside the run."""
+"""Group of a step -> its inputs from outside the run."""
 _LEDGER = {
     "ledger_record": ("reserve_budget", "write"),
     "ledger_head": ("account_privacy", "read"),
@@ -304,7 +304,7 @@ _LEDGER = {
 
 
 def parents_of(config: RunConfig, run_id: str) -> Parents:
-    """Returns the identifiers of what a run shares with other runs.
+    """Returns the identifiers of the artifacts that a run shares with other runs.
 
     Args:
       config: configuration of the run.
@@ -322,7 +322,7 @@ def parents_of(config: RunConfig, run_id: str) -> Parents:
 
 
 def _release(address: str) -> str:
-    """Identifier of a release by the address of its bundle, which ends with name and version."""
+    """Returns the identifier of a release from its bundle address, which ends in name/version."""
     return "releases/" + "/".join(address.rstrip("/").split("/")[-2:])
 
 
@@ -336,9 +336,9 @@ def write_run(
     denied: bool = False,
     time: datetime | None = None,
 ) -> list[StepLineage]:
-    """Writes the lineage of a run as far as it came, and returns its steps.
+    """Writes the lineage of a run so far, and returns its steps.
 
-    Arguments are those of `steps_of` and `write`, errors those of `write`.
+    For arguments see `steps_of` and `write`, for errors see `write`.
     """
     told = steps_of(evidence, steps, digests=digests, commitments=commitments, denied=denied)
     reserved = evidence.reservation.body
@@ -358,13 +358,13 @@ def read_steps(uri: str | Path) -> list[StepLineage]:
     """Reads the events of a run.
 
     Args:
-      uri: a lineage file, or what holds one: a run, a release; local, gs:// or s3://. Of several
-        files the one with most steps is taken: gate and release repeat and complete what was said
-        before.
+      uri: a lineage file, or a run or release that contains one; local, gs:// or s3://. Of several
+          files, the one with the most steps is read, because gate and release repeat and extend the
+          earlier file.
 
     Raises:
-      InputError: there is no lineage at the address.
-      ArtifactError: a file does not hold lines of OpenLineage events.
+      InputError: the address has no lineage file.
+      ArtifactError: a file does not contain lines of OpenLineage events.
     """
     store = open_store(uri)
     if store.local_root is not None and store.local_root.is_file():
@@ -415,16 +415,16 @@ def _read_parents(datasets: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]:
-    """Draws the lineage of an artifact backwards, as lines of text.
+    """Returns the lineage of an artifact, drawn backwards as lines of text.
 
-    An artifact that was drawn before is named and not drawn again.
+    A repeated artifact is named and not expanded again.
 
     Args:
-      steps: of one run.
-      target: artifact to start from; None takes what the last step gave.
+      steps: steps of one run.
+      target: artifact to start from; None uses the output of the last step.
 
     Raises:
-      InputError: no step took or gave the target.
+      InputError: the target is not an input or output of any step.
     """
     maker = {name: step for step in steps for name in step.outputs}
     digests = {name: sha for step in steps for name, sha in {**step.inputs, **step.outputs}.items()}

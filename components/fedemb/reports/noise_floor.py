@@ -1,17 +1,18 @@
-"""The public noise floor: how far a model must have moved from its public start, from plan alone.
+"""The public noise floor: the minimum distance of a model from its public backbone, from the plan.
 
-Released weights are a share of the start plus the sum of w_r (S_r + N_r) over the rounds, in units
-of clip / normaliser, where the w_r follow from the server's rule. N_r is noise of standard
+Released weights are a share of the public backbone plus the sum of w_r (S_r + N_r) over the rounds,
+in units of clip / normaliser, where the w_r follow from the server's rule. N_r is noise of standard
 deviation sigma in each of d coordinates, drawn after S_r is fixed; |S_r| is at most the number K of
-clipped vectors. S_r may lean against all noise before it, as the data and the loss please, but not
-against its own. So with L the least length before a round, the sum has at least left = L - |w_r| K
-before its noise, and the square of its length after it is (|w_r| sigma)^2 times a noncentral
-chi-square with d degrees of freedom and noncentrality at least (left / |w_r| sigma)^2, whose lower
-tail Birgé bounds (An alternative point of view on Lepski's method, 2001, lemma 8.1). Taken round by
-round this is a bound for every data set and every loss. It says much where noise is longer than
-sums, and little where it is not: then it is the noise of the last rounds.
+clipped vectors. S_r may depend on all earlier noise, on the data and on the loss, but not on N_r.
 
-The server's rule is written again here, apart from the one that trains.
+Let L be the minimum length before a round. Before its noise, the sum has at least left = L - |w_r|
+K. The square of its length after the noise is (|w_r| sigma)^2 times a noncentral chi-square with d
+degrees of freedom and noncentrality at least (left / |w_r| sigma)^2. Birgé bounds its lower tail
+(An alternative point of view on Lepski's method, 2001, lemma 8.1). Applied to each round in turn,
+this is a bound for every data set and every loss. The bound is strong if the noise is longer than
+the sums; otherwise it is the noise of the last rounds.
+
+The server's rule is implemented here a second time, independently of the training code.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 FALSE_ALARM = 1e-9
-"""Chance that a sound run lies below its floor, at most."""
+"""Maximum probability that a correct run is below its floor."""
 _DIGITS = 1e-3
-"""Room for weights and means, which are float32."""
+"""Tolerance for weights and means, which are float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """What a released model keeps of its start, and what each round puts into it."""
+    """Share of the start in a released model, and the weight of each round."""
 
     start_share: float
-    """Weight of the public start; below 1 with weight decay."""
+    """Weight of the public backbone; below 1 with weight decay."""
     round_weights: tuple[float, ...]
     """Weight of each round's mean."""
     unit: float
@@ -49,10 +50,10 @@ class NoiseFloor:
     noise_multiplier: float
     """Standard deviation of the noise in one weight / unit."""
     contributions: float
-    """Clipped vectors in a round, at most, but for the chance of a false alarm."""
+    """Maximum clipped vectors in a round, except with the probability of a false alarm."""
 
     def length(self, coordinates: int) -> float:
-        """Least distance from the start's share, of weights that trained."""
+        """Returns the minimum distance of trained weights from the start's share."""
         sure = _sure(len(self.round_weights))
         length = 0.0
         for weight in map(abs, self.round_weights):
@@ -67,12 +68,12 @@ class NoiseFloor:
 
 
 def why_no_floor(config: RunConfig, plan: MechanismPlan, start: Path | None = None) -> str | None:
-    """Why no floor is asked; None: one is.
+    """Returns why no floor applies; None if a floor applies.
 
     Args:
-      config: of the run.
-      plan: its mechanism.
-      start: `.keras` file of the public start; None asks the plan alone.
+      config: configuration of the run.
+      plan: mechanism of the run.
+      start: `.keras` file of the public backbone; None checks only the plan.
     """
     if plan.tracks_participation:
         return "its rounds share noise"
@@ -90,7 +91,7 @@ def why_no_floor(config: RunConfig, plan: MechanismPlan, start: Path | None = No
 def noise_floor(
     config: RunConfig, plan: MechanismPlan, start: Path | None = None
 ) -> NoiseFloor | None:
-    """The floor of a run; None where none is asked, see `why_no_floor`."""
+    """Returns the floor of a run; None if no floor applies, see `why_no_floor`."""
     if why_no_floor(config, plan, start) is not None:
         return None
     server = config.training.server
@@ -106,15 +107,15 @@ def noise_floor(
 
 
 def _sure(rounds: int) -> float:
-    """Exponent of two tails of each round that leaves `FALSE_ALARM` for all of them."""
+    """Returns the exponent for two tails per round that keeps `FALSE_ALARM` over all rounds."""
     return math.log(2 * rounds / FALSE_ALARM)
 
 
 def _contributions(plan: MechanismPlan) -> float:
-    """Clipped vectors in a round: as coins can bring up, and never more than there are.
+    """Returns the bound on clipped vectors in a round: the tail of the coins, or the maximum.
 
-    How many units there are is private, so where units are sampled there is no bound but the room
-    of the sum.
+    The number of units is private, so if units are sampled, the only bound is the capacity of the
+    sum.
     """
     if plan.samples_units:
         return float(plan.most_contributions)
@@ -124,8 +125,8 @@ def _contributions(plan: MechanismPlan) -> float:
 
 
 def _weights(server: ServerConfig, rounds: int) -> tuple[float, np.ndarray]:
-    """Weights of the start and of each round's mean, `[rounds]`, in what is released."""
-    # The last entry stands for the start, which no mean ever is.
+    """Returns the released weights of the start and of each round's mean, `[rounds]`."""
+    # The last entry represents the start, which is never a mean.
     weights, momentum, average = (np.zeros(rounds + 1) for _ in range(3))
     weights[-1] = 1.0
     for index in range(rounds):

@@ -1,8 +1,8 @@
-"""The privacy report as a pure function of the evidence and the ledger.
+"""Builds the privacy report as a pure function of the evidence and the ledger.
 
-account_privacy builds and signs it; the gate, the release and `fedemb verify` build it again from
-the same evidence and compare field by field. So no number in it is taken from its writer, and a
-field that was nudged, dropped or added shows, whoever signed it.
+account_privacy builds and signs it; the gate, the release and `fedemb verify` rebuild it from the
+same evidence and compare every field. No number is trusted because of its signature: a changed,
+removed or added field is detected, regardless of the signer.
 
 Fields: docs/reference/gate.md, names spelled out. Sources: Ponomareva et al., How to DP-fy ML,
 5.3.3; NIST SP 800-226.
@@ -37,15 +37,15 @@ def build_report(
 
     Args:
       evidence: documents of the run.
-      plan: mechanism, as compared with the configuration.
+      plan: mechanism, already compared with the configuration.
       ledger: verified ledger of the run's policy.
-      time: as of when, UTC: of the last ledger record it takes into account.
-      head_sequence: last ledger record it takes into account.
+      time: UTC time of the last ledger record included.
+      head_sequence: number of the last ledger record included.
 
     Raises:
-      LedgerError: the ledger does not hold the reservation, or not its bind and commit, or ends
-        before `head_sequence`.
-      UnsupportedAccounting: the mechanism cannot be priced.
+      LedgerError: the ledger lacks the reservation, its bind or its commit, or ends before
+          `head_sequence`.
+      UnsupportedAccounting: the mechanism has no valid accountant.
     """
     config, model = evidence.config, evidence.model.body
     reservation = Reservation.of_document(evidence.reservation.body)
@@ -130,7 +130,7 @@ def build_report(
 
 
 def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
-    """Attempts reserved at a record or before that, and as of the head, weigh on their blocks."""
+    """Returns the attempts reserved up to a record that are charged as of the head."""
     return sum(
         attempt.reserve.sequence <= sequence and attempt.charge_after(head_sequence) is not None
         for attempt in ledger.state.attempts.values()
@@ -202,7 +202,7 @@ def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, A
 
 
 def block_table(ledger: Ledger, head_sequence: int) -> dict[str, Spent]:
-    """The price of every block as of a ledger record."""
+    """Returns the cumulative privacy loss of every block as of a ledger record."""
     return {block: spent for block, (spent, _) in _blocks(ledger, head_sequence).items()}
 
 

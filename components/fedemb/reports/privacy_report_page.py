@@ -1,4 +1,4 @@
-"""The page of the privacy report: for the lawyer, the engineer and the operator."""
+"""Page of the privacy report, for lawyers, engineers and operators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedemb.reports.lineage import StepLineage
 
 _TICKS = 6
-"""Dates on the axis of spending, at most."""
+"""Maximum number of dates on the axis of spending."""
 
 
 def report_page(
@@ -38,9 +38,10 @@ def report_page(
 
     Args:
       signed: the signed report.
-      evidence: what it was built from; the plan's projections are shown as projections only.
-      ledger: ledger of its policy, for the spending over time and the reasons of waivers.
-      lineage: what each step took and gave.
+      evidence: documents that the report was built from; the plan's projections are labeled as
+          such.
+      ledger: ledger of the policy, for the spending over time and the reasons of waivers.
+      lineage: inputs and outputs of each step.
     """
     report = signed.json
     cumulative = report["cumulative"]
@@ -88,7 +89,7 @@ def report_page(
 
 
 def _before(report: dict[str, Any], ledger: Ledger, block: str | None) -> Spent | None:
-    """Price of the worst block without this run."""
+    """Returns the privacy loss of the worst block without this run."""
     if block is None:
         return None
     own = (report["run_id"], report["attempt"])
@@ -101,7 +102,7 @@ def _before(report: dict[str, Any], ledger: Ledger, block: str | None) -> Spent 
 
 
 def _odds(epsilon: float | None) -> float | None:
-    """By what factor one unit can move the odds of any conclusion."""
+    """Returns the maximum factor by which one unit can change the odds of any conclusion."""
     return math.exp(epsilon) if epsilon is not None and epsilon < 50 else None
 
 

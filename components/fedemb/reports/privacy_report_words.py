@@ -1,4 +1,4 @@
-"""What the privacy report says in words: its codes and figures, as people read them."""
+"""Text of the privacy report, generated from its codes and figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKENDS: dict[Backend, str] = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
 def assumptions(unit: Unit) -> dict[str, str]:
-    """What the guarantee rests on, by its code."""
+    """Returns the assumptions of the guarantee, by code."""
     rows = {
         "owner_of_record": "Every image is under the id of the user it is about; an image of two "
         "people protects the owner of the record only.",
@@ -48,7 +48,7 @@ def assumptions(unit: Unit) -> dict[str, str]:
 
 
 def limitations(unit: Unit) -> dict[str, str]:
-    """What is not covered, by its code."""
+    """Returns the limitations of the guarantee, by code."""
     words = UNITS[unit]
     several = {"owners_of_several": words.covered} if unit == "image" else {}
     return {
@@ -75,22 +75,22 @@ OVERLAPS = {
 
 
 def start_licence(pretraining: PretrainingConfig) -> str:
-    """The licence of the images a start was made of, as its owner states it."""
+    """Returns the licence of the pretraining images, as stated by the configuration's owner."""
     drawn = pretraining.kind in ("none", "random_process")
     unstated = pretraining.licence == type(pretraining)().licence
     return "none needed" if drawn and unstated else pretraining.licence
 
 
 def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:
-    """The guarantee of a plan or report as one sentence."""
+    """Returns the guarantee of a plan or report as one sentence."""
     fields = guarantee.model_dump() if isinstance(guarantee, Guarantee) else dict(guarantee)
     return str(PrivacyGuarantee.from_json(fields))
 
 
 def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
-    """The guarantee of a report as one sentence, with whom it covers further and whom it does not.
+    """Returns the guarantee of a report as one sentence, with covered and uncovered people.
 
-    A report of version 1 does not say how many users were held out.
+    A report of version 1 does not contain the number of held-out users.
     """
     fields = report.content() if isinstance(report, PrivacyReport) else report
     unit, share = fields["unit"], fields["unit"].get("held_out_share")
@@ -106,9 +106,10 @@ def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
 
 
 def all_runs(report: PrivacyReport | Mapping[str, Any]) -> str | None:
-    """What the runs on the same people cost together; None where this is the first on all of them.
+    """Returns the total privacy loss of all runs; None for the first run on all blocks.
 
-    Of the blocks that this run trained on, the fullest: others cost what their own reports say.
+    The loss is that of the fullest block that this run trained on. Other blocks are in the reports
+    of other runs.
     """
     fields = report.content() if isinstance(report, PrivacyReport) else report
     cumulative, many = fields["cumulative"], UNITS[fields["unit"]["unit"]].many

@@ -1,9 +1,9 @@
-"""Pages for people: self-contained HTML from templates, and the frame of every chart in them.
+"""HTML pages: self-contained, rendered from templates, and the frame of every chart in them.
 
-A page opens without a network, in light and dark, on paper and on a phone. Templates live in
+A page works without a network, in light and dark mode, on paper and on a phone. Templates are in
 `templates/`, extend `base.html` (blocks `title`, `kicker`, `verdict`, `body`, `footer`) and build
-their parts with the macros of `macros.html`, which every template reaches as `ui`. Nothing here
-reads a clock or draws a random number: the same context gives the same bytes.
+their parts with the macros of `macros.html`, available to every template as `ui`. This module reads
+no clock and draws no random number: the same context gives the same bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 
 TEMPLATES = Path(__file__).parent / "templates"
 WAY_BACK = "<!-- way back -->"
-"""Where a page gets its link to the page of its run, once it lies beside it."""
+"""Placeholder of the link from a report page to the page of its run."""
 _CONTENTS_FROM = 4
-"""Sections from which a page has a list of contents."""
+"""Minimum number of sections for a table of contents."""
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -84,14 +84,14 @@ def date(value: str) -> str:
 
 
 def tone_of(gain: Interval | None) -> str:
-    """How a page of figures is coloured: by a gain or a loss that is certain."""
+    """Returns the colour of a page of figures: by a significant gain or loss."""
     if gain is None:
         return "plain"
     return "good" if gain.low > 0 else "bad" if gain.high < 0 else "plain"
 
 
 def with_contents(body: str) -> Markup:
-    """Gives the sections of a page anchors and, where there are several, a list of them before."""
+    """Adds anchors to the sections of a page and, if there are several, a table of contents."""
     titles: list[tuple[str, str]] = []
 
     def anchored(found: re.Match[str]) -> str:
@@ -107,7 +107,7 @@ def with_contents(body: str) -> Markup:
 
 
 def unbroken(page: str) -> str:
-    """Keeps numbers such as 1e-05, and intervals, on one line; `commands` look like some."""
+    """Keeps numbers such as 1e-05, and intervals, on one line; skips `commands`."""
 
     def keep(found: re.Match[str]) -> str:
         text = found[0]
@@ -146,10 +146,10 @@ def render(template: str | Path, **context: Any) -> str:
 
     Args:
       template: file name in `templates/`, e.g. `utility_report.html`, or a path elsewhere.
-      **context: what the template names; a name it uses and does not get is an error.
+      **context: values of the template; a missing name is an error.
 
     Raises:
-      ArtifactError: the template is missing, broken, or uses a value it was not given.
+      ArtifactError: the template is missing, broken, or uses a value that is not in `context`.
     """
     try:
         known = _environment()
@@ -196,26 +196,26 @@ def render_run_index(
     """Renders the index page of one run (`run_index.html`).
 
     Args:
-      run_id: name of the run.
+      run_id: id of the run.
       purpose: `release` or `simulation`.
-      headline: `reports.headline.Headline`: how the run stands.
+      headline: `reports.headline.Headline`: state of the run.
       guarantee: the sentence after `guarantee:` of the run's closing lines.
       utility: the sentence after `utility:`.
       release: the sentence after `release:`.
-      steps: in the order they run, mappings with `name`, `after` (names of the steps before it),
+      steps: in execution order, mappings with `name`, `after` (names of the preceding steps),
         `status` (`done` | `running` | `failed` | `refused` | `stopped` | `skipped` | `waiting`),
         `seconds` (float or None) and optionally `href` (a report).
       reports: mappings with `title`, `href` (relative to the page) and `sentence`.
       budget: mapping with `label`, `spent_before`, `spent_now`, `cap` (epsilons at one delta).
-      artifacts: mappings with `name`, `kind` (`Raw` | `Noised` | `Public` | free words), `step`,
-        `path` (relative; shown, not linked) and `digest` (hex, or None: a Raw has a keyed
-        commitment only).
+      artifacts: mappings with `name`, `kind` (`Raw` | `Noised` | `Public` | free text), `step`,
+          `path` (relative; shown, not linked) and `digest` (hex, or None: a Raw has a keyed
+          commitment only).
       facts: further pairs for the table of facts (configuration digest, versions).
-      verdict: `VerdictDocument` of the gate; None: no verdict.
-      time: when the run ended, ISO 8601.
+      verdict: `VerdictDocument` of the gate; None without a verdict.
+      time: end time of the run, ISO 8601.
 
     Raises:
-      ArtifactError: a step comes after one that is not listed before it.
+      ArtifactError: `after` names a step that is not listed earlier.
     """
     listed = [{"href": None, **step, "lines": [_state(step)]} for step in steps]
     return render(

@@ -1,4 +1,4 @@
-"""What the utility report says in words, from its fields."""
+"""Text of the utility report, generated from its fields."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.privacy.accounting.units import UNITS
 
 LEAST_RESAMPLED = 6
-"""Identities or units an interval is drawn from, at least: five that gain nothing all seem to gain
-by chance once in 32 times, and then every draw of them does."""
+"""Minimum number of identities or units for an interval. Five without a gain all seem to gain by
+chance once in 32 times, and then every resample of them does."""
 
 
 STARTS = {
@@ -20,11 +20,11 @@ STARTS = {
     "raw_pixels": "raw pixels",
     "most_frequent": "the most frequent class",
 }
-"""What needs no private data, in words."""
+"""Text of the baselines that need no private data."""
 
 
 def covers(unit: Unit) -> str:
-    """Whom the guarantee covers, and of whom the figures are."""
+    """Returns the people that the guarantee covers, and the people that the figures describe."""
     many = UNITS[unit].many
     return (
         f"The privacy guarantee covers training {many} only. The figures are exact, without "
@@ -38,7 +38,7 @@ def _points(estimate: Interval) -> str:
 
 
 def compared(difference: Interval, than: str) -> str:
-    """Says a paired difference in words; only an interval without zero is called a difference."""
+    """Describes a paired difference; only an interval without zero counts as a difference."""
     if difference.low > 0:
         return f"{_points(difference)} more than {than}"
     if difference.high < 0:
@@ -51,14 +51,13 @@ def compared(difference: Interval, than: str) -> str:
 
 
 def cost_of_privacy(parts: ClassifiedParts, kind: str) -> str | None:
-    """For which class or group private training costs most, and for which least.
+    """Returns the class or group with the highest cost of private training, and the lowest.
 
     Args:
-      parts: of a report.
+      parts: results by class or group, of a report.
       kind: `class` or `group`.
 
-    Returns:
-      None where there is no training without privacy to compare with, or one part alone.
+    Returns: None without a non-private training to compare with, or with only one part.
     """
     costs = [
         (-other.difference.value, part.name)
@@ -87,7 +86,7 @@ def _rate(rate: str) -> str:
 
 
 def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
-    """What the gate asked of the figures before it let the model out.
+    """Describes the gate's requirements for the figures of a released model.
 
     Args:
       least: `release.min_gain_over_public`.
@@ -104,7 +103,7 @@ def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
 
 
 def utility_sentence(report: AnyUtility) -> str:
-    """One sentence: the headline figure with its interval, compared with where training started."""
+    """Returns one sentence: the main figure with its interval, compared with the starting point."""
     return _classifier(report) if isinstance(report, ClassifierReport) else _embeddings(report)
 
 
@@ -124,7 +123,7 @@ def _embeddings(report: UtilityReport) -> str:
 
 
 def few_resampled(report: AnyUtility) -> str:
-    """Why no interval is shown: too few to draw from."""
+    """Returns why no interval is shown: too few units to resample."""
     return f"it has no interval: {report.resampled} {_many(report)}, fewer than {LEAST_RESAMPLED}"
 
 
@@ -140,7 +139,7 @@ def _too_few(report: AnyUtility) -> str:
 
 
 def best_start(report: AnyUtility) -> str:
-    """What the gain is over: the best of what was measured that needs no private data."""
+    """Returns the baseline of the gain: the best measured one that needs no private data."""
     words = [_start(report, name) for name in report.measured_starts]
     if report.best_start is None or len(words) == 1:
         return _start(report, "public_backbone")
@@ -175,7 +174,7 @@ def _percent(share: Interval) -> str:
 
 
 def _against(report: AnyUtility) -> str:
-    """The gain, the public start where another one is better, and training without privacy."""
+    """Describes the gain, a better public backbone if any, and training without privacy."""
     others = [(report.gain, best_start(report))]
     if report.best_start not in (None, "public_backbone"):
         others.append((report.difference("public_backbone"), _start(report, "public_backbone")))

@@ -1,1 +1,1 @@
-"""What a step process works in: declaration, context, signed and private inputs, outcome."""
+"""The environment of a step process: declaration, context, signed and private inputs, outcome."""

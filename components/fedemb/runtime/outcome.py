@@ -1,8 +1,8 @@
-"""How a step failed, kept where Kubeflow keeps nothing: it uploads no output of a failed step.
+"""Stores how a step failed, because Kubeflow uploads no output of a failed step.
 
-Beside the addresses of its outputs, in the public root, such a step leaves `outcome.json` and the
-public outputs that it wrote: for a denied run, the verdict with all its reasons. A process that a
-later start of the same step superseded leaves none. The step that runs at the end reads them.
+A failed step writes `outcome.json` and its public outputs next to its output addresses in the
+public root. For a denied run, the outputs include the verdict with all reasons. A process that a
+later start of the same step superseded writes no outcome. The exit step reads the outcomes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ OUTCOME = "outcome.json"
 def keep_outcome(
     outputs: Mapping[str, type[Artifact]], values: Mapping[str, Any], outcome: Mapping[str, Any]
 ) -> None:
-    """Keeps how a step failed, and the public outputs that it wrote.
+    """Stores the failure of a step, and the public outputs that the step wrote.
 
     Args:
-      outputs: of its declaration.
-      values: the arguments of its component, as KFP passes them; without artifacts of KFP nothing
-        is kept.
-      outcome: step, error, exit code, message and fencing token, as in its log.
+      outputs: outputs of the step's declaration.
+      values: arguments of the step's component, as KFP passes them; without KFP artifacts, nothing
+          is stored.
+      outcome: step, error, exit code, message and fencing token, as in the step's log.
 
     Raises:
       StorageError: the public root cannot be written.
@@ -49,23 +49,23 @@ def keep_outcome(
 
 
 def run_folder(uri: str, task: str) -> str:
-    """Where all tasks of a run put their outputs: what stands before its own name.
+    """Returns the folder of all task outputs of a run: the address up to the task name.
 
     Args:
-      uri: of an output of a task, `<root>/<pipeline>/<run>/<task>/.../<name>`.
+      uri: address of a task output, `<root>/<pipeline>/<run>/<task>/.../<name>`.
       task: name of the task.
     """
     return uri.rpartition(f"/{task}/")[0]
 
 
 def outcomes(folder: str, files: Callable[[str], Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """How the steps of a run failed that did not succeed in another start.
+    """Yields the failures of a run's steps that did not succeed in another start.
 
-    Of several failures of a step, the one with the highest fencing token is returned. A step has
-    succeeded where all its files lie together and a failed start did not leave them.
+    If a step failed several times, the failure with the highest fencing token is returned. A step
+    succeeded if all of its files are in one folder and were not written by a failed start.
 
     Args:
-      folder: of the run.
+      folder: folder of the run.
       files: step -> names of its outputs that are files.
 
     Raises:
@@ -91,7 +91,7 @@ def outcomes(folder: str, files: Callable[[str], Sequence[str]]) -> Iterator[dic
 def _succeeded(
     names: Sequence[str], kept: Mapping[str, Sequence[str]], task: str, files: Sequence[str]
 ) -> bool:
-    """Whether some start of a task left all files, beside those a failed one kept."""
+    """Returns whether some start of a task wrote all files, excluding files of failed starts."""
     places: dict[str, set[str]] = {}
     for name in names:
         if not name.startswith(f"{task}/"):

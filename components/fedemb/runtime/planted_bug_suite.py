@@ -1,13 +1,12 @@
-"""The record of the planted-bug suite: that tests of this code find the known bugs.
+"""The record of the planted-bug suite: the tests of this code detect the known bugs.
 
-They are listed in tests/planted_bugs/README.md.
+The bugs are listed in tests/planted_bugs/README.md.
 
-A test that guards privacy is worth something only if it turns red on the bug it guards against. The
-suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record: for
-a checkout at its first `make run`, for a wheel or an image when it is built. The record is never
-committed. It names the digest of what decides privacy, so a changed docstring or stylesheet leaves
-it valid. A run for release is refused before it is charged, and denied by the gate, where the
-record is missing, incomplete or of other code.
+The suite plants each known bug and requires that a privacy test fails. `make planted-bugs` runs the
+suite and writes the record: for a checkout at its first `make run`, for a wheel or an image at
+build time. The record is never committed. It contains the digest of the privacy-relevant code, so a
+changed docstring or stylesheet leaves it valid. If the record is missing, incomplete or belongs to
+other code, a release run is refused before it is charged and denied by the gate.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from fedemb.foundation.json_files import read_json, write_json
 SCHEMA = "fedemb/planted_bug_suite/1"
 RECORD = Path(__file__).parents[1] / "planted_bug_suite.json"
 KNOWN_BUGS = 21
-"""Of tests/planted_bugs/README.md; the suite plants each at least once."""
+"""Number of bugs in tests/planted_bugs/README.md; the suite plants each at least once."""
 
 
 def read_record() -> dict[str, Any]:
-    """The record as packaged: `passed`, `total`, `privacy_code_sha`; the schema apart.
+    """Returns the packaged record: `passed`, `total`, `privacy_code_sha`, without the schema.
 
     Raises:
-      ArtifactError: it is missing or no such record.
+      ArtifactError: the record is missing or invalid.
     """
     if not RECORD.is_file():
         raise ArtifactError(
@@ -42,18 +41,18 @@ def read_record() -> dict[str, Any]:
 
 
 def write_record(path: Path, *, passed: int, total: int, privacy_code_sha: str) -> None:
-    """Writes what a run of the suite found."""
+    """Writes the result of the suite."""
     body = {"passed": passed, "total": total, "privacy_code_sha": privacy_code_sha}
     write_json(path, SCHEMA, body)
 
 
 def record_problem(record: Any, privacy_code_sha: str | None) -> str | None:
-    """What is wrong with a record, in a sentence; None if the suite passed on this code.
+    """Returns the problem of a record as a sentence; None if the suite passed on this code.
 
     Args:
-      record: as of `read_record`, or a field of a document: it may be anything.
-      privacy_code_sha: digest of what decides privacy in the code that is to run; None where
-        another version looks back, which cannot know it.
+      record: result of `read_record`, or an unchecked field of a document.
+      privacy_code_sha: digest of the privacy-relevant code that will run; None if another version
+          evaluates the record and cannot compute the digest.
     """
     if not isinstance(record, dict) or record.keys() != {"passed", "total", "privacy_code_sha"}:
         return "there is no record of the planted-bug suite"
@@ -71,7 +70,7 @@ def record_problem(record: Any, privacy_code_sha: str | None) -> str | None:
 
 
 def main() -> int:
-    """`python -m fedemb.runtime.planted_bug_suite`: 0 if the record is of this code, else 1."""
+    """Implements `python -m fedemb.runtime.planted_bug_suite`: 0 if the record is valid, else 1."""
     from fedemb.runtime.provenance import privacy_code_digest
 
     try:

@@ -1,7 +1,7 @@
-"""The one way a step reads users: only after they match the commitment in the ledger.
+"""Opens private users for a step, only after they match the commitment in the ledger.
 
-The `bind` record of a run names keyed commitments to `users/` and `evaluation/`. The private root,
-the manifest of the users and the files themselves may all be replaced; the record may not.
+The `bind` record of a run contains keyed commitments to `users/` and `evaluation/`. The private
+root, the manifest of the users and the files may be replaced; the record cannot be replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.storage import local_tree, open_store
 
 People = Literal["users", "evaluation"]
-"""Private folders that the ledger holds commitments to."""
+"""Private folders with a commitment in the ledger."""
 
 
 @contextmanager
@@ -29,16 +29,16 @@ def open_private(
     """Opens a private folder of a bound run for reading.
 
     Args:
-      context: of the step; its key store holds the policy's key.
-      people: which folder.
-      attempt: of the run; None: the latest.
+      context: context of the step; its key store holds the policy's key.
+      people: folder to open.
+      attempt: attempt of the run; None selects the latest.
 
     Yields:
-      The folder, checked. When the block ends without an error, it is checked to be unchanged.
+      The verified folder. If the block ends without an error, the folder is verified again.
 
     Raises:
-      Refused: the run is not bound in the ledger, or not to such a folder.
-      PlanMismatch: the folder is not the one the run is bound to, or changed meanwhile.
+      Refused: the ledger has no bind record of the run, or no commitment to this folder.
+      PlanMismatch: the folder does not match the commitment, or changed meanwhile.
       StorageError: the folder is missing or cannot be read.
     """
     commitment = _commitment(context, people, attempt)
@@ -49,7 +49,7 @@ def open_private(
 
 
 def commitment_to(context: StepContext, people: People, attempt: int) -> str | None:
-    """Computes the commitment to a private folder as it is now; None if it is not complete."""
+    """Computes the commitment to a private folder as it is now; None if incomplete."""
     if not open_store(context.private(people)).exists("manifest.json"):
         return None
     key = commitment_key(context.keys, context.config.policy.policy_id)

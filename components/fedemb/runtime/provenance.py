@@ -1,4 +1,4 @@
-"""What code ran: digests over sources, locked dependencies and code of the user's own."""
+"""Digests of the code that ran: sources, locked dependencies and the user's own code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedemb.foundation.digests import file_digest
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu", "dev", "gpu", "light", "tpu")
-"""Of the image flavours and of a checkout: every image of a build carries them all."""
+"""Lock files of the image flavours and of a checkout; every image of a build contains all."""
 DECIDES_PRIVACY = (
     "config",
     "data",
@@ -36,19 +36,19 @@ DECIDES_PRIVACY = (
     "storage",
     "training",
 )
-"""Rooms that sample, clip, add noise, price, reserve, record a round once, decide which user is in
-which virtual client, or set the precision of numbers."""
+"""Packages that sample, clip, add noise, account, reserve, commit rounds, assign users to virtual
+clients, or set the numeric precision."""
 
 
 def code_digest(config: RunConfig | None = None) -> str:
-    """SHA-256 of the code that a reservation binds, 64 hexadecimal digits.
+    """Returns the SHA-256 of the code that a reservation binds, 64 hexadecimal digits.
 
-    What decides privacy, the locks, and with a configuration the code it names as
-    `module:function`. A resumed attempt with other code is refused; a report's page, an evaluation
-    or a docstring may change while a run is under way.
+    The digest covers the privacy-relevant code and the locks. With a configuration, it also covers
+    the code that the configuration names as `module:function`. Resuming an attempt with different
+    code is refused. Report pages, evaluations and docstrings may change during a run.
 
     Raises:
-      ConfigError: the configuration names a module that is not installed here.
+      ConfigError: the configuration names a module that is not installed.
     """
     backbone = config.model.backbone if config is not None else ""
     if ":" not in backbone:
@@ -58,9 +58,9 @@ def code_digest(config: RunConfig | None = None) -> str:
 
 @cache
 def privacy_code_digest() -> str:
-    """SHA-256 of what decides privacy, and of the locks, 64 hexadecimal digits.
+    """Returns the SHA-256 of the privacy-relevant code and the locks, 64 hexadecimal digits.
 
-    Comments, docstrings and layout do not count: a source counts as its syntax tree without them.
+    Comments, docstrings and layout are ignored: each source is hashed as its syntax tree.
     """
     sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
     return json_digest(
@@ -70,7 +70,7 @@ def privacy_code_digest() -> str:
 
 @cache
 def _user_digest(reference: str) -> dict[str, str]:
-    """Digests of the user's module, or of the whole package it lies in."""
+    """Returns digests of the user's module, or of the package that contains it."""
     package = reference.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None:
@@ -96,7 +96,7 @@ def _locks() -> dict[str, str]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Sources below a folder, in order; links are followed, as a checkout links its steps."""
+    """Yields the sources below a folder, in order; follows the links of a checkout."""
     found: list[Path] = []
     for place, _, names in os.walk(folder, followlinks=True):
         found += [Path(place, name) for name in names if name.endswith(".py")]
@@ -115,15 +115,15 @@ def _tree_digest(source: bytes) -> str:
             block = getattr(node, field, None)
             if isinstance(block, list):
                 setattr(node, field, [item for item in block if not _is_text(item)])
-        if not vars(node).get("type_params", True):  # a field that Python 3.11 does not know
+        if not vars(node).get("type_params", True):  # unknown field in Python 3.11
             del vars(node)["type_params"]
-    # Later ones leave out what is empty unless they are asked:
+    # Later versions omit empty fields unless requested:
     whole: dict[str, Any] = {"show_empty": True} if sys.version_info >= (3, 13) else {}
     return hashlib.sha256(ast.dump(tree, **whole).encode()).hexdigest()
 
 
 def _is_text(statement: ast.AST) -> bool:
-    """Whether a statement is a string alone, so a docstring: it does nothing."""
+    """Returns whether a statement is only a string, such as a docstring, and has no effect."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

@@ -1,6 +1,6 @@
-"""What a step takes from earlier ones: signed by them, of this run, with the very files they name.
+"""Reads artifacts of earlier steps of the same run: verifies signatures and file digests.
 
-Signatures come first: what is not signed is neither followed nor given to a library that loads it.
+Signatures are verified first: unsigned content is neither followed nor passed to a library.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedemb.runtime.step_context import StepContext
 
 
 def read_reserved(context: StepContext) -> Written[ReservationDocument]:
-    """Reads the reservation, which must stand in the ledger as it says.
+    """Reads the reservation and checks that the ledger contains the same reservation.
 
     Raises:
-      ArtifactError: it is missing or broken.
-      SignatureInvalid: it is not signed by reserve_budget.
-      PlanMismatch: it is of another run.
-      LedgerError: the ledger does not hold it.
-      Refused: it was given back.
+      ArtifactError: the reservation is missing or broken.
+      SignatureInvalid: the reservation is not signed by reserve_budget.
+      PlanMismatch: the reservation belongs to another run.
+      LedgerError: the ledger does not contain the reservation.
+      Refused: the reservation was refunded.
     """
     document = read(context.artifacts.reservation, ReservationDocument)
     context.ledger.chain.trust.check(document, at=document.body.sequence)
@@ -47,18 +47,18 @@ def read_users(context: StepContext) -> UsersManifest:
     """Reads the manifest of the users.
 
     Raises:
-      ArtifactError: it is missing, broken, or of another run.
-      SignatureInvalid: it is not signed by partition_users.
+      ArtifactError: the manifest is missing, broken, or belongs to another run.
+      SignatureInvalid: the manifest is not signed by partition_users.
     """
     return _read(context, context.artifacts.users, UsersManifest).body
 
 
 def read_model(context: StepContext) -> ModelCard:
-    """Reads the card of the trained model and compares the digest of the model beside it.
+    """Reads the card of the trained model and checks the digest of the model stored with it.
 
     Raises:
-      ArtifactError: it is missing, broken or of another run, or names another model.
-      SignatureInvalid: it is not signed by train_dp_fedemb.
+      ArtifactError: the card is missing, broken, of another run, or names another model.
+      SignatureInvalid: the card is not signed by train_dp_fedemb.
     """
     card = _read(context, context.artifacts.model / "model.json", ModelCard).body
     _check_weights(context.artifacts.model, card.weights_sha)
@@ -66,18 +66,17 @@ def read_model(context: StepContext) -> ModelCard:
 
 
 def read_averages(context: StepContext, card: ModelCard) -> dict[str, float]:
-    """Reads what the trainer says of the other averages of the weights; see `write_averages`.
+    """Reads the trainer's document of the other weight averages; see `write_averages`.
 
     Args:
-      context: of the step, which takes `averages`.
-      card: of the model that was trained with them.
+      context: context of the step, which takes `averages`.
+      card: card of the model trained with the averages.
 
-    Returns:
-      Name of its file -> decay, of each.
+    Returns: File name -> decay of each average.
 
     Raises:
-      ArtifactError: it is missing, broken or of another training, or names other files.
-      SignatureInvalid: it is not signed by train_dp_sgd.
+      ArtifactError: the document is missing, broken, of another training, or names other files.
+      SignatureInvalid: the document is not signed by train_dp_sgd.
     """
     folder = context.artifacts.averages
     averages = _read(context, folder / "averages.json", Averages).body
@@ -93,22 +92,22 @@ def read_averages(context: StepContext, card: ModelCard) -> dict[str, float]:
 
 
 def read_start(context: StepContext) -> Pretrained:
-    """Reads what pretrain_public says of the public start of a reserved run; see `check_start`."""
+    """Reads pretrain_public's document of a reserved run's public backbone; see `check_start`."""
     return check_start(context, context.ledger.chain.trust, at=_reserved_at(context))
 
 
 def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> Pretrained:
-    """Compares the public start with its signature, its weights and the configuration.
+    """Checks the public backbone against its signature, its weights and the configuration.
 
     Args:
-      context: of the step, which takes `pretrained`.
-      trust: the keys that count.
-      at: number of the record that reserved the run; None: it is about to be reserved.
+      context: context of the step, which takes `pretrained`.
+      trust: trusted keys.
+      at: number of the record that reserved the run; None if the run is not reserved yet.
 
     Raises:
-      ArtifactError: it is missing or broken, or names another backbone than lies beside it.
-      SignatureInvalid: it is not signed by pretrain_public.
-      PlanMismatch: it was made of another configuration.
+      ArtifactError: the document is missing or broken, or names a different backbone.
+      SignatureInvalid: the document is not signed by pretrain_public.
+      PlanMismatch: the backbone was made with another configuration.
     """
     document = read(context.artifacts.pretrained / "pretrained.json", Pretrained)
     trust.check(document, at=at)
@@ -124,7 +123,7 @@ def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> P
 
 
 def _model_of(start: Pretrained) -> ModelConfig | None:
-    """The model it was made for, perhaps by an older version; None: none of this version."""
+    """Returns its model configuration, possibly of an older version; None if not readable."""
     try:
         return ModelConfig.as_written(start.model)
     except ValidationError:
@@ -132,7 +131,7 @@ def _model_of(start: Pretrained) -> ModelConfig | None:
 
 
 def _reserved_at(context: StepContext) -> int:
-    """Number of the ledger record that reserved the run."""
+    """Returns the number of the ledger record that reserved the run."""
     ledger, run_id = context.ledger, context.run_id
     attempt = ledger.state.attempts.get((run_id, ledger.state.last_attempt(run_id)))
     if attempt is None:
@@ -144,7 +143,7 @@ def _reserved_at(context: StepContext) -> int:
 
 
 def _read(context: StepContext, path: Path, kind: type[D]) -> Written[D]:
-    """Reads a document of a reserved run under a key that counted when it was reserved."""
+    """Reads a document of a reserved run, signed by a key that was trusted at the reservation."""
     run_id = context.run_id
     reserved_at = _reserved_at(context)
     document = read(path, kind)

@@ -1,9 +1,10 @@
-"""What a step is: its declaration, and what every step's body shares.
+"""The declaration of a step, and code that every step body shares.
 
-A step is a thin Python component beside its logic: its body imports the package from its image and
-calls `run(context)`. The same function runs in process in tests, under `kfp.local` on a laptop, and
-in a pod. `@step` declares everything else that anybody must know of it, once: the graph, the local
-runner, compile rules, the rights of its pod, profiles and the table of the docs follow.
+A step is a thin Python component with its logic in a module next to it. Its body imports the
+package from its image and calls `run(context)`. The same function runs in process in tests, under
+`kfp.local` on a laptop, and in a pod. `@step` declares all other properties once. The graph, the
+local runner, compile rules, the permissions of the pod, profiles and the table of the docs are
+derived from it.
 """
 
 from __future__ import annotations
@@ -35,34 +36,33 @@ PLACEHOLDER_IMAGES: dict[Image, str] = {
     "cpu": "fedemb-python-cpu:unpinned",
     "trainer": "fedemb-python-trainer:unpinned",
 }
-"""Symbolic images. `fedemb.pipelines.compile.cluster` replaces them by references with a digest;
-a local run in subprocesses never looks at them. `trainer` is cpu, gpu or tpu, as the profile
-says."""
+"""Symbolic images. `fedemb.pipelines.compile.cluster` replaces them by references with a digest.
+Local runs in subprocesses ignore them. The profile sets `trainer` to cpu, gpu or tpu."""
 SPELLED = {"dp": "DP", "sgd": "SGD", "fedemb": "FedEmb"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rights:
-    """What a step's service account may do; `infra/rights.yaml` is made of it.
+    """Permissions of a step's service account; `infra/rights.yaml` is generated from them.
 
-    Tests run the real step behind it: a right too few stops it, and so does one it never uses.
+    Tests run the real step with them: a missing permission and an unused permission both fail.
     """
 
     private: Mapping[str, Literal["read", "write"]] = field(default_factory=dict)
-    """Folder below `<private root>/<run>/`, or `deletion_marks` of the policy -> right; `write`
-    also reads, replaces and deletes."""
+    """Folder below `<private root>/<run>/`, or `deletion_marks` of the policy -> permission;
+    `write` also allows read, replace and delete."""
     input: tuple[Literal["names", "private", "public"], ...] = ()
-    """Images; `names`: names, sizes and versions of private ones, no content."""
+    """Images; `names`: names, sizes and versions of private images, without content."""
     ledger: Literal["none", "read", "append"] = "none"
-    """`append` may create a record, never replace or delete one."""
+    """`append` allows to create a record, never to replace or delete a record."""
     signing: tuple[str, ...] = ()
-    """Roles whose signing keys it may read."""
+    """Roles whose signing keys the step may read."""
     keys: Mapping[str, Literal["read", "create", "destroy"]] = field(default_factory=dict)
-    """Kind of the other keys (`KeyStore`: the first part of their names) -> right; `create` and
-    `destroy` include `read`."""
+    """Kind of the other keys (`KeyStore`: the first part of their names) -> permission; `create`
+    and `destroy` include `read`."""
     releases: Literal["none", "read", "create"] = "none"
     witness: Literal["none", "append"] = "none"
-    """`append`, where `storage.witness` names a store: may add a mark, never replace one."""
+    """`append` allows to add a marker if `storage.witness` is set, never to replace a marker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,51 +71,51 @@ class Step:
 
     name: str
     task: Literal["embedding", "classification"] | None
-    """The `RunConfig.task` whose pipeline it belongs to; None: it belongs to all."""
+    """The `RunConfig.task` of the step's pipeline; None if it belongs to all pipelines."""
     summary: str
-    """One sentence: the docstring of the component."""
+    """One-sentence summary: the docstring of the component."""
     image: Image
     private: bool
-    """Whether private data is in its process: its log then quotes no value of an error."""
+    """Whether the process holds private data; if so, its log omits the values of errors."""
     cached: bool
-    """Whether its result may be taken from a cache, or it be retried: never where anything private
-    or the ledger is involved."""
+    """Whether the step may be cached or retried; always False if it uses private data or the
+    ledger."""
     once: bool
-    """Whether a resumed run takes its finished result over instead of making it again."""
+    """Whether a resumed run reuses the completed result instead of computing it again."""
     resources: str
-    """Which entry of a profile its pod gets, unless the profile names the step itself."""
+    """Profile entry for the step's pod, unless the profile has an entry for the step itself."""
     rights: Rights
     parameters: tuple[str, ...]
-    """Names of the parameters it takes; see `StepContext`."""
+    """Names of the step's parameters; see `StepContext`."""
     inputs: tuple[str, ...]
-    """Artifacts it takes."""
+    """Names of the input artifacts."""
     outputs: Mapping[str, type[Artifact]]
-    """Artifacts it gives, each with its kind."""
+    """Output artifacts with their types."""
     files: tuple[str, ...]
-    """Its outputs that are files or folders; the others are texts, and figures for Kubeflow's
-    page."""
+    """Outputs that are files or folders; the other outputs are text, and metrics for Kubeflow's
+    UI."""
     texts: tuple[str, ...]
-    """Its outputs that are parameters of later steps."""
+    """Outputs that are parameters of later steps."""
     at_exit: bool
-    """Whether it runs at the end, however the run ended: it takes a `dsl.PipelineTaskFinalStatus`,
-    no artifact, and has no rights."""
+    """Whether the step runs at the end regardless of the run's outcome. An exit step takes a
+    `dsl.PipelineTaskFinalStatus` and no artifact, and has no permissions."""
     component: Any
     """The KFP component."""
 
     @property
     def slug(self) -> str:
-        """The name as Kubeflow spells it."""
+        """The step name in Kubeflow's format."""
         return self.name.replace("_", "-")
 
     @property
     def title(self) -> str:
-        """The name as people read it."""
+        """The step name for display."""
         words = [SPELLED.get(word, word) for word in self.name.split("_")]
         return " ".join([words[0].capitalize(), *words[1:]])
 
     @property
     def group(self) -> str:
-        """Whose service account its pods use: steps that begin with one verb share its rights."""
+        """Service account group of the pods; steps that start with the same verb share it."""
         return self.name.partition("_")[0]
 
 
@@ -130,20 +130,20 @@ def step(
     once: bool = False,
     resources: str = "small",
 ) -> Callable[[Callable[..., Any]], Step]:
-    """Declares a function to be a step: a KFP component that installs nothing in its image.
+    """Declares a function as a step: a KFP component that installs no packages in its image.
 
-    Its signature names the parameters and artifacts, its docstring says in one sentence what it
-    does. For the rest see `Step`; what is left out is the careful choice.
+    The function's signature names the parameters and artifacts; its docstring summarizes the step
+    in one sentence. For the other arguments see `Step`; the defaults are the safe choice.
 
     Raises:
-      TypeError: a parameter no context has, `outputs` names other outputs than the signature, or a
-        step for the end takes or may do more than that.
+      TypeError: a parameter is not in any context, `outputs` differs from the signature, or an exit
+          step takes artifacts or has permissions.
     """
     from kfp import dsl
     from kfp.dsl.types import type_annotations as kfp_types
 
     def declare(function: Callable[..., Any]) -> Step:
-        # By the signature and not by the component: a pod runs components and can make none.
+        # Uses the signature, not the component: a pod runs components and cannot create them.
         types = {name: item.annotation for name, item in signature(function).parameters.items()}
         inputs = tuple(
             n for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Input(kind)
@@ -203,20 +203,20 @@ def step(
 
 
 def declared(name: str) -> Step:
-    """The declaration of a step, from its folder.
+    """Returns the declaration of a step, loaded from its folder.
 
     Raises:
-      ModuleNotFoundError: there is no such step.
+      ModuleNotFoundError: the step does not exist.
     """
     return getattr(import_module(f"fedemb.steps.{name}.component"), name)
 
 
 def leading_to(name: str, task: str) -> tuple[Step, ...]:
-    """The declarations of a step and of all that what it takes rests on, givers first.
+    """Returns the declarations of a step and of all steps it depends on, dependencies first.
 
     Args:
-      name: of the step.
-      task: `RunConfig.task`; steps of another give nothing.
+      name: name of the step.
+      task: `RunConfig.task`; steps of other tasks are skipped.
     """
     names = [module.name for module in iter_modules(import_module("fedemb.steps").__path__)]
     every = [step for step in map(declared, names) if step.task in (None, task)]
@@ -234,14 +234,14 @@ def leading_to(name: str, task: str) -> tuple[Step, ...]:
 
 @contextmanager
 def step_process(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
-    """Runs the body of a step: its context, logging, and errors as one sentence with an exit code.
+    """Runs the body of a step: context, logging, and one-sentence errors with an exit code.
 
-    An error that is not ours is a bug: it keeps its traceback and ends with exit code 1. In a step
-    that holds private data the log gets places and type of such an error without its message, which
-    may quote shapes, values or names; see `fedemb.foundation.step_logging` for what else it gets.
+    An unexpected error is a bug: it keeps its traceback and exits with code 1. If the step holds
+    private data, the log contains only locations and type of such an error. Its message is omitted,
+    because it may quote shapes, values or names; see `fedemb.foundation.step_logging`.
 
     Args:
-      name: of the step.
+      name: name of the step.
       values: the component's arguments, its `locals()`.
     """
     step = declared(name)
@@ -257,10 +257,10 @@ def step_process(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
 
 
 def _superseded(error: Exception, turns: Sequence[FencingToken]) -> bool:
-    """Whether a later start of the step continues, so that this one has no outcome."""
+    """Returns whether a later start of the step continues, so that this start has no outcome."""
     try:
         return isinstance(error, Superseded) or any(turn.over() for turn in turns)
-    except FedEmbError:  # the store is gone: it fails for that reason
+    except FedEmbError:  # the store is unavailable, which is the error to report
         return False
 
 
@@ -268,12 +268,12 @@ def _superseded(error: Exception, turns: Sequence[FencingToken]) -> bool:
 def watched(
     name: str, *, private: bool, keep: Callable[[Mapping[str, Any]], None] = lambda _fields: None
 ) -> Iterator[None]:
-    """What `step_process` does for a process that is no step.
+    """Implements `step_process` for processes that are not steps.
 
     Args:
-      name: of what runs.
-      private: whether private data is in the process.
-      keep: takes what is known of a failure, unless a later start of the step continues.
+      name: name of the process.
+      private: whether the process holds private data.
+      keep: stores the details of a failure, unless a later start of the step continues.
     """
     with step_log(private=private), turns_taken() as turns:
         started = time.monotonic()

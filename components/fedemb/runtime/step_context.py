@@ -1,6 +1,6 @@
-"""What a step is given: configuration, run, stores, keys and ledger, each opened once and lazily.
+"""The context of a step: configuration, run, stores, keys and ledger, opened once and lazily.
 
-A pod, a subprocess and a test make the same context and call the same `run(context)`.
+A pod, a subprocess and a test create the same context and call the same `run(context)`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from fedemb.storage import join, open_store
 
 
 class Parameters(TypedDict, total=False):
-    """Every parameter a step may take; its signature names those it is given."""
+    """All parameters that a step may take; the step's signature selects from them."""
 
     config: RunConfig
     """Configuration of the run; JSON between the steps of a pipeline."""
     public_start: PublicStart
-    """The part of the configuration that a cached step is given in its place."""
+    """Part of the configuration that a cached step receives instead of `config`."""
     run_id: str
-    """Name of the run, the idempotency key."""
+    """Id of the run, used as the idempotency key."""
     private_root: str
     """Store of Raw artifacts: a folder, gs:// or s3://."""
     ledger: str
     """Root of the ledgers."""
     keys: str
-    """Key store, apart from the ledger."""
+    """Key store, separate from the ledger."""
     releases: str
     """Store of releases."""
     beam_options: Sequence[str]
-    """Options of the Beam engine, e.g. `--runner=DataflowRunner`; none runs in this process."""
+    """Options of the Beam engine, e.g. `--runner=DataflowRunner`; empty runs in this process."""
 
 
 class StepContext:
-    """Everything one step works with.
+    """All inputs of a step.
 
     Args:
-      artifacts: paths of its inputs and outputs.
-      given: its parameters. Asking for one that was not given raises ConfigError: a step that
-        reaches for a store its signature does not name fails here and not in its pod's rights.
+      artifacts: paths of the step's inputs and outputs.
+      given: the step's parameters. Access to a missing parameter raises ConfigError, so a step that
+          uses a store outside its signature fails here, before the permissions of its pod deny it.
     """
 
     def __init__(self, artifacts: RunArtifacts, **given: Unpack[Parameters]) -> None:
@@ -57,17 +57,17 @@ class StepContext:
 
     @classmethod
     def of_component(cls, values: Mapping[str, Any]) -> StepContext:
-        """Makes the context of a component's arguments, as KFP passes them.
+        """Creates the context from a component's arguments, as KFP passes them.
 
         Args:
-          values: name -> text, list, or KFP artifact; what is none of them is left out, so that a
-            component may pass its `locals()`.
+          values: name -> text, list, or KFP artifact; other values are ignored, so that a component
+              may pass its `locals()`.
 
         Raises:
-          ConfigError: parameters of the pipeline are no configuration.
+          ConfigError: the parameters of the pipeline are not a valid configuration.
         """
         given: Any = {name: values[name] for name in Parameters.__annotations__ if name in values}
-        if "mechanism" in values:  # the parameters of the pipeline, of which `config` is to be made
+        if "mechanism" in values:  # pipeline parameters, from which `config` is built
             given["config"] = run_config(values)
         elif "config" in given:
             given["config"] = RunConfig.as_written(json.loads(given["config"]))
@@ -90,12 +90,12 @@ class StepContext:
 
     @property
     def public_start(self) -> PublicStart:
-        """What public pretraining depends on."""
+        """The part of the configuration that public pretraining depends on."""
         return self._get("public_start")
 
     @property
     def run_id(self) -> str:
-        """Name of the run."""
+        """Id of the run."""
         return self._get("run_id")
 
     @property
@@ -120,11 +120,11 @@ class StepContext:
 
     @property
     def beam_options(self) -> Sequence[str]:
-        """Options of the Beam engine; none runs in this process."""
+        """Options of the Beam engine; empty runs in this process."""
         return self._given.get("beam_options", ())
 
     def private(self, *parts: str) -> str:
-        """Address of a Raw artifact of this run: `<private_root>/<run_id>/<part>/...`."""
+        """Returns a Raw artifact address of this run: `<private_root>/<run_id>/<part>/...`."""
         return join(self.private_root, self.run_id, *parts)
 
     @cached_property
@@ -134,28 +134,28 @@ class StepContext:
 
     @cached_property
     def trust(self) -> TrustStore:
-        """The keys trusted beside the ledger.
+        """The trusted keys of the ledger's trust file.
 
         Raises:
-          LedgerError: no ledger was ever made there.
+          LedgerError: no ledger was created at this address.
         """
         return read_trust(open_store(self.ledger_uri))
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The policy's ledger, verified, for reading.
+        """The policy's ledger, verified and read-only.
 
         Raises:
-          LedgerError: no ledger was ever made there, or it is broken.
+          LedgerError: no ledger was created at this address, or it is broken.
         """
         return open_ledger(self.ledger_uri, self.config.policy.policy_id, trust=self.trust)
 
     @cached_property
     def writable_ledger(self) -> Ledger:
-        """The same ledger with the key that signs its records.
+        """The ledger with the key that signs its records.
 
         Raises:
-          LedgerError: as `ledger`, or the key store is that of another ledger.
+          LedgerError: as `ledger`, or the key store belongs to another ledger.
         """
         self.ledger.unlock(self.keys)
         return self.ledger

@@ -1,1 +1,1 @@
-"""Released models in use: bundles, embed, search, serve, export."""
+"""Use of released models: bundles, embedding, search, serving, export."""

@@ -1,4 +1,4 @@
-"""What a release holds, and the digests and signatures over it.
+"""The files of a release bundle, and the digests and signatures over them.
 
     backbone.keras  saved_model/                the model, and the same for serving
     preprocessing.py  parity.json               how a photo is read, and what that must give
@@ -8,7 +8,7 @@
     lineage.jsonl  attestation.json             where it comes from; the verdict, signed
     manifest.json  model.sig                    digests of all files; OpenSSF model signature
 
-Raw artifacts cannot get in: `place` takes `Noised | Public` only.
+Raw artifacts cannot enter a bundle: `place` accepts only `Noised | Public`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DOCUMENTS = {
     "privacy_report": REPORT,
     "verdict": "verdict.json",
 }
-"""Documents of a run by the name of their artifact, beside those of the model."""
+"""Documents of a run by artifact name, in addition to those of the model."""
 FILES = (
     *DOCUMENTS.values(),
     "README.md",
@@ -79,9 +79,9 @@ FILES = (
     "privacy_report.html",
     "rounds.jsonl",
 )
-"""Every file of a bundle beside `saved_model/`, and no other."""
+"""The complete list of files of a bundle, except `saved_model/`."""
 SUBJECTS = ("backbone.keras", REPORT, MANIFEST)
-"""Files the attestation is about."""
+"""Subjects of the attestation."""
 SAVED_MODEL = "saved_model"
 SAVED_MODEL_FILES = (
     "saved_model.pb",
@@ -94,26 +94,26 @@ ALL = frozenset((*FILES, *(f"{SAVED_MODEL}/{name}" for name in SAVED_MODEL_FILES
 LARGE = frozenset(
     ("backbone.keras", "ledger.jsonl", *(f"{SAVED_MODEL}/{name}" for name in SAVED_MODEL_FILES))
 )
-"""Files that may be larger than one JSON text."""
+"""Files that may exceed the size limit of a JSON document."""
 LARGEST_FILE = 4 << 30
-"""Bytes of a file of `LARGE`, where the manifest names no sizes: nothing larger can be released,
+"""Maximum bytes of a file of `LARGE` if the manifest has no sizes; no larger file can be released,
 see `model_files.MEMORY`."""
 NOT_LISTED = frozenset((MANIFEST, SIGNATURE, "attestation.json"))
-"""Files that the manifest cannot name: they are made after it."""
+"""Files that the manifest cannot list, because they are created after it."""
 
 
 def place(artifact: Artifact, bundle: Path, name: str) -> None:
     """Copies one publishable file into the bundle.
 
     Raises:
-      Refused: it is raw.
+      Refused: the artifact is raw.
     """
     require_publishable(artifact)
     write_bytes(bundle / name, artifact.path.read_bytes())
 
 
 def write_manifest(bundle: Path, name: str, version: str, signer: Signer) -> None:
-    """Writes the digests and sizes of all files so far, signed."""
+    """Writes the signed manifest with the digests and sizes of all files written so far."""
     files = tree_digests(bundle)
     sizes = {file: (bundle / file).stat().st_size for file in files}
     manifest = BundleManifest(name=name, version=version, files=files, sizes=sizes)
@@ -125,7 +125,7 @@ def write_attestation(
 ) -> dict[str, Any]:
     """Writes the verdict as an in-toto statement in a signed DSSE envelope.
 
-    Subjects are the model, the report and the manifest by their digests.
+    The subjects are the digests of the model, the report and the manifest.
     """
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
@@ -153,7 +153,7 @@ def read_attestation(bundle: Path, trust: TrustStore) -> dict[str, Any]:
 
     Raises:
       SignatureInvalid: not signed by a key trusted to release, or changed.
-      ArtifactError: not such an envelope.
+      ArtifactError: not a valid envelope.
     """
     try:
         envelope = json.loads((bundle / "attestation.json").read_bytes())
@@ -172,7 +172,7 @@ def read_attestation(bundle: Path, trust: TrustStore) -> dict[str, Any]:
 
 
 def _pae(payload: bytes) -> bytes:
-    """DSSE pre-authentication encoding."""
+    """Returns the DSSE pre-authentication encoding."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
@@ -190,10 +190,10 @@ def sign_bundle(bundle: Path, key: EllipticCurvePrivateKey) -> None:
 
 @contextmanager
 def _in_memory(pem: bytes) -> Iterator[Path]:
-    """A path to read a key from, once: a pipe, as a file would outlive a killed process."""
+    """Yields a path that can be read once: a pipe, because a file would remain after a kill."""
     reading, writing = os.pipe()
     try:
-        os.write(writing, pem)  # a key is far smaller than a pipe holds
+        os.write(writing, pem)  # a key is much smaller than the pipe buffer
         os.close(writing)
         yield Path(f"/dev/fd/{reading}")
     finally:
@@ -204,7 +204,7 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
     """Checks the model signature against the pinned keys.
 
     Raises:
-      SignatureInvalid: missing, by no pinned key, or a file was changed, added or removed.
+      SignatureInvalid: missing, signed by an unpinned key, or a file was changed, added or removed.
     """
     from model_signing import hashing, verifying
 
@@ -217,7 +217,7 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
         try:
             config.verify(bundle, bundle / SIGNATURE)
             return
-        except Exception as error:  # the library raises many types; all mean no
+        except Exception as error:  # the library raises many types; all mean invalid
             failure = error
     raise SignatureInvalid(
         "model.sig is not a signature of these files by a key of the trust store"
@@ -227,15 +227,14 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
 
 
 def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
-    """Checks that a bundle is whole and signed, without looking into any file but its manifest.
+    """Checks that a bundle is complete and signed; parses no file except its manifest.
 
-    Returns:
-      The manifest.
+    Returns: The manifest.
 
     Raises:
       SignatureInvalid: its manifest or `model.sig` is not signed by a trusted key, or a file is
-        missing, extra, or not what the manifest says.
-      ArtifactError: there is no manifest that can be read.
+          missing, extra, or does not match the manifest.
+      ArtifactError: the manifest is missing or unreadable.
     """
     check_form(bundle)
     manifest = _manifest(bundle, trust)
@@ -244,14 +243,13 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
 
 
 def check_pinned(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
-    """As `check_seal`, for those who hold pinned keys only: the ledger inside leads to the newest.
+    """Checks a bundle like `check_seal`, with pinned keys only; its ledger lists the newest keys.
 
-    Returns:
-      The manifest and the ledger inside.
+    Returns: The manifest and the ledger of the bundle.
 
     Raises:
-      SignatureInvalid: as `check_seal`, or the ledger inside does not hold.
-      ArtifactError: there is no manifest that can be read.
+      SignatureInvalid: as `check_seal`, or the ledger of the bundle is invalid.
+      ArtifactError: the manifest is missing or unreadable.
     """
     manifest, copy = check_origin(bundle, pinned)
     check_signature(bundle, copy.chain.trust)
@@ -259,15 +257,16 @@ def check_pinned(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManife
 
 
 def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
-    """As `check_pinned` without `model.sig`, so also where model_signing is not installed.
+    """Checks a bundle like `check_pinned` without `model.sig`; model_signing is not required.
 
-    The manifest names the same files, and the release step's key signs it: the model and how its
-    photos are read are those that were released. Whether they should have been is not asked.
+    The manifest lists the same files and is signed by the release step's key. The check proves that
+    the model and its preprocessing are the released ones. It does not check the release decision.
     """
     check_form(bundle)
     manifest = read(bundle / MANIFEST, BundleManifest)
-    # The trusted keys may be listed only in the ledger. So sizes are compared before the signature:
-    # a wrong size can only refuse. No other file is read before the manifest's signature is valid.
+    # The trusted keys may be listed only in the ledger, so sizes are compared before the signature:
+    # # a wrong size can only refuse. No other file is read before the manifest's signature is
+    # valid.
     check_sizes(bundle, manifest.body)
     copy = ledger_copy(bundle, pinned, _size_of(bundle, manifest.body, LEDGER))
     copy.chain.trust.check(manifest)
@@ -284,17 +283,17 @@ def _manifest(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
 
 
 def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> Ledger:
-    """The ledger inside a bundle; its store is a folder that does not exist.
+    """Returns the ledger of a bundle; its store is a folder that does not exist.
 
-    Records are read and verified one by one: nothing behind the first broken one is read.
+    Records are read and verified one by one; reading stops at the first broken record.
 
     Args:
       bundle: the folder.
       pinned: keys trusted beforehand.
-      size: bytes that the file may have.
+      size: maximum bytes of the file.
 
     Raises:
-      SignatureInvalid: it is broken, or not signed by keys that the pinned ones lead to.
+      SignatureInvalid: the ledger is broken, or its keys do not chain to the pinned keys.
     """
     chain: Chain | None = None
     try:
@@ -306,17 +305,17 @@ def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> L
         if chain is None:
             raise ArtifactError("it holds no record; fetch the bundle again")
         return Ledger(chain)
-    except Exception as error:  # fails closed
+    except Exception as error:  # any error is a refusal
         raise SignatureInvalid(
             f"the ledger inside the bundle is not valid: {sentence_of(error)}"
         ) from error
 
 
 def _lines(path: Path, size: int) -> Iterator[bytes]:
-    """Lines of a file without their ends, one in memory at a time.
+    """Yields the lines of a file without line ends, with one line in memory at a time.
 
     Raises:
-      ArtifactError: a line, or all of them, are too long, or the last one has no end.
+      ArtifactError: a line or the file is too long, or the last line has no line end.
     """
     left = size
     with path.open("rb") as file:
@@ -328,10 +327,10 @@ def _lines(path: Path, size: int) -> Iterator[bytes]:
 
 
 def check_form(bundle: Path) -> None:
-    """A bundle has all its files, no other, none a link or a device, and no text without end.
+    """Checks the file list of a bundle: complete, no extra file, link or device, sizes bounded.
 
     Raises:
-      SignatureInvalid: and which file.
+      SignatureInvalid: a file fails the check; the message names it.
     """
     found = {path.relative_to(bundle).as_posix(): path for path in bundle.rglob("*")}
     folders = {SAVED_MODEL, f"{SAVED_MODEL}/variables"}
@@ -359,12 +358,12 @@ def _check_largest(name: str, size: int) -> None:
 
 
 def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
-    """Every file has as many bytes as the manifest says; no file is opened.
+    """Checks the size of every file against the manifest; opens no file.
 
     Raises:
-      SignatureInvalid: and which file.
+      SignatureInvalid: a size differs; the message names the file.
     """
-    if manifest.sizes is None:  # version 1: `check_form` bounds them
+    if manifest.sizes is None:  # version 1: `check_form` bounds the sizes
         return
     if manifest.sizes.keys() != manifest.files.keys():
         raise SignatureInvalid("the manifest names sizes of other files than it has digests of")
@@ -378,17 +377,17 @@ def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
 
 
 def _size_of(bundle: Path, manifest: BundleManifest, name: str) -> int:
-    """Bytes of a file that are read at most."""
+    """Returns the maximum number of bytes to read from a file."""
     if manifest.sizes is not None and name in manifest.sizes:
         return manifest.sizes[name]
     return (bundle / name).stat().st_size
 
 
 def check_files(bundle: Path, manifest: BundleManifest) -> None:
-    """Every file of a bundle is the one its manifest names.
+    """Checks the digest of every file of a bundle against the manifest.
 
     Raises:
-      SignatureInvalid: and which file.
+      SignatureInvalid: a digest differs; the message names the file.
     """
     named = ALL - NOT_LISTED
     if manifest.files.keys() != named:
@@ -405,14 +404,14 @@ def _hashing(hashing: Any) -> Any:
 
 @contextmanager
 def fetched(found: Located) -> Iterator[Path]:
-    """Gives a bundle as a local folder.
+    """Yields a bundle as a local folder.
 
-    From a bucket it takes nothing that is not a file of a bundle, or larger than one may be.
+    From a bucket, only files of a bundle within the size limits are downloaded.
 
     Raises:
-      SignatureInvalid: the bucket holds such a file.
-      ArtifactError: the tree is incomplete, or not what its index says.
-      StorageError: it cannot be read.
+      SignatureInvalid: the bucket holds an extra or too large file.
+      ArtifactError: the tree is incomplete, or does not match its index.
+      StorageError: the tree cannot be read.
     """
     store = open_store(found.address)
     if store.local_root is None:
@@ -425,10 +424,10 @@ def fetched(found: Located) -> Iterator[Path]:
 
 
 def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:
-    """Reads a marker; None if there is none.
+    """Reads a marker; returns None if it does not exist.
 
     Raises:
-      ArtifactError: it is damaged.
+      ArtifactError: the marker is damaged.
     """
     try:
         return parse(store.read(name), ReleaseMarker, name)
@@ -438,19 +437,19 @@ def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:
 
 @dataclass(frozen=True)
 class Located:
-    """Where a bundle lies, and what said so."""
+    """The location of a bundle, and the marker that led to it."""
 
     address: str
-    """Of its tree."""
+    """Address of the bundle's tree."""
     marker: Written[ReleaseMarker] | None
-    """That of its version in a bucket; None where the tree itself was named."""
+    """Marker of the version in a bucket; None if the address names the tree."""
 
 
 def check_marker(found: Located, manifest: Written[BundleManifest], trust: TrustStore) -> None:
-    """The marker that led to a bundle, if one did, was signed for it and stands under its name.
+    """Checks that the marker that led to a bundle, if any, was signed for this bundle and name.
 
     Raises:
-      SignatureInvalid: it was not: an old release could pose as a newer one.
+      SignatureInvalid: the marker does not match: an old release could pose as a newer one.
     """
     if found.marker is None:
         return
@@ -469,10 +468,10 @@ def locate(uri: str) -> Located:
     """Finds the tree of a release.
 
     Args:
-      uri: a bundle; or, in a bucket, `<releases>/<name>/<version>`, which its marker resolves.
+      uri: a bundle, or in a bucket `<releases>/<name>/<version>`, which its marker resolves.
 
     Raises:
-      InputError: there is no release at the address.
+      InputError: the address does not contain a release.
     """
     store = open_store(uri)
     if store.local_root is not None:

@@ -1,7 +1,7 @@
 """Embeds a large set of photos on workers of a Beam engine.
 
-A worker reads a part, embeds it by RunInference and keeps it before it takes the next: stopped, the
-next run goes on. Workers take the model from a copy beside the parts, and only as it was verified.
+A worker reads a part, embeds it with RunInference and stores it before it takes the next part.
+After a stop, the next run resumes. Workers load the verified model from a copy next to the parts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _DONE = "done.json"
 def embed_on_beam(
     source: PhotoSource, kept: KeptParts, model: ReleasedModel, options: Sequence[str]
 ) -> list[Done]:
-    """Embeds every part that is not kept yet.
+    """Embeds every part that is not stored yet.
 
     Args:
-      source: at an address that all workers reach.
-      kept: likewise.
-      model: verified.
-      options: Beam's own.
+      source: photos, at an address that all workers can reach.
+      kept: stored parts, at an address that all workers can reach.
+      model: the verified model.
+      options: Beam options.
 
     Returns:
       All parts, in any order.
@@ -74,7 +74,7 @@ def _say(parts: Sequence[Done], uri: str) -> None:
 
 
 class _Read(beam.DoFn):
-    """Unit -> parts to embed, and those that are kept."""
+    """Maps a unit to parts to embed and parts that are already stored."""
 
     def __init__(self, source: PhotoSource, kept: KeptParts, reader: PhotoReader):
         self._source, self._kept, self._reader = source, kept, reader
@@ -89,7 +89,7 @@ class _Read(beam.DoFn):
 
 
 class _Released(ModelHandler[Pixels, PredictionResult, ReleasedModel]):
-    """Gives RunInference the model; a batch is one part."""
+    """Loads the model for RunInference; a batch is one part."""
 
     def __init__(self, uri: str, digests: Mapping[str, str]):
         self._uri, self._digests = uri, dict(digests)

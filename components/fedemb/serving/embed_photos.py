@@ -1,6 +1,6 @@
-"""Embeds a set of photos by a released model into one Parquet file, in parts that survive a stop.
+"""Embeds a set of photos with a released model into one Parquet file, in resumable parts.
 
-`photo_parts.py` says what a part and a row are; `embed_beam.py` spreads the parts over workers.
+`photo_parts.py` defines parts and rows; `embed_beam.py` distributes the parts over workers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from fedemb.serving.released import ReleasedModel
 from fedemb.storage import open_store
 
 _LENGTH_ERROR = 1e-3
-"""How far the length of an embedding may be from 1."""
+"""Maximum deviation of an embedding's length from 1."""
 
 
 class Embedded(NamedTuple):
-    """How many files of a set became what."""
+    """Counts of the files of a set by outcome."""
 
     photos: int
-    """Rows that were written."""
+    """Number of rows written."""
     bad: int
-    """Of them, rows without an embedding, which have a reason."""
+    """Number of rows without an embedding; each such row has a reason."""
     side_files: int
-    """Films, sidecars and other files of a folder that are not photos by their names; no rows."""
+    """Number of videos, sidecars and other files of a folder without a photo file name; no rows."""
 
 
 def embed_photos(
@@ -41,25 +41,24 @@ def embed_photos(
     beam_options: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Embedded:
-    """Embeds every photo of a folder or of Parquet files; of a classifier: its probabilities.
+    """Embeds every photo of a folder or of Parquet files; for classifiers, writes probabilities.
 
-    What was embedded before a stop is kept beside the output and not embedded again.
+    Parts embedded before a stop are stored next to the output and reused.
 
     Args:
-      uri: folder, searched to its depths, or Parquet file, folder of them or glob.
-      model: checked for parity first.
-      output: the file to write, local or in a bucket; written last of all.
-      id_column: Parquet only: names the rows; None: file and row number.
-      beam_options: of the Beam engine that does it; none: this process, part by part.
-      progress: told how many photos are done; not by Beam.
+      uri: folder, searched recursively, or Parquet file, folder of Parquet files, or glob.
+      model: the release; checked for parity first.
+      output: the file to write, local or in a bucket; written last.
+      id_column: Parquet only: column of row names; None uses file and row number.
+      beam_options: options of the Beam engine; empty embeds in this process, part by part.
+      progress: called with the number of photos done; not called by Beam.
 
-    Returns:
-      Photos, how many of them could not be read, and files that are not photos by their names.
+    Returns: Counts of photos, of unreadable photos, and of files without a photo file name.
 
     Raises:
-      InputError: nothing there, or the output exists.
-      Refused: this installation reads photos otherwise than training did, or what was kept is of
-        another model or of other photos.
+      InputError: the source has no photos, or the output exists.
+      Refused: this installation decodes photos differently from training, or stored parts belong to
+          another model or other photos.
     """
     address = str(output)
     if "://" not in address:
@@ -104,19 +103,19 @@ def _embed_here(
 
 
 def read_embeddings(path: Path, space_id: str, dim: int) -> tuple[list[str], np.ndarray]:
-    """Reads the embeddings of one space from a file that anybody may have written.
+    """Reads the embeddings of one space from an untrusted file.
 
     Args:
       path: Parquet with the columns `name` and `embedding`.
-      space_id: of the model.
-      dim: numbers of an embedding.
+      space_id: embedding-space id of the model.
+      dim: dimension of an embedding.
 
     Returns:
       Names, and float32 [photos, dim] of unit length; rows without an embedding are left out.
 
     Raises:
-      InputError: no such file, no embedding in it, or one that no model of the space wrote.
-      Refused: they are of another space.
+      InputError: the file is missing, has no embedding, or has an invalid embedding.
+      Refused: the embeddings belong to another space.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -145,7 +144,7 @@ def read_embeddings(path: Path, space_id: str, dim: int) -> tuple[list[str], np.
 
 
 def _not_embeddings(schema: Any) -> str:
-    """What is wrong with the columns of a file of embeddings; empty: nothing."""
+    """Returns the problem with the columns of a file of embeddings; empty if valid."""
     import pyarrow as pa
 
     for column in ("name", "embedding"):

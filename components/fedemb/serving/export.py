@@ -1,7 +1,7 @@
-"""A released model in other forms: ONNX, TFLite, `.keras`; pixels in, its outputs out.
+"""Exports a released model to ONNX, TFLite or `.keras`, from pixels to outputs.
 
-Every export is read back and run beside the SavedModel on photos in all encodings; one that gives
-something else is not written.
+Every export is loaded and compared with the SavedModel on photos in all encodings; an export with
+different outputs is not written.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fedemb.models.loading import load_backbone
 from fedemb.serving.released import ReleasedModel
 
 Embedder = Callable[[np.ndarray], np.ndarray]
-"""uint8 [n, size, size, channels] to float32 [n, dim]."""
+"""Function from uint8 [n, size, size, channels] to float32 [n, dim]."""
 _FURTHEST = 1e-4
-"""Between an export's number and the SavedModel's; float32 arithmetic in another order."""
+"""Maximum difference between an export's output and the SavedModel's; float32 rounding."""
 _OPERATORS = 17
-"""Operator set of ONNX: what runtimes of the last years read."""
+"""ONNX operator set, supported by runtimes of recent years."""
 
 
 def export(model: ReleasedModel, form: str, folder: Path) -> Path:
-    """Writes one form of a released model.
+    """Writes a released model in one format.
 
     Args:
       model: the release.
       form: `onnx`, `tflite` or `keras`.
-      folder: to write `model.<form>` to.
+      folder: destination folder of `model.<form>`.
 
     Raises:
-      InputError: there is no such form.
-      ConfigError: what writes it is not installed.
-      Refused: what was written gives something else than the SavedModel.
+      InputError: the format is unknown.
+      ConfigError: the converter is not installed.
+      Refused: the outputs of the export differ from the SavedModel's.
     """
     if form not in FORMS:
         raise InputError(f"there is no export {form!r}; there are {', '.join(FORMS)}")
@@ -135,12 +135,12 @@ FORMS: Mapping[str, tuple[Callable[[ReleasedModel], bytes], Callable[[bytes], Em
     "tflite": (_tflite, _run_tflite),
     "keras": (_keras, _run_keras),
 }
-"""What makes a form, and what runs it."""
+"""Converter and runtime of each format."""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The converters warn of their own future, which a user cannot change."""
+    """Silences converter deprecation warnings, which a user cannot act on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,8 +1,8 @@
-"""Parts of a set of photos, and of the Parquet file that their embeddings are written to.
+"""Parts of a set of photos, and of the Parquet file of their embeddings.
 
-Rows are `name`, `embedding` (null for what is no photo) and `reason` (null for what is one), in the
-order of the source. The embedding-space id stands in the metadata of the file: embeddings of two
-releases must not be compared.
+Rows are `name`, `embedding` (null if the file is not a readable photo) and `reason` (null if it
+is), in the order of the source. The embedding-space id is in the metadata of the file, because
+embeddings of two releases must not be compared.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ from fedemb.storage import Store, open_store
 SPACE = b"embedding_space_id"
 _CLASSES = b"classes"
 _PHOTOS = b"photos_sha256"
-"""Of a part: names and bytes of its photos."""
+"""Metadata key of a part: digest of names and bytes of its photos."""
 _KEPT = re.compile(
     r"\.?([0-9]{6}-[0-9]{6}\.parquet|done\.json)(\.[0-9a-z_]{8})?|model-es-[0-9a-f]+(/.*|\.tree)"
 )
-"""Names of what `fedemb embed` keeps beside its output, unfinished files included."""
+"""Names of the files that `fedemb embed` stores next to its output, including unfinished files."""
 PART = 2048
-"""Photos of one part at most: what a stop may cost."""
+"""Maximum photos per part, and so the maximum work lost in a stop."""
 PART_BYTES = 1 << 28
-"""And bytes of their files, by which it ends sooner: what a worker holds."""
+"""Maximum bytes of the files of a part, which bounds a worker's memory."""
 
 Photo = tuple[str, Any]
-"""Name, and the bytes, or what stood in their place."""
+"""Name, and bytes or the value found instead of bytes."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What one worker reads: some files of a folder, or a row group."""
+    """Input of one worker task: some files of a folder, or a row group."""
 
     number: int
     files: tuple[str, ...] = ()
-    """Names in a folder."""
+    """File names in a folder."""
     rows: Part | None = None
-    """Of Parquet: a row group, or a file of a bucket."""
+    """Parquet only: a row group, or a file of a bucket."""
     first: int = 0
-    """Place of its first row in the file."""
+    """Index of its first row in the file."""
 
 
 @dataclass(frozen=True)
 class PhotoSource:
-    """A folder of photos, searched to its depths, or Parquet files; always in the same order."""
+    """A folder of photos, searched recursively, or Parquet files; always in the same order."""
 
     uri: str
     id_column: str | None = None
-    """Parquet only: names the rows; None: file and row number."""
+    """Parquet only: column of row names; None uses file and row number."""
 
     def units(self) -> Iterator[Unit]:
-        """Lists what there is to read, without reading it."""
+        """Lists the units without reading them."""
         split_address(self.uri)
         kind = format_of(self.uri)
         if kind in ("csv", "tfrecord"):
@@ -88,13 +88,13 @@ class PhotoSource:
             yield Unit(number, rows=rows, first=first)
 
     def side_files(self) -> int:
-        """Files of a folder that are not photos by their names, and have no row."""
+        """Returns the number of files of a folder without a photo file name; they have no rows."""
         if format_of(self.uri) == "parquet":
             return 0
         return sum(map(is_side_file, open_store(self.uri).list()))
 
     def parts(self, unit: Unit) -> Iterator[tuple[str, list[Photo]]]:
-        """Reads a unit; each part has a name of its own, in the order of the source."""
+        """Reads a unit; each part has a unique name, in the order of the source."""
         photos = self._rows(unit.rows, unit.first) if unit.rows else self._files(unit.files)
         for number, part in enumerate(_parts(photos)):
             yield f"{unit.number:06d}-{number:06d}.parquet", part
@@ -138,8 +138,8 @@ def _parts(photos: Iterable[Photo]) -> Iterator[list[Photo]]:
 
 
 def _row_groups(part: Part) -> Iterator[tuple[Part, int]]:
-    """Pieces of a Parquet file, and the place of their first row."""
-    if open_store(part.root).local_root is None:  # one download for each file
+    """Yields pieces of a Parquet file with the index of their first row."""
+    if open_store(part.root).local_root is None:  # one download per file
         yield part, 0
         return
     first = 0
@@ -150,7 +150,7 @@ def _row_groups(part: Part) -> Iterator[tuple[Part, int]]:
 
 
 def _digest(photos: Sequence[Photo]) -> bytes:
-    """Of names and bytes: a name alone may stand for another photo by now."""
+    """Returns a digest of names and bytes; the photo under a name may have changed."""
     found = sha256()
     for name, data in photos:
         for item in (
@@ -163,21 +163,21 @@ def _digest(photos: Sequence[Photo]) -> bytes:
 
 @dataclass(frozen=True)
 class Pixels:
-    """A part, decoded."""
+    """A decoded part."""
 
     name: str
     photos_sha: bytes
     """See `_digest`."""
     names: list[str]
-    """As they can be written: of a file's name what is not Unicode is `?`."""
+    """Names as written; characters of a file name that are not Unicode become `?`."""
     images: np.ndarray
-    """uint8 [photos that could be read, size, size, channels]."""
+    """uint8 [readable photos, size, size, channels]."""
     reasons: list[str | None]
-    """Why a photo could not be read; None: it was."""
+    """Error of each unreadable photo; None if readable."""
 
     @classmethod
     def read(cls, name: str, photos: Sequence[Photo], reader: PhotoReader) -> Pixels:
-        """Decodes photos; for what cannot be read it keeps the reason."""
+        """Decodes photos; for unreadable photos, stores the reason."""
         images: list[np.ndarray] = []
         reasons: list[str | None] = []
         for _, data in photos:
@@ -196,7 +196,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Done:
-    """A part that is kept."""
+    """A stored part."""
 
     name: str
     photos: int
@@ -205,23 +205,23 @@ class Done:
 
 @dataclass(frozen=True)
 class KeptParts:
-    """The parts of a set that are embedded, beside the output."""
+    """The embedded parts of a set, stored next to the output."""
 
     uri: str
     space_id: str
     classes: tuple[str, ...] = ()
-    """Of a classifier, in the order of its probabilities."""
+    """Classes of a classifier, in the order of its probabilities."""
 
     @property
     def column(self) -> str:
-        """What is kept of a photo."""
+        """Name of the output column."""
         return "probabilities" if self.classes else "embedding"
 
     def find(self, name: str, photos: Sequence[Photo]) -> Done | None:
-        """A part that is kept already.
+        """Returns a stored part, or None.
 
         Raises:
-          Refused: it is of another space, or of other photos.
+          Refused: the part belongs to another space, or to other photos.
         """
         import pyarrow.parquet as pq
 
@@ -239,7 +239,7 @@ class KeptParts:
         return Done(name, len(table), table[self.column].null_count)
 
     def write(self, part: Pixels, embeddings: np.ndarray) -> Done:
-        """Keeps a part; readers see it whole or not at all."""
+        """Stores a part atomically."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -283,7 +283,7 @@ class KeptParts:
         return {SPACE: self.space_id.encode(), **classes}
 
     def remove(self) -> None:
-        """Removes what `fedemb embed` kept; files that somebody else put there stay."""
+        """Removes the files that `fedemb embed` stored; other files stay."""
         kept = open_store(self.uri)
         folder = kept.local_root
         names = kept.list() if folder is None else _names_in(folder)
@@ -294,9 +294,9 @@ class KeptParts:
             for tree in [
                 *folder.glob("model-es-*"),
                 *folder.glob(".model-es-*"),
-            ]:  # for Beam workers
+            ]:  # created for Beam workers
                 shutil.rmtree(tree)
-            with suppress(OSError):  # somebody else's files are in it
+            with suppress(OSError):  # the folder contains other files
                 folder.rmdir()
 
 
@@ -305,10 +305,10 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def require_space(schema: Any, space_id: str, path: str | Path) -> None:
-    """Refuses a file whose embeddings are of another space.
+    """Checks that the embeddings of a file belong to a space.
 
     Raises:
-      Refused: it says another space, or none.
+      Refused: the file names another space, or no space.
     """
     found = (schema.metadata or {}).get(SPACE, b"none").decode()
     if found != space_id:

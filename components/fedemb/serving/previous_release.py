@@ -1,4 +1,4 @@
-"""An earlier release that a new model is compared with."""
+"""Reads an earlier release that a new model is compared with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedemb.serving.bundle import check_marker, check_pinned, fetched, locate
 
 @contextmanager
 def read_release(context: StepContext, uri: str) -> Iterator[Path]:
-    """The model file of an earlier release, which is whole and signed under this ledger's keys.
+    """Yields the model file of an earlier release after checking it with this ledger's keys.
 
     Args:
-      context: of the step; its ledger's trust file pins the keys.
+      context: context of the step; its ledger's trust file pins the keys.
       uri: the bundle, see `locate`.
 
     Raises:
-      ArtifactError: it does not exist or cannot be read.
-      SignatureInvalid: a file was changed, or nobody trusted signed it.
+      ArtifactError: the release does not exist or cannot be read.
+      SignatureInvalid: a file was changed, or the signing key is not trusted.
       StorageError: the store cannot be reached.
     """
     found = locate(uri)

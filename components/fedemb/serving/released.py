@@ -1,7 +1,8 @@
-"""A released model as its users have it: files in, embeddings out, with the bundle alone.
+"""A released model for its users: photo files in, embeddings out, from the bundle only.
 
-`PARITY` holds photos in every encoding, and the embedding that the training side gave each: whoever
-reads photos otherwise than training did, by another library or version, notices before it counts.
+`PARITY` contains photos in every encoding, and the embedding that training computed for each. An
+installation that decodes photos differently from training, by another library or version, is
+detected before it is used.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from fedemb.foundation.files import write_bytes
 
 PARITY = "parity.json"
 _FURTHEST = 0.02
-"""Between two embeddings of one photo, of unit length: another version of a decoder may round
-otherwise; a photo that is turned or tinted is ten times as far."""
+"""Maximum distance between two embeddings of one photo, of unit length. Another decoder version may
+round differently; a rotated or tinted photo is ten times as far."""
 _BATCH = 64
 
 
@@ -36,10 +37,10 @@ class ReleasedModel:
     """A bundle, its configuration and its SavedModel."""
 
     def __init__(self, bundle: Path):
-        """Opens a bundle that was verified.
+        """Opens a verified bundle.
 
         Raises:
-          ArtifactError: it holds no model, or none that can be loaded.
+          ArtifactError: the bundle has no model, or the model cannot be loaded.
         """
         import tensorflow as tf
 
@@ -62,7 +63,7 @@ class ReleasedModel:
     def embed(
         self, images: UInt8[np.ndarray, "images size size channels"]
     ) -> Float32[np.ndarray, "images dim"]:
-        """What the SavedModel makes of pixels: rows of unit length, or a classifier's chances."""
+        """Returns the outputs for pixels: rows of unit length, or a classifier's probabilities."""
         import tensorflow as tf
 
         model = self.config.model
@@ -76,11 +77,11 @@ class ReleasedModel:
         return np.concatenate(parts)
 
     def check_parity(self) -> None:
-        """Refuses to go on where this installation reads or embeds photos otherwise than training.
+        """Checks that this installation decodes and embeds photos as training did.
 
         Raises:
-          Refused: and which encoding.
-          ArtifactError: the bundle says nothing that can be compared.
+          Refused: results differ; the message names the encoding.
+          ArtifactError: the bundle has no data to compare with.
         """
         require_parity(self.bundle / PARITY, self.reader.read, self.embed)
 
@@ -88,12 +89,12 @@ class ReleasedModel:
 def write_parity(
     path: Path, compute: Callable[[np.ndarray], np.ndarray], reader: PhotoReader
 ) -> None:
-    """Writes photos in every encoding with their embeddings as training and evaluation see them.
+    """Writes photos in every encoding with the embeddings that training and evaluation compute.
 
     Args:
       path: the file.
-      compute: what evaluation makes of pixels: embeddings, or probabilities.
-      reader: of the model.
+      compute: the evaluation's function from pixels to embeddings, or probabilities.
+      reader: photo reader of the model.
     """
     photos = list(hostile_photos())
     stored = [canonical_image(photo.data, reader)[1] for photo in photos]
@@ -118,16 +119,16 @@ def require_parity(
     *,
     exact: bool = False,
 ) -> None:
-    """Reads and embeds the photos of a parity file, and compares.
+    """Reads and embeds the photos of a parity file, and compares the results with the file.
 
     Args:
-      path: written by `write_parity`.
+      path: file written by `write_parity`.
       read: bytes to uint8 [size, size, channels].
       embedder: uint8 [images, size, size, channels] to rows of unit length.
-      exact: every pixel must be the same too, as where the file was written.
+      exact: whether every pixel must match too, as on the machine that wrote the file.
 
     Raises:
-      Refused: a photo is not read, or its pixels or embedding are others.
+      Refused: a photo cannot be read, or its pixels or embedding differ.
       ArtifactError: the file is missing or damaged.
     """
     try:

@@ -1,4 +1,4 @@
-"""Which stored photos are like this one: the nearest embeddings, and a measured threshold."""
+"""Searches stored photos by similarity: nearest embeddings, and a measured threshold."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedemb.serving.embed_photos import read_embeddings
 from fedemb.serving.released import ReleasedModel
 
 _SAME = 0.9995
-"""Similarity that is printed as 1.000 or nearly so."""
+"""Similarity that is displayed as 1.000 or almost 1.000."""
 
 
 class PhotoIndex:
-    """Embeddings of one space, to be asked for the nearest by cosine (exact, FAISS)."""
+    """Embeddings of one space, searchable for nearest neighbors by cosine (exact, FAISS)."""
 
     def __init__(self, embeddings: Path, model: ReleasedModel):
         """Reads a file that `fedemb embed` wrote.
 
         Raises:
-          InputError: it cannot be read.
-          Refused: it is of another model.
+          InputError: the file cannot be read.
+          Refused: the file belongs to another model.
           ConfigError: FAISS is not installed.
         """
         try:
@@ -37,12 +37,12 @@ class PhotoIndex:
         self._model = model
         middle = vectors.mean(axis=0)
         self.least_similarity = float((vectors @ middle).min() / max(np.linalg.norm(middle), 1e-9))
-        """Of a stored photo to the mean of all."""
+        """Smallest similarity of a stored photo to the mean of all."""
         self._index = faiss.IndexFlatIP(model.config.model.embedding_dim)
         self._index.add(np.ascontiguousarray(vectors))
 
     def nearest(self, photo: bytes, count: int) -> list[tuple[str, float]]:
-        """Names and similarities of the nearest photos, best first.
+        """Returns names and similarities of the nearest photos, best first.
 
         Raises:
           BadImageError: the photo cannot be read.
@@ -53,11 +53,11 @@ class PhotoIndex:
 
 
 def collapsed(index: PhotoIndex, least: float) -> str:
-    """Says that similarities mean nothing here; empty: the model tells the photos apart.
+    """Returns a warning if similarities are meaningless here; empty if the model separates photos.
 
     Args:
       index: the stored photos.
-      least: similarity from which two photos count as alike.
+      least: similarity threshold above which two photos count as alike.
     """
     if least >= _SAME:
         return (
@@ -73,10 +73,10 @@ def collapsed(index: PhotoIndex, least: float) -> str:
 
 
 def require_embeddings(model: ReleasedModel) -> None:
-    """Refuses a classifier: nothing was measured of its probabilities that says what is alike.
+    """Rejects a classifier, because no similarity threshold was measured for its probabilities.
 
     Raises:
-      InputError: it is one.
+      InputError: the model is a classifier.
     """
     if model.config.model.classes:
         raise InputError(
@@ -86,14 +86,14 @@ def require_embeddings(model: ReleasedModel) -> None:
 
 
 def threshold(bundle: Path, rate: str | None) -> tuple[str, float]:
-    """The similarity from which two photos count as alike, and its false accept rate.
+    """Returns the similarity threshold above which two photos count as alike, and its error rate.
 
     Args:
-      bundle: of the release.
-      rate: one of those the utility report measured; None: the first.
+      bundle: bundle of the release.
+      rate: a false accept rate that the utility report measured; None uses the first.
 
     Raises:
-      InputError: it was not measured.
+      InputError: the rate was not measured.
     """
     report = read(bundle / "utility_report.json", UtilityReport).body
     wanted = rate or report.headline_rate

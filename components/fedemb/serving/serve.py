@@ -1,10 +1,10 @@
-"""Answers over HTTP what a released model makes of photos, as KServe and TensorFlow Serving ask it.
+"""Serves a released model over HTTP, in the protocol of KServe V1 and TensorFlow Serving.
 
     GET  /v1/models/NAME            {"name": NAME, "ready": true}
     POST /v1/models/NAME:predict    {"instances": [{"b64": "..."}, ...]}
 
-A photo file goes in as a phone stores it and is read as training read it, by the bundle's own
-preprocessing; one that is no photo gets a reason and spoils no other. (V1 inference protocol.)
+A request contains photo files as a phone stores them, decoded by the bundle's own preprocessing. An
+unreadable photo gets a reason and does not affect the other photos. (V1 inference protocol.)
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fedemb.errors import ConfigError
 from fedemb.serving.released import ReleasedModel
 
 MOST_BYTES = 64 * 2**20
-"""Of one request."""
+"""Maximum bytes of one request."""
 MOST_TOGETHER = 3 * MOST_BYTES
-"""Of all requests that are read or answered at the same time."""
+"""Maximum bytes of all requests that are read or answered at the same time."""
 MOST_SECONDS = 120.0
-"""For a client to send its request."""
+"""Maximum seconds for a client to send its request."""
 PREDICTIONS = 2
-"""Requests that the model answers at the same time; the others wait."""
+"""Maximum requests that the model processes at the same time; others wait."""
 MOST_PHOTOS = 256
-"""Of one request."""
+"""Maximum photos of one request."""
 
 
 _BUSY = 503
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class TooMuch(Exception):
-    """More bytes than a request, or all of them, may have; `status` is that of HTTP."""
+    """A request, or all requests, exceed the byte limit; `status` is the HTTP status."""
 
     def __init__(self, problem: str, status: int):
         super().__init__(problem)
@@ -48,7 +48,7 @@ class TooMuch(Exception):
 
 
 class Bodies:
-    """The bodies of the requests in flight, whose bytes are bounded together."""
+    """The bodies of the requests in flight, with a shared byte limit."""
 
     def __init__(self, most: int = MOST_TOGETHER):
         self._most, self._held = most, 0
@@ -58,15 +58,15 @@ class Bodies:
         """Reads a body, and counts its bytes until the block ends.
 
         Raises:
-          TooMuch: the body alone (413), or with all others (503), is too large.
+          TooMuch: the body (413), or all bodies together (503), are too large.
           TimeoutError: the client is too slow.
         """
         body, dropped = bytearray(), 0
         problem: TooMuch | None = None
         try:
             async with timeout(MOST_SECONDS):
-                async for chunk in stream:  # a length that is claimed proves nothing
-                    if problem is not None:  # a client hears the answer once its request is sent
+                async for chunk in stream:  # the claimed length is not trusted
+                    if problem is not None:  # respond only after the request is sent
                         dropped += len(chunk)
                         if dropped > MOST_BYTES:
                             break
@@ -93,21 +93,21 @@ class Bodies:
 
 
 class BadRequest(Exception):
-    """What is wrong with a request, in a sentence."""
+    """The problem with a request, as a sentence."""
 
 
 def predict(model: ReleasedModel, instances: Sequence[Any]) -> list[dict[str, Any]]:
-    """What the model makes of each photo.
+    """Returns the model's output for each photo.
 
     Args:
       model: the release.
       instances: `{"b64": text}` each, a photo file in base64.
 
     Returns:
-      `{"embedding": [...]}`, of a classifier `{"probabilities": [...]}`, or `{"reason": text}`.
+      `{"embedding": [...]}`, for classifiers `{"probabilities": [...]}`, or `{"reason": text}`.
 
     Raises:
-      BadRequest: an instance is not of that form.
+      BadRequest: an instance has another form.
     """
     pixels: list[np.ndarray] = []
     reasons: list[str | None] = []
@@ -130,10 +130,10 @@ def _file(instance: Any, number: int) -> bytes:
 
 
 def instances_of(body: bytes | bytearray) -> list[Any]:
-    """The instances of a request.
+    """Parses the instances of a request.
 
     Raises:
-      BadRequest: it is no JSON of the protocol, or asks for too much.
+      BadRequest: the body is not valid JSON of the protocol, or exceeds a limit.
     """
     try:
         instances = json.loads(body)["instances"]
@@ -145,11 +145,11 @@ def instances_of(body: bytes | bytearray) -> list[Any]:
 
 
 def make_app(model: ReleasedModel, name: str) -> Any:
-    """The application, for any ASGI server.
+    """Returns the application, for any ASGI server.
 
     Args:
-      model: checked for parity.
-      name: of the model in its address.
+      model: the release, already checked for parity.
+      name: name of the model in its address.
     """
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
@@ -180,7 +180,7 @@ def make_app(model: ReleasedModel, name: str) -> Any:
             return JSONResponse({"error": problem}, status_code=408)
         except ClientDisconnect:
             _log.warning("a client disconnected before its request was whole")
-            return JSONResponse({"error": "disconnected"}, status_code=400)  # no client reads it
+            return JSONResponse({"error": "disconnected"}, status_code=400)  # not delivered
         return JSONResponse({"predictions": found, "embedding_space_id": model.space_id})
 
     app.add_route(f"{address}:predict", answer, methods=["POST"])
@@ -188,7 +188,7 @@ def make_app(model: ReleasedModel, name: str) -> Any:
 
 
 def run(model: ReleasedModel, name: str, host: str, port: int) -> None:
-    """Answers until it is stopped.
+    """Serves until the process is stopped.
 
     Raises:
       ConfigError: FastAPI or uvicorn is not installed.
@@ -203,12 +203,12 @@ def run(model: ReleasedModel, name: str, host: str, port: int) -> None:
 
 
 def manifests(name: str, uri: str, image: str, trust: str) -> list[dict[str, Any]]:
-    """KServe's InferenceService that serves a published bundle, and the keys it is held against.
+    """Returns KServe's InferenceService for a published bundle, and the pinned keys.
 
     Args:
-      name: of the service and of the model in its address.
-      uri: where the bundle lies; KServe puts it to `/mnt/models`.
-      image: with a digest, of the flavour `serve`.
+      name: name of the service and of the model in its address.
+      uri: address of the bundle; KServe mounts it at `/mnt/models`.
+      image: image of the flavour `serve`, with a digest.
       trust: text of the pinned keys.
     """
     port, models, keys = 8080, "/mnt/models", "/mnt/trust"

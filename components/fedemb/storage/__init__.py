@@ -1,9 +1,13 @@
 """Stores: whole objects and trees of files on `file`, `gs` and `s3`, with exclusive create.
 
-Four promises, on every backend: an object is seen whole or not at all; `create` succeeds for
-exactly one of many writers, and a retry after a lost answer knows its own object again; a tree
-published with `put_tree` is complete once its index (`<tree>.tree`) exists, and is checked against
-it when it is read; and what goes wrong is a `StorageError` of one sentence within seconds.
+Every backend guarantees:
+
+- Reads and writes of an object are atomic.
+- `create` succeeds for exactly one of several writers, and a retry after a lost response recognizes
+  its own object.
+- A tree published with `put_tree` is complete once its index (`<tree>.tree`) exists, and is
+  verified against the index when it is read.
+- A failure raises a `StorageError` with a one-sentence message within seconds.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from fedemb.storage.local import LocalStore as LocalStore
 
 
 def open_store(uri: str | Path) -> Store:
-    """Opens the store below `uri`; nothing is contacted before the first operation.
+    """Opens the store at `uri`; the first operation makes the first connection.
 
     Args:
       uri: a local path, `file:///path`, `gs://bucket/prefix` or `s3://bucket/prefix`.
 
     Raises:
-      InputError: the address is of another scheme, names no bucket, or holds credentials.
+      InputError: the address has another scheme, has no bucket, or contains credentials.
     """
     scheme, bucket, prefix = _parse(str(uri))
     if scheme == "file":
@@ -54,10 +58,10 @@ def join(uri: str | Path, *parts: str) -> str:
 
 @contextmanager
 def local_tree(uri: str | Path) -> Iterator[Path]:
-    """Gives the tree at `uri` as local files: the path itself, or a temporary copy of a remote one.
+    """Yields the tree at `uri` as local files: the path the path, or a temporary copy if remote.
 
     Raises:
-      ArtifactError: the tree is incomplete, or not what its index says.
+      ArtifactError: the tree is incomplete, or does not match its index.
       StorageError: the tree is missing or cannot be read.
     """
     store = open_store(uri)
@@ -77,21 +81,21 @@ def put_tree(local: Path, uri: str | Path) -> None:
     """Publishes a finished local folder at `uri`.
 
     Raises:
-      StorageError: it cannot be written, or `uri` names a whole bucket.
+      StorageError: the tree cannot be written, or `uri` names a whole bucket.
     """
     parent, name = _split(str(uri))
     open_store(parent).upload_tree(local, name)
 
 
 def create_tree(local: Path, store: Store, name: str) -> str:
-    """Publishes a finished local folder so that no other writer's files can mix with it.
+    """Publishes a finished local folder so that files of another writer cannot mix with it.
 
     Returns:
-      The name it is under; see `Store.create_tree`.
+      The name of the published tree; see `Store.create_tree`.
 
     Raises:
       FileExistsError: the name is taken.
-      StorageError: it cannot be written.
+      StorageError: the tree cannot be written.
     """
     return store.create_tree(local, name)
 

@@ -1,4 +1,4 @@
-"""What every store can do, and how a tree of files moves to and from it."""
+"""The interface of every store, and transfers of file trees to and from it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fedemb.foundation.digests import file_digest, tree_digests
 
 TREE_SCHEMA = "fedemb/tree/1"
 PARALLEL_TRANSFERS = 8
-"""Objects moved at the same time."""
+"""Maximum number of objects transferred at the same time."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a store knows of an object without reading it."""
+    """Metadata of an object that a store has without reading the object."""
 
     name: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     version: str
     """Changes with the content: MD5 or generation (gs), ETag (s3); empty for a local file."""
 
 
 def check_name(name: str) -> str:
-    """Returns a name that is safe in every store: POSIX relative, nothing hidden, no `..`.
+    """Returns a name that is safe in every store: POSIX relative, no hidden part, no `..`.
 
     Raises:
-      StorageError: it is not.
+      StorageError: the name is not safe.
     """
     if not nameable(name):
         raise StorageError(
@@ -46,7 +46,7 @@ def check_name(name: str) -> str:
 
 
 def nameable(name: str) -> bool:
-    """Whether every store can name it, see `check_name`."""
+    """Returns whether the name is valid in every store, see `check_name`."""
     return (
         visible(name)
         and all(part.isprintable() for part in name.split("/"))
@@ -56,21 +56,21 @@ def nameable(name: str) -> bool:
 
 
 def visible(name: str) -> bool:
-    """Whether a stored name is one of ours: temporary and foreign hidden files are not."""
+    """Returns whether a stored name is visible; temporary and foreign hidden files are not."""
     return not any(part.startswith(".") or part == "" for part in name.split("/"))
 
 
 def why_failed(
     bucket: str, code: int | str | None, error: BaseException, *, missing: bool, denied: bool
 ) -> str:
-    """Why a bucket could not be used and what to do next, in the same words for every service.
+    """Returns the reason for a bucket error and the next step; the text is equal for every service.
 
     Args:
-      bucket: its name.
-      code: what the service answered; empty or None if it did not answer.
-      error: of the connection, where there was no answer.
-      missing: the code says that there is no such bucket.
-      denied: the code says that this account may not.
+      bucket: name of the bucket.
+      code: error code of the service; empty or None if the service did not respond.
+      error: connection error, if the service did not respond.
+      missing: whether the code means that the bucket does not exist.
+      denied: whether the code means that the account lacks permission.
     """
     if missing:
         return f"the bucket {bucket} does not exist; create it or fix the address"
@@ -87,14 +87,14 @@ class Store(ABC):
 
     uri: str
     local_root: Path | None = None
-    """The folder, for file stores."""
+    """The folder of a file store; None for other stores."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
         """Returns a whole object.
 
         Raises:
-          FileNotFoundError: there is no such object.
+          FileNotFoundError: the object does not exist.
           StorageError: the store cannot be read.
         """
 
@@ -104,7 +104,7 @@ class Store(ABC):
         No more than `limit` + 1 bytes are held in memory.
 
         Raises:
-          FileNotFoundError: there is no such object.
+          FileNotFoundError: the object does not exist.
           StorageError: the store cannot be read.
         """
         data = self.read(name)
@@ -112,7 +112,7 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Writes or replaces a whole object; readers see the old or the new one.
+        """Writes or replaces a whole object; readers get the old or the new object.
 
         Raises:
           StorageError: the store cannot be written; nothing of `data` is visible.
@@ -120,35 +120,35 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> None:
-        """Creates an object that must not exist; of many writers exactly one succeeds.
+        """Creates an object that must not exist; exactly one of several writers succeeds.
 
         Raises:
-          FileExistsError: somebody else created the name first.
+          FileExistsError: another writer created the name first.
           StorageError: the store cannot be written.
         """
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether the object is there."""
+        """Returns whether the object exists."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> list[str]:
-        """Returns all names that begin with `prefix`, sorted."""
+        """Returns all names that start with `prefix`, sorted."""
 
     @abstractmethod
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        """Yields all objects that begin with `prefix` in the order of their names, page by page."""
+        """Yields all objects that start with `prefix`, ordered by name, page by page."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Deletes an object; no error when it is gone already."""
+        """Deletes an object; a missing object is not an error."""
 
     @abstractmethod
     def digest(self, name: str) -> str | None:
-        """SHA-256 recorded at upload (remote) or computed (local); None: missing or unknown."""
+        """Returns the SHA-256, recorded at upload or computed locally; None: missing or unknown."""
 
     def clock(self) -> datetime | None:
-        """What time it is where the store is; None: there is no clock but this machine's.
+        """Returns the current time of the store; None if only this machine's clock is available.
 
         Raises:
           StorageError: the store cannot be reached.
@@ -156,7 +156,7 @@ class Store(ABC):
         return None
 
     def upload(self, local: Path, name: str) -> str:
-        """Writes or replaces an object with a local file, in pieces; returns its SHA-256.
+        """Writes or replaces an object with a local file, in parts; returns its SHA-256.
 
         Raises:
           StorageError: the store cannot be written; nothing of the file is visible.
@@ -167,11 +167,11 @@ class Store(ABC):
 
     @contextmanager
     def as_file(self, name: str) -> Iterator[Path]:
-        """Gives an object as a local file: itself, or a temporary copy of a remote one.
+        """Yields an object as a local file: itself, or a temporary copy of a remote object.
 
         Raises:
-          FileNotFoundError: there is no such object.
-          StorageError: it cannot be read.
+          FileNotFoundError: the object does not exist.
+          StorageError: the object cannot be read.
         """
         if self.local_root is not None:
             yield self.local_root / name
@@ -188,13 +188,13 @@ class Store(ABC):
     def _download(self, name: str, local: Path) -> None: ...
 
     def upload_tree(self, local: Path, prefix: str) -> dict[str, str]:
-        """Publishes all files below `local`; objects that are there already are not sent again.
+        """Publishes all files below `local`; skips objects that exist already.
 
         Returns:
-          The digests by name, as in the index that is written last.
+          Digests by name, as in the index, which is written last.
 
         Raises:
-          StorageError: a file cannot be read or written; the tree has no index then.
+          StorageError: a file cannot be read or written; the tree then has no index.
         """
         if not local.is_dir():
             raise StorageError(f"the folder {local.name} to publish is missing; run its step first")
@@ -217,16 +217,16 @@ class Store(ABC):
         return digests
 
     def create_tree(self, local: Path, prefix: str) -> str:
-        """Publishes a tree so that no other writer's files can ever mix with it.
+        """Publishes a tree so that files of another writer cannot mix with it.
 
-        Object stores have no rename: the tree goes to a folder of its own below `prefix`, named by
-        what is in it, and counts once an object that was created exclusively points there.
+        Object stores cannot rename: the tree is written to a separate folder below `prefix`, named
+        by its content, and becomes valid once an exclusively created object points to that folder.
 
         Returns:
-          The name the tree is under.
+          The name of the published tree.
 
         Raises:
-          FileExistsError: the name is taken (folders only: there the tree is `prefix` itself).
+          FileExistsError: the name is taken (folders only, where the tree is `prefix` itself).
           StorageError: as `upload_tree`.
         """
         name = f"{prefix}/{json_digest(tree_digests(local))[:16]}"
@@ -234,14 +234,14 @@ class Store(ABC):
         return name
 
     def download_tree(self, prefix: str, local: Path) -> dict[str, str]:
-        """Copies a tree to the local folder; one that we published is checked against its index.
+        """Copies a tree to the local folder; a tree with an index is verified against the index.
 
         Returns:
-          The digests by name.
+          Digests by name.
 
         Raises:
-          ArtifactError: a file of the index is missing, or has other content than recorded.
-          StorageError: nothing there, or it cannot be read.
+          ArtifactError: a file of the index is missing, or its content differs from the index.
+          StorageError: the tree does not exist, or cannot be read.
         """
         check_name(prefix)
         expected = self._index(prefix)

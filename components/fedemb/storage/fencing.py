@@ -1,12 +1,12 @@
-"""Whose turn it is: of a step that was started twice, the one that was started last goes on.
+"""Fencing tokens: if a step is started twice, only the newest start may write.
 
-A cluster may start a pod again while the first one still lives, on a node it lost sight of. Each
-start takes the next number, exclusively, below `turns/`. Whoever finds a higher one than its own
-has been superseded, and ends before it changes anything else.
+A cluster may start a pod again while the first pod still runs on a node that the cluster lost
+contact with. Each start creates the next number exclusively below `turns/`. A start that finds a
+higher number than its own is superseded, and ends before it changes anything else.
 
-Between the question and the change it allows a process can still be stopped. So this does not
-replace exclusive creation where two may not both succeed (rounds, records of the ledger): it keeps
-a late one from what replaces or deletes, where the worst left is a change that was under way.
+A process can be paused between the check and the change that follows. Fencing tokens therefore do
+not replace exclusive creation where two writers must not both succeed (rounds, ledger records).
+They prevent a late start from replacing or deleting objects, except for a change in progress.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAKEN: ContextVar[list[FencingToken] | None] = ContextVar("turns_taken", defaul
 
 @contextmanager
 def turns_taken() -> Iterator[list[FencingToken]]:
-    """While entered, collects the turns that this process takes, in order."""
+    """While entered, collects the fencing tokens that this process takes, in order."""
     taken: list[FencingToken] = []
     token = _TAKEN.set(taken)
     try:
@@ -38,11 +38,11 @@ def turns_taken() -> Iterator[list[FencingToken]]:
 
 
 class FencingToken:
-    """One start of a step. Workers in other processes may be given it.
+    """The fencing token of one start of a step. May be passed to workers in other processes.
 
     Args:
       uri: the store that all starts of the step share.
-      step: its name, for the sentence of the one that loses.
+      step: name of the step, used in the message of a superseded start.
     """
 
     def __init__(self, uri: str, step: str) -> None:
@@ -61,18 +61,18 @@ class FencingToken:
 
     @property
     def number(self) -> int:
-        """The fencing token: a later start has a higher one."""
+        """Number of the token: a later start has a higher number."""
         return self._number
 
     def over(self) -> bool:
-        """Whether a later start is known."""
+        """Returns whether a later start exists."""
         return open_store(self._uri).exists(_name(self._number + 1))
 
     def check(self) -> None:
-        """Goes on only while no later start is known.
+        """Checks that no later start exists.
 
         Raises:
-          Superseded: there is one.
+          Superseded: a later start exists.
         """
         if self.over():
             raise Superseded(
@@ -82,49 +82,49 @@ class FencingToken:
 
 
 class FencedStore(Store):
-    """A store that changes nothing once its turn is over."""
+    """A store that rejects changes once its fencing token is superseded."""
 
     def __init__(self, store: Store, turn: FencingToken) -> None:
         self._store, self._turn = store, turn
         self.uri, self.local_root = store.uri, store.local_root
 
     def read(self, name: str) -> bytes:
-        """As the store's."""
+        """Reads an object; see `Store.read`."""
         return self._store.read(name)
 
     def read_up_to(self, name: str, limit: int) -> bytes | None:
-        """As the store's."""
+        """Reads an object of limited size; see `Store.read_up_to`."""
         return self._store.read_up_to(name, limit)
 
     def write(self, name: str, data: bytes) -> None:
-        """As the store's, in turn."""
+        """Writes an object if the token is current; see `Store.write`."""
         self._turn.check()
         self._store.write(name, data)
 
     def create(self, name: str, data: bytes) -> None:
-        """As the store's, in turn."""
+        """Creates an object if the token is current; see `Store.create`."""
         self._turn.check()
         self._store.create(name, data)
 
     def exists(self, name: str) -> bool:
-        """As the store's."""
+        """Returns whether an object exists; see `Store.exists`."""
         return self._store.exists(name)
 
     def list(self, prefix: str = "") -> list[str]:
-        """As the store's."""
+        """Lists names; see `Store.list`."""
         return self._store.list(prefix)
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        """As the store's."""
+        """Yields objects; see `Store.entries`."""
         return self._store.entries(prefix)
 
     def delete(self, name: str) -> None:
-        """As the store's, in turn."""
+        """Deletes an object if the token is current; see `Store.delete`."""
         self._turn.check()
         self._store.delete(name)
 
     def digest(self, name: str) -> str | None:
-        """As the store's."""
+        """Returns the digest of an object; see `Store.digest`."""
         return self._store.digest(name)
 
     def _upload(self, local: Path, name: str, digest: str) -> None:

@@ -1,6 +1,6 @@
-"""Google Cloud Storage, through its own client: typed errors, bounded retries, preconditions.
+"""Google Cloud Storage through its official client: typed errors, bounded retries, preconditions.
 
-Not gcsfs: its retries (31 s) and credential search cannot be bounded from outside.
+gcsfs is not used, because its retries (31 s) and credential search cannot be bounded by the caller.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible, why_failed
 
 RETRY_SECONDS = 10.0
-"""Transient failures are retried for this long."""
+"""Maximum seconds of retries after transient failures."""
 TIMEOUT = (5.0, 20.0)
-"""Seconds to connect, and to wait for the next byte."""
+"""Timeouts in seconds: to connect, and to wait for the next byte."""
 CHUNK = 8 << 20
-"""Bytes per request of a resumable upload; above this size uploads are resumable."""
+"""Bytes per request of a resumable upload; larger objects are uploaded resumably."""
 
 
 _NO_RANGE = 416
-"""HTTP status of a range that an object does not have."""
+"""HTTP status of a range that is not in the object."""
 
 
 class GcsStore(Store):
     """Objects of one bucket below a prefix."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        """Takes the address; the bucket is contacted at the first operation."""
+        """Stores the address; the first operation makes the first connection."""
         self.uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._bucket_name = bucket
         self._prefix = f"{prefix}/" if prefix else ""
@@ -46,7 +46,7 @@ class GcsStore(Store):
             return self._blob(name).download_as_bytes(retry=self._retry, timeout=TIMEOUT)
 
     def read_up_to(self, name: str, limit: int) -> bytes | None:
-        """Returns an object that is not too large; see `Store.read_up_to`."""
+        """Returns an object of limited size; see `Store.read_up_to`."""
         with self._sentences("read"):
             try:
                 data: bytes = self._blob(name).download_as_bytes(
@@ -65,7 +65,7 @@ class GcsStore(Store):
     def create(self, name: str, data: bytes) -> None:
         """Creates with `if_generation_match=0`; see `Store.create`.
 
-        A retry after a lost answer meets its own object: the writer's mark tells.
+        A retry after a lost response recognizes its own object by the writer's marker.
         """
         from google.api_core.exceptions import Forbidden, PreconditionFailed
 
@@ -74,7 +74,8 @@ class GcsStore(Store):
         try:
             self._send(name, data, metadata, if_generation_match=0)
         except (PreconditionFailed, StorageError) as error:
-            # Whoever may not replace may be told so before the condition is looked at.
+            # Without permission to replace, the service may deny access before it checks the
+            # condition.
             told = isinstance(error, PreconditionFailed) or isinstance(error.__cause__, Forbidden)
             if not told or not self.exists(name):
                 raise
@@ -82,7 +83,7 @@ class GcsStore(Store):
                 raise FileExistsError(f"{name} exists already in {self.uri}") from error
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there; metadata tell a missing bucket from a missing name."""
+        """Returns whether the object exists; a missing bucket raises."""
         try:
             self._metadata(name)
         except FileNotFoundError:
@@ -90,12 +91,12 @@ class GcsStore(Store):
         return True
 
     def list(self, prefix: str = "") -> list[str]:
-        """Returns all visible names that begin with `prefix`, sorted."""
+        """Returns all visible names that start with `prefix`, sorted."""
         names = [blob.name.removeprefix(self._prefix) for blob in self._blobs(prefix, "name")]
         return sorted(filter(visible, names))
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        """Yields visible objects; see `Store.entries`. The service lists in order of names."""
+        """Yields visible objects, listed by the service in name order; see `Store.entries`."""
         for blob in self._blobs(prefix, "name,size,md5Hash,generation"):
             name = blob.name.removeprefix(self._prefix)
             if visible(name):  # a composed object has no MD5
@@ -112,19 +113,19 @@ class GcsStore(Store):
             )
 
     def delete(self, name: str) -> None:
-        """Deletes an object; no error when it is gone already."""
+        """Deletes an object; a missing object is not an error."""
         with suppress(FileNotFoundError), self._sentences("deleted"):
             self._blob(name).delete(retry=self._retry, timeout=TIMEOUT)
 
     def digest(self, name: str) -> str | None:
-        """SHA-256 recorded by the writer; None if the object is missing or not ours."""
+        """Returns the SHA-256 recorded by the writer; None if the object is missing or foreign."""
         try:
             return self._metadata(name).get("fedemb-sha256")
         except FileNotFoundError:
             return None
 
     def clock(self) -> datetime:
-        """The date of an answer, whatever it says; see `Store.clock`."""
+        """Returns the date of a response of any status; see `Store.clock`."""
         with self._sentences("read"):
             client = self._bucket.client
             address = f"{client._connection.API_BASE_URL}/storage/v1/b/{self._bucket_name}"
@@ -225,7 +226,7 @@ def _credentials() -> Any:
 
 
 def _code(error: Exception) -> int | None:
-    error = getattr(error, "cause", None) or error  # RetryError wraps the last one
+    error = getattr(error, "cause", None) or error  # RetryError wraps the last error
     response = getattr(error, "response", None)
     code = getattr(error, "code", None) or getattr(response, "status_code", None)
     return None if code is None else int(code)

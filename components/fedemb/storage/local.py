@@ -1,4 +1,4 @@
-"""A folder as a store: temporary name, fsync, then rename (write) or hard link (create)."""
+"""A folder as a store: temporary file, fsync, then rename (write) or hard link (create)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LocalStore(Store):
     """Files below one folder; names are visible POSIX relative paths."""
 
     def __init__(self, root: Path) -> None:
-        """Takes the folder, which is made at the first write."""
+        """Stores the folder path; the first write creates the folder."""
         self._root = root
         self.local_root = root
         self.uri = root.as_posix()
@@ -38,7 +38,7 @@ class LocalStore(Store):
             return self._path(name).read_bytes()
 
     def read_up_to(self, name: str, limit: int) -> bytes | None:
-        """Returns a file that is not too large; see `Store.read_up_to`."""
+        """Returns a file of limited size; see `Store.read_up_to`."""
         with self._sentences("read"), open_regular(self._path(name)) as file:
             return read_at_most(file, limit)
 
@@ -49,36 +49,36 @@ class LocalStore(Store):
             _sync_folder(self._path(name).parent)
 
     def create(self, name: str, data: bytes) -> None:
-        """Links a finished file to a name that must be free; see `Store.create`."""
+        """Links a finished file to a name that must be unused; see `Store.create`."""
         with self._sentences("written"):
             create_bytes(self._output(name), data)
             _sync_folder(self._path(name).parent)
 
     def exists(self, name: str) -> bool:
-        """Whether the file is there."""
+        """Returns whether the file exists."""
         with self._sentences("read"):
             return self._path(name).is_file()
 
     def list(self, prefix: str = "") -> list[str]:
-        """Returns all visible names that begin with `prefix`, sorted; a missing folder is empty."""
+        """Returns all visible names that start with `prefix`, sorted; a missing folder is empty."""
         folder = prefix.rpartition("/")[0]
         if folder and not visible(folder):
             return []
-        top = self._root / folder  # named by others, so perhaps as no store of ours would
+        top = self._root / folder  # other programs may have created invalid names here
         if not top.is_dir():
             return []
         with self._sentences("listed"):
             return sorted(self._names(top, prefix))
 
     def _names(self, top: Path, prefix: str) -> Iterator[str]:
-        """Visible files below `top` with the prefix; no other folder is entered."""
+        """Yields visible files below `top` with the prefix; skips folders that cannot match."""
         for parent, folders, files in os.walk(top, onerror=_raise):
             below = f"{Path(parent).relative_to(self._root).as_posix()}/".removeprefix("./")
             folders[:] = [each for each in folders if _leads(f"{below}{each}/", prefix)]
             for file in files:
                 name = f"{below}{file}"
                 if name.startswith(prefix) and visible(name) and Path(parent, file).is_file():
-                    yield name  # no pipe, socket or device
+                    yield name  # excludes pipes, sockets and devices
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         """Yields visible files with their sizes; see `Store.entries`."""
@@ -87,25 +87,25 @@ class LocalStore(Store):
                 yield Entry(name, (self._root / name).stat().st_size, "")
 
     def delete(self, name: str) -> None:
-        """Unlinks the file; no error when it is gone already."""
+        """Deletes the file; a missing file is not an error."""
         with self._sentences("deleted"):
             self._path(name).unlink(missing_ok=True)
 
     def digest(self, name: str) -> str | None:
-        """SHA-256 of the file; None if missing."""
+        """Returns the SHA-256 of the file; None if missing."""
         with self._sentences("read"):
             path = self._path(name)
             return file_digest(path) if path.is_file() else None
 
     def upload_tree(self, local: Path, prefix: str) -> dict[str, str]:
-        """As `Store.upload_tree`, but a new tree appears in one rename and needs no index."""
+        """See `Store.upload_tree`; a new tree appears in one rename and needs no index."""
         if local.is_dir() and not self._path(prefix).exists():
-            with suppress(FileExistsError):  # made meanwhile by somebody else
+            with suppress(FileExistsError):  # another writer created it meanwhile
                 return self._rename_in(local, prefix)
         return super().upload_tree(local, prefix)
 
     def create_tree(self, local: Path, prefix: str) -> str:
-        """As `Store.create_tree`: in one rename, to a name that must be free."""
+        """See `Store.create_tree`; one rename to a name that must be unused."""
         if self._path(prefix).exists():
             raise FileExistsError(f"{prefix} exists already in {self.uri}")
         self._rename_in(local, prefix)
@@ -123,7 +123,7 @@ class LocalStore(Store):
                 digests = LocalStore(staged.parent).upload_tree(local, "tree")
                 try:
                     staged.rename(target)
-                except OSError as error:  # a folder that holds files is not replaced
+                except OSError as error:  # rename does not replace a folder with files
                     if error.errno == errno.ENOTEMPTY:
                         raise FileExistsError(f"{prefix} exists in {self.uri}") from error
                     raise
@@ -134,7 +134,7 @@ class LocalStore(Store):
         return None
 
     def _write_index(self, prefix: str, digests: dict[str, str]) -> None:
-        """A local tree is whole by its rename."""
+        """Does nothing: the rename makes a local tree complete."""
 
     def _upload(self, local: Path, name: str, digest: str) -> None:
         with (
@@ -152,7 +152,7 @@ class LocalStore(Store):
         return self._root / check_name(name)
 
     def _output(self, name: str) -> Path:
-        """Where an object is written to; no folder on the way may be a link out of the store."""
+        """Returns the path to write an object to; rejects folders that link out of the store."""
         path = self._path(name)
         if not path.parent.resolve().is_relative_to(self._root.resolve()):
             raise InputError(
@@ -182,7 +182,7 @@ class LocalStore(Store):
 
 
 def _leads(folder: str, prefix: str) -> bool:
-    """Whether visible names that begin with `prefix` may lie in a folder, `a/b/`."""
+    """Returns whether a folder, `a/b/`, may contain visible names that start with `prefix`."""
     return visible(folder[:-1]) and (folder.startswith(prefix) or prefix.startswith(folder))
 
 
@@ -191,7 +191,7 @@ def _raise(error: OSError) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a new name survive a power cut."""
+    """Syncs the folder, so that a new name survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

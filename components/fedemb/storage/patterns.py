@@ -1,6 +1,6 @@
-"""Splits an address of files into a folder that is named and a rest that may be a pattern.
+"""Splits an address of files into a literal folder and a rest that may be a pattern.
 
-What exists is taken as it is spelled: a folder `photos [2024]` is a folder. Only a part that does
+Existing names are literal: an existing folder `photos [2024]` is that folder. Only a part that does
 not exist is a pattern of `*`, `?` and `[...]`.
 """
 
@@ -19,16 +19,16 @@ _WILDCARDS = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Located:
-    """Where files are."""
+    """The location of files."""
 
     root: str
     """Address of the folder, without a pattern."""
     rest: str
-    """Name below it: of a file or folder, or a pattern; empty: all of the folder."""
+    """Name of a file or folder below the root, or a pattern; empty for the whole folder."""
     pattern: bool
 
     def entries(self) -> Iterator[Entry]:
-        """The files, in the order of their names, which are relative to the root."""
+        """Yields the files, ordered by their names, which are relative to the root."""
         store = open_store(self.root)
         if self.pattern:
             prefix = self.rest[: min(self.rest.index(c) for c in _WILDCARDS & set(self.rest))]
@@ -42,7 +42,7 @@ class Located:
 
 
 def local_path(uri: str) -> Path | None:
-    """Where on this machine an address is; None: in a bucket."""
+    """Returns the local path of an address; None for a bucket."""
     if "://" in uri and not uri.startswith("file://"):
         return None
     path = Path(uri if "://" not in uri else unquote(uri.removeprefix("file://")))
@@ -50,10 +50,10 @@ def local_path(uri: str) -> Path | None:
 
 
 def locate(uri: str) -> Located:
-    """Splits an address; a bucket is asked only for parts that look like a pattern.
+    """Splits an address; a bucket is listed only for parts that contain pattern characters.
 
     Raises:
-      InputError: the address is not one of a store.
+      InputError: the address is not a valid store address.
       StorageError: the bucket cannot be listed.
     """
     path = local_path(uri)

@@ -1,4 +1,4 @@
-"""S3 and stores with its protocol, through s3fs (aiobotocore)."""
+"""S3 and S3-compatible stores, through s3fs (aiobotocore)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible, why_failed
 
 CHUNK = 8 << 20
-"""Bytes of one part; above twice this size uploads are multipart, each part retried alone."""
+"""Bytes of one part; above twice this size uploads are multipart, with retries per part."""
 
 
 class S3Store(Store):
     """Objects of one bucket below a prefix."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        """Takes the address; the bucket is contacted at the first operation."""
+        """Stores the address; the first operation makes the first connection."""
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
@@ -34,7 +34,7 @@ class S3Store(Store):
             return self._fs.cat_file(self._path(name))
 
     def read_up_to(self, name: str, limit: int) -> bytes | None:
-        """Returns an object that is not too large; see `Store.read_up_to`."""
+        """Returns an object of limited size; see `Store.read_up_to`."""
         with self._sentences("read"):
             try:
                 data: bytes = self._fs.cat_file(self._path(name), start=0, end=limit + 1)
@@ -52,7 +52,7 @@ class S3Store(Store):
     def create(self, name: str, data: bytes) -> None:
         """Creates with `If-None-Match: *`; see `Store.create`.
 
-        A retry after a lost answer meets its own object: the writer's mark tells.
+        A retry after a lost response recognizes its own object by the writer's marker.
         """
         mark = secrets.token_hex(16)
         metadata = {**_digest_mark(sha256_hex(data)), "fedemb-writer": mark}
@@ -64,18 +64,18 @@ class S3Store(Store):
                     raise
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there; by listing, which tells a missing bucket from a name."""
+        """Returns whether the object is listed; a missing bucket raises."""
         key = self._prefix + check_name(name)
         with self._sentences("read"):
             answer = self._fs.call_s3("list_objects_v2", Bucket=self._bucket, Prefix=key, MaxKeys=1)
             return any(item["Key"] == key for item in answer.get("Contents", []))
 
     def list(self, prefix: str = "") -> list[str]:
-        """Returns all visible names that begin with `prefix`, sorted."""
+        """Returns all visible names that start with `prefix`, sorted."""
         return sorted(entry.name for entry in self.entries(prefix))
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
-        """Yields visible objects; see `Store.entries`. The service lists in order of names."""
+        """Yields visible objects, listed by the service in name order; see `Store.entries`."""
         page: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
         while True:
             with self._sentences("listed"):
@@ -89,21 +89,21 @@ class S3Store(Store):
             page["ContinuationToken"] = answer["NextContinuationToken"]
 
     def delete(self, name: str) -> None:
-        """Deletes an object; no error when it is gone already."""
+        """Deletes an object; a missing object is not an error."""
         with self._sentences("deleted"):
             self._fs.call_s3(
                 "delete_object", Bucket=self._bucket, Key=self._prefix + check_name(name)
             )
 
     def digest(self, name: str) -> str | None:
-        """SHA-256 recorded by the writer; None if the object is missing or not ours."""
+        """Returns the SHA-256 recorded by the writer; None if the object is missing or foreign."""
         try:
             return self._metadata(name).get("fedemb-sha256")
         except FileNotFoundError:
             return None
 
     def clock(self) -> datetime:
-        """The date of an answer; see `Store.clock`."""
+        """Returns the date of a response; see `Store.clock`."""
         with self._sentences("read"):
             answer = self._fs.call_s3("list_objects_v2", Bucket=self._bucket, MaxKeys=1)
             return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
@@ -143,7 +143,7 @@ class S3Store(Store):
                 "retries": {"max_attempts": 3, "mode": "standard"},
             },
         )
-        system.retries = 2  # its own, around those of the client
+        system.retries = 2  # retries of s3fs, in addition to those of the client
         return system
 
     @contextmanager

@@ -1,1 +1,1 @@
-"""One attempt at a training: bind, rounds, checkpoints, commit; and simulations in memory."""
+"""Training of one attempt (bind, rounds, checkpoints, commit), and simulations in memory."""

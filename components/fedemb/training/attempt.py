@@ -1,13 +1,14 @@
-"""One attempt at a training: from a reservation and users to a noised model and its round log.
+"""Trains one attempt: from a reservation and users to a noised model and its round log.
 
     bind -> [ sample, load -> records of the units -> clip, exact sum -> noise -> record
               -> server step -> checkpoint ] x rounds -> model -> commit
 
-What a unit brings to a round is the step's: local training (`train_dp_fedemb`) or a mean gradient
-(`train_dp_sgd`). All else is here, once.
+The step defines the record of a unit in a round: local training (`train_dp_fedemb`) or a mean
+gradient (`train_dp_sgd`). This module implements everything else.
 
-Kill it at any moment: a committed round is replayed from its record, an uncommitted one never left
-the process. The working state is `<private_root>/<run_id>/train/attempt-<n>/`.
+The process may be killed at any time: a committed round is replayed from its record, and an
+uncommitted round never left the process. The working state is
+`<private_root>/<run_id>/train/attempt-<n>/`.
 """
 
 from __future__ import annotations
@@ -59,17 +60,17 @@ from fedemb.training.train_job import hosts_of_the_step
 from fedemb.training.trainer import Attempt, Trained
 
 _INJECTED = "key_injected"
-"""Lies in the working state once a round may have been drawn from a key that was handed in."""
+"""Marker in the working state: a round may have been drawn from an injected key."""
 _CARD = "model.json"
-"""The model card as it was first signed."""
+"""Name of the model card as first signed."""
 _EVIDENCE = "evidence.json"
-"""Whether the priced mechanism ran, written once training is over and while its key exists."""
+"""Name of the mechanism evidence, written after training while the key exists."""
 _NO_EVIDENCE = {"mechanism_audit": None, "independence": None}
-"""Of a training without noise."""
+"""Evidence of a training without noise."""
 
 Rounds = Callable[[RunConfig, Any, Any, int, Sequence[str] | None], tuple[TrainingRound, Any]]
-"""From configuration, backbone, mechanism, workers and devices: the rounds, and the frozen trunk
-whose features they take in place of images, or None."""
+"""Builds the rounds from configuration, backbone, mechanism, workers and devices. Also returns the
+frozen trunk whose features replace images, or None."""
 
 
 def run_attempt(
@@ -79,33 +80,33 @@ def run_attempt(
     train: Callable[[Attempt], Trained],
     root_key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Trains, or goes on where a killed trainer of the same attempt stopped.
+    """Trains an attempt, or resumes it after its trainer was killed.
 
     Args:
       context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the users in the
-        private root; writes `model`: `backbone.keras`, `rounds.jsonl` and `model.json`. Noised.
-        Of a classifier also `averages`, see `write_averages`. Noised.
-      step: name of the step that trains.
-      rounds: builds the rounds, which are rehearsed before the attempt is bound. None: they depend
-        on private data, and `train` builds them.
-      train: runs the rounds that are not committed yet, and two of them again.
-      root_key: 32 bytes that coins and noise are drawn from, for an experiment that is to be
-        repeated to the bit. Whoever knows them can take the noise off, so only a simulation takes
-        them, and `model.json` tells. None takes the secret key of the reservation.
+          private root; writes `model`: `backbone.keras`, `rounds.jsonl` and `model.json`. Noised.
+          For classifiers, also writes `averages`, see `write_averages`. Noised.
+      step: name of the training step.
+      rounds: builds the rounds, which are rehearsed before the attempt is bound. None if the rounds
+          depend on private data; then `train` builds them.
+      train: runs the rounds that are not committed yet, and recomputes two of them.
+      root_key: 32 bytes that seed coins and noise, for a bit-exact repeatable experiment. Anyone
+          with the key can remove the noise, so only a simulation accepts it, and `model.json`
+          records it. None uses the secret key of the reservation.
 
-    Returns:
+    Returns: The content of `model.json`.
       The content of `model.json`.
 
     Raises:
       ConfigError: a release run was given a root key, or the rounds cannot be built.
-      PlanMismatch: plan, reservation, users, code or working state do not belong together.
-      SignatureInvalid: plan, users, public start or working state are not signed by the steps that
-        write them.
-      Refused: the attempt trains with another private root, or a record would depend on its
-        neighbours.
+      PlanMismatch: plan, reservation, users, code or working state do not match.
+      SignatureInvalid: plan, users, public backbone or working state are not signed by the steps
+          that write them.
+      Refused: the attempt trains with another private root, or a record would depend on other
+          records.
       StorageError: a host of the job was lost; resume.
       Superseded: the step was started again meanwhile.
-      Interrupted: asked to stop; the current round is finished and kept.
+      Interrupted: a stop was requested; the current round is completed and saved.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
     _check_key(config, root_key)
@@ -142,13 +143,13 @@ def run_attempt(
         log = RoundLog(store, inputs_sha)
         finished = checkpoint.load(store, inputs_sha)
         if finished is not None and store.exists(_EVIDENCE):
-            state = finished.state  # killed between the last round and the last act
+            state = finished.state  # killed between the last round and the commit
             _release(config, backbone, state)
         else:
             if root_key is None:
                 root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
             else:
-                store.write(_INJECTED, b"")  # before its first round, and for good
+                store.write(_INJECTED, b"")  # before the first round, never deleted
             attempt_keys = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
             with open_private(context, "users", attempt=reservation.attempt) as folder:
                 mechanism = build_mechanism(plan, **vars(attempt_keys))
@@ -193,8 +194,8 @@ def run_attempt(
     card = _signed_card(store, ModelCard.of_fields(fields), artifacts.model / "model.json", signer)
     write_averages(artifacts, config, backbone, state=state, card=card.body, signer=signer)
     turn.check()
-    remove_leftovers(artifacts.model)  # nothing but the model's files may lie there
-    # The last act: from here on nothing may be computed under this reservation.
+    remove_leftovers(artifacts.model)  # the folder must hold only the model's files
+    # Last operation: after it, no computation is allowed under this reservation.
     ledger.commit(
         reservation,
         rounds_started=state.rounds,
@@ -209,7 +210,7 @@ def run_attempt(
 def _inputs_sha(
     plan: MechanismPlan, reservation: Reservation, users: UsersManifest, initial_sha: str
 ) -> str:
-    """Digest of all that goes in: with anything else the coins and the noise are others."""
+    """Returns the digest of all inputs; other inputs draw other coins and noise."""
     return json_digest(
         {
             "plan_sha": plan.digest,
@@ -224,9 +225,9 @@ def _inputs_sha(
 def _rehearsed(
     run_id: str, config: RunConfig, build: Callable[[], tuple[TrainingRound, Any]]
 ) -> tuple[TrainingRound, Any]:
-    """The rounds, shown on generated records to be able to train.
+    """Builds the rounds and rehearses them on generated records.
 
-    Nothing is bound yet, so the charge of a run whose rounds are refused can be given back.
+    The attempt is not bound yet, so the charge of a run whose rounds are refused can be refunded.
     """
     try:
         function, trunk = build()
@@ -243,14 +244,14 @@ def _rehearsed(
 
 
 def _with(mechanism: Any, function: TrainingRound, trunk: Any) -> tuple[TrainingRound, Any]:
-    """Rehearsed rounds under the mechanism that has the keys; what they compute stays the same."""
+    """Returns the rehearsed rounds with the mechanism that has the keys."""
     function.mechanism = mechanism
     return function, trunk
 
 
 @contextmanager
 def _on_backend(training: TrainingConfig) -> Iterator[tuple[int, list[str] | None]]:
-    """Settles the backend and calls the other hosts; gives workers and devices of TensorFlow."""
+    """Sets up the backend and connects the other hosts; yields TensorFlow workers and devices."""
     use_backend(training.backend)
     if training.backend == "tensorflow":
         yield configure_threads(training.parallel_clients), accelerators()
@@ -265,16 +266,16 @@ def _on_backend(training: TrainingConfig) -> Iterator[tuple[int, list[str] | Non
 
 
 def _release(config: RunConfig, backbone: Any, state: ServerState) -> np.ndarray:
-    """Puts the weights that are released into the backbone; returns them as they lie there."""
+    """Sets the released weights in the backbone and returns them as stored there."""
     variables = trainable_variables(backbone, config.model.trainable)
     assign_weights(variables, released_weights(config.training.server, state))
     return np.concatenate([variable.numpy().ravel() for variable in variables])
 
 
 def _signed_card(store: Store, card: ModelCard, path: Path, signer: Signer) -> Written[ModelCard]:
-    """Writes the card as a trainer of the attempt first signed it.
+    """Writes the card exactly as a trainer of the attempt first signed it.
 
-    The commit names these very bytes, and the trainer's key may have been rotated since.
+    The commit names these bytes, and the trainer's key may have been rotated since.
     """
     if store.exists(_CARD):
         kept = parse(store.read(_CARD), ModelCard, _CARD)

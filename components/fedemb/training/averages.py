@@ -1,7 +1,8 @@
-"""The averages of the weights that are measured beside the released one.
+"""Writes the weight averages that are evaluated in addition to the released average.
 
-Each follows from noised weights alone, so it costs nothing. They lie apart from the model: what the
-gate judges and the bundle holds is the released average and nothing else.
+Each average is computed from noised weights only, so it costs no privacy budget. The averages are
+stored separately from the model: the gate evaluates, and the bundle contains, only the released
+average.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ def write_averages(
     card: ModelCard,
     signer: Signer,
 ) -> None:
-    """Writes the averages of `training.server.other_ema_decays`, signed; none is an empty list.
+    """Writes the averages of `training.server.other_ema_decays`, signed, as a list.
 
     Args:
-      artifacts: of a classifier's training, `averages`; an embedding's has none.
-      config: of the run.
-      backbone: as it trained; left with the weights of the last average.
-      state: after the last round.
-      card: of the released model.
-      signer: of the trainer.
+      artifacts: artifacts of a classifier's training, with `averages`; embeddings have no averages.
+      config: configuration of the run.
+      backbone: the trained backbone; holds the weights of the last average afterwards.
+      state: server state after the last round.
+      card: card of the released model.
+      signer: signer of the trainer.
 
     Raises:
-      StorageError: they cannot be written.
+      StorageError: the averages cannot be written.
     """
     if config.task != "classification":
         return

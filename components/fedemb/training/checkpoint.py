@@ -1,4 +1,4 @@
-"""Checkpoints: the server's state after a round, written whole or not at all."""
+"""Checkpoints: the server state after a round, written atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = "checkpoint.npz"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands after a committed round. Noised."""
+    """The state of a run after a committed round. Noised."""
 
     state: ServerState
     mechanism: dict[str, Any] | None
@@ -28,8 +28,8 @@ def save(store: Store, inputs_sha: str, progress: Progress) -> None:
 
     Args:
       store: working state of the attempt.
-      inputs_sha: digest of everything that goes in.
-      progress: after the last committed round.
+      inputs_sha: digest of all inputs.
+      progress: state after the last committed round.
     """
     state = progress.state
     head = {
@@ -42,11 +42,11 @@ def save(store: Store, inputs_sha: str, progress: Progress) -> None:
 
 
 def load(store: Store, inputs_sha: str) -> Progress | None:
-    """Reads the checkpoint, or returns None if there is none yet.
+    """Reads the checkpoint; returns None if no checkpoint exists.
 
     Raises:
-      PlanMismatch: it is of other inputs.
-      ArtifactError: it is damaged, or of another schema version.
+      PlanMismatch: the checkpoint belongs to other inputs.
+      ArtifactError: the checkpoint is damaged, or has another schema version.
     """
     try:
         data = store.read(_NAME)

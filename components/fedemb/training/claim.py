@@ -1,7 +1,7 @@
-"""Which place trains an attempt: what the ledger is told, so that there is no second one.
+"""Claims the private root that trains an attempt, for the ledger.
 
-The records of rounds are exclusive within one private root only. Two trainers of one reservation
-with two roots would draw noise for the same rounds twice.
+Round records are exclusive only within one private root. Two trainers of one reservation with two
+private roots would draw noise for the same rounds twice. The ledger therefore accepts one claim.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _NAME = "claim"
 
 
 def claim(store: Store, key: bytes) -> str:
-    """Marks the working state of an attempt as its own and returns a keyed commitment to it.
+    """Claims the working state of an attempt and returns a keyed commitment to it.
 
-    It names the address and a random mark that lies there: neither a copy of the folder nor the
-    same path on another machine is the same place.
+    The commitment covers the address and a random marker stored there. A copy of the folder, and
+    the same path on another machine, give different commitments.
 
     Args:
       store: working state of the attempt.
-      key: the policy's key of commitments.
+      key: the policy's commitment key.
     """
     with suppress(FileExistsError):
         store.create(_NAME, secrets.token_bytes(32))

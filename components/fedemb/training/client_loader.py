@@ -12,19 +12,20 @@ from fedemb.data.client_data import UserStore, load_examples
 from fedemb.engine.rounds import ClientExamples
 
 CACHE_BYTES = 256 << 20
-"""Decoded images kept for later rounds, at most."""
+"""Maximum bytes of decoded images cached for later rounds."""
 
 
 class ClientLoader:
-    """Loads the examples of virtual clients; those used last stay decoded.
+    """Loads the examples of virtual clients and caches the most recently used ones decoded.
 
     Args:
       store: the users.
-      model: what images are shown to it.
-      max_examples: of one client, in keyed order.
-      one_image: clients are images sampled alone; of its owner's, each brings the one at its place.
-      classes: DP-FedAvg: all labels of the world, ascending; labels become rows of the shared head.
-      cache_bytes: bound on the decoded images kept.
+      model: model configuration, which defines the image format.
+      max_examples: maximum number of examples of one client, in keyed order.
+      one_image: True if clients are images sampled separately; each client then loads the image at
+          its index among its owner's images.
+      classes: DP-FedAvg only: all labels, ascending; a label's index is its row of the shared head.
+      cache_bytes: maximum bytes of decoded images cached.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ClientLoader:
         self._room = cache_bytes
 
     def load(self, client: Any) -> ClientExamples:
-        """Loads a `sampling.VirtualClient`; nobody in it gives no examples."""
+        """Loads a `sampling.VirtualClient`; a client without users returns no examples."""
         key = client.users.tobytes()
         found = self._cache.pop(key, None)
         if found is None:
@@ -71,7 +72,7 @@ class ClientLoader:
 
 
 def all_classes(store: UserStore) -> np.ndarray:
-    """All labels of the training users, int64 ascending: what DP-FedAvg's shared head needs."""
+    """Returns all labels of the training users, int64 ascending, for DP-FedAvg's shared head."""
     found: set[int] = set()
     for start in range(0, len(store), 1024):
         for user in store.read(np.arange(start, min(start + 1024, len(store)))):

@@ -1,8 +1,8 @@
-"""What the data owner may look at, and nobody else: un-noised figures of every round. Raw.
+"""Un-noised diagnostics of every round, for the data owner only. Raw.
 
-The number of clients that took part is secret (it would cost the guarantee), and so is everything
-computed from their updates before noise. All of it goes to the private root, as `diagnostics.jsonl`
-and as TensorBoard event files.
+The number of participating clients is secret (publishing it would weaken the guarantee), and so is
+everything computed from client updates before noise. All of it is written to the private root, as
+`diagnostics.jsonl` and as TensorBoard event files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE = "diagnostics.jsonl"
 
 
 def describe(done: Round, plan: Any) -> dict[str, float]:
-    """Figures of one round.
+    """Returns the diagnostics of one round.
 
     Args:
       done: the round, with its un-noised sums.
@@ -59,11 +59,11 @@ def describe(done: Round, plan: Any) -> dict[str, float]:
 
 
 class Diagnostics:
-    """Writes figures of rounds below the private root.
+    """Writes round diagnostics to the private root.
 
     Args:
       store: `<private_root>/<run_id>/diagnostics`.
-      first_round: lines of this round and later ones, left by a killed trainer, are dropped.
+      first_round: lines of this and later rounds, written by a killed trainer, are dropped.
     """
 
     def __init__(self, store: Store, first_round: int) -> None:
@@ -79,7 +79,7 @@ class Diagnostics:
         self._events: Any = None
 
     def write(self, index: int, figures: dict[str, float]) -> None:
-        """Adds the figures of a round."""
+        """Adds the diagnostics of a round."""
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -89,7 +89,7 @@ class Diagnostics:
         summaries: Any = summary_pb2
         if self._events is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{now:.6f}.rounds"  # TensorBoard knows its files by it
+            name = f"events.out.tfevents.{now:.6f}.rounds"  # name pattern required by TensorBoard
             self._events = RecordWriter((self._folder / name).open("wb"))
             first = kinds.Event(wall_time=now, file_version="brain.Event:2")
             self._events.write(first.SerializeToString())
@@ -101,7 +101,7 @@ class Diagnostics:
         self._events.write(event.SerializeToString())
 
     def flush(self) -> None:
-        """Brings everything so far to the store."""
+        """Writes all buffered diagnostics to the store."""
         lines = (json.dumps(line, sort_keys=True) + "\n" for line in self._lines)
         self._store.write(_FILE, "".join(lines).encode())
         if self._events is not None:

@@ -1,6 +1,7 @@
-"""What a host that is not the chief does: `python -m fedemb.training.hosts`, see `embedding.hosts`.
+"""Entry point of a non-chief host: `python -m fedemb.training.hosts`, see `embedding.hosts`.
 
-It builds what the chief describes and computes what the chief says. It reads no store and no key.
+The host builds the rounds that the chief describes and computes what the chief requests. It reads
+no store and no key.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from fedemb.runtime.step import watched
 
 @contextmanager
 def led(config: RunConfig, backbone: Any, function: Any) -> Iterator[None]:
-    """Inside, all hosts of the job compute with the chief; where it is alone, nothing happens.
+    """Connects all hosts of the job to the chief while entered; does nothing on a single host.
 
     Args:
-      config: of the run.
-      backbone: where its rounds start from.
+      config: configuration of the run.
+      backbone: initial backbone of the rounds.
       function: the rounds.
     """
     if not several():
         yield
         return
     try:
-        if isinstance(function, JaxRounds):  # a head alone is no work for several
+        if isinstance(function, JaxRounds):  # training only a head uses one host
             tell(Message.JOB, np.frombuffer(_described(config, backbone, function), np.uint8))
         yield
-    finally:  # whoever is asked to stop lets the others hear it too
+    finally:  # a chief that stops also stops the other hosts
         part()
 
 
@@ -63,7 +64,7 @@ def _described(config: RunConfig, backbone: Any, function: JaxRounds) -> bytes:
 
 
 def _built(job: bytes) -> Any:
-    """The chief's rounds, with a mechanism that has no keys."""
+    """Returns the chief's rounds, with a mechanism that has no keys."""
     head, file = job.split(b"\n", 1)
     described = json.loads(head)
     config = RunConfig.as_written(described["config"])
@@ -84,13 +85,14 @@ def _built(job: bytes) -> Any:
 
 
 def follow() -> None:
-    """Computes for the chief of the job until it has done.
+    """Computes for the chief of the job until the chief finishes.
 
-    In a process of its own, since JAX aborts one that loses its chief before Python can say why.
+    Runs in a separate process, because JAX aborts a process that loses its chief before Python can
+    report the reason.
 
     Raises:
-      StorageError: the chief was lost, or that process was killed.
-      SystemExit: that process has failed, and has said why.
+      StorageError: the chief was lost, or the process was killed.
+      SystemExit: the process failed and has reported the reason.
     """
     process = get_context("fork").Process(target=_follow, daemon=True)
     process.start()
@@ -113,11 +115,11 @@ def _follow() -> None:
 
 
 def _compute() -> None:
-    """What `follow` does.
+    """Implements `follow` in its process.
 
     Raises:
       ConfigError: this process is the chief, or the job has no other host.
-      PlanMismatch: this host has other code.
+      PlanMismatch: this host has different code.
       StorageError: another host was lost.
     """
     use_backend("jax")

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C ask the trainer to stop after the current round."""
+"""Handles SIGTERM and Ctrl-C: the trainer stops after the current round."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """While entered, notes the signals instead of dying from them; a second Ctrl-C kills.
+    """While entered, records the signals instead of exiting; a second Ctrl-C kills the process.
 
-    Outside the main thread nothing can be noted, and signals do what they always did.
+    Outside the main thread, signals cannot be recorded and keep their default behavior.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Rounds on record: a round exists once its record is created, and is never computed again.
+"""The log of committed rounds: a round with a record is never computed again.
 
-A record holds the public line of the round, the mechanism's state after it, and the noised mean
-itself, so that a trainer killed right after has all it needs to go on. Once a checkpoint covers the
-round, the mean is cut off; the name stays taken for ever.
+A record holds the public line of the round, the mechanism's state after it, and the noised mean, so
+that a trainer killed right after can resume. Once a checkpoint covers the round, the mean is
+removed; the record's name stays reserved permanently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.storage import Store
 
 _END = b"\n\0"
-"""Between the head of a record and the bytes of the mean; no JSON text holds it."""
+"""Separator between the header of a record and the bytes of the mean; invalid in JSON text."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RoundRecord:
     """One committed round. Noised."""
 
     public: RoundLine
-    """Its line of `rounds.jsonl`."""
+    """Line of the round in `rounds.jsonl`."""
     mechanism_state: dict[str, Any]
     """`Mechanism.state_to_json()` after the round."""
     mean: np.ndarray | None
@@ -46,19 +46,19 @@ class RoundLog:
 
     Args:
       store: working state of the attempt.
-      inputs_sha: stands in every record; one of other inputs is refused.
+      inputs_sha: digest in every record; a record of other inputs is refused.
     """
 
     def __init__(self, store: Store, inputs_sha: str) -> None:
         self._store, self.inputs_sha = store, inputs_sha
 
     def commit(self, index: int, mechanism: Any, output: Any) -> RoundRecord:
-        """Creates the record of a round: now, and only now, the round exists.
+        """Creates the record of a round, which commits the round.
 
         Args:
           index: number of the round.
           mechanism: `Mechanism` right after `aggregate`.
-          output: its `RoundOutput`.
+          output: the mechanism's `RoundOutput`.
 
         Raises:
           PlanMismatch: another trainer committed this round first.
@@ -81,11 +81,11 @@ class RoundLog:
         return record
 
     def read(self, index: int) -> RoundRecord | None:
-        """Returns the record of a round, or None if it was never committed.
+        """Returns the record of a round, or None if the round was never committed.
 
         Raises:
-          PlanMismatch: it is of other inputs.
-          ArtifactError: it is damaged.
+          PlanMismatch: the record belongs to other inputs.
+          ArtifactError: the record is damaged.
         """
         try:
             data = self._store.read(_name(index))
@@ -107,11 +107,11 @@ class RoundLog:
         return RoundRecord(body.public, body.mechanism_state, mean)
 
     def cut(self, record: RoundRecord) -> None:
-        """Drops the mean of a round that a checkpoint covers."""
+        """Removes the mean of a round that a checkpoint covers."""
         self._store.write(_name(record.index), self._encode(replace(record, mean=None)))
 
     def lines(self, rounds: int) -> bytes:
-        """`rounds.jsonl`: the public line of each of the first `rounds` rounds.
+        """Returns `rounds.jsonl`: the public line of each of the first `rounds` rounds.
 
         Raises:
           ArtifactError: a record is missing.

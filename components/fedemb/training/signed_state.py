@@ -1,7 +1,7 @@
-"""The working state of an attempt, signed by the trainer and checked before a byte of it is parsed.
+"""The working state of an attempt, signed by the trainer and verified before it is parsed.
 
-Checkpoint, round records and evidence lie in the private root between two starts of a trainer.
-Whoever can write there could otherwise choose weights that the trainer then signs as its own, or
+Checkpoint, round records and evidence stay in the private root between two starts of a trainer.
+Without signatures, anyone with write access could choose weights that the trainer then signs, or
 have a round drawn twice from different sums.
 """
 
@@ -19,12 +19,12 @@ from fedemb.storage.fencing import FencedStore, FencingToken
 
 _SCHEMA = "fedemb/working_state/1"
 _LONGEST = 1000
-"""Bytes of a signature's line."""
+"""Maximum bytes of a signature line."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose working state it is: that of another attempt does not fit."""
+    """The attempt that the working state belongs to; state of another attempt is rejected."""
 
     run_id: str
     attempt: int
@@ -32,18 +32,18 @@ class Origin:
 
 
 class SignedState(FencedStore):
-    """Objects with a line before them: a signature over origin, name and content.
+    """Objects with a first line that signs origin, name and content.
 
     Args:
       store: working state of the attempt.
-      turn: nothing is changed once it is over.
-      origin: of all that lies there.
-      signer: of the trainer.
-      trust: of the ledger.
-      at: ledger record of the reservation; a key that was retired since counts.
+      turn: fencing token; after it is superseded, no object is changed.
+      origin: origin of all objects.
+      signer: signer of the trainer.
+      trust: trusted keys of the ledger.
+      at: number of the reservation's ledger record; keys retired since then are accepted.
     """
 
-    def __init__(  # noqa: PLR0917 - whose turn, whose state, whose signature
+    def __init__(  # noqa: PLR0917 - fencing token, state and signature
         self,
         store: Store,
         turn: FencingToken,
@@ -56,10 +56,10 @@ class SignedState(FencedStore):
         self._origin, self._signer, self._trust, self._at = origin, signer, trust, at
 
     def read(self, name: str) -> bytes:
-        """As the store's.
+        """Reads and verifies an object.
 
         Raises:
-          SignatureInvalid: the trainer did not sign it, under this name, in this attempt.
+          SignatureInvalid: the trainer did not sign it under this name in this attempt.
         """
         line, _, data = super().read(name).partition(b"\n")
         try:
@@ -79,11 +79,11 @@ class SignedState(FencedStore):
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """As the store's, in turn and signed."""
+        """Signs and writes an object if the fencing token is current."""
         super().write(name, self._with_signature(name, data))
 
     def create(self, name: str, data: bytes) -> None:
-        """As the store's, in turn and signed."""
+        """Signs and creates an object if the fencing token is current."""
         super().create(name, self._with_signature(name, data))
 
     def _with_signature(self, name: str, data: bytes) -> bytes:

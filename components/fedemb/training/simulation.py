@@ -1,8 +1,8 @@
-"""A private training on arrays in memory: to study what privacy costs, never to release a model.
+"""Private training on arrays in memory: to study the cost of privacy, never to release a model.
 
-The mechanism, noise, sampler, clip, round function, loop and server step are those of the pipeline.
-What it lacks is what makes a release: a ledger that charges the budget, secret keys in a store, the
-evidence, the gate. So the guarantee says that it is one of a simulation.
+Mechanism, noise, sampler, clipping, round function, loop and server step are those of the pipeline.
+A simulation lacks the requirements of a release: a ledger that charges the budget, secret keys in a
+store, the evidence and the gate. Its guarantee is therefore labeled as a simulation.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ UNCOVERED = {
     "dp_fedemb": "",
     "dp_fedavg": "the list of all classes, which its head needs, is not covered; ",
 }
-"""Algorithms that can be simulated, and what they take from private data without noise."""
+"""Algorithms that can be simulated, and the values each one uses from private data without
+noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedGuarantee(PrivacyGuarantee):
-    """What the same mechanism would guarantee in a pipeline; of a simulation it only says so."""
+    """The guarantee of the same mechanism in a pipeline, labeled as a simulation."""
 
     key_injected: bool = False
-    """Whether coins and noise came from a key that was handed in."""
+    """Whether coins and noise were drawn from an injected key."""
     uncovered: str = ""
-    """What the algorithm takes from private data without noise."""
+    """Values that the algorithm uses from private data without noise."""
 
     def __str__(self) -> str:
-        """The guarantee as one sentence."""
+        """Returns the guarantee as one sentence."""
         known = "; the key was handed in, and who knows it can take the noise off again"
         return (
             f"simulation, not to be released: {self.uncovered}{super().__str__()}"
@@ -59,22 +60,22 @@ class SimulatedGuarantee(PrivacyGuarantee):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationResult:
-    """A trained model and what there is to say of it."""
+    """A trained model with its plan and guarantee."""
 
     model: Any
     """`keras.Model`: float32 images in [-1, 1] to embeddings, not normalised."""
     plan: MechanismPlan
-    """Sampler, clip, noise and price."""
+    """Sampler, clipping norm, noise and privacy loss."""
     delta: float
     """Delta of the guarantee."""
     key_injected: bool
-    """Whether the training drew coins and noise from a key that was handed in."""
+    """Whether the training drew coins and noise from an injected key."""
     uncovered: str
-    """What the algorithm takes from private data without noise."""
+    """Values that the algorithm uses from private data without noise."""
 
     @cached_property
     def guarantee(self) -> SimulatedGuarantee:
-        """Epsilon and delta for one user with everything they own; computed when asked for."""
+        """Epsilon and delta for one user with all of their data; computed on access."""
         priced = guarantee(self.plan, self.delta)
         return SimulatedGuarantee(
             **vars(priced), key_injected=self.key_injected, uncovered=self.uncovered
@@ -83,7 +84,7 @@ class SimulationResult:
     def embed(
         self, images: UInt8[np.ndarray, "images size size channels"]
     ) -> Float32[np.ndarray, "images dim"]:
-        """Embeddings of unit length."""
+        """Returns embeddings of unit length."""
         from fedemb.models.inference import embed
 
         _, size, _, channels = self.model.input_shape
@@ -97,21 +98,21 @@ class SimulationResult:
         *,
         false_accept_rate: float = 1e-3,
     ) -> Estimate:
-        """Recall of same-class pairs at the threshold that lets a share of other pairs through.
+        """Returns the recall of same-class pairs at the threshold with a given false accept rate.
 
         Args:
-          images: of people or classes that did not train.
-          labels: their classes.
-          false_accept_rate: the share, in (0, 1).
+          images: images of people or classes that were not trained on.
+          labels: classes of the images.
+          false_accept_rate: share of different-class pairs above the threshold, in (0, 1).
 
         Raises:
-          InputError: the images do not fit the model, or there is no pair of each kind.
+          InputError: the images do not fit the model, or one kind of pair is missing.
         """
         return recall(self.embed(images), labels, false_accept_rate)
 
 
 class Simulation(Section):
-    """A private training, ready to be run on arrays.
+    """A private training that runs on arrays.
 
     >>> import numpy as np
     >>> from fedemb import GroupPoissonGaussianConfig, ModelConfig
@@ -131,25 +132,25 @@ class Simulation(Section):
     """
 
     mechanism: AnyMechanism
-    """Sampling, clip, noise and rounds; there is no default for privacy."""
+    """Sampling, clipping, noise and rounds; required, because privacy has no default."""
     virtual_clients: PositiveInt
-    """Virtual clients per grouping, a number fixed without looking at the users; about one for
-    every 32 of them serves."""
+    """Number of virtual clients per grouping, a constant that must not depend on the users; about
+    one per 32 users works well."""
     groupings: PositiveInt = 1
-    """Independent groupings."""
+    """Number of independent groupings."""
     model: ModelConfig = ModelConfig()
     """The backbone."""
     training: TrainingConfig = TrainingConfig()
-    """Local training and server; `parallel_clients` virtual clients train side by side."""
+    """Local training and server; `parallel_clients` virtual clients train in parallel."""
     population: PositiveInt | None = None
-    """A public number below which the users never fall; None takes how many there are, as if that
-    were public."""
+    """Public lower bound on the number of users; None uses their actual number as if it were
+    public."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Of the guarantee; None takes population ** -1.1."""
+    """Delta of the guarantee; None uses population ** -1.1."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Simulation:
-        """The simulation of a run's mechanism, partition, model and training."""
+        """Returns the simulation of a run's mechanism, partition, model and training."""
         return cls(
             mechanism=config.mechanism,
             virtual_clients=config.partition.virtual_clients,
@@ -173,21 +174,21 @@ class Simulation(Section):
         """Trains a model.
 
         Args:
-          images: private images, of the size the model wants.
-          labels: classes `[images]`, any whole numbers.
-          users: owners `[images]`, the unit of privacy: numbers or text.
-          start: a backbone trained on public images, from `build_backbone`; None: a fresh one.
-          root_key: 32 bytes that groups, coins and noise are drawn from, for a training that is to
-            be repeated to the bit; named in the result. None draws them from the system.
-          on_round: called after each round with what it saw, un-noised.
+          images: private images, of the model's image size.
+          labels: classes `[images]`, any integers.
+          users: owners `[images]`, the privacy unit: numbers or text.
+          start: a backbone trained on public images, from `build_backbone`; None creates a new one.
+          root_key: 32 bytes that seed groups, coins and noise, for a bit-exact repeatable training;
+              the result records that it was set. None draws them from the system.
+          on_round: called after each round with its un-noised diagnostics.
 
         Returns:
           The trained model, its guarantee and its measures.
 
         Raises:
-          InputError: the arrays do not fit together or not the model.
+          InputError: the arrays do not match each other or the model.
           ConfigError: the mechanism cannot run on these virtual clients, or the algorithm is
-            `centralized`, which has no rounds.
+              `centralized`, which has no rounds.
         """
         from fedemb.engine.backend_rounds import client_rounds
         from fedemb.engine.feature_cache import FrozenFeatures

@@ -1,9 +1,9 @@
 """Starts the other hosts of a training step: a TrainJob of Kubeflow Trainer (v2, JAX runtime).
 
-The step's pod is the chief. The compiled pipeline tells it in variables how many others there are
-and the TrainingRuntime they are made of (`fedemb.pipelines.compile.hosts`); it starts them when it
-begins and takes them away when it ends, however it ends. A chief that is killed cannot: its hosts
-then end by themselves, and the job goes with the chief's pod, which owns it.
+The step's pod is the chief. The compiled pipeline sets the number of other hosts and their
+TrainingRuntime in environment variables (`fedemb.pipelines.compile.hosts`). The chief starts the
+other hosts when it starts and deletes them when it ends, also after an error. If the chief is
+killed, its hosts end on their own, and the job is deleted with the chief's pod, which owns it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedemb.errors import ConfigError, StorageError
 
 _LOG = logging.getLogger(__name__)
 HOSTS = "FEDEMB_HOSTS"
-"""Environment variable: hosts of the step in all, the chief among them."""
+"""Environment variable: total number of hosts of the step, including the chief."""
 RUNTIME = "FEDEMB_RUNTIME"
 """Environment variable: name of the TrainingRuntime."""
 POD = {
@@ -28,20 +28,20 @@ POD = {
     "FEDEMB_POD": "metadata.name",
     "FEDEMB_POD_UID": "metadata.uid",
 }
-"""Environment variables of the step's pod, and the fields of it that they hold."""
+"""Environment variables of the step's pod, and the pod fields that they hold."""
 PORT = 2222
-"""Of the chief. Other connections of JAX take ports that the system picks."""
+"""Port of the chief. Other connections of JAX use ports that the system picks."""
 HOST_LABEL = "fedemb.dev/host"
-"""Label of the pods, which the network policy knows them by."""
+"""Pod label that the network policy selects."""
 CONTAINER = "node"
-"""What Kubeflow Trainer calls the container and the set of pods that train."""
+"""Kubeflow Trainer's name of the training container and of its set of pods."""
 
 
 def train_job() -> dict[str, Any]:
-    """The manifest of the TrainJob that the variables of this pod describe.
+    """Returns the manifest of the TrainJob that the environment variables describe.
 
     Raises:
-      ConfigError: they are not those of a compiled pipeline.
+      ConfigError: the variables were not set by a compiled pipeline.
     """
     runtime, address, namespace, pod, uid = (os.environ.get(name) for name in (RUNTIME, *POD))
     hosts = os.environ[HOSTS]
@@ -76,13 +76,13 @@ def train_job() -> dict[str, Any]:
 
 @contextmanager
 def hosts_of_the_step() -> Iterator[Place | None]:
-    """Inside, the other hosts are on their way; what they and the chief know of each other.
+    """Starts the other hosts while entered; yields the connection between them and the chief.
 
-    Where the variables ask for none, the place is that of `Place.of_environment`.
+    Without other hosts in the variables, yields `Place.of_environment`.
 
     Raises:
-      ConfigError: the variables are wrong, or the cluster has no such runtime or no Trainer.
-      StorageError: the cluster did not answer.
+      ConfigError: the variables are invalid, or the cluster lacks the runtime or the Trainer.
+      StorageError: the cluster did not respond.
     """
     if HOSTS not in os.environ:
         yield Place.of_environment()
@@ -115,5 +115,5 @@ def hosts_of_the_step() -> Iterator[Place | None]:
         try:
             api.delete_namespaced_custom_object(*kind, name=made["metadata"]["name"])
         except (client.ApiException, OSError, HTTPError) as error:
-            # What was trained stands, and the job goes with this pod, which owns it.
+            # Training results stay valid, and this pod owns the job, so the job is deleted with it.
             _LOG.debug("the TrainJob stays until this pod goes (%s)", type(error).__name__)

@@ -1,4 +1,4 @@
-"""The loop over rounds: what is computed, in which order it becomes real, and how it resumes."""
+"""The training loop: computes rounds, commits them in order, and resumes."""
 
 from __future__ import annotations
 
@@ -30,49 +30,49 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What one attempt trains with; all of it is checked and bound in the ledger. Raw."""
+    """The inputs of one attempt, all verified and bound in the ledger. Raw."""
 
     config: RunConfig
     backbone: Any
-    """Where the rounds start from."""
+    """Initial backbone of the rounds."""
     mechanism: Any
-    """`privacy.queries.Mechanism` of the attempt: clips, sums, noises and prices."""
+    """`privacy.queries.Mechanism` of the attempt: clips, sums, adds noise and accounts for it."""
     rounds: tuple[TrainingRound, Any] | None
-    """As rehearsed, with this mechanism, and the frozen trunk whose features they take or None;
-    None where they depend on private data."""
+    """Rehearsed rounds with this mechanism, and the frozen trunk whose features they use, or None;
+    None if the rounds depend on private data."""
     keys: AttemptKeys
-    """What it draws from."""
+    """Keys of the attempt, which seed coins and noise."""
     users: VerifiedFolder
     """Local folder of the users."""
     store: Store
-    """Working state."""
+    """Working state of the attempt."""
     log: RoundLog
-    """Its round records."""
+    """Round records of the attempt."""
     diagnostics: Store
-    """For un-noised figures."""
+    """Store for un-noised diagnostics."""
     workers: int
-    """Virtual clients or micro-batches computed side by side."""
+    """Number of virtual clients or micro-batches computed in parallel."""
     devices: Sequence[str] | None
-    """They are dealt to, see `RoundFunction`. On JAX a round takes all devices there are."""
+    """Devices for the workers, see `RoundFunction`. On JAX, a round uses all devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a training leaves."""
+    """The result of a training."""
 
     state: ServerState
-    """After the last round. Noised."""
+    """State after the last round. Noised."""
     audit: RoundAudit | None
-    """Whether the priced mechanism ran; None where there is no noise."""
+    """Audit that the accounted mechanism ran; None without noise."""
 
 
 class Trainer:
     """Runs the rounds of one attempt.
 
     Args:
-      attempt: what trains, and where its working state lies.
-      function: what units bring to a round.
-      load: reads what a `sampling.VirtualClient` brings.
+      attempt: inputs and working state of the attempt.
+      function: computes the records of units in a round.
+      load: reads the examples of a `sampling.VirtualClient`.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Trainer:
         self._attempt, self._function, self._load = attempt, function, load
         self._server = attempt.config.training.server
         self._uncovered: list[RoundRecord] = []
-        """Records whose mean no checkpoint covers yet; without the mean."""
+        """Records whose mean no checkpoint covers yet, stored without the mean."""
         self._audit: RoundAudit | None = None
 
     def restore(self) -> Progress:
-        """Where the attempt stands: its checkpoint, and the records committed after it.
+        """Restores the state of the attempt from its checkpoint and the records committed after it.
 
         Raises:
           ArtifactError: a record lost its mean before a checkpoint covered it.
@@ -115,16 +115,16 @@ class Trainer:
         return Progress(state, record.mechanism_state)
 
     def _look(self, record: RoundRecord) -> dict[str, float]:
-        """Audits a round, once; a round it missed is missing from the evidence."""
+        """Audits a round once; a round without audit is missing from the evidence."""
         if self._audit is None or record.index != self._audit.rounds:
             return {}
         return {"noise_slope": self._audit.add(record)}
 
     def train(self) -> Trained:
-        """Runs all rounds that are not committed yet, and two of them again.
+        """Runs all rounds that are not committed yet, and recomputes two of them.
 
         Raises:
-          Interrupted: asked to stop; checkpoint written.
+          Interrupted: a stop was requested; the checkpoint is written.
           StorageError: a host of the job was lost.
         """
         with led(self._attempt.config, self._attempt.backbone, self._function):
@@ -165,7 +165,7 @@ class Trainer:
                         )
         finally:
             figures.close()
-        if self._uncovered:  # all rounds were on record already
+        if self._uncovered:  # all rounds were committed already
             self._save(progress)
         if self._audit is not None:
             self._audit.replay(self._function, index, self._load, attempt.log.read)

@@ -1,11 +1,11 @@
-"""Backbones: image to embedding, normalised by groups or not at all, and never by batch.
+"""Backbones: image to embedding, with group normalisation or none, never batch normalisation.
 
-Those of the embedding paper are layer for layer its code's (arXiv 2211.10844,
-`dp_visual_embeddings/models`), with the parameter counts pinned by a test. A backbone maps float32
-images `[batch, height, width, channels]` in [-1, 1] to embeddings `[batch, embedding_dim]`, not
-normalised; unit length is put on where embeddings are compared (`embed`).
+The backbones of the embedding paper match its code layer for layer (arXiv 2211.10844,
+`dp_visual_embeddings/models`); a test pins their parameter counts. A backbone maps float32 images
+`[batch, height, width, channels]` in [-1, 1] to embeddings `[batch, embedding_dim]`, not
+normalised; `embed` scales embeddings to unit length for comparison.
 
-A new one is one new module here that registers a function (`registry.backbone`).
+To add a backbone, add a module here that registers a function (`registry.backbone`).
 """
 
 from fedemb.models.backbones.build import build_backbone as build_backbone

@@ -1,4 +1,4 @@
-"""What backbones are put together from: convolutions, normalisation, the last layer."""
+"""Building blocks of backbones: convolutions, normalisation, the last layer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fedemb.models.standardized import gain_convolution, standardized_convolutio
 
 
 def layers() -> Any:
-    """`keras.layers`; Keras is imported when a backbone is built, not before."""
+    """Returns `keras.layers`; imports Keras only when a backbone is built."""
     import keras
 
     return keras.layers
 
 
 def convolution(model: ModelConfig, default: str = "none") -> Any:
-    """The convolution layer: plain, with standardised weights, or with a gain besides.
+    """Returns the convolution layer: plain, with standardised weights, or also with a gain.
 
     Args:
-      model: `weight_standardization` decides.
-      default: what the backbone has where the configuration leaves it open.
+      model: model configuration; `weight_standardization` selects the layer.
+      default: the backbone's choice if the configuration sets none.
     """
     kind = model.weight_standardization or default
     if kind == "gain":
@@ -32,15 +32,15 @@ def convolution(model: ModelConfig, default: str = "none") -> Any:
 def group_norm(
     x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5, **options: Any
 ) -> Any:
-    """Normalises each image by groups of its own channels; nothing where the groups are 0.
+    """Normalises each image by groups of its own channels; does nothing for 0 groups.
 
     Args:
       x: `[batch, height, width, channels]`.
-      model: `norm_groups` decides.
-      name: of the layer.
-      groups: what the backbone has where the configuration leaves it open.
-      epsilon: under the root.
-      options: of the layer.
+      model: model configuration; `norm_groups` sets the groups.
+      name: name of the layer.
+      groups: the backbone's number of groups if the configuration sets none.
+      epsilon: constant added to the variance under the root.
+      options: options of the layer.
 
     Raises:
       ConfigError: the groups do not divide the channels.
@@ -57,18 +57,18 @@ def group_norm(
 
 
 def joined(branch: Any, shortcut: Any, model: ModelConfig, name: str, groups: int) -> Any:
-    """Branch plus shortcut, normalised once more with `scale_norm` (arXiv 2203.00324)."""
+    """Returns branch plus shortcut, normalised again with `scale_norm` (arXiv 2203.00324)."""
     x = layers().Add(name=f"{name}_add")([branch, shortcut])
     return group_norm(x, model, f"{name}_scale_norm", groups) if model.scale_norm else x
 
 
 def embedding(x: Any, model: ModelConfig, **options: Any) -> Any:
-    """The projection: a dense layer or two, or none where the features are the embedding.
+    """Returns the projection: one or two dense layers, or none if the features are the embedding.
 
     Args:
       x: `[batch, features]`.
-      model: `projection`, `projection_units` and `embedding_dim` decide.
-      options: of the last layer.
+      model: model configuration with `projection`, `projection_units` and `embedding_dim`.
+      options: options of the last layer.
     """
     if not model.projection:
         return x

@@ -1,4 +1,4 @@
-"""Building a backbone from its name, and refusing one that could not be trained in private."""
+"""Builds a backbone from its name, and rejects backbones that private training cannot support."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from fedemb.models.backbones.channel_norm import channel_group_norm
 from fedemb.models.backbones.registry import backbones, mirroring
 from fedemb.models.classifier import with_head
 
-# Layers whose output for one image depends on the other images of the batch, or that keep state;
-# one that is frozen is a constant scale and offset.
+# Layers whose output for one image depends on the other images of the batch, or that keep state; #
+# a frozen one is a constant scale and offset.
 _BATCH_DEPENDENT = ("BatchNormalization", "SyncBatchNormalization", "SpectralNormalization")
 
 
 def build_backbone(model: ModelConfig, seed: int) -> Any:
-    """Builds a backbone with initial weights that depend on the seed alone.
+    """Builds a backbone with initial weights that depend only on the seed.
 
     Args:
       model: name, embedding length, image size. A name with a colon, `module:function`, is
-        imported; the function takes the `ModelConfig` and returns a built `keras.Model`. Names
-        with a plus between them are parts side by side, see `_joined`.
-      seed: of the initial weights.
+          imported; the function takes the `ModelConfig` and returns a built `keras.Model`. Names
+          joined by a plus are parallel parts, see `_joined`.
+      seed: seed of the initial weights.
 
     Returns:
       `keras.Model`: float32 images `[batch, size, size, channels]` in [-1, 1] to embeddings
       `[batch, embedding_dim]`, not normalised, or to the logits of the model's classes.
 
     Raises:
-      ConfigError: no backbone of that name, or one that `check_backbone` refuses.
+      ConfigError: the name is unknown, or `check_backbone` rejects the backbone.
     """
     names = [name.strip() for name in model.backbone.split("+")]
     backbone = _one(model, seed) if len(names) == 1 else _joined(names, model, seed)
@@ -72,10 +72,10 @@ def _one(model: ModelConfig, seed: int) -> Any:
 
 
 def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
-    """Several backbones on the same image, their features side by side; without projections.
+    """Concatenates the features of several backbones on the same image, without projections.
 
-    The features of each part are brought to length 1, image by image: none outweighs another, and
-    no statistics of any data are needed for it.
+    The features of each part are scaled to length 1 per image: no part outweighs another, and no
+    statistics of any data are needed.
     """
     import keras
 
@@ -93,10 +93,10 @@ def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
 
 
 def learned_parts(backbone: Any) -> list[Any]:
-    """What public pretraining trains: the models inside a backbone that have weights to learn.
+    """Returns the parts that public pretraining trains: inner models with trainable weights.
 
     Args:
-      backbone: from `build_backbone`, without a head; itself, where weights lie outside of them.
+      backbone: from `build_backbone`, without a head; returned itself if it has weights of its own.
     """
     parts = [inner for part in _models_in(backbone) for inner in learned_parts(part)]
     inside = {id(weight) for part in parts for weight in part.trainable_variables}
@@ -112,7 +112,7 @@ def _models_in(backbone: Any) -> list[Any]:
 
 
 def reinitialize(backbone: Any, seed: int) -> None:
-    """Draws all kernels, each from its own stream of the seed; other weights stay as built."""
+    """Draws all kernels, each from its own stream of the seed; other weights keep their values."""
     import numpy as np
 
     for index, layer in enumerate(backbone.layers):
@@ -129,13 +129,13 @@ def reinitialize(backbone: Any, seed: int) -> None:
 
 
 def check_backbone(backbone: Any, model: ModelConfig) -> None:
-    """Refuses a backbone that mixes the images of a batch, or keeps state between calls.
+    """Rejects a backbone that mixes the images of a batch, or keeps state between calls.
 
-    Either would let one user's images change what the engine computes for others, or carry
-    private statistics out of the round.
+    Either property would let one user's images change the computation for others, or carry private
+    statistics out of the round.
 
     Raises:
-      ConfigError: BatchNorm and its kin, dropout, untrained state, or shapes that do not fit.
+      ConfigError: BatchNorm or similar layers, dropout, untrained state, or wrong shapes.
     """
     for layer in backbone._flatten_layers():
         kind = type(layer).__name__
@@ -162,10 +162,11 @@ def check_backbone(backbone: Any, model: ModelConfig) -> None:
 
 
 def with_bfloat16(backbone: Any) -> Any:
-    """A copy that computes in bfloat16 on float32 weights, but for its last layer.
+    """Returns a copy that computes in bfloat16 on float32 weights, except for its last layer.
 
-    Eight bits of an embedding are too few for the logits made of it. Group normalisation takes its
-    moments from sums over each channel: Keras's own turns whole maps into float32 and back.
+    Eight bits of an embedding are too few for the logits computed from it. Group normalisation
+    computes its moments from sums over each channel, because Keras's own layer converts whole maps
+    to float32 and back.
     """
     import keras
 

@@ -6,14 +6,14 @@ from functools import cache
 from typing import Any
 
 _LEAST_SPREAD = 2.0**-7
-"""Least variance, as a share of the squared mean: bfloat16 cannot tell what lies below it."""
+"""Minimum variance, as a share of the squared mean; the resolution of bfloat16."""
 
 
 @cache
 def channel_group_norm() -> Any:
-    """The layer; its weights and configuration are those of Keras's `GroupNormalization`.
+    """Returns the layer; its weights and configuration match Keras's `GroupNormalization`.
 
-    It is a way to train and is never saved: the backbone that it was copied from is.
+    The layer is used only for training and is never saved; the original backbone is saved.
     """
     import keras
 
@@ -30,7 +30,7 @@ def channel_group_norm() -> Any:
             ones = ops.ones((1, 1, pixels), dtype=flat.dtype)
 
             def moment(values: Any) -> Any:
-                sums = ops.cast(ops.matmul(ones, values), "float32")  # the quickest sum there is
+                sums = ops.cast(ops.matmul(ones, values), "float32")  # fastest way to sum
                 sums = ops.reshape(sums, (-1, groups, channels // groups))
                 return ops.mean(sums, axis=2, keepdims=True) / pixels
 

@@ -22,23 +22,23 @@ def _block(path: str) -> str:
 def _frozen_convolution(name: str, path: str) -> bool:
     if not path.endswith("kernel") or "conv" not in path:
         return False
-    if name.startswith("resnet50"):  # the paper freezes the convolutions of stages 3 and 4 only
+    if name.startswith("resnet50"):  # the paper freezes only the convolutions of stages 3 and 4
         return path.startswith(("stage3", "stage4"))
     return True
 
 
 def cut(model: Any, group: str) -> tuple[Any, Any]:
-    """The part of a model that stays as it is, and the layers on it that private training changes.
+    """Splits a model into its frozen part and the layers that private training changes.
 
     Args:
       model: a backbone or classifier, which shares its layers with both.
       group: `head` or `projection`.
 
     Returns:
-      `keras.Model`s: images to features `[batch, features]`, and features to what the model gives.
+      `keras.Model`s: images to features `[batch, features]`, and features to the model's output.
 
     Raises:
-      ConfigError: the layers that train do not stand at the end of the model.
+      ConfigError: the trainable layers are not at the end of the model.
     """
     import keras
 
@@ -56,21 +56,20 @@ def cut(model: Any, group: str) -> tuple[Any, Any]:
 
 
 def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
-    """Variables that private training may change, in the order of the model.
+    """Returns the variables that private training may change, in the order of the model.
 
     Args:
       backbone: from `build_backbone` or loaded, or a classifier made of one; the head of a
-        classifier trains with every group.
-      group: `all`; `head`: the head of a classifier alone; `norm_only`: scales and offsets of
-        normalisation layers; `last_block`: the last block of layers and the dense layer;
-        `projection`: the dense layers that make an embedding of features; `conv_frozen`: all but
-        convolution kernels (ResNet-50: but those of stages 3 and 4;
-        docs/explanation/method.md#algorithm);
-        `first_blocks_frozen`: all but the stem and the first block or stage of blocks (arXiv
-        2201.12328).
+          classifier trains with every group.
+      group: `all`; `head`: only the head of a classifier; `norm_only`: scales and offsets of
+          normalisation layers; `last_block`: the last block of layers and the dense layer;
+          `projection`: the dense layers that make an embedding of features; `conv_frozen`: all
+          except convolution kernels (ResNet-50: except those of stages 3 and 4;
+          docs/explanation/method.md#algorithm); `first_blocks_frozen`: all except the stem and the
+          first block or stage of blocks (arXiv 2201.12328).
 
     Raises:
-      ConfigError: the group holds no variable of this backbone.
+      ConfigError: the group contains no variable of this backbone.
     """
     variables = list(backbone.trainable_variables)
     blocks = [

@@ -1,4 +1,4 @@
-"""MobileNetV2 with GroupNorm, of the paper's code."""
+"""MobileNetV2 with GroupNorm, from the paper's code."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def mobilenetv2(x: Any, model: ModelConfig) -> Any:
 
 @backbone("mobilenet_small")
 def mobilenet_small(x: Any, model: ModelConfig) -> Any:
-    """Its first three stages: 159,296 parameters."""
+    """The first three stages of MobileNetV2: 159,296 parameters."""
     return _mobilenet(x, model, 3, 640)

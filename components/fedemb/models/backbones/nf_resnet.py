@@ -1,7 +1,7 @@
-"""Residual nets without any normaliser: activations scaled by constants, standardised weights.
+"""Residual networks without normalisation: scaled activations, standardised weights.
 
-Brock et al. (arXiv 2101.08692): every activation has variance 1 at the start, so each block divides
-its input by the standard deviation that the sum of branches has grown to.
+Brock et al. (arXiv 2101.08692): every activation has variance 1 at initialization, so each block
+divides its input by the standard deviation that the sum of branches has reached.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fedemb.models.backbones.registry import backbone
 
 _RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
 _BRANCH = 0.2
-"""Factor on each residual branch (alpha)."""
+"""Factor of each residual branch (alpha)."""
 
 
 @backbone("nf_resnet50")
 def nf_resnet50(x: Any, model: ModelConfig) -> Any:
     """NF-ResNet-50 with a strided 7x7 stem and a pool.
 
-    The gain with which a branch could be skipped is that of its last convolution.
+    The skip gain of a branch is the gain of its last convolution.
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""Backbones by name. A module of this folder that registers one is all it takes to add one."""
+"""Backbones by name. To add a backbone, add a module to this folder that registers it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fedemb.config import ModelConfig
 
 Build = Callable[[Any, ModelConfig], Any]
-"""Input tensor and settings to output tensor: the layers of a backbone."""
+"""Function from input tensor and settings to output tensor: the layers of a backbone."""
 
 _FOUND: dict[str, Build] = {}
 _MIRRORING: set[str] = set()
@@ -21,8 +21,8 @@ def backbone(name: str, *, mirrors: bool = False) -> Callable[[Build], Build]:
     """Registers the decorated function under a name of the configuration.
 
     Args:
-      name: of the backbone.
-      mirrors: whether it knows `model.mirrored`.
+      name: name of the backbone.
+      mirrors: whether the backbone supports `model.mirrored`.
     """
 
     def register(build: Build) -> Build:
@@ -37,7 +37,7 @@ def backbone(name: str, *, mirrors: bool = False) -> Callable[[Build], Build]:
 
 @cache
 def backbones() -> dict[str, Build]:
-    """All backbones of the modules in this folder, by name, ascending."""
+    """Returns all backbones of the modules in this folder, by name, ascending."""
     package = __package__ or ""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
@@ -45,5 +45,5 @@ def backbones() -> dict[str, Build]:
 
 
 def mirroring() -> list[str]:
-    """Names of the backbones that know `model.mirrored`."""
+    """Returns the names of the backbones that support `model.mirrored`."""
     return [name for name in backbones() if name in _MIRRORING]

@@ -1,4 +1,4 @@
-"""Residual nets with GroupNorm: of the paper's code, and for small images."""
+"""Residual networks with GroupNorm: from the paper's code, and for small images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _small_resnet(
     widths: tuple[int, ...] = (16, 32, 64),
     stem: tuple[int, int] = (3, 1),
 ) -> Any:
-    """A stem (kernel, stride), then stages of basic blocks; later stages begin with stride 2."""
+    """A stem (kernel, stride), then stages of basic blocks; later stages start with stride 2."""
     conv = convolution(model, "plain" if model.backbone.endswith("_ws") else "none")
     kernel, stride = stem
     x = conv(widths[0], kernel, strides=stride, padding="same", use_bias=False, name="stem_conv")(x)
@@ -75,9 +75,9 @@ def _quarters(x: Any, model: ModelConfig) -> Any:
 
 
 def _of_both(x: Any, model: ModelConfig) -> Any:
-    """The mean over an image and its mirror image, which one net sees.
+    """Returns the mean output over an image and its mirror image, computed by one network.
 
-    The net is a model of its own, with a vector as output: public training trains that alone.
+    The network is a separate model with a vector as output, so public training trains only it.
     """
     import keras
 
@@ -91,11 +91,11 @@ def _of_both(x: Any, model: ModelConfig) -> Any:
 
 @backbone("resnet8_wide", mirrors=True)
 def resnet8_wide(x: Any, model: ModelConfig) -> Any:
-    """ResNet-8 of 64, 160 and 320 channels, for public starts: means of the four quarters.
+    """ResNet-8 of 64, 160 and 320 channels, for public backbones: means of the four quarters.
 
-    1,280 features without a projection; `whitened_directions` brings them to one size. The stem has
-    6x6 kernels and stride 2: three quarters of the pixels, which cost most, are gone before the
-    first block, and the wider stages take what is left of the time.
+    1,280 features without a projection; `whitened_directions` scales them to one size. The stem has
+    6x6 kernels and stride 2, which removes three quarters of the pixels, the largest cost, before
+    the first block. The wider stages use the saved time.
     """
     x = _of_both(x, model) if model.mirrored else _quarters(x, model)
     if model.whitened_directions:
@@ -106,7 +106,7 @@ def resnet8_wide(x: Any, model: ModelConfig) -> Any:
 @backbone("resnet14")
 @backbone("resnet14_ws")
 def resnet14(x: Any, model: ModelConfig) -> Any:
-    """ResNet-14: two blocks a stage."""
+    """ResNet-14: two blocks per stage."""
     return _pooled(_small_resnet(x, model, 2), model)
 
 
@@ -114,7 +114,7 @@ def resnet14(x: Any, model: ModelConfig) -> Any:
 def resnet18(x: Any, model: ModelConfig) -> Any:
     """ResNet-18 with GroupNorm, 64 to 512 channels; a 3x3 stem, for images of 32 to 64 pixels.
 
-    The net of Kurakin et al. (arXiv 2201.12328), which at 224 pixels has a 7x7 stem and a pool.
+    The network of Kurakin et al. (arXiv 2201.12328), which at 224 pixels has a 7x7 stem and a pool.
     """
     return _pooled(_small_resnet(x, model, 2, widths=(64, 128, 256, 512)), model)
 

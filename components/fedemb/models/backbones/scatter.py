@@ -1,6 +1,7 @@
-"""Nets on the scattering transform: a frozen part that no data made, and little that trains.
+"""Networks on the scattering transform: a frozen part without training data, few trained layers.
 
-Tramer and Boneh (arXiv 2011.11660): where privacy is dear, these beat nets that learn everything.
+Tramer and Boneh (arXiv 2011.11660): for small privacy budgets, these networks outperform networks
+that learn all layers.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def _scattered(x: Any, model: ModelConfig) -> Any:
 
 
 def _normalised(x: Any, model: ModelConfig) -> Any:
-    """Nine paths of a channel share a mean and a variance over the image, by default.
+    """Normalises features; by default nine paths of a channel share mean and variance per image.
 
-    It takes no data but the image itself. Second-order paths are small: a larger epsilon would
-    flatten them.
+    The statistics depend only on the image itself. Second-order paths are small: a larger epsilon
+    would flatten them.
 
     Raises:
       ConfigError: the groups do not divide the paths.
@@ -46,7 +47,7 @@ def _normalised(x: Any, model: ModelConfig) -> Any:
 
 @backbone("scatter_linear", mirrors=True)
 def scatter_linear(x: Any, model: ModelConfig) -> Any:
-    """The features themselves: 15,552 at 32x32x3 without a projection, and nothing that trains."""
+    """The features themselves: 15,552 at 32x32x3 without a projection; no trainable layer."""
     x = _scattered(x, model)
     if model.whitened_directions:
         flat = whitened_layer()(model.whitened_directions, name="whitened")(x)

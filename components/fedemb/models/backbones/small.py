@@ -1,4 +1,4 @@
-"""Nets of a few layers, without normalisation."""
+"""Networks with few layers, without normalisation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lenet(x: Any, model: ModelConfig) -> Any:
 
 @backbone("tiny")
 def tiny(x: Any, model: ModelConfig) -> Any:
-    """Three strided convolutions, at most 60,000 parameters at 28x28x1: the quickstart's."""
+    """Three strided convolutions, at most 60,000 parameters at 28x28x1; used by the quickstart."""
     for index, (filters, kernel) in enumerate(((16, 5), (32, 3), (22, 3)), start=1):
         x = layers().Conv2D(
             filters, kernel, strides=2, padding="same", activation="relu", name=f"block{index}_conv"
@@ -32,7 +32,7 @@ def tiny(x: Any, model: ModelConfig) -> Any:
 
 @backbone("tanh_cnn")
 def tanh_cnn(x: Any, model: ModelConfig) -> Any:
-    """Bounded activations keep gradients short (Papernot et al., arXiv 2007.14191, table 1)."""
+    """CNN with bounded activations, which keep gradients short (arXiv 2007.14191, table 1)."""
     small = model.image_size < 32
     stages = ((16, 8, 2), (32, 4, 2)) if small else ((32, 3, 1), (64, 3, 1), (128, 3, 1))
     for index, (filters, kernel, stride) in enumerate(stages, start=1):

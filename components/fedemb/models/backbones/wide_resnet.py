@@ -1,4 +1,4 @@
-"""Wide residual nets as De et al. train them from scratch (arXiv 2204.13650, their code v0.1)."""
+"""Wide residual networks as De et al. train them from scratch (arXiv 2204.13650, code v0.1)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Prices of DP events."""
+"""Privacy accounting of DP events."""

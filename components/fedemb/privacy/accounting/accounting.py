@@ -1,6 +1,6 @@
-"""Event and relation in, epsilon out; a pair that no accountant covers raises, never falls back.
+"""Computes epsilon of an event under a relation; raises if no accountant is valid for the pair.
 
-Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid), each entry tried out:
+Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid); each entry is tested:
 
 | event                               | PLD                    | RDP                    |
 |-------------------------------------|------------------------|------------------------|
@@ -14,12 +14,12 @@ Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid), each entr
 | ZCDp                                |                        | all                    |
 | RepeatAndSelect                     |                        | those of its event     |
 
-ONE and SPECIAL stand for REPLACE_ONE and REPLACE_SPECIAL; * is our quadrature in `renyi`.
-dp-accounting's RDP of a Gaussian under REPLACE_ONE is the add-or-remove value, half of what it
-should be, hence the gap in that cell (docs/privacy/accounting.md#traps-of-the-libraries).
+ONE and SPECIAL are REPLACE_ONE and REPLACE_SPECIAL; * is the project's quadrature in `renyi`.
+dp-accounting's RDP of a Gaussian under REPLACE_ONE is the add-or-remove value, half of the correct
+value, so that cell is empty (docs/privacy/accounting.md#traps-of-the-libraries).
 """
 
-# The numeric libraries ship no types; our own signatures are checked.
+# The numeric libraries ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -51,14 +51,14 @@ Floats = npt.NDArray[np.float64]
 AccountantName = Literal["auto", "pld", "rdp"]
 
 MINIMUM_VERSION = (0, 6, 0)
-"""Older dp-accounting cannot price Poisson sampling under REPLACE_ONE."""
+"""Minimum dp-accounting version: older ones cannot price Poisson sampling under REPLACE_ONE."""
 RDP_ORDERS: Floats = np.array(
     [1 + x / 20 for x in range(1, 200)]
     + list(range(11, 64))
     + [64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 448, 512, 768, 1024],
     dtype=np.float64,
 )
-"""Orders that `price` minimises over."""
+"""Renyi orders that `price` minimises over."""
 
 _ADD, _ONE, _SPECIAL = (
     NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -68,10 +68,10 @@ _ADD, _ONE, _SPECIAL = (
 
 
 def library_version() -> str:
-    """Version of dp-accounting.
+    """Returns the version of dp-accounting.
 
     Raises:
-      UnsupportedAccounting: it is older than 0.6.0.
+      UnsupportedAccounting: the version is older than 0.6.0.
     """
     version = metadata.version("dp-accounting")
     digits = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
@@ -86,7 +86,7 @@ def library_version() -> str:
 def supports(
     event: dpe.DpEvent, relation: NeighboringRelation, accountant: Literal["pld", "rdp"]
 ) -> bool:
-    """Whether the accountant is known to be valid for the event under the relation."""
+    """Returns whether the accountant is valid for the event under the relation."""
     return _valid(event, relation, accountant)
 
 
@@ -100,24 +100,24 @@ def price(
     rounds: int | None = None,
     unit: Unit = "user",
 ) -> PrivacyGuarantee:
-    """Prices an event.
+    """Computes the privacy guarantee of an event.
 
     Args:
-      event: what happened, or is planned, to the data of one unit.
-      relation: neighbouring relation that the event is meant under.
-      delta: total failure probability. The sampler's share is taken out of it before the
-        accountant sees it, so the guarantee holds at this delta for the noise that is really drawn.
-      accountant: `auto` takes PLD where it is valid, since it is tighter, else RDP.
-      runs: training runs inside the event; each has its share of the sampler. 0 prices ideal
-        noise, as the figures of others do; nobody draws it.
-      rounds: training rounds, for the sentence; by default the repetitions of the event.
-      unit: whose data the event is about.
+      event: event on the data of one unit, executed or planned.
+      relation: neighbouring relation of the event.
+      delta: total failure probability. The sampler's share is subtracted before accounting, so the
+          guarantee holds at this delta for the noise that is actually drawn.
+      accountant: `auto` uses PLD if it is valid, since it is tighter, otherwise RDP.
+      runs: number of training runs in the event; each has its share of the sampler. 0 assumes ideal
+          noise, as published figures do; drawn noise is never ideal.
+      rounds: number of training rounds, for display; by default the repetitions of the event.
+      unit: privacy unit of the event.
 
     Returns:
       The guarantee; its epsilon is infinite if part of the event has no privacy.
 
     Raises:
-      UnsupportedAccounting: no accountant (or not the one asked for) is valid for the pair.
+      UnsupportedAccounting: no accountant, or not the requested one, is valid for the pair.
       DeltaTooSmall: delta is not a probability above the sampler's share.
     """
     curve_ = _Curve(event, relation, accountant)
@@ -136,8 +136,8 @@ def price(
 def upper_bound(event: dpe.DpEvent, relation: NeighboringRelation, delta: float) -> float:
     """Returns an upper bound on epsilon close to that of `price`, for curves and searches.
 
-    By PLD at most 0.1 % above what `price` says, in a fraction of its time, see
-    `loss_grid.quick_epsilon`; by RDP where only that is valid. Never state a guarantee with it.
+    PLD gives at most 0.1 % more than `price`, in a fraction of its time, see
+    `loss_grid.quick_epsilon`; RDP is used if only RDP is valid. Never report it as a guarantee.
 
     Raises:
       UnsupportedAccounting: no accountant is valid for the pair.
@@ -152,7 +152,7 @@ def curve(
     deltas: Iterable[float],
     accountant: AccountantName = "auto",
 ) -> list[tuple[float, float]]:
-    """Returns (delta, epsilon) pairs of one event, at the cost of pricing it once."""
+    """Returns (delta, epsilon) pairs of one event; the event is composed once."""
     curve_ = _Curve(event, relation, accountant)
     return [(delta, curve_.epsilon(delta, 1)) for delta in deltas]
 
@@ -164,11 +164,11 @@ def rdp_of(
 
     Args:
       event: the event.
-      relation: neighbouring relation it is meant under.
+      relation: neighbouring relation of the event.
       orders: Renyi orders above 1, `[orders]`.
 
     Returns:
-      `[orders]` bounds, infinite where there is no privacy.
+      `[orders]` bounds, infinite without privacy.
 
     Raises:
       UnsupportedAccounting: RDP is not valid for the pair.
@@ -182,7 +182,7 @@ def rdp_of(
 
 
 def rounds_of(event: dpe.DpEvent) -> int | None:
-    """The number of repetitions, where the event is one repeated event."""
+    """Returns the number of repetitions, if the event is one repeated event."""
     return event.count if isinstance(event, dpe.SelfComposedDpEvent) else None
 
 
@@ -230,7 +230,7 @@ def _renyi_epsilon(values: Floats, delta: float) -> float:
 
 @contextlib.contextmanager
 def _without_convergence_warnings() -> Generator[None]:
-    """Silences the notice that an order did not converge: it counts as infinite, which is safe."""
+    """Silences the convergence warning of an order: it counts as infinite, which is safe."""
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
@@ -258,7 +258,7 @@ def _is_gaussian_composition(event: dpe.DpEvent) -> bool:
 
 
 def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -> bool:  # noqa: PLR0911, PLR0912
-    """The dispatch table."""
+    """Implements the dispatch table."""
     is_pld = accountant == "pld"
     match event:
         case dpe.NoOpDpEvent() | dpe.NonPrivateDpEvent():

@@ -1,14 +1,14 @@
 """Random allocation: each unit in exactly one of t rounds, at random and in secret.
 
-With the unit the t noised sums are a mixture of t Gaussians, one for each place; without it they
-are plain noise. The density ratio is the mean of t independent log-normal numbers, so the
-distribution of its logarithm, the privacy loss, follows from a convolution (Feldman and Shenfeld,
-ICML 2026, arXiv 2602.17284; Monte Carlo in Chua et al., arXiv 2412.16802). Nothing is lost by
-looking at one dimension and at a fixed vector: a noised sum that a unit moves by at most C is
-post-processing of one that it moves by exactly C, round for round and in view of what came before.
+With the unit, the t noised sums are a mixture of t Gaussians, one per round; without it they are
+plain noise. The density ratio is the mean of t independent log-normal numbers, so the distribution
+of its logarithm, the privacy loss, follows from a convolution (Feldman and Shenfeld, ICML 2026,
+arXiv 2602.17284; Monte Carlo in Chua et al., arXiv 2412.16802). One dimension and a fixed vector
+suffice: a noised sum that a unit moves by at most C is post-processing of one that it moves by
+exactly C, round by round and given all earlier rounds.
 """
 
-# The numeric libraries ship no types; our own signatures are checked.
+# The numeric libraries ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -31,18 +31,18 @@ from fedemb.privacy.accounting.gaussian_losses import GridLosses
 Doubles = npt.NDArray[np.float64]
 _Transform = Callable[..., Any]
 _TAIL = 7.0
-"""Normals beyond so many standard deviations (chance 1.3e-12) count as an infinite loss."""
+"""Standard deviations beyond which normals count as an infinite loss (probability 1.3e-12)."""
 _SHORTEST_TAIL = 3.0
-"""The same where so little noise is asked for that ratios up to `_TAIL` fit no grid."""
+"""The same limit for noise so small that ratios up to `_TAIL` do not fit on a grid."""
 _COARSEST = 0.1
-"""Spacing of the grid there, at most, where the rounds are few enough."""
+"""Maximum spacing of that grid, if the number of rounds is small enough."""
 _SPACING = 2e-4
-"""Grid of one log-normal number, whose mean is 1."""
+"""Grid spacing of one log-normal number, whose mean is 1."""
 _MOST_POINTS = 2**22
-"""Points of that grid, at most: with less noise or more rounds it gets coarser, and generous."""
+"""Maximum points of that grid; less noise or more rounds give a coarser, more pessimistic grid."""
 _ROUNDING = 2.0**-52
-"""Error of a Fourier coefficient of a distribution / log2(points). Over all points of the sum it is
-a chance that is counted as an infinite loss. Measured against 80-bit FFTs: at most a quarter."""
+"""Error of a Fourier coefficient of a distribution / log2(points). Its sum over all points is a
+probability that counts as an infinite loss. Measured against 80-bit FFTs: at most a quarter."""
 
 
 @attrs.frozen(slots=False)
@@ -57,18 +57,17 @@ class RandomAllocationDpEvent(dpe.DpEvent):
 def allocation_losses(
     steps: int, noise_multiplier: float, grid: float
 ) -> tuple[GridLosses, GridLosses]:
-    """Privacy losses of one Gaussian in one of `steps` rounds, each rounded up.
+    """Returns privacy losses of one Gaussian in one of `steps` rounds, each rounded up.
 
     Args:
-      steps: rounds to choose from (t).
-      noise_multiplier: of each round's sum, for a unit that moves it by 1.
-      grid: of the losses.
+      steps: number of rounds to choose from (t).
+      noise_multiplier: noise of each round's sum, for a unit that moves it by 1.
+      grid: spacing of the losses.
 
-    Returns:
-      Losses of the world with the unit, and of the world without it.
+    Returns: Losses drawn with the unit, and losses drawn without the unit.
 
     Raises:
-      OverflowError: so little noise that ratios, 1 on average, lie between two points of a grid.
+      OverflowError: noise so small that ratios, 1 on average, fall between two grid points.
     """
     return (
         _losses(steps, noise_multiplier, grid, with_unit=True),
@@ -77,13 +76,13 @@ def allocation_losses(
 
 
 def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> GridLosses:
-    """Losses in one of the two worlds.
+    """Returns the losses drawn with or without the unit.
 
-    Ratios of densities, with over without the unit, err to the side that makes the loss larger: up
-    where the unit is there, down where it is not.
+    Ratios of densities, with over without the unit, are rounded towards the larger loss: up with
+    the unit, down without it.
     """
     largest, reach = _ends(steps, noise, _TAIL)
-    if reach > _MOST_POINTS:  # cut where the grid still tells ratios near 1 apart
+    if reach > _MOST_POINTS:  # truncated where the grid still resolves ratios near 1
         tail = noise * (math.log(_COARSEST * _MOST_POINTS / 8) - 0.5 / noise**2)
         largest, reach = _ends(steps, noise, max(tail, _SHORTEST_TAIL))
     if reach > _MOST_POINTS:
@@ -92,7 +91,7 @@ def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> GridLo
     edges: Doubles = np.arange(points + 1, dtype=np.float64) * (reach / points)
 
     def chances(shift: float) -> Doubles:
-        """Of a log-normal number to lie between two points; kept at the upper or lower one."""
+        """Returns cell probabilities of a log-normal number, at the upper or lower point."""
         with np.errstate(divide="ignore"):
             below = ndtr(noise * np.log(np.minimum(edges, largest)) + shift / noise)
         inside = np.diff(below)
@@ -109,22 +108,22 @@ def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> GridLo
     bins = np.ceil(losses[real] / grid).astype(np.int64)
     first = int(bins.min())
     summed = cast("Doubles", np.bincount(bins - first, weights=total[real]))
-    # Whatever is not on the grid, from either end of it, counts as an infinite loss; so do what
-    # the transform folds back to its start, and its rounding errors.
+    # Mass outside the grid, at either end, counts as an infinite loss; so does the mass that the #
+    # transform folds back to its start, and its rounding errors.
     missing = max(0.0, 1.0 - float(summed.sum())) + _folded(absent, last, edges, steps, largest)
     missing += steps * _ROUNDING * math.log2(points) * 2 * float(np.abs(power).sum())
     return GridLosses(grid, first, summed, min(1.0, missing))
 
 
 def _ends(steps: int, noise: float, tail: float) -> tuple[float, float]:
-    """The largest ratio that is kept, and the end of the grid."""
+    """Returns the largest ratio that is kept, and the end of the grid."""
     largest = math.exp(tail / noise + 0.5 / noise**2)
     spread = math.sqrt(math.expm1(1 / noise**2))
     return largest, steps + 12 * spread * math.sqrt(steps) + 4 * largest
 
 
 def _folded(absent: Doubles, last: Doubles, edges: Doubles, steps: int, largest: float) -> float:
-    """Chernoff's bound on the chance of a sum beyond the grid."""
+    """Returns Chernoff's bound on the probability of a sum beyond the grid."""
     used = np.flatnonzero(absent + last)
     values, reach = edges[used], float(edges[-1])
     chances = np.stack([absent[used], last[used]])

@@ -1,11 +1,13 @@
-"""Composition of privacy losses by an FFT of tilted distributions, with its rounding error bounded.
+"""Composes privacy losses by an FFT of tilted distributions, with a bound on its rounding error.
 
 Composing T rounds is a T-fold convolution. An FFT of the plain distribution leaves an absolute
-error of about 1e-17 T in delta, of either sign, which is all of a small delta. Here each round is
-first tilted: masses are multiplied by exp(theta * loss) and scaled to sum to 1. The tilted sum is
-centred where delta is decided, so the error of the FFT is relative to delta, not to 1. The error is
-bounded and added, and so are the mass beyond the window and every infinite loss. So delta and
-epsilon err upwards at any size of delta (docs/privacy/accounting.md#grid-and-rounding).
+error of about 1e-17 T in delta, of either sign, which can exceed a small delta. Here each round is
+first
+tilted: masses are multiplied by exp(theta * loss) and scaled to sum to 1. The tilted sum is centred
+    at the losses that determine delta, so the error of the FFT is relative to delta, not to 1. The
+    error is bounded and added, and so are the mass beyond the window and every infinite loss. Delta
+    and epsilon are therefore upper bounds at any size of delta
+    (docs/privacy/accounting.md#grid-and-rounding).
 """
 
 # scipy ships no types.
@@ -30,33 +32,33 @@ Parts = Sequence[tuple[GridLosses, int]]
 _Transform = Callable[..., Any]
 
 _DECADES = 4.0
-"""Deltas within so many powers of ten share one tilt, chosen for the middle of them."""
+"""Powers of ten of delta that share one tilt, chosen for their middle."""
 _LOG_ALIASED = 21.0
-"""The tilted mass outside the window is at most exp(-21), 8e-10, on either side; it is added."""
+"""Log bound of the tilted mass outside the window on either side: exp(-21), 8e-10; it is added."""
 _LOG_NEGLIGIBLE = 60.0
-"""Fourier coefficients below exp(-60) are left out; as much is added to every mass."""
+"""Fourier coefficients below exp(-60) are dropped; the same amount is added to every mass."""
 _RELATIVE = 2.0**-15
-"""Share of delta set aside for rounding, apart from that per round; it moves epsilon by 1e-5."""
+"""Share of delta reserved for rounding, besides that per round; it moves epsilon by 1e-5."""
 _RELATIVE_PER_ROUND = 4e-14
 """Relative error of one round's tilted masses: exponents up to 100, rounded to 53 bits."""
 _STEPS = (2.0, 3.2, 4.5, 6.5)
-"""Changes of the tilt that the window is found with, in standard deviations."""
+"""Changes of the tilt for finding the window, in standard deviations."""
 _FFT_ROUNDING = 2.0**-51
 """Error of a Fourier coefficient of a distribution / log2(points). Measured against 80-bit FFTs: at
 most an eighth of it."""
 _COARSE = 4096
-"""Points of the copy that the tilt is chosen with."""
+"""Points of the copy used to choose the tilt."""
 _SHALLOWEST = 1e-9
 _STEEPEST = 2.0**40
-"""Largest tilt that is tried."""
+"""Maximum tilt."""
 _LONGEST = 1 << 24
-"""Points of a window, at most: enough for an epsilon of 5,000 on the fine grid."""
+"""Maximum points of a window: enough for an epsilon of 5,000 on the fine grid."""
 _HIGHEST = 300.0
-"""Largest exponent of a weight; anything larger lies far below epsilon."""
+"""Largest exponent of a weight; larger exponents are far below epsilon."""
 
 
 class ComposedLosses:
-    """Losses of all rounds together, drawn from one of the two worlds.
+    """Losses of all rounds together, drawn with or without the unit.
 
     Args:
       parts: losses of each kind of round on one grid, and their number.
@@ -79,7 +81,7 @@ class ComposedLosses:
     def epsilon(self, delta: float) -> float:
         """Returns an upper bound on epsilon at a delta.
 
-        Infinite where delta cannot be reached, or where the losses are too many to compose.
+        Infinite if delta cannot be reached, or if the losses are too many to compose.
         """
         left = (delta - self.infinite) / (1 + self._share)
         if not left > 0:
@@ -89,7 +91,7 @@ class ComposedLosses:
         middle = 10 ** (_DECADES * (math.floor(math.log10(left) / _DECADES) + 0.5))
         try:
             found = self._at(self._tilt_for_delta(middle)).epsilon(left)
-        except OverflowError:  # more losses than memory holds, at an epsilon that is of no use
+        except OverflowError:  # losses exceed memory, at an epsilon too large to be useful
             return math.inf
         return found + self._slack if found else 0.0
 
@@ -107,7 +109,7 @@ class ComposedLosses:
         return self._curves[tilt]
 
     def _cumulants(self, tilt: float) -> tuple[float, float]:
-        """Log of the moment generating function of the sum and its derivative, about."""
+        """Returns the approximate log moment generating function of the sum and its derivative."""
         log_moment = mean = 0.0
         for (losses, logs), (_, count) in zip(self._coarse, self._parts, strict=True):
             exponents = logs + tilt * losses
@@ -119,7 +121,7 @@ class ComposedLosses:
         return log_moment, mean
 
     def _tilt_for_delta(self, delta: float) -> float:
-        """The tilt whose mean is about the epsilon of a delta, if that is above 0."""
+        """Returns the tilt whose mean is about the epsilon of a delta, if that is above 0."""
 
         def excess(tilt: float) -> float:
             log_moment, mean = self._cumulants(tilt)
@@ -130,13 +132,13 @@ class ComposedLosses:
         return tilt if mean > 0 else self._tilt_for_loss(0.0)
 
     def _tilt_for_loss(self, loss: float) -> float:
-        """The tilt whose mean is about a loss."""
+        """Returns the tilt whose mean is about a loss."""
         return _root(lambda tilt: loss - self._cumulants(tilt)[1])
 
 
 @dataclass(frozen=True)
 class _TiltedCurve:
-    """The upper tail of the composed losses, as found with one tilt."""
+    """The upper tail of the composed losses, computed with one tilt."""
 
     losses: Floats
     """`[points]`, ascending."""
@@ -146,23 +148,23 @@ class _TiltedCurve:
     centre: float
     """Mean of the tilted masses."""
     log_moment: float
-    """Log of what the tilted masses were divided by."""
+    """Log of the divisor of the tilted masses."""
 
     def _weights(self, epsilon: float) -> tuple[Floats, float]:
-        """Untilted masses / exp(scale)."""
+        """Returns untilted masses / exp(scale)."""
         exponents = np.minimum(self.tilt * (epsilon - self.losses), _HIGHEST)
         return self.masses * np.exp(exponents), self.log_moment - self.tilt * epsilon
 
     def delta(self, epsilon: float) -> float:
-        """The hockey-stick divergence at exp(epsilon)."""
+        """Returns the hockey-stick divergence at exp(epsilon)."""
         weights, scale = self._weights(epsilon)
         above = self.losses > epsilon
         total = float(weights[above] @ -np.expm1(epsilon - self.losses[above]))
         return math.exp(min(0.0, math.log(total) + scale)) if total > 0 else 0.0
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon at or above 0 whose divergence is at most delta."""
-        # Weights fall like exp(-tilt * loss); those far above the centre count for nothing.
+        """Returns the least epsilon at or above 0 whose divergence is at most delta."""
+        # Weights fall like exp(-tilt * loss); those far above the centre are negligible.
         at, lowest = self.centre, max(0.0, self.centre - _HIGHEST / (1 + self.tilt))
         highest = at + 1 + _LOG_NEGLIGIBLE / max(self.tilt, _SHALLOWEST)
         first, last = np.searchsorted(self.losses, [lowest, highest])
@@ -211,11 +213,11 @@ def _tilted_curve(parts: Parts, tilt: float) -> _TiltedCurve:
     spectrum = np.zeros(logs.size, dtype=np.complex128)
     spectrum[kept] = np.exp(logs[kept] + 1j * phase)
     sums: Floats = backward(spectrum, points)
-    # Errors of coefficients grow with their power; the inverse averages them.
+    # Errors of coefficients grow with their power; the inverse transform averages them.
     size = 2 * float(np.exp(logs[kept]).sum()) / points
     error = (1 + rounds) * _FFT_ROUNDING * math.log2(points) * size + math.exp(-_LOG_NEGLIGIBLE)
     sums = np.roll(np.maximum(sums, 0.0) + error, start - low)
-    # The mass beyond the window counts at its upper end; folded back it counts a second time.
+    # The mass beyond the window counts at its upper end, and again where it is folded back.
     sums[-1] += math.exp(-_LOG_ALIASED)
     losses = grid * np.arange(low, low + points, dtype=np.float64)
     centre = sum(c * float(w @ row.losses) for c, w, row in zip(counts, tilted, rows, strict=True))
@@ -233,11 +235,11 @@ class _Row:
         self.lowest, self.highest = float(self.losses[kept[0]]), float(self.losses[kept[-1]])
 
     def tilted(self, tilt: float) -> Floats:
-        """Tilted masses, which sum to 1."""
+        """Returns tilted masses, which sum to 1."""
         return np.exp(self._logs + tilt * self.losses - self.log_moment(tilt))
 
     def log_moment(self, tilt: float) -> float:
-        """Log of the mean of exp(tilt * loss)."""
+        """Returns the log of the mean of exp(tilt * loss)."""
         exponents = self._logs + tilt * self.losses
         peak = float(exponents.max())
         return peak + math.log(float(np.exp(exponents - peak).sum()))
@@ -246,7 +248,7 @@ class _Row:
 def _window(
     rows: Sequence[_Row], counts: Sequence[int], tilted: Sequence[Floats], tilt: float, base: float
 ) -> tuple[int, int]:
-    """Grid points that hold the tilted sum but for the chance of `_LOG_ALIASED`, by Chernoff."""
+    """Returns grid bounds of the tilted sum, except for the `_LOG_ALIASED` mass, by Chernoff."""
     grid = float(rows[0].losses[1] - rows[0].losses[0])
     spread = 0.0
     for row, count, weights in zip(rows, counts, tilted, strict=True):
@@ -265,7 +267,7 @@ def _window(
 
 
 def _coarse(part: GridLosses) -> tuple[Floats, Floats]:
-    """Losses and log-masses of a copy with few points, which is good enough to choose a tilt."""
+    """Returns losses and log-masses of a copy with few points, sufficient for choosing a tilt."""
     width = -(-part.masses.size // _COARSE)
     blocks = np.arange(0, part.masses.size, width)
     masses = np.add.reduceat(part.masses, blocks)
@@ -275,7 +277,7 @@ def _coarse(part: GridLosses) -> tuple[Floats, Floats]:
 
 
 def _root(excess: Callable[[float], float]) -> float:
-    """Where a falling function of the tilt crosses 0, about; else the last tilt that was tried."""
+    """Returns an approximate root of a falling function of the tilt, or the last tilt tried."""
     if excess(0.0) <= 0:
         return 0.0
     high = 1.0

@@ -1,11 +1,11 @@
-"""DpEvents as JSON, in a closed world: what is not listed here cannot be read or written.
+"""DpEvents as JSON: only the event types listed here can be read or written.
 
-dp-accounting's own `from_named_tuple` imports whatever module the data names, so it must never see
-bytes from elsewhere. The shapes below are fixed for ever: entries may be added, never changed, as
-ledgers of past years must stay readable.
+dp-accounting's own `from_named_tuple` imports any module that the data names, so it must never
+receive external bytes. The shapes below are permanent: entries may be added, never changed, because
+old ledgers must stay readable.
 """
 
-# The numeric libraries ship no types; our own signatures are checked.
+# The numeric libraries ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -21,9 +21,9 @@ from fedemb.errors import ArtifactError
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 
 MAX_DEPTH = 16
-"""Nesting of events that is still read."""
+"""Maximum nesting depth of events."""
 MAX_COUNT = 10**9
-"""Repetitions or population sizes that are still read."""
+"""Maximum number of repetitions, and maximum population size."""
 
 Json = dict[str, Any]
 _Check = Callable[[Any, str], Any]
@@ -119,8 +119,8 @@ def event_to_json(event: dpe.DpEvent) -> Json:
     'poisson_sampled'
 
     Raises:
-      ArtifactError: the event, or one inside it, is not of the closed world, or a number in it is
-        not finite or out of bounds.
+      ArtifactError: the event, or a nested event, is not supported, or a number in it is not finite
+          or out of bounds.
     """
     return _write(event, 0)
 

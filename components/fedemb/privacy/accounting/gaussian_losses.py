@@ -1,11 +1,11 @@
-"""Privacy losses of one round whose two worlds are mixtures of Gaussians, on a grid.
+"""Privacy losses of one round between two mixtures of Gaussians, on a grid.
 
 The dominating pair is P against Q on the real line: P mixes unit normals shifted upwards, Q unit
-normals shifted downwards, so the loss log(P/Q) grows with x. Between two neighbouring grid losses
-the real losses are replaced by the two ends, with the same mass under P and under Q. That is the
-worst distribution with these masses (Doroshenko et al., arXiv 2207.04380), so epsilon can only
-come out too large. dp-accounting builds the same grid from differences of hockey-stick divergences,
-which leaves an absolute error of about 1e-17 in delta per round. Here every mass is a difference of
+normals shifted downwards, so the loss log(P/Q) grows with x. Between two neighbouring grid losses,
+the real losses are replaced by the two ends, with the same mass under P and under Q. This is the
+worst distribution with these masses (Doroshenko et al., arXiv 2207.04380), so epsilon can only be
+too large. dp-accounting builds the same grid from differences of hockey-stick divergences, which
+leaves an absolute error of about 1e-17 in delta per round. Here every mass is a difference of
 normal tails and has a small relative error, however small the mass is.
 """
 
@@ -28,13 +28,13 @@ Mixture = Sequence[tuple[float, float]]
 """Weight and shift, in standard deviations of the noise, of each component."""
 
 _REACH = 11.5
-"""Standard deviations beyond the outermost component; the mass behind it is 7e-31."""
+"""Standard deviations beyond the outermost component; the mass beyond is 7e-31."""
 _LARGEST_EXPONENT = 600.0
 """Losses above this are rounded up to the grid without keeping the mass under Q."""
 _TABLE = 1 << 14
-"""Points of the table that the inverse of the loss starts from."""
+"""Points of the table of initial values for the inverse of the loss."""
 _SPLIT_ROUNDING = 2e-12
-"""Bound on how far rounding moves the mean loss of a round: relative error of a cell's mass."""
+"""Bound on the rounding error of a round's mean loss: relative error of a cell's mass."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class GridLosses:
     infinite: float = 0.0
     """Probability of an infinite loss."""
     slack: float = 0.0
-    """Bound on what rounding may have taken from one loss."""
+    """Bound on the rounding error that may lower one loss."""
 
     @property
     def losses(self) -> Floats:
@@ -62,8 +62,8 @@ def gaussian_losses(upper: Mixture, lower: Mixture, grid: float) -> GridLosses:
     """Returns the losses of a pair of Gaussian mixtures, each rounded up.
 
     Args:
-      upper: mixture of the world the loss is drawn from (P); shifts at or above 0.
-      lower: mixture of the other world (Q); shifts at or below 0.
+      upper: mixture of the distribution that the loss is drawn from (P); shifts at or above 0.
+      lower: mixture of the other distribution (Q); shifts at or below 0.
       grid: spacing of the losses.
     """
     upper = [pair for pair in upper if pair[0] > 0]
@@ -82,7 +82,7 @@ def gaussian_losses(upper: Mixture, lower: Mixture, grid: float) -> GridLosses:
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         ratio = below * np.exp(np.minimum(starts, _LARGEST_EXPONENT)) / above
     up = np.clip((1 - ratio) / -math.expm1(-grid), 0.0, 1.0)
-    # Where the ratio has no digits, the whole cell moves to its upper end.
+    # If the ratio has no significant digits, the whole cell moves to its upper end.
     up = above * np.where(np.isfinite(up) & (starts < _LARGEST_EXPONENT), up, 1.0)
     masses = np.zeros(last - first + 1)
     masses[:-1] += above - up
@@ -93,14 +93,14 @@ def gaussian_losses(upper: Mixture, lower: Mixture, grid: float) -> GridLosses:
 
 
 def _loss(x: Floats, upper: Mixture, lower: Mixture) -> tuple[Floats, Floats]:
-    """The privacy loss at x and its derivative."""
+    """Returns the privacy loss at x and its derivative."""
     value, slope = _log_density(x, upper)
     other, other_slope = _log_density(x, lower)
     return value - other, slope - other_slope
 
 
 def _log_density(x: Floats, mixture: Mixture) -> tuple[Floats, Floats]:
-    """Log of a mixture's density relative to a standard normal, and its derivative."""
+    """Returns the log of a mixture's density relative to a standard normal, and its derivative."""
     if len(mixture) == 1:
         ((_, shift),) = mixture
         return shift * x - shift**2 / 2, np.full_like(x, shift)
@@ -115,7 +115,7 @@ def _log_density(x: Floats, mixture: Mixture) -> tuple[Floats, Floats]:
 
 
 def _largest(terms: Sequence[Floats]) -> Floats:
-    """Elementwise largest of several arrays."""
+    """Returns the elementwise maximum of several arrays."""
     peak = terms[0]
     for term in terms[1:]:
         peak = np.maximum(peak, term)
@@ -125,7 +125,7 @@ def _largest(terms: Sequence[Floats]) -> Floats:
 def _where_loss_is(
     targets: Floats, low: float, high: float, upper: Mixture, lower: Mixture
 ) -> tuple[Floats, float]:
-    """Where the loss takes each target, ascending, and the largest miss."""
+    """Returns the points where the loss equals each ascending target, and the largest error."""
     if not targets.size:
         return targets, 0.0
     if len(upper) == len(lower) == 1:
@@ -141,7 +141,7 @@ def _where_loss_is(
         error = found - targets
         if float(np.abs(error).max()) <= 4e-16 * (1 + float(np.abs(targets).max())):
             break
-        # Kept in its cell, where Newton's steps cannot diverge.
+        # Clamped to its cell, so that Newton's steps cannot diverge.
         left, right = np.where(error < 0, x, left), np.where(error > 0, x, right)
         with np.errstate(divide="ignore", invalid="ignore"):
             step = x - error / slope
@@ -152,7 +152,7 @@ def _where_loss_is(
 
 
 def _cells(edges: Floats, mixture: Mixture) -> Floats:
-    """Mass of a mixture between neighbouring edges, `[edges - 1]`, with small relative errors."""
+    """Returns a mixture's mass between edges, `[edges - 1]`, with small relative errors."""
     total = np.zeros(edges.size - 1)
     for weight, shift in mixture:
         place = edges - shift

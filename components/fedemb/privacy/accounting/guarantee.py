@@ -1,9 +1,9 @@
-"""A guarantee is a sentence: epsilon never stands alone.
+"""A privacy guarantee as a sentence: epsilon with delta, unit, relation and accountant.
 
 Source: Ponomareva et al., How to DP-fy ML (arXiv 2303.00654), section 5.3.3.
 """
 
-# The numeric libraries ship no types; our own signatures are checked.
+# The numeric libraries ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -21,7 +21,7 @@ from fedemb.privacy.accounting.units import UNITS, Unit, count_of
 
 
 def neighbours(relation: NeighboringRelation, unit: Unit) -> str:
-    """What may differ between the two data sets, in words."""
+    """Describes the allowed difference between two neighbouring data sets."""
     if relation is NeighboringRelation.REPLACE_SPECIAL:
         return f"one {unit}'s data is blanked out"
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -34,7 +34,7 @@ class PrivacyGuarantee:
     """(epsilon, delta)-differential privacy of one unit, and how it was computed."""
 
     epsilon: float
-    """Bound on the log-ratio of probabilities; infinite if there is no privacy."""
+    """Bound on the log-ratio of probabilities; infinite without privacy."""
     delta: float
     """Total failure probability, `sampler_delta` included."""
     relation: NeighboringRelation
@@ -42,14 +42,14 @@ class PrivacyGuarantee:
     accountant: str
     """`pld` or `rdp`."""
     rounds: int | None = None
-    """Training rounds priced, if the event says."""
+    """Number of training rounds accounted for, if the event contains it."""
     sampler_delta: float = 0.0
     """Share of delta for the distance of drawn noise from true Gaussians, see `sampler_share`."""
     unit: Unit = "user"
-    """Whose data is protected."""
+    """Privacy unit that is protected."""
 
     def __str__(self) -> str:
-        """The guarantee as one sentence."""
+        """Returns the guarantee as one sentence."""
         over = f" over {count_of(self.rounds, 'round')}" if self.rounds else ""
         whole = UNITS[self.unit].whole
         if math.isinf(self.epsilon):
@@ -67,7 +67,7 @@ class PrivacyGuarantee:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The guarantee for a plan or report; an infinite epsilon is written as null."""
+        """Returns the guarantee for a plan or report; an infinite epsilon is written as null."""
         return {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             "delta": self.delta,
@@ -80,7 +80,7 @@ class PrivacyGuarantee:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PrivacyGuarantee:
-        """Reads what `to_json` wrote.
+        """Reads a guarantee written by `to_json`.
 
         Raises:
           ArtifactError: a field is missing or unknown.

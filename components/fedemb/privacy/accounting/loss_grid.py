@@ -1,11 +1,11 @@
-"""Privacy losses of events: on which grid, and a quick upper bound for searches.
+"""Selects the grid of an event's privacy losses, and computes a quick upper bound for searches.
 
-Losses are rounded so that epsilon can only come out too large, whatever the grid
-(`gaussian_losses`, `composed_losses`). A coarse grid is never wrong, only generous, and by how much
-follows from its spacing: rounding adds at most spacing^2 / 4 to the variance of one round's loss.
+Losses are rounded so that epsilon can only be too large on any grid (`gaussian_losses`,
+`composed_losses`). A coarse grid is valid but pessimistic. Its error follows from the spacing:
+rounding adds at most spacing^2 / 4 to the variance of one round's loss.
 """
 
-# The numeric libraries ship no types; our own signatures are checked.
+# The numeric libraries ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -25,28 +25,28 @@ from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.gaussian_losses import GridLosses, Mixture, gaussian_losses
 
 Directions = tuple[GridLosses, ...]
-"""With the unit against without, and the other way round unless both are one."""
+"""Losses with the unit against without, and the reverse unless both are equal."""
 
 DISCRETISATION = 1e-4
-"""Grid of privacy losses of every guarantee."""
+"""Grid spacing of the privacy losses of every guarantee."""
 QUICK_TOLERANCE = 1e-3
-"""What `quick_epsilon` may be above the figure on the fine grid, relative."""
+"""Maximum relative excess of `quick_epsilon` over the value on the fine grid."""
 _FINE_REACH = 100.0
-"""Privacy loss of one round up to which the fine grid is used: noise multipliers above 0.24."""
+"""Maximum privacy loss of one round on the fine grid: noise multipliers above 0.24."""
 _COARSE_POINTS = 2e6
-"""Points of the grid of a whole run beyond that, at most."""
+"""Maximum points of the grid of a whole run beyond that loss."""
 _MIXTURE_POINTS = 200_000
-"""Points of the grid of one mixture of Gaussians, at most: each is sought by itself, which takes
-15 microseconds."""
+"""Maximum points of the grid of one mixture of Gaussians; each point is searched separately, which
+takes 15 microseconds."""
 _FIRST_GRID = 0.02
-"""Where `quick_epsilon` starts."""
+"""Initial grid spacing of `quick_epsilon`."""
 
 
 def discretisation(event: dpe.DpEvent) -> float:
-    """Grid of privacy losses for an event: fine, unless so little noise makes it endless.
+    """Returns the grid of privacy losses of an event: fine, unless little noise makes it too large.
 
-    At noise multiplier 0.01 one round's losses reach 20,000, and a grid of 1e-4 would take hours
-    and all memory to say that epsilon is enormous. Estimates are pessimistic on any grid.
+    At noise multiplier 0.01, one round's losses reach 20,000. A grid of 1e-4 would take hours and
+    all memory, for an epsilon that is useless. Estimates are pessimistic on any grid.
     """
     reaches = list(_reaches(event, 1))
     finest = max([DISCRETISATION, *(span / _MIXTURE_POINTS for span in _spans(event))])
@@ -56,16 +56,16 @@ def discretisation(event: dpe.DpEvent) -> float:
 
 
 def pld_of(event: dpe.DpEvent, relation: NeighboringRelation) -> PrivacyLosses:
-    """The losses of an event on its `discretisation`, kept for the next question."""
+    """Returns the losses of an event on its `discretisation`; the result is cached."""
     return _kept(_key(event), relation)
 
 
 def quick_epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: float) -> float:
-    """An upper bound on epsilon, at most `QUICK_TOLERANCE` above the fine grid's, in a tenth of it.
+    """Returns an upper bound on epsilon, at most `QUICK_TOLERANCE` too large, in 1/10 of the time.
 
-    For curves and searches; no guarantee is stated with it. The grid is refined until it suits the
-    epsilon found: over T rounds a spacing of g costs about 2 T g^2 / epsilon (measured, for epsilon
-    from 0.02 to 20). It is never finer than `discretisation`, where both figures are one.
+    For curves and searches; never reported as a guarantee. The grid is refined until it suits the
+    epsilon found: over T rounds, a spacing of g costs about 2 T g^2 / epsilon (measured, for
+    epsilon from 0.02 to 20). It is never finer than `discretisation`, where both values are equal.
     """
     return _quick(_key(event), relation, delta)
 
@@ -96,8 +96,8 @@ class PrivacyLosses:
     """The privacy losses of an event on one grid, in both directions.
 
     Args:
-      event: what was composed; a pair that the dispatch table has under PLD.
-      relation: neighbouring relation it is meant under.
+      event: composed event; the dispatch table must list it under PLD.
+      relation: neighbouring relation of the event.
       grid: spacing of the losses.
     """
 
@@ -110,7 +110,7 @@ class PrivacyLosses:
             self._walk(event, 1)
             if self._gaussians:
                 self._parts.append((self._mixture([1.0], [1.0], self._gaussians**-0.5), 1))
-        except OverflowError:  # losses beyond float64: no privacy worth a number
+        except OverflowError:  # losses beyond float64: no meaningful privacy
             self._private = False
         ways = (0, 1) if any(len(directions) > 1 for directions, _ in self._parts) else (0,)
         self.directions = [
@@ -119,7 +119,7 @@ class PrivacyLosses:
             )
             for way in ways
         ]
-        """Losses of the world with the unit, and of the world without it unless both are one."""
+        """Losses drawn with the unit and, unless both are equal, drawn without it."""
 
     def get_epsilon(self, delta: float) -> float:
         """Returns an upper bound on epsilon of ideal noise at a delta."""
@@ -143,7 +143,7 @@ class PrivacyLosses:
                 for inner in event.events:
                     self._walk(inner, times)
             case dpe.GaussianDpEvent() if event.noise_multiplier > 0:
-                # Gaussians compose to one, exactly.
+                # Gaussians compose exactly to one Gaussian.
                 self._gaussians += times / event.noise_multiplier**2
             case dpe.PoissonSampledDpEvent(event=dpe.GaussianDpEvent(noise_multiplier=sigma)) if (
                 sigma > 0
@@ -162,14 +162,14 @@ class PrivacyLosses:
     def _mixture(
         self, chances: Sequence[float], moved: Sequence[float], sigma: float
     ) -> Directions:
-        """Losses of a sum that moves by one of several lengths, in units of the clip."""
+        """Returns losses of a sum that moves by one of several lengths, in clipping norms."""
         pairs = [(chance, move / sigma) for chance, move in zip(chances, moved, strict=True)]
         up = tuple(sorted(pair for pair in pairs if pair[0] > 0))
         down = tuple((chance, -shift) for chance, shift in up)
         if self._relation is NeighboringRelation.REPLACE_ONE:
             return (_losses(up, down, self._grid),)
         still = ((1.0, 0.0),)
-        if len(up) == 1:  # by symmetry both directions are one
+        if len(up) == 1:  # by symmetry both directions are equal
             return (_losses(up, still, self._grid),)
         return _losses(up, still, self._grid), _losses(still, down, self._grid)
 
@@ -184,13 +184,13 @@ def _key(event: dpe.DpEvent) -> str:
 
 
 def _reaches(event: dpe.DpEvent, times: int) -> Iterator[tuple[float, int]]:
-    """Largest privacy loss worth counting of each Gaussian inside, and how often it happens."""
+    """Yields the largest relevant privacy loss of each nested Gaussian, and its repetitions."""
     match event:
         case dpe.GaussianDpEvent():
             if event.noise_multiplier > 0:
                 yield 2 / event.noise_multiplier**2 + 16 / event.noise_multiplier, times
         case dpe.MixtureOfGaussiansDpEvent():
-            yield 0.0, times  # all images at once reach far, with a chance that no grid shows
+            yield 0.0, times  # all images at once reach far, with negligible probability
         case dpe.SelfComposedDpEvent():
             yield from _reaches(event.event, times * event.count)
         case dpe.PoissonSampledDpEvent() | RandomAllocationDpEvent():
@@ -203,7 +203,7 @@ def _reaches(event: dpe.DpEvent, times: int) -> Iterator[tuple[float, int]]:
 
 
 def _spans(event: dpe.DpEvent) -> Iterator[float]:
-    """Largest privacy loss of each mixture of Gaussians inside, however unlikely."""
+    """Yields the largest privacy loss of each nested mixture of Gaussians, however unlikely."""
     match event:
         case dpe.MixtureOfGaussiansDpEvent():
             moved = max(event.sensitivities) / event.standard_deviation

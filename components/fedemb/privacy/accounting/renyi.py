@@ -1,4 +1,4 @@
-"""Renyi divergence of the group-Poisson pair, which no library offers.
+"""Renyi divergence of the group-Poisson pair, which no library provides.
 
 Pair (docs/privacy/theorem.md#statement), in units of the clip: (1-q) N(0, s^2) + q N(+1, s^2)
 against the mirror image (1-q) N(0, s^2) + q N(-1, s^2). It is symmetric under x -> -x, so both
@@ -17,7 +17,7 @@ from jaxtyping import Float64
 Floats = npt.NDArray[np.float64]
 
 _NO_OVERLAP = 1 / 32
-"""Noise multiplier below which the mixture's parts lie so far apart that each integrates alone."""
+"""Noise multiplier below which the mixture's parts are integrated separately, without overlap."""
 
 
 def group_pair_rdp(
@@ -33,7 +33,7 @@ def group_pair_rdp(
     1.5
 
     Args:
-      sampling_probability: chance of each virtual client, in (0, 1].
+      sampling_probability: probability of each virtual client, in (0, 1].
       noise_multiplier: standard deviation of the noise / clip.
       orders: Renyi orders above 1, `[orders]`.
 
@@ -58,8 +58,8 @@ def _one_order(q: float, sigma: float, order: float) -> float:
         return order * 4 / (2 * sigma**2)
     odds = math.log1p(-q) - math.log(q)
     if sigma < _NO_OVERLAP and sigma**2 * abs(odds) < 1 / 16:
-        # A Gaussian of width sigma around 0, where neither world moved, and one around `order`;
-        # what is neglected is below exp(-64) of it. Quadrature would take gigabytes here.
+        # A Gaussian of width sigma around 0, where neither data set moved, and one around `order`;
+        # # the neglected part is below exp(-64) of it. Quadrature would take gigabytes here.
         moved = -order * odds + order * (order - 1) / (2 * sigma**2)
         return max(0.0, (math.log1p(-q) + float(np.logaddexp(0.0, moved))) / (order - 1))
     # The integrand p^order * r^(1-order) peaks between -1 and 2 * order - 1 and falls off like a

@@ -1,4 +1,4 @@
-"""What drawn noise costs beyond ideal noise: a share of delta, set aside before accounting."""
+"""The cost of drawn noise beyond ideal noise: a share of delta, reserved before accounting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fedemb.errors import ConfigError
 SAMPLER_TOTAL_VARIATION = 2.0**-51
 """Distance of one run's noise from true Gaussians, see `noise.TOTAL_VARIATION_PER_NORMAL`."""
 _FIRST_SHARE = 1e-6
-"""Part of delta set aside at first; nearly always more than is needed."""
+"""Initial share of delta; almost always more than needed."""
 
 
 def sampler_delta(epsilon: float, runs: int) -> float:
-    """The part of delta that drawn noise needs beyond ideal noise.
+    """Returns the part of delta that drawn noise needs beyond ideal noise.
 
-    Of drawn noise within total variation t of the ideal on either data set, an event has at most
-    P + t <= exp(epsilon) Q + delta + t <= exp(epsilon) (Q' + t) + delta + t.
+    If drawn noise is within total variation t of ideal noise on both data sets, an event has at
+    most P + t <= exp(epsilon) Q + delta + t <= exp(epsilon) (Q' + t) + delta + t.
 
     >>> sampler_delta(1.0, 1) / SAMPLER_TOTAL_VARIATION
     3.718281828459045
@@ -31,11 +31,11 @@ def sampler_delta(epsilon: float, runs: int) -> float:
 
 
 class DeltaTooSmall(ConfigError, ValueError):
-    """A delta that no guarantee can be certified at."""
+    """Raised for a delta at which no guarantee can be certified."""
 
 
 def largest_epsilon(delta: float, runs: int) -> float:
-    """Epsilon at which the sampler's share alone is all of delta: no guarantee can be larger.
+    """Returns the epsilon at which the sampler's share equals delta: the maximum of any guarantee.
 
     >>> round(largest_epsilon(1e-5, 1), 1)
     23.8
@@ -50,10 +50,9 @@ def with_sampler_share(ideal: Callable[[float], float], delta: float, runs: int)
     Args:
       ideal: epsilon of ideal noise as a function of its delta.
       delta: total failure probability.
-      runs: training runs inside; each has its share of the sampler. 0: the noise is ideal.
+      runs: number of training runs in the event; each has its share of the sampler. 0: ideal noise.
 
-    Returns:
-      Epsilon; infinite where the sampler is too coarse for one so large at this delta.
+    Returns: Epsilon; infinite if the sampler is too coarse for such an epsilon at this delta.
 
     Raises:
       DeltaTooSmall: delta is not a probability above the sampler's share.
@@ -68,7 +67,7 @@ def with_sampler_share(ideal: Callable[[float], float], delta: float, runs: int)
     while share < delta:
         epsilon = float(ideal(delta - share))
         needed = sampler_delta(epsilon, runs)
-        if not needed > share:  # NaN is the caller's to refuse
+        if not needed > share:  # the caller rejects NaN
             return epsilon
         share = needed * (1 + _FIRST_SHARE)
     return math.inf

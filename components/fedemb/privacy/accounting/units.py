@@ -1,6 +1,7 @@
-"""The unit of privacy in words: every page, document and sentence that names it takes them here.
+"""Text for the privacy unit; every page, document and sentence that names it uses this module.
 
-A guarantee for one image promises a person less than one for a user; no text may leave open which.
+A guarantee for one image promises a person less than one for a user, so every text must name the
+unit.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Unit = Literal["user", "image"]
-"""Whose presence a guarantee hides: a user with everything they own, or one image."""
+"""Privacy unit of a guarantee: a user with all of their data, or one image."""
 
 
 def count_of(number: int, noun: str) -> str:
-    """A number and its noun.
+    """Returns a number with its noun.
 
     >>> count_of(1, "round"), count_of(2000, "round")
     ('1 round', '2,000 rounds')
@@ -21,19 +22,19 @@ def count_of(number: int, noun: str) -> str:
 
 
 class UnitWords(NamedTuple):
-    """What a reader sees of a unit."""
+    """Text fragments for a privacy unit."""
 
     one: str
     """A unit, as in "one user more"."""
     many: str
     whole: str
-    """What the guarantee is for."""
+    """The subject of the guarantee."""
     reach: str
-    """How far the protection of each unit goes, after a comma."""
+    """The scope of the protection of each unit, after a comma."""
     change: str
-    """What a unit does that stays and is another afterwards, after "one user that"."""
+    """The change of a unit that stays in the data, after "one user that"."""
     covered: str
-    """What is covered and what is not, in sentences."""
+    """Covered and uncovered data, in sentences."""
 
 
 UNITS: dict[Unit, UnitWords] = {

@@ -1,4 +1,4 @@
-"""The noise a target epsilon takes."""
+"""Finds the noise for a target epsilon."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedemb.privacy.mechanisms.section import MOST_NOISE
 
 _EpsilonOf = Callable[[dpe.DpEvent, NeighboringRelation, float], float]
 RELATIVE_TOLERANCE = 1e-3
-"""The returned noise is at most this much above the least that suffices."""
+"""Maximum relative excess of the returned noise over the least sufficient noise."""
 _LEAST = 2.0**-4
 _MISSED = 0.01
 """Relative distance below the target at which the target counts as missed."""
 _NEAR_LIMIT = 3.0
-"""How far below `largest_epsilon` a mechanism's own limit may lie; more than was ever seen."""
+"""Maximum distance of a mechanism's own limit below `largest_epsilon`; larger than observed."""
 
 
 def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float) -> MechanismPlan:
@@ -34,13 +34,13 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
     Root finding on the logarithm: epsilon falls as noise grows.
 
     Args:
-      plan: a private mechanism; its own noise multiplier does not matter.
+      plan: a private mechanism; its own noise multiplier is ignored.
       target_epsilon: bound on epsilon of the whole run.
       delta: total failure probability.
 
     Raises:
-      ConfigError: the target is not a positive number, the mechanism has no noise, or no noise
-        within reach attains the target at this delta.
+      ConfigError: the target is not a positive number, the mechanism has no noise, or no noise in
+          range reaches the target at this delta.
     """
     if not (0 < target_epsilon < math.inf):
         raise ConfigError(
@@ -56,14 +56,14 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
         spent = epsilon_of(candidate.event(), candidate.relation, delta)
         return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
 
-    # Both are quick and, but for targets below PLD's grid of losses, ask for a little too much.
+    # Both are quick. Except for targets below PLD's grid of losses, they return slightly too much.
     quick = _renyi_epsilon if supports(plan.event(), plan.relation, "rdp") else quick_epsilon
     high = _bracket(lambda log_noise: excess(log_noise, quick), target_epsilon, delta)
     while excess(math.log(enough := _printed(high))) > 0:
         high = _doubled(high, target_epsilon, delta)
     steep = (excess(high, quick) - excess(high - 0.02, quick)) / 0.02
     found = plan.replaced(noise_multiplier=_least(excess, enough, steep))
-    # Near the limit epsilon jumps from a figure below the target to infinity.
+    # Near the limit, epsilon jumps from a value below the target to infinity.
     reached = _epsilon(found.event(), found.relation, delta)
     if reached < (1 - _MISSED) * target_epsilon and target_epsilon > limit - _NEAR_LIMIT:
         raise _beyond_the_sampler(target_epsilon, delta, reached)
@@ -79,15 +79,15 @@ def _beyond_the_sampler(target_epsilon: float, delta: float, limit: float) -> Co
 
 
 def _least(excess: Callable[[float], float], enough: float, steep: float) -> float:
-    """The least noise that suffices, to `RELATIVE_TOLERANCE`; each price is dear, so few are asked.
+    """Returns the least sufficient noise, to `RELATIVE_TOLERANCE`, with few price evaluations.
 
-    Secant steps, halving where one leaves the bracket. The noise is rounded before it is priced, so
-    that the printed number is the one that was.
+    Uses secant steps, and bisection if a step leaves the bracket. The noise is rounded before it is
+    priced, so that the price belongs to the printed number.
 
     Args:
-      excess: log of epsilon / target at a logarithm of noise; falls, nearly on a line.
-      enough: noise that suffices.
-      steep: about how fast it falls there; from the second price on the prices say it.
+      excess: log of epsilon / target at a logarithm of noise; falls almost linearly.
+      enough: sufficient noise.
+      steep: approximate slope there; after the second evaluation it is computed.
     """
     left, short, sure = excess(math.log(enough)), _LEAST, False
     while True:
@@ -107,7 +107,7 @@ def _least(excess: Callable[[float], float], enough: float, steep: float) -> flo
 
 
 def _printed(log_noise: float) -> float:
-    """The noise, rounded up to four digits."""
+    """Returns the noise, rounded up to four digits."""
     noise = min(math.exp(log_noise), MOST_NOISE)
     digits = 4 - math.ceil(math.log10(noise))
     return min(math.ceil(noise * 10**digits) / 10**digits, MOST_NOISE)
@@ -122,7 +122,7 @@ def _renyi_epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: flo
 
 
 def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: float) -> float:
-    """A log-noise within 0.02 of the root of `excess`, on its far side."""
+    """Returns a log-noise within 0.02 of the root of `excess`, on its far side."""
     low = high = 0.0
     while excess(high) > 0:
         low, high = high, _doubled(high, target_epsilon, delta)

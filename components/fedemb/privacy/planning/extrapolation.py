@@ -1,9 +1,9 @@
-"""How many users and how much compute a guarantee takes: curves of projected epsilon.
+"""Curves of projected epsilon against population and against compute.
 
-Two questions, two curves per mechanism. Against population: the plan as it is, noise and clients
-per round unchanged, on more users. Against compute: noise and clients per round grown together, so
-that the noise on the mean stays, at one population. Both are `MechanismPlan.scaled`. Every point is
-a projection; nothing here was run.
+Each mechanism has two curves. Against population: the same plan, with unchanged noise and clients
+per round, on more users. Against compute: noise and clients per round grow together at one
+population, so that the noise on the mean stays constant. Both use `MechanismPlan.scaled`. Every
+point is a projection, not a measured run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.prices import guarantee_of
 
 GROWTH = (1, 3, 10, 30, 100, 300)
-"""Populations, times that of the plan."""
+"""Population factors, relative to the plan."""
 COMPUTE = (1, 2, 4, 8, 16)
-"""Clients per round, times those of the plan."""
+"""Factors of clients per round, relative to the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,11 @@ class Point:
 
 
 def compared(plan: MechanismPlan, cohort: Cohort) -> list[MechanismPlan]:
-    """The plan and, at its numbers, the mechanisms it is compared with, equally useful all of them.
+    """Returns the plan and the comparable mechanisms with the same parameters and equal utility.
 
     Args:
-      plan: the plan in hand; the first of its own kind.
-      cohort: its numbers.
+      plan: current plan; the first of its own kind.
+      cohort: parameters of the plan.
     """
     others = [
         plan if type(plan) is mechanism else mechanism.at(cohort)
@@ -57,14 +57,14 @@ def points(
     scales: Sequence[tuple[float, float]],
     exact: MechanismPlan | None = None,
 ) -> list[Point]:
-    """Prices plans at more users and more compute, delta = users**-1.1; impossible ones left out.
+    """Projects plans to more users and more compute, delta = users**-1.1; skips impossible ones.
 
     Args:
-      plans: made for this population.
+      plans: plans for this population.
       population: users of the plans.
       scales: (population, compute) factors, see `MechanismPlan.scaled`.
-      exact: the plan in hand, priced exactly where it is met unscaled, so that the figure repeats
-        the guarantee; elsewhere an upper bound that is at most 0.1 % larger is quick enough.
+      exact: current plan, priced exactly where it is unscaled, so that the value equals the
+          guarantee; other points are upper bounds, at most 0.1 % larger.
     """
     out: list[Point] = []
     for plan in plans:

@@ -1,7 +1,7 @@
-"""The settings that cost the same: batch, rounds and the least noise for a target epsilon.
+"""Settings of equal privacy loss: batch, rounds and the least noise for a target epsilon.
 
-What a step sees is the noise on the mean, noise / batch; what it costs is epochs. Their trade is
-the planner's question (De et al., arXiv 2204.13650).
+Utility depends on the noise on the mean, noise / batch; its cost is epochs. The planner shows this
+trade-off (De et al., arXiv 2204.13650).
 """
 
 # scipy ships no types.
@@ -24,11 +24,11 @@ from fedemb.privacy.accounting.accounting import upper_bound
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Batches, times that of the plan; the full batch is added."""
+"""Batch factors, relative to the plan; the full batch is added."""
 ROUNDS = (0.25, 0.5, 1.0, 2.0)
-"""Rounds, times those of the plan."""
+"""Round factors, relative to the plan."""
 NOISES = (0.5, 0.71, 1.0, 1.41, 2.0)
-"""Noise on the mean, times that of the plan."""
+"""Factors of the noise on the mean, relative to the plan."""
 _LEAST, _MOST = 2.0**-4, 2.0**14
 _PRECISION = 1e-3
 
@@ -38,27 +38,27 @@ class FrontierPoint:
     """One setting that meets the target."""
 
     batch: int
-    """Expected contributions a round."""
+    """Expected number of contributions per round."""
     rounds: int
     noise_multiplier: float
     noise_per_batch: float
     """Standard deviation of the noise on the mean / clip."""
     epochs: float
-    """Passes over the data, expected."""
+    """Expected number of passes over the data."""
     full_batch: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricePoint:
-    """What one setting costs."""
+    """The privacy loss of one setting."""
 
     batch: int
-    """Expected contributions a round."""
+    """Expected number of contributions per round."""
     rounds: int
     noise_per_batch: float
     """Standard deviation of the noise on the mean / clip."""
     epsilon: float
-    """An upper bound, at most 0.1 % above the exact price."""
+    """Upper bound on epsilon, at most 0.1 % above the exact value."""
     full_batch: bool
 
 
@@ -69,19 +69,19 @@ def frontier(
     batches: Sequence[float] = BATCHES,
     rounds: Sequence[float] = ROUNDS,
 ) -> list[FrontierPoint]:
-    """Finds the least noise for each batch and number of rounds; what cannot reach it is left out.
+    """Finds the least noise for each batch and number of rounds; skips those that miss the target.
 
     Noise is found with an upper bound of epsilon that is at most 0.1 % above the exact price.
 
     Args:
-      plan: the setting in the middle.
+      plan: plan in the middle of the grid.
       delta: total failure probability.
-      target_epsilon: what every point costs.
-      batches: times the batch of the plan.
-      rounds: times its rounds.
+      target_epsilon: epsilon of every point.
+      batches: batch factors, relative to the plan.
+      rounds: round factors, relative to the plan.
 
     Raises:
-      ConfigError: nothing is sampled, so that there is no batch to choose.
+      ConfigError: the mechanism does not sample, so the batch cannot be chosen.
     """
     points: list[FrontierPoint] = []
     for batch, full in _batches(plan, batches):
@@ -110,17 +110,17 @@ def prices_around(
     rounds: Sequence[float] = (1.0,),
     noises: Sequence[float] = (1.0,),
 ) -> list[PricePoint]:
-    """Prices each batch at other rounds and another noise on the mean; an infinite one is left out.
+    """Prices each batch at other rounds and other noise on the mean; skips infinite epsilons.
 
     Args:
-      plan: the setting in the middle.
+      plan: plan in the middle of the grid.
       delta: total failure probability.
-      batches: times the batch of the plan, at its noise on the mean; the full batch is added.
-      rounds: times its rounds.
-      noises: times its noise on the mean.
+      batches: batch factors at the plan's noise on the mean; the full batch is added.
+      rounds: round factors, relative to the plan.
+      noises: factors of the noise on the mean, relative to the plan.
 
     Raises:
-      ConfigError: nothing is sampled, so that there is no batch to choose.
+      ConfigError: the mechanism does not sample, so the batch cannot be chosen.
     """
     points: list[PricePoint] = []
     for (batch, full), longer, noisier in product(_batches(plan, batches), rounds, noises):
@@ -143,7 +143,7 @@ def prices_around(
 
 
 def _batches(plan: MechanismPlan, batches: Sequence[float]) -> list[tuple[MechanismPlan, bool]]:
-    """The plan at each batch below all units, then at all of them; whether it is the latter."""
+    """Returns the plan at each batch below all units, then at all units (flagged)."""
     if plan.chance is None:
         raise ConfigError(
             f"a frontier varies the sampling probability, and {plan.kind} has none "
@@ -156,7 +156,7 @@ def _batches(plan: MechanismPlan, batches: Sequence[float]) -> list[tuple[Mechan
 
 
 def least_noise(plan: MechanismPlan, delta: float, target_epsilon: float) -> float | None:
-    """The least noise multiplier that meets the target, to 0.1 %; None if none does."""
+    """Returns the least noise multiplier that meets the target, to 0.1 %; None if none does."""
 
     def excess(log_noise: float) -> float:
         candidate = plan.replaced(noise_multiplier=math.exp(log_noise))
@@ -179,18 +179,19 @@ def least_noise(plan: MechanismPlan, delta: float, target_epsilon: float) -> flo
 
 
 def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
-    """The cheap run that behaves alike: batch and noise at a share, noise on the mean the same.
+    """Returns a cheaper run with the same behavior: batch and noise scaled by the same share.
 
-    Total amount of noise, TAN (Sander, Stock, Sablayrolles, arXiv 2210.03403): what is found there
-    holds for the whole run. It protects far less, so it is for public data alone.
+    Total amount of noise, TAN (Sander, Stock, Sablayrolles, arXiv 2210.03403): the noise on the
+    mean is unchanged, so results hold for the whole run. The cheaper run protects far less, so it
+    is for public data only.
 
     Args:
       plan: the whole run.
-      share: as in `1/16`.
+      share: share as a fraction, such as `1/16`.
 
     Raises:
-      ConfigError: the share is no number between 0 and 1 or leaves no batch, or every round takes
-        all units.
+      ConfigError: the share is not a number between 0 and 1 or gives an empty batch, or every round
+          uses all units.
     """
     try:
         factor = float(Fraction(share))

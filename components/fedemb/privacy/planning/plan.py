@@ -1,4 +1,4 @@
-"""A mechanism's plan and its price, for whoever asks before there is a run."""
+"""Plans a mechanism and computes its guarantee before a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan(
     unit: Unit = "user",
     max_images_per_user: int | None = None,
 ) -> MechanismPlan:
-    """Plans a mechanism: sampler, clip, noise and price in one object.
+    """Plans a mechanism: sampler, clipping norm, noise and privacy loss in one object.
 
     >>> from fedemb import GroupPoissonGaussianConfig
     >>> mechanism = GroupPoissonGaussianConfig(
@@ -29,18 +29,18 @@ def plan(
     7.55
 
     Args:
-      mechanism: its configuration.
+      mechanism: configuration of the mechanism.
       virtual_clients: virtual clients per grouping, a public constant.
       groupings: independent groupings.
-      population: a public number below which the users never fall, for mechanisms that draw a
-        fixed number of users; None takes one user per virtual client, which prices safely.
-      unit: who is protected: a user with everything they own, or one image.
-      max_images_per_user: at most so many images of a user take part. A mechanism that samples
-        images one by one costs more the more they are, and wants it said.
+      population: public lower bound on the number of users, for mechanisms that draw a fixed number
+          of users; None assumes one user per virtual client, which is a safe bound.
+      unit: privacy unit: a user with all of their data, or one image.
+      max_images_per_user: maximum number of images per user that take part. Required by mechanisms
+          that sample individual images; a larger number costs more.
 
     Raises:
       ConfigError: the mechanism cannot run on these virtual clients with the guarantee it claims,
-        or it samples images and nobody said how many one user may have.
+          or it samples images and `max_images_per_user` is not set.
     """
     numbers = PublicNumbers(
         virtual_clients=virtual_clients,
@@ -59,11 +59,11 @@ def plan(
 
 
 def guarantee(planned: MechanismPlan, delta: float) -> PrivacyGuarantee:
-    """What a whole run of a plan guarantees to one unit.
+    """Returns the guarantee of a whole run of a plan to one unit.
 
     Args:
-      planned: from `plan`.
-      delta: total failure probability; customary is population ** -1.1.
+      planned: result of `plan`.
+      delta: total failure probability; usually population ** -1.1.
 
     Raises:
       ValueError: delta is not a probability above the sampler's share.
@@ -72,5 +72,5 @@ def guarantee(planned: MechanismPlan, delta: float) -> PrivacyGuarantee:
 
 
 def epsilon(planned: MechanismPlan, delta: float) -> float:
-    """The epsilon of `guarantee`: say it with delta, unit and relation, or print `guarantee`."""
+    """Returns epsilon of `guarantee`; report it with delta, unit and relation."""
     return guarantee(planned, delta).epsilon

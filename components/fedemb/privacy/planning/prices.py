@@ -1,7 +1,7 @@
-"""All prices of a plan: the guarantee and the figures that stand beside it, remembered.
+"""All privacy figures of a plan: the guarantee and the comparison figures, cached.
 
-Plan, report and gate ask here, so that a figure is computed in one way. The same event is priced by
-several rules of the gate; what was priced once is not priced again.
+Plan, report and gate use this module, so that each figure is computed in one way. Several gate
+rules price the same event, and each event is priced once.
 """
 
 # dp-accounting ships no types.
@@ -26,19 +26,19 @@ from fedemb.privacy.accounting.units import Unit
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(3, 11))
-"""Deltas of the privacy curve, the policy's own apart."""
+"""Deltas of the privacy curve, in addition to the policy's delta."""
 
 
 def guarantee_of(
     plan: MechanismPlan, delta: float, accountant: AccountantName = "auto"
 ) -> PrivacyGuarantee:
-    """What a run of the plan guarantees; raises as `accounting.price`."""
+    """Returns the guarantee of a run of the plan; raises as `accounting.price`."""
     event = canonical_json(event_to_json(plan.event()))
     return _priced(event, plan.relation, delta, accountant, rounds=plan.rounds, unit=plan.unit)
 
 
 def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
-    """Epsilon by the other readings; null where there is none.
+    """Returns epsilon under other accountants and relations; null if not available.
 
     Returns:
       `epsilon_conservative_2c`, `epsilon_rdp`, `zcdp_rho`, and `comparisons`: the same noise under
@@ -52,7 +52,7 @@ def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
     added = NeighboringRelation.ADD_OR_REMOVE_ONE
     if (doubled, added) == (plan.event(), plan.relation):
         conservative = guarantee_of(plan, delta).epsilon
-    else:  # on the fine grid it would take longer than all the rest
+    else:  # the fine grid would take longer than all other figures
         conservative = math.inf if doubled is None else upper_bound(doubled, added, delta)
     return {
         "epsilon_conservative_2c": finite(conservative),
@@ -70,21 +70,21 @@ def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
 
 
 def epsilon_rdp(plan: MechanismPlan, delta: float) -> float | None:
-    """Epsilon by RDP where it is valid for the event; None elsewhere."""
+    """Returns epsilon by RDP if it is valid for the event, else None."""
     if not accounting.supports(plan.event(), plan.relation, "rdp"):
         return None
     return finite(guarantee_of(plan, delta, "rdp").epsilon)
 
 
 def privacy_curve(plan: MechanismPlan, delta: float) -> list[list[float]]:
-    """(delta, epsilon) pairs, largest delta first; infinite ones left out, empty without noise."""
+    """Returns (delta, epsilon) pairs by falling delta; omits infinite ones, empty without noise."""
     if not plan.private:
         return []
     return _curve(canonical_json(event_to_json(plan.event())), plan.relation, delta)
 
 
 def finite(value: float) -> float | None:
-    """The number, or null for JSON where it is infinite."""
+    """Returns the number, or null for JSON if it is infinite."""
     return value if math.isfinite(value) else None
 
 

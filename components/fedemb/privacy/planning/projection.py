@@ -1,6 +1,6 @@
-"""A plan priced at another population: what a guarantee would be if such a run were made.
+"""Projects a plan to another population: the guarantee of such a run.
 
-Simulated at one population, certified at another: the two are never mixed
+A simulation at one population and a certified guarantee at another are never mixed
 (docs/how_to/choose_epsilon.md#projections; Xu et al., arXiv 2211.10844, section 4).
 """
 
@@ -15,15 +15,15 @@ from fedemb.privacy.planning.prices import finite, guarantee_of
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """One plan, scaled to another population."""
+    """A plan scaled to another population."""
 
     simulated_at: int
-    """Users the plan was made for."""
+    """Number of users of the plan."""
     population: int
-    """Users it is priced for."""
+    """Number of users of the projection."""
     virtual_clients: int
     clients_per_round: float
-    """Expected virtual clients per round: the compute."""
+    """Expected virtual clients per round, which determines the compute."""
     noise_multiplier: float
     delta: float
     epsilon: float
@@ -31,7 +31,7 @@ class Projection:
     """Clients per round / clients per round of the plan."""
 
     def to_json(self) -> dict[str, Any]:
-        """The projection as a JSON object; an infinite epsilon is null."""
+        """Returns the projection as a JSON object; an infinite epsilon is null."""
         return {**asdict(self), "epsilon": finite(self.epsilon)}
 
 
@@ -41,10 +41,10 @@ def project(
     """Prices a plan for another population at the same noise on the mean, see `scaled`.
 
     Args:
-      plan: mechanism as simulated.
-      simulated_at: its public population.
-      population: the population to price it for.
-      delta: total delta; by default, and wherever it would reach 1/population, population**-1.1.
+      plan: simulated mechanism.
+      simulated_at: public population of the simulation.
+      population: population of the projection.
+      delta: total delta; population**-1.1 by default, and if it would reach 1/population.
     """
     factor = population / simulated_at
     scaled = plan.scaled(population=factor, compute=factor)

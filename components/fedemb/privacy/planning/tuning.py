@@ -1,8 +1,8 @@
-"""What a hyperparameter search costs when only its best run is released.
+"""The privacy loss of a hyperparameter search that releases only its best run.
 
-Papernot and Steinke (arXiv 2110.03620): if the number of trials is drawn from a fixed law, the
-release of the best of them costs little more than one. Repeating a fixed number of times, or
-choosing the next trial by the last, costs a full composition instead.
+Papernot and Steinke (arXiv 2110.03620): if the number of trials is drawn from a fixed distribution,
+releasing the best trial costs little more than one trial. A fixed number of trials, or trials
+chosen from earlier results, cost a full composition instead.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ CONDITIONS = (
     "only the best trial's model and its settings are released; scores and losers stay private",
     "the score is computed on public or separately charged data, or is part of the trial",
 )
-"""When the price of `price_tuning` is valid. The program cannot check them; the team must."""
+"""Conditions for the price of `price_tuning`. The program cannot check them; the team must."""
 
 
 def price_tuning(plan: MechanismPlan, delta: float, mean: float, law: Law) -> PrivacyGuarantee:
-    """Prices a search over runs of this plan of which only the best is released.
+    """Computes the guarantee of a search over runs of this plan that releases only the best.
 
     Args:
-      plan: one trial.
+      plan: plan of one trial.
       delta: total failure probability of the whole search.
       mean: mean number of trials, above 1.
       law: distribution of the number of trials.
 
     Returns:
-      An RDP guarantee: no other accountant knows this event.
+      An RDP guarantee: no other accountant supports this event.
 
     Raises:
       ConfigError: the mechanism has no noise, or the mean is out of bounds.
@@ -63,5 +63,5 @@ def price_tuning(plan: MechanismPlan, delta: float, mean: float, law: Law) -> Pr
 
 
 def conditions(mean: float, law: Law) -> list[str]:
-    """The conditions in words."""
+    """Returns the text of the conditions."""
     return [text.format(mean=mean, law=law) for text in CONDITIONS]

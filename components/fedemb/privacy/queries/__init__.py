@@ -1,6 +1,6 @@
-"""The mechanism at work: clip, exact sum, noise and price, in one object for each attempt.
+"""The mechanism of an attempt: clipping, exact sum, noise and accounting in one object.
 
-Without TensorFlow, but for `dp_query`, which puts it under tensorflow-privacy's protocol.
+Only `dp_query` uses TensorFlow, to implement tensorflow-privacy's protocol.
 """
 
 from fedemb.privacy.queries.build import build_mechanism as build_mechanism

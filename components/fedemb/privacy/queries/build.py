@@ -1,6 +1,6 @@
-"""Builds the mechanism of an attempt, under keys that are its own."""
+"""Builds the mechanism of an attempt, under the attempt's own keys."""
 
-# tensorflow-privacy ships no types; our own signatures are checked.
+# tensorflow-privacy ships no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -28,15 +28,15 @@ def build_mechanism(  # noqa: PLR0917 - five identify the attempt, in the order 
     """Returns the mechanism of one attempt.
 
     Args:
-      plan: what was planned and reserved.
+      plan: planned and reserved mechanism.
       root_key: 32 secret bytes of the reservation.
-      run_id: the run.
+      run_id: id of the run.
       attempt: the attempt of the run, from its reservation.
-      inputs_sha: digest of everything that goes in; other inputs, other coins and noise.
-      query: a third party's sum query instead of ours, see `require_declared`.
+      inputs_sha: digest of all inputs; other inputs give other coins and noise.
+      query: a third party's sum query instead of the built-in one, see `require_declared`.
 
     Raises:
-      Refused: a third party's query does not declare what the plan prices.
+      Refused: a third party's query does not declare the guarantee that the plan accounts for.
     """
     ids = (run_id, attempt, inputs_sha)
     noise = KeyedNoise(plan, run_key(root_key, "noise", *ids))

@@ -4,10 +4,10 @@ A record is clipped in float64, truncated toward zero onto multiples of clip / 2
 summed in int64, which is exact and has no order. Noise is added on the host to the exact sums,
 under a key that depends on those sums.
 
-The clip is written in `keras.ops` and is traced by whichever backend trains; all else is numpy.
+The clipping is written in `keras.ops` and traced by the training backend; the rest is numpy.
 """
 
-# Keras ships no types; our own signatures are checked.
+# Keras ships no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -31,9 +31,9 @@ Record = tuple[Any, ...]
 of the backend or numpy."""
 
 _CLIP_SLACK = 2.0**-26
-"""Clipped vectors end this much inside the ball, so that float64 rounding cannot leave it."""
+"""Relative margin inside the ball, so that float64 rounding of clipped vectors cannot leave it."""
 _CLIP_RANGE = 2.0**20
-"""An adaptive clip stays within this factor of the first one."""
+"""Maximum factor between an adaptive clip and the first one."""
 
 
 class ClippedSum:
@@ -55,28 +55,28 @@ class ClippedSum:
         self._grid = 2.0**plan.grid_bits
 
     def clip_of(self, l2_norm_clip: float) -> float:
-        """A clip as this sum keeps it between rounds."""
+        """Returns a clip as this sum stores it between rounds."""
         return l2_norm_clip
 
     def zeros(self, dim: int) -> tuple[Integers, ...]:
-        """An empty sum of records of `dim` entries in all."""
+        """Returns an empty sum of records of `dim` entries in all."""
         return (np.zeros(dim, np.int64),)
 
     def record(self, clip: Any, update: Sequence[Any]) -> Record:
-        """What a virtual client or unit adds to the sums; may be traced.
+        """Returns the contribution of a virtual client or unit to the sums; may be traced.
 
         Args:
           clip: float64 scalar.
-          update: of every released variable, any float dtypes and shapes, `dim` in all.
+          update: update of every released variable, any float dtypes and shapes, `dim` in all.
         """
         return (self._clip(clip, update)[0],)
 
     def _clip(self, clip: Any, update: Sequence[Any]) -> tuple[Any, Any]:
-        """Integer update, `[dim]`, and the norm it had, float64; 0 for a non-finite one."""
+        """Returns the integer update, `[dim]`, and its original norm, float64; 0 if not finite."""
         ops = _exact_ops()
         flat = ops.concatenate([ops.reshape(ops.cast(t, "float64"), (-1,)) for t in update])
         norm = ops.sqrt(ops.sum(ops.square(flat)))
-        # One NaN or infinity anywhere shows in the norm; a branch on values, never a retry.
+        # Any NaN or infinity appears in the norm; a branch on values, never a retry.
         finite = ops.isfinite(norm)
         norm = ops.where(finite, norm, ops.zeros_like(norm))
         factor = self._grid / ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))
@@ -89,12 +89,12 @@ class ClippedSum:
     ) -> tuple[npt.NDArray[np.float64], float]:
         """Returns the noised sum of a round, float64 `[dim]`, and the clip of the next round.
 
-        The sum is to be rounded to float32 before it leaves (docs/privacy/noise.md#normals).
+        The sum must be rounded to float32 before release (docs/privacy/noise.md#normals).
 
         Args:
           round_index: the round.
-          sums: exact sums of records, begun with `zeros`.
-          clip: that the records of this round were clipped with.
+          sums: exact sums of records, started with `zeros`.
+          clip: clip of the records of this round.
         """
         self._noise.begin(round_index, {"update": sums[0]})
         return self._noised_sum(sums[0], clip), clip
@@ -110,7 +110,7 @@ class ClippedSum:
 
 
 class AdaptiveClippedSum(ClippedSum):
-    """Also counts, under noise, how many records lie below the clip, and moves the next clip.
+    """Also counts, with noise, the records below the clip, and adapts the next clip.
 
     One joint Gaussian event prices sum and count (docs/privacy/sensitivity.md#adaptive-clip). The
     clip moves geometrically toward a quantile of the norms, in float32 (Andrew et al., arXiv
@@ -123,21 +123,21 @@ class AdaptiveClippedSum(ClippedSum):
 
     @override
     def clip_of(self, l2_norm_clip: float) -> float:
-        """Rounded to float32."""
+        """Returns the clip rounded to float32."""
         return float(np.float32(l2_norm_clip))
 
     @override
     def zeros(self, dim: int) -> tuple[Integers, ...]:
-        """An empty sum and an empty count."""
+        """Returns an empty sum and an empty count."""
         return (*super().zeros(dim), np.zeros((), np.int64))
 
     @override
     def record(self, clip: Any, update: Sequence[Any]) -> Record:
-        """The clipped update, `[dim]`, and plus or minus half a count, on the grid."""
+        """Returns the clipped update, `[dim]`, and plus or minus half a count, on the grid."""
         ops = _exact_ops()
         integers, norm = self._clip(clip, update)
         below = ops.less_equal(ops.cast(norm, "float32"), ops.cast(clip, "float32"))
-        # Halves about zero: one record moves the count by a half and not by one.
+        # Halves around zero: one record moves the count by a half and not by one.
         half = int(self._grid / 2)
         return integers, half * (2 * ops.cast(below, "int64") - 1)
 
@@ -145,7 +145,7 @@ class AdaptiveClippedSum(ClippedSum):
     def noised(
         self, round_index: int, sums: Sequence[Integers], clip: float
     ) -> tuple[npt.NDArray[np.float64], float]:
-        """As the base class; the new clip is a function of noised counts alone."""
+        """See the base class; the new clip is a function of only noised counts."""
         update, count = sums[0], sums[1].reshape(1)
         self._noise.begin(round_index, {"update": update, "below": count})
         result = self._noised_sum(update, clip)
@@ -157,12 +157,12 @@ class AdaptiveClippedSum(ClippedSum):
 def next_clip(
     plan: MechanismPlan, settings: AdaptiveClipConfig, clip: float, below: float
 ) -> float:
-    """The clip of the next round, a float32.
+    """Returns the clip of the next round, a float32.
 
     Args:
       plan: the mechanism.
-      settings: its adaptive clip.
-      clip: of this round.
+      settings: settings of the adaptive clip.
+      clip: clip of this round.
       below: noised count of records below it, each a half above or below zero.
     """
     share = np.float32(below) / np.float32(plan.normaliser)
@@ -173,10 +173,10 @@ def next_clip(
 
 
 def _exact_ops() -> Any:
-    """`keras.ops`, where it computes in float64 when asked to.
+    """Returns `keras.ops`, if it supports float64 computation.
 
     Raises:
-      ConfigError: it would round to float32 in silence.
+      ConfigError: it would silently round to float32.
     """
     import keras
 
@@ -191,7 +191,7 @@ def _exact_ops() -> Any:
 
 
 def clipped_sum(plan: MechanismPlan, noise: KeyedNoise) -> ClippedSum:
-    """The sum that a plan asks for."""
+    """Returns the sum for a plan."""
     if plan.adaptive_clip is not None:
         return AdaptiveClippedSum(plan, noise, plan.adaptive_clip)
     return ClippedSum(plan, noise)

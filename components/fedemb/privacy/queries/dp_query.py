@@ -1,11 +1,11 @@
-"""The mechanism as a DPQuery of tensorflow-privacy: the only TensorFlow of the privacy rooms.
+"""The mechanism as a DPQuery of tensorflow-privacy: the only TensorFlow in the privacy packages.
 
-tensorflow-privacy gives the protocol; it never draws noise
+tensorflow-privacy provides the protocol; it never draws noise
 (docs/privacy/noise.md#why-no-framework-draws-the-noise): its generators repeat themselves under
-XLA, follow `tf.random.set_seed`, or start from the clock.
+XLA, depend on `tf.random.set_seed`, or are seeded from the clock.
 """
 
-# TensorFlow and tensorflow-privacy ship no types; our own signatures are checked.
+# TensorFlow and tensorflow-privacy ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # The protocol's base class declares no return types, so pyright infers None for its stubs.
@@ -29,7 +29,7 @@ from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 
 
 class GlobalState(NamedTuple):
-    """State between rounds: noised or public numbers only."""
+    """State between rounds: only noised or public numbers."""
 
     l2_norm_clip: tf.Tensor
     """Clip of the next round, float64 scalar."""
@@ -38,7 +38,7 @@ class GlobalState(NamedTuple):
 
 
 class ClippedSumQuery(dp_query.SumAggregationDPQuery):
-    """`ClippedSum` under tensorflow-privacy's protocol.
+    """`ClippedSum` in tensorflow-privacy's protocol.
 
     Clipping and summing may be traced in a `tf.function`; `get_noised_result` runs eagerly.
     """
@@ -52,13 +52,13 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
 
     @override
     def initial_global_state(self) -> GlobalState:
-        """The first round's clip and round 0."""
+        """Returns the first round's clip and round 0."""
         clip = self._rule.clip_of(self._plan.l2_norm_clip)
         return GlobalState(tf.constant(clip, tf.float64), tf.constant(0, tf.int64))
 
     @override
     def derive_sample_params(self, global_state: GlobalState) -> Any:
-        """The clip of the round: fixed before it by public constants and earlier noised results."""
+        """Returns the clip of the round, fixed by public constants and earlier noised results."""
         return global_state.l2_norm_clip
 
     @override
@@ -77,8 +77,8 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
     ) -> tuple[tf.Tensor, GlobalState, dpe.DpEvent]:
         """Returns the noised sum, float32 `[dim]`, the next state and the event of the round.
 
-        Rounded as `Mechanism.aggregate` rounds what it releases: last digits of a float64 would
-        show which values its normals can have (docs/privacy/noise.md#normals).
+        Rounded as `Mechanism.aggregate` rounds released values: last digits of a float64 would
+        reveal the possible values of its normals (docs/privacy/noise.md#normals).
         """
         sums = [np.asarray(part, np.int64) for part in sample_state]
         result, clip = self._rule.noised(
@@ -89,15 +89,15 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
 
 
 def normalized(query: dp_query.SumAggregationDPQuery, plan: MechanismPlan) -> Any:
-    """Divided by a public constant: the number who showed up is private."""
+    """Divides a query by a public constant, because the number of participants is private."""
     return normalized_query.NormalizedQuery(query, denominator=plan.normaliser)
 
 
 def empty(dim: int) -> tf.Tensor:
-    """An integer sum of `dim` entries, zero: what a query makes its sample state of."""
+    """Returns an integer zero sum of `dim` entries, for the initial sample state of a query."""
     return tf.zeros([dim], tf.int64)
 
 
 def flat(result: Any) -> npt.NDArray[Any]:
-    """All numbers of a query's result, whatever structure of tensors it is."""
+    """Returns all numbers of a query's result, for any structure of tensors."""
     return np.concatenate([np.ravel(np.asarray(part)) for part in tf.nest.flatten(result)])

@@ -1,9 +1,9 @@
-"""Exact sums of second moments: what a least-squares head needs to know of everybody.
+"""Exact sums of second moments, the private statistics of a least-squares head.
 
-Mehta et al. (TMLR 2023, arXiv 2211.13403): a ridge solution follows from `sum of u u^T` and
-`sum of u y^T`, so one noised round is enough for a linear head. A feature vector u is shortened to
-a ball before any product is formed, and is a vector of whole numbers from then on; the sums are
-matrix products of whole numbers below 2^53, hence exact and without an order.
+Mehta et al. (TMLR 2023, arXiv 2211.13403): a ridge solution follows from `sum of u u^T` and `sum of
+u y^T`, so one noised round is enough for a linear head. A feature vector u is clipped to a ball
+before any product is computed, and is an integer vector from then on. The sums are matrix products
+of integers below 2^53, so they are exact and independent of order.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fedemb.errors import ConfigError
 
 Doubles = npt.NDArray[np.float64]
 CONSTANT = 0.3
-"""The bias's feature, beside features of norm 1 at most."""
+"""Value of the bias feature; the other features have norm at most 1."""
 _EXACT = 2.0**53
 _LARGEST = 1e100
-"""Larger features count as not finite: their squares could overflow."""
+"""Limit above which features count as not finite, because their squares could overflow."""
 _SLACK = 2.0**-26
-"""Vectors end this much inside the ball, so that float64 rounding cannot leave it."""
+"""Relative margin inside the ball, so that float64 rounding cannot leave it."""
 
 
 def moment_size(features: int, classes: int) -> int:
-    """Entries of a record: `(features + 1)^2 + (features + 1) * classes`."""
+    """Returns the entries of a record: `(features + 1)^2 + (features + 1) * classes`."""
     return (features + 1) * (features + 1 + classes)
 
 
@@ -41,16 +41,16 @@ def moment_sum(
 ) -> npt.NDArray[np.int64]:
     """Sums the records of units, `(u u^T, label_weight x u y^T)` averaged over a unit's images.
 
-    u is `(x shortened to feature_norm / feature_norm, 0.3) / sqrt(1.09)`, so |u| <= 1, and y is 1
-    at the label. Formal guarantee: the integer vector of any unit has norm at most 2^grid_bits,
-    both parts together; a unit with a feature that is not finite contributes zero.
+    u is `(x clipped to feature_norm / feature_norm, 0.3) / sqrt(1.09)`, so |u| <= 1, and y is 1 at
+    the label. Formal guarantee: the integer vector of any unit has norm at most 2^grid_bits, both
+    parts together; a unit with a feature that is not finite contributes zero.
 
     Args:
       features: `[units, images, features]`.
-      labels: `[units, images]`, below `classes`; negative where a unit has no image.
+      labels: `[units, images]`, below `classes`; negative for missing images.
       classes: public number of classes.
-      grid_bits: of the mechanism's plan: a record of the clip's length is 2^grid_bits long.
-      feature_norm: public length that longer features are shortened to.
+      grid_bits: grid bits of the plan: a record of the clip's length is 2^grid_bits long.
+      feature_norm: public norm that longer features are clipped to.
       label_weight: public weight of the second part.
 
     Returns:
@@ -85,7 +85,7 @@ def whole_vectors(
     feature_norm: float,
     label_weight: float,
 ) -> tuple[Doubles, Doubles]:
-    """Vectors u and label weights as whole numbers, for images of equal share in their unit.
+    """Returns vectors u and label weights as integers, for images of equal share in their unit.
 
     Returns:
       float64 `[units, images, features + 1]`, of norm at most r / sqrt(images of the unit), and
@@ -109,14 +109,14 @@ def whole_vectors(
 def solve_moments(
     mean: npt.NDArray[np.floating], *, classes: int, ridge: float, label_weight: float
 ) -> tuple[Doubles, Doubles]:
-    """The head of a noised mean record: post-processing.
+    """Computes the head from a noised mean record; this is post-processing.
 
-    Noise may push eigenvalues of the second moments below zero; they are floored there.
+    Noise may make eigenvalues of the second moments negative; they are set to at least zero.
 
     Args:
       mean: noised mean record in units of the clip, `[moment_size(features, classes)]`.
       classes: public number of classes.
-      ridge: added to each eigenvalue, in the same units.
+      ridge: value added to each eigenvalue, in the same units.
       label_weight: as in `moment_sum`.
 
     Returns:
@@ -125,7 +125,7 @@ def solve_moments(
     rows = round((math.sqrt(classes**2 + 4 * len(mean)) - classes) / 2)
     exact = mean.astype(np.float64)
     second = exact[: rows * rows].reshape(rows, rows)
-    # Both triangles carry noise of their own; their mean has half its variance.
+    # Both triangles have independent noise; their mean has half its variance.
     values, vectors = np.linalg.eigh((second + second.T) / 2)
     against = exact[rows * rows :].reshape(rows, classes) / label_weight
     head = vectors @ ((vectors.T @ against) / (np.maximum(values, 0.0) + ridge)[:, None])

@@ -1,10 +1,10 @@
-"""Clipped sums of records that are products of two short vectors, without ever forming a record.
+"""Clipped sums of records that are products of two short vectors, without building the records.
 
-The gradient of a linear head is `sum over images of features x error`: a matrix, known by its two
-factors. Both factors are brought to whole numbers of bounded size, so every product and every
-partial sum of them is a whole number below 2^53 and a float64 matrix product computes their sum
-exactly. An exact sum has no order: the bits of a record depend on nothing but the record, on any
-machine, and removing a unit takes exactly its own integers out of the sum.
+The gradient of a linear head is `sum over images of features x error`: a matrix given by its two
+factors. Both factors are rounded to integers of bounded size, so every product and every partial
+sum is an integer below 2^53, and a float64 matrix product computes their sum exactly. An exact sum
+is independent of order: the bits of a record depend only on the record, on any machine, and
+removing a unit removes exactly its own integers from the sum.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Doubles = npt.NDArray[np.float64]
 _FEATURE_BITS = 15
 _EXACT_BITS = 53
 _CLIP_SLACK = 2.0**-26
-"""Clipped records end this much inside the ball, so that float64 rounding cannot leave it."""
+"""Relative margin inside the ball, so that float64 rounding of clipped records cannot leave it."""
 
 
 class Features(NamedTuple):
-    """Features of images as whole numbers, a constant 1 behind them for the bias. Raw."""
+    """Features of images as integers, with a constant 1 appended for the bias. Raw."""
 
     mantissas: npt.NDArray[np.int16] | Doubles
-    """`[..., features + 1]`: int16 where they are kept, float64 where products are formed."""
+    """`[..., features + 1]`: int16 in storage, float64 for products."""
     scales: Doubles
-    """`[...]`, a power of two for each image: features are mantissas / scale. NaN where a feature
-    is not finite; the mantissas are zero there."""
+    """`[...]`, a power of two per image: features are mantissas / scale. NaN if a feature is not
+    finite; the mantissas are zero there."""
 
 
 def whole_features(features: npt.NDArray[np.float32]) -> Features:
@@ -51,10 +51,10 @@ def whole_features(features: npt.NDArray[np.float32]) -> Features:
 
 
 class WholeWeights(NamedTuple):
-    """Weights of a linear head as whole numbers. Noised."""
+    """Weights of a linear head as integers. Noised."""
 
     numbers: Doubles
-    """`[features + 1, classes]`, the bias last; NaN where a weight was not finite."""
+    """`[features + 1, classes]`, the bias last; NaN if a weight was not finite."""
     grid: float
     """Weights are numbers / grid."""
 
@@ -74,26 +74,26 @@ def whole_weights(weights: npt.NDArray[np.float32]) -> WholeWeights:
 
 
 def exact_logits(features: Features, weights: WholeWeights) -> Doubles:
-    """Logits of a linear head, each the same bits wherever in a batch its image stands.
+    """Returns logits of a linear head; the bits do not depend on an image's index in a batch.
 
     Args:
-      features: of `images` images, `[images, features + 1]`.
-      weights: of `whole_weights`.
+      features: features of `images` images, `[images, features + 1]`.
+      weights: result of `whole_weights`.
 
     Returns:
       float64 `[images, classes]`.
     """
     whole = features.mantissas.astype(np.float64, copy=False)
-    # The product the other way round takes twice as long, as there are few classes.
+    # The reverse product takes twice as long, as the number of classes is small.
     sums = (weights.numbers.T @ whole.T).T
     return sums / (features.scales[:, None] * weights.grid)
 
 
 def most_units(images: int, grid_bits: int) -> int:
-    """How many units of so many images one exact sum has room for.
+    """Returns the maximum number of units of so many images in one exact sum.
 
     Raises:
-      ConfigError: for not even one.
+      ConfigError: not even one unit fits.
     """
     most = 2 ** max(0, _EXACT_BITS - 1 - grid_bits) // (images * images)
     if not most:
@@ -121,8 +121,8 @@ def clipped_product_sum(
       features: `[units, images, features + 1]`.
       errors: float64 `[units, images, classes]`, zero for images a unit does not have.
       l2_norm_clip: the clip.
-      grid_bits: of the mechanism's plan.
-      automatic_clip: floor under the norm; every record is then scaled to just below the clip.
+      grid_bits: grid bits of the mechanism's plan.
+      automatic_clip: floor of the norm; if set, every record is scaled to just below the clip.
 
     Returns:
       int64 `[(features + 1) * classes]`, and the norms before the clip, float64 `[units]`.
@@ -141,12 +141,12 @@ def clipped_product_sum(
     lengths = np.sqrt(np.einsum("uif,uif->ui", whole, whole))  # the sums are exact
     norms = apart = (lengths * np.sqrt(np.square(real).sum(-1))).sum(1) / images
     if images > 1:
-        # |sum of x e'|^2 = sum over pairs of (x . x')(e . e'); the first factor is exact. Images
-        # may cancel in the record and not in its parts, which must stay whole below 2^53 too.
+        # |sum of x e'|^2 = sum over pairs of (x . x')(e . e'); the first factor is exact. Images #
+        # may cancel in the record and not in its parts, which must also stay integers below 2^53.
         pairs = (whole @ whole.transpose(0, 2, 1)) * (real @ real.transpose(0, 2, 1))
         norms = np.sqrt(np.maximum(pairs.sum(axis=(1, 2)), 0.0))
     largest = np.maximum(norms, apart) * (1.0 + _CLIP_SLACK)
-    # Truncating the errors of several images may lengthen their sum by this much.
+    # Truncating the errors of several images may increase the norm of their sum by this much.
     slack = lengths.sum(1) * math.sqrt(classes) if images > 1 else np.zeros(units)
     target = np.maximum(2.0**grid_bits - slack, 0.0)
     floor = l2_norm_clip if automatic_clip is None else automatic_clip

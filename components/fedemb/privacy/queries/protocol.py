@@ -1,4 +1,4 @@
-"""What is used of tensorflow-privacy: the protocol of queries, and two queries of its own."""
+"""Imports from tensorflow-privacy: the query protocol, and two of its queries."""
 
 # pyright: reportMissingTypeStubs=false
 from __future__ import annotations
@@ -7,7 +7,7 @@ import sys
 
 from fedemb.errors import ConfigError
 
-# Its __init__ imports TF-1 estimators that no longer exist; this is its own switch against that.
+# Its __init__ imports TF-1 estimators that no longer exist; this is its own switch to skip them.
 sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
 try:
     from tensorflow_privacy.privacy.dp_query import dp_query, normalized_query

@@ -1,6 +1,6 @@
-"""One attempt of one run: sampler, clip, noise and price in one object."""
+"""One attempt of one run: sampler, clipping, noise and accounting in one object."""
 
-# tensorflow-privacy ships no types; our own signatures are checked.
+# tensorflow-privacy ships no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -27,22 +27,22 @@ STATE_SCHEMA = "fedemb/mechanism_state/2"
 
 @dataclass(frozen=True)
 class RoundOutput:
-    """What a round releases; it becomes visible only when its record is created."""
+    """The released values of a round; visible only once the round's record is created."""
 
     mean: npt.NDArray[np.float32]
-    """Noised sum / public normaliser, `[dim]`. That it is rounded to float32 is a part of the
-    protection, see docs/privacy/noise.md#normals."""
+    """Noised sum / public normaliser, `[dim]`. The rounding to float32 is part of the protection,
+    see docs/privacy/noise.md#normals."""
     event: dpe.DpEvent
-    """Price of the round; unsupported where only the whole run has one."""
+    """Event of the round; unsupported if only the whole run has an event."""
     sums_sha: str
-    """SHA-256 of the noised sum: public, names this output in the round's record."""
+    """SHA-256 of the noised sum: public, identifies this output in the round's record."""
 
 
 class Mechanism:
-    """Sampler, clip, noise and price of one attempt of one run; see `build.build_mechanism`."""
+    """Sampler, clipping, noise and accounting of one attempt; see `build.build_mechanism`."""
 
     compiles = True
-    """Whether XLA takes `query`: ours, and not any operation of a third party's."""
+    """Whether XLA can compile `query`: true for the built-in query, not for third-party queries."""
 
     def __init__(self, plan: MechanismPlan, coin_key: bytes, noise: KeyedNoise):
         self.plan = plan
@@ -50,7 +50,7 @@ class Mechanism:
         self._sum = clipped_sum(plan, noise)
         self._sampler = plan.sampler(coin_key)
         self._next_round = 0
-        # Rounds of plain mechanisms do not depend on each other and may start anywhere.
+        # Rounds of plain mechanisms are independent and may start anywhere.
         self._ordered = plan.tracks_participation or plan.adaptive_clip is not None
         self._clip = self._sum.clip_of(plan.l2_norm_clip)
 
@@ -60,25 +60,25 @@ class Mechanism:
 
     @cached_property
     def query(self) -> Any:
-        """The same as a DPQuery of tensorflow-privacy, for an engine on TensorFlow."""
+        """Returns the mechanism as a DPQuery of tensorflow-privacy, for TensorFlow engines."""
         from fedemb.privacy.queries.dp_query import ClippedSumQuery, normalized
 
         return normalized(ClippedSumQuery(self.plan, self._noise, self._sum), self.plan)
 
     def record(self, params: Any, update: Any) -> Record:
-        """What one virtual client or unit adds to the sums; see `ClippedSum.record`."""
+        """Returns the contribution of one virtual client or unit; see `ClippedSum.record`."""
         return self._sum.record(params, update)
 
     def require_drawable(self, dim: int) -> None:
-        """Raises PlanMismatch where sums of `dim` entries need more noise than is accounted for."""
+        """Raises PlanMismatch if sums of `dim` entries need more noise than is accounted for."""
         self._noise.require_drawable(dim)
 
     def sample_params(self) -> Any:
-        """Parameters of records in the next round: the clip, float64 scalar."""
+        """Returns parameters of records in the next round: the clip, float64 scalar."""
         return np.float64(self._clip)
 
     def initial_sample_state(self, dim: int) -> Record:
-        """An empty sum for records of `dim` entries in all."""
+        """Returns an empty sum for records of `dim` entries in all."""
         return self._sum.zeros(dim)
 
     @property
@@ -89,16 +89,16 @@ class Mechanism:
     def aggregate(self, round_index: int, sample_state: Record) -> RoundOutput:
         """Noises the sum of a round and divides it by the public normaliser.
 
-        Call it for every round, also when nobody was sampled: the noise of an empty round is what
-        hides that it was empty.
+        Must be called for every round, including rounds without participants: the noise hides that
+        the round was empty.
 
         Args:
           round_index: the round.
-          sample_state: accumulated records, begun with `initial_sample_state`.
+          sample_state: accumulated records, started with `initial_sample_state`.
 
         Raises:
-          PlanMismatch: the round is not planned, or not the next one where rounds depend on each
-            other.
+          PlanMismatch: the round is not planned, or rounds depend on each other and it is not the
+              next one.
         """
         if not 0 <= round_index < self.plan.rounds:
             raise PlanMismatch(
@@ -120,14 +120,14 @@ class Mechanism:
     ) -> tuple[npt.NDArray[np.float64], dpe.DpEvent]:
         sums = [np.asarray(part, np.int64) for part in sample_state]
         noised, self._clip = self._sum.noised(round_index, sums, self._clip)
-        # Divided by a public constant: the number who showed up is private.
+        # Divided by a public constant, because the number of participants is private.
         return noised / self.plan.normaliser, self.plan.round_event
 
     def state_to_json(self) -> dict[str, Any]:
-        """State after the last round: the next round, the noised clip, keyed tags.
+        """Returns the state after the last round: the next round, the noised clip, keyed tags.
 
-        Holds nothing un-noised. Correlated noise is drawn again from the root key and the tags of
-        earlier rounds; without the root key the tags are random words.
+        Contains no un-noised value. Correlated noise is redrawn from the root key and the tags of
+        earlier rounds; without the root key the tags are random bytes.
         """
         return {
             "schema": STATE_SCHEMA,
@@ -139,10 +139,10 @@ class Mechanism:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues after the round that `state_to_json` was called after.
+        """Resumes after the round that `state_to_json` was called after.
 
         Raises:
-          PlanMismatch: the state is of another plan or incomplete.
+          PlanMismatch: the state belongs to another plan or is incomplete.
         """
         tags = [bytes.fromhex(tag) for tag in state.get("tags", ())]
         next_round = int(state.get("next_round", -1))
@@ -158,16 +158,17 @@ class Mechanism:
         self._clip = self._sum.clip_of(float(state["l2_norm_clip"]))
 
     def rewind(self, state: dict[str, Any] | None) -> None:
-        """Goes back to after an earlier round, given by its `state_to_json`; None: to the start.
+        """Rewinds to an earlier round, from its `state_to_json`; None: to the start.
 
-        Sampling and clipping may then be repeated; the noise of correlated rounds may not.
+        Sampling and clipping may then be repeated; the noise of correlated rounds must not be
+        repeated.
         """
         start = {"schema": STATE_SCHEMA, "plan": self.plan.digest, "next_round": 0, "tags": []}
         self.restore(state or {**start, "l2_norm_clip": self.plan.l2_norm_clip})
 
 
 class KeylessMechanism(Mechanism):
-    """Clips and adds, for rehearsals and for hosts that have no keys; draws neither coin nor noise.
+    """Clips and sums without keys, for rehearsals and other hosts; draws neither coins nor noise.
 
     Args:
       plan: the mechanism.
@@ -178,12 +179,12 @@ class KeylessMechanism(Mechanism):
 
     @override
     def sample_clients(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """Refuses: coins under a key that everybody knows hide nobody."""
+        """Always raises: coins under a public key protect no one."""
         raise Refused(_KEYLESS)
 
     @override
     def aggregate(self, round_index: int, sample_state: Record) -> RoundOutput:
-        """Refuses: noise under a key that everybody knows can be taken off."""
+        """Always raises: noise under a public key can be removed."""
         raise Refused(_KEYLESS)
 
 

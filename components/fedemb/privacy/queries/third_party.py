@@ -1,6 +1,6 @@
-"""A mechanism that clips, sums and noises with a query that somebody else wrote."""
+"""A mechanism that clips, sums and adds noise with a third party's query."""
 
-# TensorFlow and tensorflow-privacy ship no types; our own signatures are checked.
+# TensorFlow and tensorflow-privacy ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -24,12 +24,12 @@ from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 
 
 class QueryMechanism(Mechanism):
-    """A mechanism that clips, sums and noises with a third party's query.
+    """A mechanism that clips, sums and adds noise with a third party's query.
 
     Args:
-      plan: prices what the query declares.
-      coin_key: of the sampler.
-      noise: the run's; unused by the query.
+      plan: plan that accounts for the query's declared guarantee.
+      coin_key: key of the sampler.
+      noise: noise source of the run; unused by the query.
       query: see `require_declared`.
     """
 
@@ -70,7 +70,7 @@ class QueryMechanism(Mechanism):
         """See `Mechanism`.
 
         Raises:
-          Refused: the query has state of its own.
+          Refused: the query has its own state.
         """
         if self._state.numerator_state != ():
             raise Refused(
@@ -81,14 +81,14 @@ class QueryMechanism(Mechanism):
 
 
 def require_declared(plan: MechanismPlan, query: dp_query.SumAggregationDPQuery) -> None:
-    """Refuses a query that does not say what it guarantees, or says something else than the plan.
+    """Rejects a query that declares no guarantee, or one that differs from the plan.
 
     A query declares `l2_sensitivity: float` (of one virtual client), `neighboring_relation:
     NeighboringRelation` and `round_event: DpEvent`.
 
     Raises:
       Refused: an attribute is missing or differs from the plan, or the plan's noise is correlated
-        across rounds, which a query of single rounds cannot make.
+          across rounds, which a query of single rounds does not support.
     """
     if plan.tracks_participation:
         raise Refused(

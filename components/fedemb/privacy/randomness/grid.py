@@ -1,4 +1,4 @@
-"""The integer grid that updates and noise live on, and the room a 64-bit word leaves on it."""
+"""The integer grid of updates and noise, and its capacity in a 64-bit word."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import math
 from fedemb.errors import ConfigError
 
 GRID_BITS = 32
-"""Updates and noise live on multiples of clip / 2^GRID_BITS."""
+"""Updates and noise are multiples of clip / 2^GRID_BITS."""
 MOST_GRID_BITS = 48
 """The finest grid; only for a mechanism without noise, whose sums need no room for it."""
 MAX_SUM_BITS = 61
 """Sums of clipped integers, and noise, stay below 2^61 in a signed 64-bit word."""
 MOST_UNITS = 2**28
-"""Units of a store that are sampled alone, at most: so many fit into one sum."""
+"""Maximum number of individually sampled units of a store: the capacity of one sum."""
 NOISE_REACH = 14.0
-"""Standard deviations no normal of `noise.gaussian` passes."""
+"""Maximum standard deviations of a normal from `noise.gaussian`."""
 CORRELATED_ROOM_BITS = 6
-"""Correlated noise adds up draws of many rounds; this much more room is left for it."""
+"""Additional bits reserved for correlated noise, which adds draws of many rounds."""
 
 
 def check_room(grid_bits: int, contributions: int, noise: float, *, correlated: bool) -> None:
-    """Refuses sums or noise that could leave the 64-bit word.
+    """Checks that sums and noise fit in a 64-bit word.
 
     Args:
-      grid_bits: of the plan.
-      contributions: clipped vectors in one sum, at most.
+      grid_bits: grid bits of the plan.
+      contributions: maximum number of clipped vectors in one sum.
       noise: the largest standard deviation of noise on that grid / clip.
-      correlated: whether noise adds up draws of many rounds.
+      correlated: whether noise adds draws of many rounds.
 
     Raises:
       ConfigError: either could overflow.

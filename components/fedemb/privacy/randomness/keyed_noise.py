@@ -1,8 +1,8 @@
-"""Noise of a run: bound by key to everything that goes in and to the sums it hides.
+"""The noise of a run, derived by key from all inputs and from the sums that it hides.
 
-One object per attempt. `begin` fixes the round's tag from every integer that will be noised in it,
-`add` then draws the noise of one of them. A replayed round gives identical output, so there is
-nothing to average; other data gives independent noise, so there is nothing to subtract
+One object per attempt. `begin` fixes the round's tag from every integer that will be noised in the
+round; `add` then draws the noise of one of them. A replayed round gives identical output, so there
+is nothing to average. Other data gives independent noise, so there is nothing to subtract
 (docs/privacy/noise.md#keys-of-a-round).
 """
 
@@ -36,7 +36,7 @@ class CorrelatedStream(Protocol):
 
 
 class NoisePlan(Protocol):
-    """Numbers and rule that a noise source reads from the plan of a mechanism."""
+    """Parameters and stream that a noise source reads from the plan of a mechanism."""
 
     @property
     def kind(self) -> str:
@@ -64,7 +64,7 @@ class NoisePlan(Protocol):
 
 
 class KeyedNoise:
-    """Noise source of one attempt; its state is a list of tags, which say nothing without the key.
+    """Noise source of one attempt; its state is a list of tags, useless without the key.
 
     Args:
       plan: the mechanism.
@@ -76,9 +76,9 @@ class KeyedNoise:
         self._key = noise_key
         self._stream: CorrelatedStream | None = None
         self.tag = b""
-        """Of the last round: a keyed digest of what was noised in it."""
+        """Tag of the last round: a keyed digest of the noised integers."""
         self.tags: list[bytes] = []
-        """Tags of the rounds so far, in order; kept only where later noise depends on them."""
+        """Tags of the rounds so far, in order; kept only if later noise depends on them."""
 
     def begin(self, round_index: int, quantities: dict[str, Integers]) -> None:
         """Fixes the tag of a round.
@@ -88,14 +88,14 @@ class KeyedNoise:
           quantities: every integer quantity that will be noised in this round.
 
         Raises:
-          PlanMismatch: so many values that the noise sampler's share of delta would be passed.
+          PlanMismatch: too many values: the noise sampler's share of delta would be exceeded.
         """
         self.require_drawable(sum(values.size for values in quantities.values()))
         self.tag = round_tag(self._key, round_index, quantities)
 
     def require_drawable(self, size: int) -> None:
-        """Raises PlanMismatch for so many values a round that the sampler's share of delta ends."""
-        # A tree draws at most two nodes a round.
+        """Raises PlanMismatch if so many values per round exceed the sampler's share of delta."""
+        # A tree draws at most two nodes per round.
         if 2 * size * self._plan.rounds > MAX_NORMALS:
             raise PlanMismatch(
                 f"{self._plan.rounds} rounds of {size} values exceed the {MAX_NORMALS} normals the "
@@ -117,7 +117,7 @@ class KeyedNoise:
         return values + self._stream.next(tensor_key(self._key, self.tag, name))
 
     def restore(self, tags: list[bytes]) -> None:
-        """Continues after the rounds of these tags; their noise is redrawn when it is needed."""
+        """Resumes after the rounds of these tags; their noise is redrawn when needed."""
         self.tags, self._stream = list(tags), None
 
 
@@ -136,7 +136,7 @@ class BltStream(CorrelatedStream):
 
 
 class TreeStream(CorrelatedStream):
-    """The increments of tree noise: nodes that cover the rounds so far, less those before.
+    """The increments of tree noise: nodes that cover the rounds so far, minus the previous nodes.
 
     Round t (from 1) of a tree closes one node, of 2^level rounds with level the number of trailing
     zeros of t, and the nodes below it are no longer needed. A node's noise is drawn in the round
@@ -154,7 +154,7 @@ class TreeStream(CorrelatedStream):
         zeros = np.zeros(self._size, dtype=np.int64)
         place = self._round % self._leaves + 1
         if place == 1:
-            self._cover = []  # another tree; what the last one hid stays as it was released
+            self._cover = []  # new tree; values of the previous tree keep their noise
         level = (place & -place).bit_length() - 1
         number = self._round + self._round // self._leaves
         node = add_rounded_noise(zeros, derive(key, "node", str(number)), self._stddev)
@@ -167,5 +167,5 @@ class TreeStream(CorrelatedStream):
 
 
 def grid_scale(plan: NoisePlan) -> float:
-    """Standard deviation of the noise on the sum, in units of the grid."""
+    """Returns the standard deviation of the noise on the sum, in units of the grid."""
     return plan.noise_multiplier * 2.0**plan.grid_bits

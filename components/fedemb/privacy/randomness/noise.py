@@ -1,17 +1,17 @@
-"""Normals and coins from ChaCha20 on the host: the only randomness that privacy rests on.
+"""Normals and coins from ChaCha20 on the host: the only randomness that privacy depends on.
 
 A normal pair is Box-Muller in float64 from 24 bytes of keystream: 128 bits for the logarithm, 64
-for the angle. The size is cut into blocks of fixed length, each with a nonce of its own, so that
-the result depends on key and size alone and not on how many threads computed it.
+for the angle. The output is cut into blocks of fixed length, each with its own nonce, so that the
+result depends only on key and size and not on the number of threads.
 
 Why 128 bits: 53-bit uniforms end at 8.57 standard deviations, a total variation of 1.1e-6 over 24 M
-parameters and 800 rounds, and float64 just below 1 has steps of 2^-53, which puts small radii on
-circles farther apart than the grid (docs/privacy/noise.md#normals). Here the tail ends at 13.3, a
-uniform is known by its distance from the nearer end, and it is coarser than the integer grid only
-below 2^-92, which bounds the distance from true normals rounded to the grid by
-`TOTAL_VARIATION_PER_NORMAL`. That is of exact arithmetic. Not bounded, and named as a limitation:
-float64 rounds log, sqrt, sin, cos and the normal itself, some 2^-50 of it. What leaves is rounded
-to float32, which spans 2^29 of those steps.
+parameters and 800 rounds. Float64 just below 1 has steps of 2^-53, which puts small radii on
+circles farther apart than the grid (docs/privacy/noise.md#normals). Here the tail ends at 13.3, and
+a uniform is represented by its distance from the nearer end. It is coarser than the integer grid
+only below 2^-92, which bounds the distance from true normals rounded to the grid by
+`TOTAL_VARIATION_PER_NORMAL`. The bound assumes exact arithmetic. Documented limitation, not
+bounded: float64 rounds log, sqrt, sin, cos and the normal itself, by about 2^-50 of the value.
+Released values are rounded to float32, which spans 2^29 of those steps.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 TOTAL_VARIATION_PER_NORMAL = 2.0**-91
-"""Mass of the uniform below 2^-92 (coarser than the grid) and of the missing tail, generously."""
+"""Upper bound of the uniform's mass below 2^-92 (coarser than the grid) and the missing tail."""
 MAX_NORMALS = 2**40
-"""Normals of one run, at most: 2^40 * 2^-91 = 2^-51, `sampler_share.SAMPLER_TOTAL_VARIATION`."""
+"""Maximum normals of one run: 2^40 * 2^-91 = 2^-51, `sampler_share.SAMPLER_TOTAL_VARIATION`."""
 
 _BLOCK = 1 << 16
 """Normals per block; part of the definition of the stream."""
 _POOL_FROM = 4 * _BLOCK
-"""Smaller requests are not worth a thread."""
+"""Minimum number of normals for threads."""
 _NORMAL, _COIN = 1, 2
 
 
 def gaussian(key: bytes, size: int) -> Float64[np.ndarray, "{size}"]:
-    """Returns `[size]` independent standard normals, a function of key and size alone.
+    """Returns `[size]` independent standard normals, a function of only key and size.
 
     Args:
       key: 32 secret bytes, never used for anything else.
-      size: how many.
+      size: number of normals.
 
     >>> gaussian(bytes(32), 3).tolist() == gaussian(bytes(32), 3).tolist()
     True
@@ -68,9 +68,10 @@ def gaussian(key: bytes, size: int) -> Float64[np.ndarray, "{size}"]:
 def add_rounded_noise(
     values: Int64[np.ndarray, " dim"], key: bytes, scale: float
 ) -> Int64[np.ndarray, " dim"]:
-    """Returns integers plus normals of standard deviation `scale`, rounded to whole numbers.
+    """Returns integers plus normals of standard deviation `scale`, rounded to integers.
 
-    Rounding is post-processing: value + round(noise) = round(value + noise), as value is whole.
+    Rounding is post-processing: value + round(noise) = round(value + noise), as value is an
+    integer.
 
     Args:
       values: `[size]` exact sums.
@@ -97,7 +98,7 @@ def coins(key: bytes, size: int) -> UInt64[np.ndarray, "{size}"]:
 
 
 def coin_threshold(probability: float) -> int:
-    """Words below this come up heads: floor(probability * 2^64), never more than asked for."""
+    """Returns the threshold below which words are heads: floor(probability * 2^64)."""
     return int(Fraction(probability) * 2**64)
 
 
@@ -110,15 +111,16 @@ def heads(words: UInt64[np.ndarray, " words"], probability: float) -> Bool[np.nd
 
 
 def run_key(root_key: bytes, purpose: str, run_id: str, attempt: int, inputs_sha: str) -> bytes:
-    """Subkey of one attempt for `coins` or `noise`."""
+    """Returns the subkey of one attempt for `coins` or `noise`."""
     return derive(root_key, f"{purpose}/1", run_id, str(attempt), inputs_sha)
 
 
 def round_tag(noise_key: bytes, round_index: int, quantities: dict[str, Integers]) -> bytes:
-    """The synthetic nonce of a round: a keyed digest of every integer that is noised in it.
+    """Returns the synthetic nonce of a round: a keyed digest of every integer that is noised in it.
 
-    Equal sums give the equal tag, hence the equal noise, and nothing to average; any difference
-    gives an independent one, and nothing to cancel. Without the root key a tag says nothing.
+    Equal sums give the same tag and the same noise, so there is nothing to average. Any difference
+    gives an independent tag, so there is nothing to cancel. Without the root key, a tag reveals
+    nothing.
 
     Args:
       noise_key: `run_key(..., "noise", ...)`.
@@ -135,7 +137,7 @@ def round_tag(noise_key: bytes, round_index: int, quantities: dict[str, Integers
 
 
 def tensor_key(noise_key: bytes, tag: bytes, name: str) -> bytes:
-    """Key of the normals of one quantity in the round of the tag."""
+    """Returns the key of the normals of one quantity in the round of the tag."""
     return derive(noise_key, "normals", tag, name)
 
 
@@ -149,8 +151,8 @@ def _box_muller(key: bytes, block: int, out: Floats) -> None:
     pairs = (out.size + 1) // 2
     words = np.frombuffer(_keystream(key, _NORMAL, block, 24 * pairs), dtype="<u8")
     high, low, angle = words.reshape(3, pairs)
-    # Of the uniform its distance from the nearer end of (0, 1): all 128 bits count at either, while
-    # a float64 just below 1 has no digits past 2^-53.
+    # The uniform is its distance from the nearer end of (0, 1): all 128 bits count at either end, #
+    # while a float64 just below 1 has no digits past 2^-53.
     mirrored = np.negative(high >> np.uint64(63))
     distance = ((low ^ mirrored).astype(np.float64) + 1.0) * 2.0**-64
     distance += high ^ mirrored

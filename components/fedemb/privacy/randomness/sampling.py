@@ -1,7 +1,7 @@
-"""Who takes part in a round: drawn from secret coins, the same for every data set.
+"""Samples the participants of a round from secret coins, independently of the data set.
 
-Every sampler looks at public constants and coins first and at the users last, so that adding or
-removing one user changes what one virtual client holds, and nothing else
+Every sampler uses public constants and coins first and the users last, so that adding or removing
+one user changes only the content of one virtual client
 (docs/privacy/sensitivity.md#what-one-user-can-change).
 """
 
@@ -25,21 +25,21 @@ Rows = npt.NDArray[np.int64]
 
 
 class Index(Protocol):
-    """What a sampler needs of `client_data.GroupIndex`."""
+    """Interface that a sampler requires of `client_data.GroupIndex`."""
 
     @property
     def virtual_clients(self) -> int:
-        """Virtual clients per grouping."""
+        """Number of virtual clients per grouping."""
         ...
 
     @property
     def groupings(self) -> int:
-        """Independent groupings."""
+        """Number of independent groupings."""
         ...
 
     @property
     def user_count(self) -> int:
-        """Users in the store."""
+        """Number of users in the store."""
         ...
 
     @property
@@ -48,41 +48,42 @@ class Index(Protocol):
         ...
 
     def members(self, grouping: int, group: int) -> Rows:
-        """Rows of a virtual client's users, `[members]`."""
+        """Returns the rows of a virtual client's users, `[members]`."""
         ...
 
 
 @dataclass(frozen=True)
 class VirtualClient:
-    """One contribution: a sampled virtual client, or a unit that is sampled alone.
+    """One contribution: a sampled virtual client, or a unit that is sampled individually.
 
-    A virtual client may hold nobody, and then contributes zero.
+    A virtual client may be empty, and then contributes zero.
     """
 
     grouping: int
-    """Number of the grouping; of an image sampled alone: its place among those of its owner."""
+    """Number of the grouping; for an individually sampled image, its index among its owner's
+    images."""
     group: int
-    """Number of the virtual client, or the keyed hash of the unit: never its place in a list."""
+    """Number of the virtual client, or the keyed hash of the unit; never its index in a list."""
     users: Rows
     """Row numbers in the user store, `[members]`, ascending."""
 
 
 class SampledPlan(Protocol):
-    """Numbers and rule that a sampler reads from the plan of a mechanism."""
+    """Parameters and rule that a sampler reads from the plan of a mechanism."""
 
     @property
     def rounds(self) -> int:
-        """Planned rounds."""
+        """Number of planned rounds."""
         ...
 
     @property
     def virtual_clients(self) -> int:
-        """Virtual clients per grouping."""
+        """Number of virtual clients per grouping."""
         ...
 
     @property
     def groupings(self) -> int:
-        """Independent groupings."""
+        """Number of independent groupings."""
         ...
 
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
@@ -91,33 +92,33 @@ class SampledPlan(Protocol):
 
 
 class BoundedParticipation(SampledPlan, Protocol):
-    """Plan that bounds how often and how soon a virtual client takes part again."""
+    """Plan that bounds the number and the spacing of a virtual client's participations."""
 
     @property
     def clients_per_round(self) -> int:
-        """Virtual clients per round."""
+        """Number of virtual clients per round."""
         ...
 
     @property
     def min_separation(self) -> int:
-        """Smallest difference of two rounds of one virtual client."""
+        """Minimum difference of two rounds of one virtual client."""
         ...
 
     @property
     def max_participations(self) -> int:
-        """Largest number of rounds of one virtual client."""
+        """Maximum number of rounds of one virtual client."""
         ...
 
 
 class Sampler:
-    """Draws the virtual clients of a round: a function of coins, round and index alone."""
+    """Draws the virtual clients of a round: a function of only coins, round and index."""
 
     def __init__(self, plan: SampledPlan, coin_key: bytes):
         self.plan = plan
         self._coin_key = coin_key
 
     def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """Returns who takes part in a round.
+        """Returns the participants of a round.
 
         Raises:
           PlanMismatch: the index was built for another partition, or the round is not planned.
@@ -138,7 +139,7 @@ class Sampler:
         return self.draw(round_index, index)
 
     def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """As the mechanism says, with a key of the round's own."""
+        """Draws by the mechanism's rule, with a key for this round only."""
         key = derive(self._coin_key, "round", str(round_index))
         return self.plan.sample(key, round_index, index)
 
@@ -146,10 +147,10 @@ class Sampler:
 def sample_groups(
     plan: SampledPlan, probability: float, round_key: bytes, round_index: int, index: Index
 ) -> list[VirtualClient]:
-    """Each virtual client takes part with probability q, whoever is in it.
+    """Samples each virtual client with probability q, regardless of its members.
 
-    Coins are tossed for all virtual clients, empty ones included: coin g of round r depends on the
-    key, r and g only.
+    Coins are drawn for all virtual clients, including empty ones: coin g of round r depends only on
+    the key, r and g.
     """
     grouping = round_index % plan.groupings
     words = coins(round_key, plan.virtual_clients)
@@ -163,9 +164,9 @@ def sample_groups(
 def sample_users_into_groups(
     clients: int, probability: float, round_key: bytes, index: Index
 ) -> list[VirtualClient]:
-    """Each user takes part with probability q, then falls into one of K groups.
+    """Samples each user with probability q, then assigns the user to one of K groups.
 
-    Coin and group of a user depend on the key, the round and the user's own keyed hash only.
+    Coin and group of a user depend only on the key, the round and the user's own keyed hash.
     """
     coin, place = user_words(round_key, index.user_keys)
     rows = np.flatnonzero(heads(coin, probability))
@@ -176,13 +177,13 @@ def sample_users_into_groups(
 
 
 def sample_units(probability: float, round_key: bytes, index: Index) -> list[VirtualClient]:
-    """Each unit takes part with probability q, alone.
+    """Samples each unit individually with probability q.
 
-    A unit's coin depends on the key, the round and the unit's own keyed hash only, so that others
-    come and go without moving it.
+    A unit's coin depends only on the key, the round and the unit's own keyed hash, so that adding
+    or removing other units does not change it.
 
     Raises:
-      PlanMismatch: more units than one sum has room for.
+      PlanMismatch: more units than the capacity of one sum.
     """
     words, _ = user_words(round_key, index.user_keys)
     return single_units(np.flatnonzero(heads(words, probability)), index)
@@ -191,13 +192,13 @@ def sample_units(probability: float, round_key: bytes, index: Index) -> list[Vir
 def sample_images(
     most: int, probability: float, round_key: bytes, index: Index
 ) -> list[VirtualClient]:
-    """Each image takes part with probability q, alone; a user has `most` of them or fewer.
+    """Samples each image individually with probability q; a user has at most `most` images.
 
-    The coin of an image depends on the key, the round, its owner's keyed hash and its place among
-    the images of its owner only. Coins are tossed for places without an image too.
+    The coin of an image depends only on the key, the round, its owner's keyed hash and its index
+    among its owner's images. Coins are also drawn for indices without an image.
 
     Raises:
-      PlanMismatch: more images than one sum has room for.
+      PlanMismatch: more images than the capacity of one sum.
     """
     keys = index.user_keys
     if len(keys) * most > MOST_UNITS:
@@ -216,10 +217,10 @@ def sample_images(
 
 
 def single_units(rows: Rows, index: Index) -> list[VirtualClient]:
-    """The units of some rows, each alone and known by its keyed hash.
+    """Returns the units of some rows, each separate and identified by its keyed hash.
 
     Raises:
-      PlanMismatch: there are more units than one sum has room for.
+      PlanMismatch: more units than the capacity of one sum.
     """
     keys = index.user_keys
     if len(keys) > MOST_UNITS:
@@ -233,10 +234,10 @@ def single_units(rows: Rows, index: Index) -> list[VirtualClient]:
 def sample_slots(
     clients: int, size: int, least: int, round_key: bytes, index: Index
 ) -> list[VirtualClient]:
-    """K * M users without replacement, cut into K groups of M.
+    """Draws K * M users without replacement, in K groups of M.
 
-    Drawn are slots, at least `least` of them; a slot without a user stays empty. So the
-    chance of a user never exceeds the planned one, however few users there are.
+    Slots are drawn, at least `least` of them; a slot without a user stays empty. A user's
+    probability therefore never exceeds the planned one, however few users there are.
     """
     slots = max(index.user_count, least)
     words = coins(round_key, slots)
@@ -249,10 +250,10 @@ def sample_slots(
 
 
 class RoundRobinSampler(Sampler):
-    """All virtual clients in turn, in a keyed order: every separation is as large as can be.
+    """Samples all virtual clients in turn, in a keyed order, with maximum separation.
 
-    A participation log is kept and enforced all the same; it is a function of the key and the round
-    and is rebuilt, not stored.
+    A participation log is also kept and enforced. It is a function of the key and the round, and is
+    rebuilt instead of stored.
     """
 
     def __init__(self, plan: BoundedParticipation, coin_key: bytes):
@@ -279,9 +280,9 @@ class RoundRobinSampler(Sampler):
 
 
 class AllocationSampler(Sampler):
-    """Each unit in exactly one round of each epoch, drawn for every epoch from other secret coins.
+    """Assigns each unit to exactly one round per epoch, with new secret coins for every epoch.
 
-    The round of a unit depends on the key, the epoch and the unit's own keyed hash only.
+    The round of a unit depends only on the key, the epoch and the unit's own keyed hash.
     """
 
     def __init__(self, plan: SampledPlan, coin_key: bytes, rounds_per_epoch: int):
@@ -296,7 +297,7 @@ class AllocationSampler(Sampler):
 
 
 class ParticipationLog:
-    """Refuses a round in which a virtual client would take part too often or too soon."""
+    """Rejects a round in which a virtual client would participate too often or too soon."""
 
     def __init__(self, plan: BoundedParticipation):
         self._separation, self._most = plan.min_separation, plan.max_participations
@@ -305,10 +306,10 @@ class ParticipationLog:
         self.next_round = 0
 
     def record(self, round_index: int, groups: Rows) -> None:
-        """Notes who takes part in the next round.
+        """Records the participants of the next round.
 
         Raises:
-          PlanMismatch: the round is not the next one, or a bound of the plan would be broken.
+          PlanMismatch: the round is not the next one, or a bound of the plan would be exceeded.
         """
         if round_index != self.next_round:
             raise PlanMismatch(
@@ -335,7 +336,7 @@ class ParticipationLog:
 def user_words(
     key: bytes, user_keys: UInt64[np.ndarray, " users"]
 ) -> tuple[UInt64[np.ndarray, " users"], UInt64[np.ndarray, " users"]]:
-    """Two words per user, `[users]` each, from AES-256 of the user's hash: a keyed permutation.
+    """Returns two words per user, `[users]` each: AES-256 of the hash, a keyed permutation.
 
     ChaCha20 has no cheap random access by 64-bit name; one block cipher call covers all users.
     """

@@ -1,12 +1,12 @@
 """Buffered linear Toeplitz noise: parameters, sensitivity, stream.
 
-C is lower-triangular Toeplitz with first column 1, then sum_j scale_j * decay_j^(i-1). Released is
-C^-1 (C X + Z) = X + C^-1 Z, whose noise needs one buffer per decay (McMahan et al., arXiv
-2408.08868, algorithm 3). jax-privacy finds the parameters when the run is planned; everything the
-guarantee rests on is computed again here, in numpy.
+C is lower-triangular Toeplitz with first column 1, then sum_j scale_j * decay_j^(i-1). The released
+value is C^-1 (C X + Z) = X + C^-1 Z, whose noise needs one buffer per decay (McMahan et al., arXiv
+2408.08868, algorithm 3). jax-privacy finds the parameters when the run is planned; all values that
+the guarantee depends on are recomputed here in numpy.
 """
 
-# The numeric libraries ship no types; our own signatures are checked.
+# The numeric libraries ship no types; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -27,13 +27,13 @@ Floats = npt.NDArray[np.float64]
 def optimise(
     rounds: int, min_separation: int, max_participations: int, buffers: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Finds decays and scales of least mean error with jax-privacy; seconds to a minute.
+    """Finds the decays and scales of least mean error with jax-privacy; seconds to a minute.
 
     Returns:
       Decays and scales, `buffers` each.
 
     Raises:
-      ConfigError: the optimiser found nothing usable, or its sensitivity is not ours.
+      ConfigError: the optimiser found no usable result, or its sensitivity differs from ours.
     """
     import jax
     from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
@@ -64,7 +64,7 @@ def optimise(
 
 
 def check(decay: Sequence[float] | None, scale: Sequence[float] | None) -> None:
-    """Refuses parameters that the sensitivity formula does not hold for.
+    """Checks that the sensitivity formula holds for the parameters.
 
     Raises:
       ConfigError: not the same number of finite decays in (0, 1) and scales >= 0.
@@ -86,7 +86,7 @@ def check(decay: Sequence[float] | None, scale: Sequence[float] | None) -> None:
 def coefficients(
     decay: Sequence[float], scale: Sequence[float], rounds: int
 ) -> Float64[np.ndarray, "{rounds}"]:
-    """First column of C, `[rounds]`."""
+    """Returns the first column of C, `[rounds]`."""
     powers = np.power.outer(np.asarray(decay), np.arange(rounds - 1))
     return np.concatenate([[1.0], np.asarray(scale) @ powers])
 
@@ -94,7 +94,7 @@ def coefficients(
 def inverse_coefficients(
     decay: Sequence[float], scale: Sequence[float], rounds: int
 ) -> Float64[np.ndarray, "{rounds}"]:
-    """First column of C^-1, `[rounds]`: the response of the stream to one impulse."""
+    """Returns the first column of C^-1, `[rounds]`: the response of the stream to one impulse."""
     stream = NoiseStream(decay, scale, 1)
     impulse = np.eye(rounds, 1)
     return np.concatenate([stream.next(row) for row in impulse])
@@ -103,16 +103,16 @@ def inverse_coefficients(
 def sensitivity(
     column: Float64[np.ndarray, " rounds"], min_separation: int, max_participations: int
 ) -> float:
-    """L2 sensitivity of C X per unit of change, under bounded participation.
+    """Returns the L2 sensitivity of C X per unit of change, under bounded participation.
 
-    For a Toeplitz matrix with non-negative, non-increasing coefficients the worst pattern takes
-    part first at round 0 and then every `min_separation` rounds (Kalinin and Lampert, arXiv
-    2405.13763, theorem 2), every time in the same direction.
+    For a Toeplitz matrix with non-negative, non-increasing coefficients, the worst pattern
+    participates at round 0 and then every `min_separation` rounds (Kalinin and Lampert, arXiv
+    2405.13763, theorem 2), always in the same direction.
 
     Args:
       column: first column of C, `[rounds]`.
-      min_separation: least difference between the round numbers of two participations.
-      max_participations: most participations.
+      min_separation: minimum difference between the round numbers of two participations.
+      max_participations: maximum number of participations.
 
     Raises:
       ConfigError: the coefficients increase somewhere or are negative.
@@ -129,7 +129,7 @@ def sensitivity(
 
 
 class NoiseStream:
-    """Rows of C^-1 Z one by one, with a buffer per decay and nothing else."""
+    """Yields rows of C^-1 Z one by one; its only state is one buffer per decay."""
 
     def __init__(self, decay: Sequence[float], scale: Sequence[float], size: int):
         self._decay = np.asarray(decay)
