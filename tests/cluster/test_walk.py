@@ -188,7 +188,7 @@ def _our_line(walk: Walk, line: str, world) -> None:
 OURS = f"""
 import sys
 sys.path[:0] = [{str(INFRA.parent / "tests")!r}, {str(INFRA.parent)!r}]
-from tests import honest_run
+from tests.kit.pipeline_runs import honest_run
 from fedemb.pipelines.cli.main import main
 with honest_run.stand_in_for_serving():
     main()
