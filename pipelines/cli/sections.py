@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from typer.core import TyperGroup
 from typing_extensions import override
-
-if TYPE_CHECKING:
-    from click import Context, HelpFormatter
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("init", "check-data", "make-data", "config"),
@@ -24,8 +21,8 @@ class SectionedGroup(TyperGroup):
     """Group of commands whose help lists them by section."""
 
     @override
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Writes one list of commands for each section."""
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes one list of commands for each section; the types are private to Typer."""
         width = max(len(name) for name in self.commands)
         for title, names in SECTIONS.items():
             rows = [
