@@ -29,6 +29,8 @@ ELSEWHERE = {
     "components/fedemb/engine/feature_cache.py savez": MEMORY,
     "components/fedemb/models/loading.py save": SCRATCH,
     "components/fedemb/models/loading.py ZipFile": MEMORY,
+    "components/fedemb/models/public_backbone/card.py ZipFile": MEMORY,
+    "components/fedemb/models/public_backbone/card.py save": SCRATCH,
     "components/fedemb/serving/photo_parts.py ParquetWriter": SCRATCH,
     "components/fedemb/serving/photo_parts.py write_table": "into memory, or see ParquetWriter",
     "components/fedemb/engine/packed_state.py savez": MEMORY,

@@ -1,0 +1,274 @@
+"""The card of a backbone file: architecture, input pixels, taps, licence, origin, constants.
+
+A backbone file is a `.keras` file with two kinds of extra members: `public_backbone.json`, the
+card, and `constants/NAME.npy`, one for each constant that was computed from public images. Keras
+ignores both. The card states the digest of the network, so it is refused in another file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, StringConstraints
+
+from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.document import Document, Part, parse, written
+from fedemb.foundation.files import write_bytes
+
+CARD = "public_backbone.json"
+"""Member of the file that holds the card."""
+_NETWORK = ("config.json", "model.weights.h5")
+_CARD_BYTES = 1 << 20
+_CONSTANT_BYTES = 256 << 20
+_DATES = (1980, 1, 1, 0, 0, 0)
+
+_Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
+_Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+_Positive = Annotated[int, Field(gt=0)]
+
+
+class Tap(Part):
+    """Features that can be read from the network, averaged over positions."""
+
+    name: _Name
+    """Name in `model.taps`, such as `head` or `last_block`."""
+    layer: _Line
+    """Name of the layer whose output is read."""
+    features: _Positive
+    """Number of features: channels of the layer's output."""
+    pooling: Literal["none", "average", "first_token"]
+    """Reduction to one vector for each image: none, the mean over positions, or the class token."""
+
+
+class Constant(Part):
+    """Numbers computed from images that are not private."""
+
+    name: _Name
+    shape: list[_Positive]
+    sha256: _Sha
+    """Digest of the `.npy` member."""
+    images: _Line
+    """Images that the numbers were computed from."""
+
+
+class BackboneCard(Document):
+    """Description of a backbone file."""
+
+    kind: ClassVar[str] = "public_backbone"
+
+    name: _Name
+    """Name in `fedemb backbone list`, or the name of the converted file."""
+    architecture: _Line
+    image_size: _Positive
+    """Height and width of the input images."""
+    channels: _Positive
+    pixels: Literal["-1..1"]
+    """Pixel range of the input, as `pretraining.import_pixels`."""
+    trained_pixels: _Line
+    """Pixel values `x` in 0..255 as the weights were trained on, such as `(x - 127) / 128`. The
+    first layer of the file converts to them."""
+    features: _Positive
+    """Length of the output."""
+    taps: list[Tap]
+    parameters: _Positive
+    """Number of weights."""
+    licence: _Line
+    """Licence of the weights, in one line."""
+    licence_text: Annotated[str, StringConstraints(max_length=100_000)]
+    """Full text that came with the weights; empty if none did."""
+    provenance: _Line
+    """Origin of the weights and of their training images."""
+    source: _Line
+    """Package and version, or name of the file, that the weights were read from."""
+    source_sha256: _Sha
+    """Digest of the file of weights."""
+    network_sha256: _Sha
+    """Digest of the network in this file: settings and weights."""
+    constants: list[Constant]
+
+    def tap(self, name: str) -> Tap:
+        """Returns a tap by name.
+
+        Raises:
+          ConfigError: the backbone has no such tap.
+        """
+        for tap in self.taps:
+            if tap.name == name:
+                return tap
+        known = ", ".join(tap.name for tap in self.taps) or "none"
+        raise ConfigError(
+            f"backbone {self.name} has no feature tap {name!r}. Use one of its taps: {known}"
+        )
+
+
+def read_card(path: Path) -> BackboneCard | None:
+    """Returns the card of a `.keras` file; None if the file has no card.
+
+    Raises:
+      InputError: the file does not exist.
+      ArtifactError: not a `.keras` file, or the card is malformed or of another network.
+    """
+    with _opened(path) as archive:
+        if CARD not in archive.namelist():
+            return None
+        card = parse(_member(archive, path, CARD, _CARD_BYTES), BackboneCard, path.name).body
+        if card.network_sha256 != _network_sha256(archive, path):
+            raise ArtifactError(
+                f"the card in {path.name} describes another network. Write the file again with "
+                "`fedemb backbone get` or `fedemb backbone convert`"
+            )
+        return card
+
+
+def read_constants(path: Path) -> dict[str, np.ndarray]:
+    """Returns the public constants in a backbone file, by name; empty if it has no card.
+
+    Raises:
+      InputError: the file does not exist.
+      ArtifactError: the file, its card or a constant is damaged.
+    """
+    card = read_card(path)
+    found: dict[str, np.ndarray] = {}
+    with _opened(path) as archive:
+        for constant in card.constants if card else ():
+            data = _member(archive, path, _member_of(constant.name), _CONSTANT_BYTES)
+            values = _numbers(data, constant.shape) if sha256_hex(data) == constant.sha256 else None
+            if values is None:
+                raise ArtifactError(
+                    f"constant {constant.name} of {path.name} does not match the card, or is not "
+                    "finite. Write the file again"
+                )
+            found[constant.name] = values
+    return found
+
+
+def _numbers(data: bytes, shape: list[int]) -> np.ndarray | None:
+    """Returns the float32 array of an `.npy` file; None: another shape or type, or not finite."""
+    file = io.BytesIO(data)
+    try:
+        np.lib.format.read_magic(file)
+        found, column_major, kind = np.lib.format.read_array_header_1_0(file)
+    except ValueError:
+        return None
+    rest = data[file.tell() :]
+    if list(found) != shape or column_major or kind != np.float32 or len(rest) != 4 * prod(shape):
+        return None
+    values = np.frombuffer(rest, np.float32).reshape(shape)
+    return values if np.isfinite(values).all() else None
+
+
+def write_backbone(backbone: Any, path: Path, fields: Mapping[str, Any]) -> BackboneCard:
+    """Writes a backbone file and returns its card. The same network gives the same bytes.
+
+    Args:
+      backbone: `keras.Model`, images to features.
+      path: output file.
+      fields: fields of `BackboneCard` except `network_sha256` and `constants`.
+
+    Raises:
+      InputError: the path cannot be an output file.
+      StorageError: the file cannot be written; no partial file is left.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, "backbone.keras")
+        backbone.save(saved)
+        with _opened(saved) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+            digest = _network_sha256(archive, saved)
+    metadata = json.loads(members["metadata.json"])
+    metadata.pop("date_saved", None)
+    members["metadata.json"] = json.dumps(metadata, sort_keys=True).encode()
+    card = BackboneCard.of_fields({**fields, "network_sha256": digest, "constants": []})
+    _write(path, members, card)
+    return card
+
+
+def add_constants(
+    path: Path, output: Path, constants: Mapping[str, np.ndarray], images: str
+) -> BackboneCard:
+    """Writes a copy of a backbone file with further public constants and returns its card.
+
+    Args:
+      path: backbone file with a card.
+      output: file to write; may be `path`.
+      constants: arrays by name, stored as float32; a constant of the same name is replaced.
+      images: description of the public images that the constants were computed from.
+
+    Raises:
+      InputError: `path` does not exist or has no card, or `output` cannot be an output file.
+      ArtifactError: the file or its card is damaged.
+    """
+    card = read_card(path)
+    if card is None:
+        raise InputError(f"{path} has no card. Write it with `fedemb backbone get` or `convert`")
+    with _opened(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist() if name != CARD}
+    kept = [one for one in card.constants if one.name not in constants]
+    added: list[Constant] = []
+    for name, values in constants.items():
+        packed = io.BytesIO()
+        numbers = np.ascontiguousarray(values, np.float32)
+        np.lib.format.write_array(packed, numbers, version=(1, 0), allow_pickle=False)
+        data = members[_member_of(name)] = packed.getvalue()
+        fields = {"name": name, "shape": list(values.shape), "sha256": sha256_hex(data)}
+        added.append(Constant(**fields, images=images))
+    card = card.model_copy(update={"constants": sorted(kept + added, key=lambda one: one.name)})
+    _write(output, members, card)
+    return card
+
+
+def _write(path: Path, members: Mapping[str, bytes], card: BackboneCard) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in sorted({**members, CARD: written(card).data}.items()):
+            archive.writestr(zipfile.ZipInfo(name, _DATES), data)
+    write_bytes(path, packed.getvalue())
+
+
+def _member_of(constant: str) -> str:
+    return f"constants/{constant}.npy"
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist. Name a .keras file") from error
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"{path.name} is not a .keras file. Name a .keras file") from error
+
+
+def _member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> bytes:
+    """Returns a stored member; refuses compressed and oversized ones before reading them."""
+    try:
+        member = archive.getinfo(name)
+        plain = member.compress_type == zipfile.ZIP_STORED
+        if not plain or member.file_size > min(limit, path.stat().st_size):
+            raise ArtifactError(
+                f"{path.name} has a member {name} that is compressed or larger than {limit:,} "
+                "bytes. Write the file again"
+            )
+        return archive.read(name)
+    except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ArtifactError(
+            f"{path.name} has no readable member {name}. Write the file again"
+        ) from error
+
+
+def _network_sha256(archive: zipfile.ZipFile, path: Path) -> str:
+    """Returns the digest of the digests of the members that Keras reads."""
+    found = hashlib.sha256()
+    for name in _NETWORK:
+        found.update(bytes.fromhex(sha256_hex(_member(archive, path, name, path.stat().st_size))))
+    return found.hexdigest()

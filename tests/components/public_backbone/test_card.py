@@ -1,0 +1,150 @@
+"""The card of a backbone file: stored beside the network, and refused in another file."""
+
+import zipfile
+
+import numpy as np
+import pytest
+
+from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.models.public_backbone.card import (
+    CARD,
+    add_constants,
+    read_card,
+    read_constants,
+    write_backbone,
+)
+
+FIELDS = {
+    "name": "tiny",
+    "architecture": "one convolution",
+    "image_size": 8,
+    "channels": 3,
+    "pixels": "-1..1",
+    "trained_pixels": "x / 128 - 1",
+    "features": 4,
+    "taps": [{"name": "head", "layer": "pooled", "features": 4, "pooling": "none"}],
+    "parameters": 112,
+    "licence": "Apache-2.0",
+    "licence_text": "Apache License\nVersion 2.0",
+    "provenance": "drawn from a seed",
+    "source": "tests",
+    "source_sha256": "0" * 64,
+}
+
+
+def _net(seed):
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    images = keras.Input((8, 8, 3), name="images")
+    features = keras.layers.Conv2D(4, 3, name="stem_conv")(images)
+    pooled = keras.layers.GlobalAveragePooling2D(name="pooled")
+    return keras.Model(images, pooled(features), name="tiny")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("card") / "tiny.keras"
+    write_backbone(_net(0), path, FIELDS)
+    return path
+
+
+def _with(file, path, changes):
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {**members, **changes}.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_card_is_read_as_written_and_keras_reads_the_network(file):
+    import keras
+
+    card = read_card(file)
+    assert card.model_dump(exclude={"network_sha256", "constants"}) == FIELDS
+    assert card.tap("head").layer == "pooled"
+    images = np.ones((1, 8, 8, 3), np.float32)
+    found = keras.saving.load_model(file)(images)
+    np.testing.assert_array_equal(found, _net(0)(images))
+
+
+def test_same_network_gives_the_same_bytes(file, tmp_path):
+    write_backbone(_net(0), tmp_path / "again.keras", FIELDS)
+    assert (tmp_path / "again.keras").read_bytes() == file.read_bytes()
+
+
+def test_unknown_tap_names_the_known_ones(file):
+    with pytest.raises(ConfigError, match=r"no feature tap 'neck'.*head"):
+        read_card(file).tap("neck")
+
+
+def test_file_of_keras_has_no_card(tmp_path):
+    _net(0).save(tmp_path / "x.keras")
+    assert read_card(tmp_path / "x.keras") is None
+    assert read_constants(tmp_path / "x.keras") == {}
+    with pytest.raises(InputError, match="has no card"):
+        add_constants(tmp_path / "x.keras", tmp_path / "y.keras", {}, "")
+
+
+def test_card_in_a_file_of_another_network_is_refused(file, tmp_path):
+    write_backbone(_net(1), tmp_path / "other.keras", FIELDS)
+    with zipfile.ZipFile(tmp_path / "other.keras") as archive:
+        weights = archive.read("model.weights.h5")
+    with pytest.raises(ArtifactError, match="describes another network"):
+        read_card(_with(file, tmp_path / "x.keras", {"model.weights.h5": weights}))
+
+
+@pytest.mark.parametrize("card", [b"{}", b"[]", b"\xff", b'{"schema": "fedemb/verdict/1"}'])
+def test_malformed_card_is_one_sentence(file, tmp_path, card):
+    with pytest.raises(ArtifactError) as refused:
+        read_card(_with(file, tmp_path / "x.keras", {CARD: card}))
+    assert "\n" not in str(refused.value)
+
+
+def test_compressed_card_is_refused_before_it_is_read(file, tmp_path):
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "x.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in {**members, CARD: b" " * (1 << 28)}.items():
+            archive.writestr(name, data)
+    with pytest.raises(ArtifactError, match=r"public_backbone\.json that is compressed"):
+        read_card(tmp_path / "x.keras")
+
+
+def test_what_is_missing_or_no_zip_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        read_card(tmp_path / "none.keras")
+    (tmp_path / "text.keras").write_text("text")
+    with pytest.raises(ArtifactError, match=r"not a \.keras file"):
+        read_card(tmp_path / "text.keras")
+
+
+def test_constants_travel_with_the_file(file, tmp_path):
+    path = tmp_path / "x.keras"
+    mean, axes = np.arange(4.0, dtype=np.float32), np.eye(4, 2, dtype=np.float32)
+    add_constants(file, path, {"mean": mean, "axes": axes}, "500 images of CIFAR-100")
+    add_constants(path, path, {"mean": mean + 1}, "other images")
+    found = read_constants(path)
+    np.testing.assert_array_equal(found["mean"], mean + 1)
+    np.testing.assert_array_equal(found["axes"], axes)
+    images = {one.name: one.images for one in read_card(path).constants}
+    assert images == {"axes": "500 images of CIFAR-100", "mean": "other images"}
+    assert read_card(path).network_sha256 == read_card(file).network_sha256
+
+
+@pytest.mark.parametrize("values", [[np.nan] * 4, [np.inf] * 4])
+def test_constants_that_are_not_finite_are_refused(file, tmp_path, values):
+    add_constants(file, tmp_path / "x.keras", {"mean": np.array(values)}, "")
+    with pytest.raises(ArtifactError, match="constant mean"):
+        read_constants(tmp_path / "x.keras")
+
+
+def test_changed_constant_is_refused(file, tmp_path):
+    add_constants(file, tmp_path / "x.keras", {"mean": np.zeros(4)}, "")
+    add_constants(file, tmp_path / "y.keras", {"mean": np.ones(4)}, "")
+    with zipfile.ZipFile(tmp_path / "y.keras") as archive:
+        other = archive.read("constants/mean.npy")
+    mixed = _with(tmp_path / "x.keras", tmp_path / "z.keras", {"constants/mean.npy": other})
+    with pytest.raises(ArtifactError, match="does not match the card"):
+        read_constants(mixed)
