@@ -64,13 +64,13 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         chart = pages.bar_chart(
             bars, x_label="AUROC (0.5 is blind)", alt=alt, x_limits=(0.0, 1.0), reference=0.5
         )
-    witness = report.mechanism and report.mechanism.witness
+    canaries = report.mechanism and report.mechanism.canaries
     canaries = (
         [
-            (*_CANARIES[name], found, planned, tolerance, name not in witness.off(plan))
-            for name, (found, planned, tolerance) in witness.bounds(plan).items()
+            (*_CANARIES[name], found, planned, tolerance, name not in canaries.off(plan))
+            for name, (found, planned, tolerance) in canaries.bounds(plan).items()
         ]
-        if witness
+        if canaries
         else []
     )
     answer = audit_answer(report, plan)

@@ -28,7 +28,7 @@ def plan_privacy(
     audit: str,
     release: str,
     deletion_marks: str,
-    witness: str,
+    rollback_anchor: str,
     keys: str,
     config: dsl.OutputPath(str),  # pyright: ignore[reportInvalidTypeForm] - kfp's form
     privacy_plan: dsl.Output[dsl.Artifact],

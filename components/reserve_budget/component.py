@@ -21,7 +21,7 @@ from fedemb.runtime.step import Rights, step
             "policy": "create",
             "reservation": "create",
         },
-        witness="append",
+        rollback_anchor="append",
     ),
 )
 def reserve_budget(

@@ -91,7 +91,7 @@ def run(
     plan, document = read_plan(context.artifacts.privacy_plan, config)
     suite = read_record()  # checked early, because the audit needs it at the end
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
-    check_high_water(ledger, keys, config.storage.witness)
+    check_high_water(ledger, keys, config.storage.rollback_anchor)
     ensure_policy_key(ledger, keys)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
@@ -115,7 +115,7 @@ def run(
         "input": input_fingerprint or _bound_input(config, keys, run_id),
     }
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
-    mark_high_water(ledger, keys, config.storage.witness)  # before any root key
+    mark_high_water(ledger, keys, config.storage.rollback_anchor)  # before any root key
     full = set(reservation.blocks_requested) - set(reservation.blocks)
     if full:
         _log.warning(
@@ -185,7 +185,7 @@ def open_or_create(
         ledger.check_terms(terms_of(config, ledger.terms.series))
     else:
         terms = terms_of(config, series_of(config, plan))
-        begin_policy(ledger, terms, keys, config.storage.witness)
+        begin_policy(ledger, terms, keys, config.storage.rollback_anchor)
     return ledger
 
 

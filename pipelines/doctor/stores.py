@@ -40,7 +40,7 @@ REMEDY = "set the rights of infra/rights.yaml again: `terraform apply`, or infra
 class Place:
     """A part of a store whose rights are one."""
 
-    store: Literal["public_root", "private_root", "ledger", "releases", "witness", "input"]
+    store: Literal["public_root", "private_root", "ledger", "releases", "rollback_anchor", "input"]
     """Its name in the configuration, or the private images."""
     address: str
     """gs:// or s3://"""
@@ -65,7 +65,7 @@ class Place:
     @property
     def verbs(self) -> tuple[str, ...]:
         """What is asked. Only records may never be deleted; elsewhere who writes may."""
-        return VERBS if self.store in ("ledger", "releases", "witness") else VERBS[:3]
+        return VERBS if self.store in ("ledger", "releases", "rollback_anchor") else VERBS[:3]
 
     def allowed(self, row: Mapping[str, Any]) -> set[str]:
         """What an account may do here, given its row of the table.
@@ -99,7 +99,7 @@ def places(configs: Iterable[RunConfig]) -> list[Place]:
             found += [Place("private_root", root, folder) for folder in folders]
         if uri != "builtin":
             found.append(Place("input", uri.rpartition("/")[0] if urlsplit(uri).path else uri))
-        for name in ("public_root", "ledger", "releases", "witness"):
+        for name in ("public_root", "ledger", "releases", "rollback_anchor"):
             if address := getattr(storage, name):
                 found.append(Place(name, address))
     return list(dict.fromkeys(found))
@@ -123,7 +123,13 @@ def stores(doctor: Doctor) -> Iterator[Finding]:
 
 def _rows() -> dict[str, Mapping[str, Any]]:
     """Group -> its row of the table; that of `run`, which drives runs, grants nothing."""
-    nothing = {"private": {}, "input": [], "ledger": "none", "releases": "none", "witness": "none"}
+    nothing = {
+        "private": {},
+        "input": [],
+        "ledger": "none",
+        "releases": "none",
+        "rollback_anchor": "none",
+    }
     return {"run": nothing, **rights_of_groups()}
 
 
@@ -266,7 +272,7 @@ _OF_ROLE = {
     "fedembGet": {"read"},
     "fedembList": {"list"},
     "fedembAppend": {"list", "read", "write"},
-    "fedembWitness": {"list", "read", "write"},
+    "fedembRollbackAnchor": {"list", "read", "write"},
     "fedembWrite": {"read", "write", "delete"},
 }
 """Role, or the last part of a custom role's name, as infra/terraform/gcs makes them -> verbs."""

@@ -1,4 +1,4 @@
-"""An older ledger in the place of the newest is refused: key store or witness knows more."""
+"""An older ledger is refused: key store or rollback anchor hold more markers."""
 
 import shutil
 from pathlib import Path
@@ -17,20 +17,20 @@ from tests.kit.pipeline_runs import honest_run
 
 
 class Team:
-    """Weekly runs that share a policy; ledger, keys and witness may be put back to a backup."""
+    """Weekly runs that share a policy; ledger, keys and anchor can be restored from a backup."""
 
-    def __init__(self, root: Path, witness: Path | None = None):
-        """A witness is a link, which has one address for the team and for its copies."""
+    def __init__(self, root: Path, rollback_anchor: Path | None = None):
+        """A rollback anchor is a link, which has one address for the team and for its copies."""
         self.root, self.policy = root, root / "policy"
-        self.changes = {"storage.witness": str(witness)} if witness else {}
-        if witness:
-            (self.policy / "witness").mkdir(parents=True, exist_ok=True)
-            witness.unlink(missing_ok=True)
-            witness.symlink_to(self.policy / "witness")
+        self.changes = {"storage.rollback_anchor": str(rollback_anchor)} if rollback_anchor else {}
+        if rollback_anchor:
+            (self.policy / "rollback_anchor").mkdir(parents=True, exist_ok=True)
+            rollback_anchor.unlink(missing_ok=True)
+            rollback_anchor.symlink_to(self.policy / "rollback_anchor")
 
     @property
-    def witness(self):
-        return self.changes.get("storage.witness")
+    def rollback_anchor(self):
+        return self.changes.get("storage.rollback_anchor")
 
     def start(self, name):
         run = honest_run.start(self.root / name, name, self.policy, **self.changes)
@@ -60,11 +60,11 @@ class Team:
                 path.unlink(missing_ok=True)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["no witness", "witness"])
+@pytest.fixture(scope="module", params=[False, True], ids=["no rollback anchor", "rollback_anchor"])
 def month(request, tmp_path_factory):
     """Four weeks; a backup after each: `after-1`, ..."""
     root = tmp_path_factory.mktemp("month")
-    team = Team(root, root.with_name(f"{root.name}-witness") if request.param else None)
+    team = Team(root, root.with_name(f"{root.name}-anchor") if request.param else None)
     for week in range(1, 5):
         team.reserve(f"week-{week}")
         team.backup(f"after-{week}")
@@ -75,7 +75,7 @@ def month(request, tmp_path_factory):
 def team(month, tmp_path):
     """A copy, to attack."""
     shutil.copytree(month.root, tmp_path / "month")
-    return Team(tmp_path / "month", Path(month.witness) if month.witness else None)
+    return Team(tmp_path / "month", Path(month.rollback_anchor) if month.rollback_anchor else None)
 
 
 def _old_backup(weeks):
@@ -105,10 +105,10 @@ def _forked(weeks):
 
     def attack(team):
         team.backup("now")
-        team.restore("ledger", "keys", "witness", backup="after-2")
+        team.restore("ledger", "keys", "rollback_anchor", backup="after-2")
         for week in range(weeks):
             team.reserve(f"elsewhere-{week}")
-        team.restore("keys", "witness", backup="now")
+        team.restore("keys", "rollback_anchor", backup="now")
 
     return attack
 
@@ -135,8 +135,8 @@ def _at(team):
     return ("--ledger", str(team.policy / "ledger"), "--keys", str(team.policy / "keys"))
 
 
-def _also_witness(team):
-    return ("--witness", team.witness) if team.witness else ()
+def _also_anchor(team):
+    return ("--rollback-anchor", team.rollback_anchor) if team.rollback_anchor else ()
 
 
 def _settings(team):
@@ -155,12 +155,12 @@ ACTS = {
     "reserve": lambda team: team.reserve("week-5"),
     "init": lambda team: _fedemb("ledger", "init", "--config", _settings(team), *_at(team)),
     "rotate": lambda team: _fedemb(
-        "ledger", "rotate-keys", *_at(team), "--reason=x", *_also_witness(team)
+        "ledger", "rotate-keys", *_at(team), "--reason=x", *_also_anchor(team)
     ),
-    "show": lambda team: _fedemb("ledger", "show", *_at(team), *_also_witness(team)),
-    "verify": lambda team: _fedemb("ledger", "verify", *_at(team), *_also_witness(team)),
+    "show": lambda team: _fedemb("ledger", "show", *_at(team), *_also_anchor(team)),
+    "verify": lambda team: _fedemb("ledger", "verify", *_at(team), *_also_anchor(team)),
     "void": lambda team: _fedemb(
-        "ledger", "void", "week-1", *_at(team), "--reason=x", *_also_witness(team)
+        "ledger", "void", "week-1", *_at(team), "--reason=x", *_also_anchor(team)
     ),
     "forget": _forget,
 }
@@ -190,12 +190,14 @@ def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
     ],
     ids=lambda words: words[0],
 )
-def test_act_of_people_names_the_witness_of_the_policy(month, tmp_path, words, named):
+def test_act_of_people_names_the_rollback_anchor_of_the_policy(month, tmp_path, words, named):
     """Else ledger and key store put back together would be taken by whoever does not name it."""
-    if month.witness is None:
-        pytest.skip("this policy has no witness")
-    before, also = _state(month), ("--witness", named) if named else ()
-    with pytest.raises(Refused, match=r"has a witness for life, and (none|another store) was"):
+    if month.rollback_anchor is None:
+        pytest.skip("this policy has no rollback anchor")
+    before, also = _state(month), ("--rollback-anchor", named) if named else ()
+    with pytest.raises(
+        Refused, match=r"has a rollback anchor for life, and (none|another store) was"
+    ):
         _fedemb("ledger", *words, *_at(month), "--reason=x", *also)
     assert _state(month) == before
 
@@ -204,7 +206,7 @@ def _state(team):
     """Every file of ledger and keys, locks and deletion marks apart."""
     return {
         path: path.read_bytes()
-        for part in ("ledger", "keys", "witness")
+        for part in ("ledger", "keys", "rollback_anchor")
         for path in (team.policy / part).rglob("*")
         if path.is_file()
     }
@@ -218,25 +220,25 @@ def test_honest_ledger_is_taken_by_every_act(team, act):
 
 @pytest.mark.parametrize("weeks", [1, 2, 3])
 @pytest.mark.parametrize("act", ACTS)
-def test_ledger_and_keys_put_back_together_are_noticed_by_a_witness_alone(team, weeks, act):
+def test_ledger_and_keys_put_back_together_are_noticed_by_a_rollback_anchor_alone(team, weeks, act):
     team.restore("ledger", "keys", backup=f"after-{weeks}")
-    if team.witness is None:
+    if team.rollback_anchor is None:
         ACTS[act](team)  # what docs/explanation/ledger.md says cannot be seen
         return
-    with pytest.raises(LedgerError, match=r"the witness .* says there were more"):
+    with pytest.raises(LedgerError, match=r"the rollback anchor .* says there were more"):
         ACTS[act](team)
 
 
 @pytest.mark.parametrize("other", [None, "elsewhere"])
-def test_a_run_without_the_policys_witness_is_refused(team, tmp_path, other):
+def test_a_run_without_the_policys_rollback_anchor_is_refused(team, tmp_path, other):
     """Else whoever puts ledger and keys back names none, or an empty one."""
     team.restore("ledger", "keys", backup="after-1")
-    had = team.witness
-    team.changes = {"storage.witness": str(tmp_path / other)} if other else {}
+    had = team.rollback_anchor
+    team.changes = {"storage.rollback_anchor": str(tmp_path / other)} if other else {}
     if had is None:
-        team.reserve("week-5")  # a policy may be given its first witness
+        team.reserve("week-5")  # a policy may be given its first rollback anchor
         return
-    with pytest.raises(Refused, match=r"storage\.witness .* for life"):
+    with pytest.raises(Refused, match=r"storage\.rollback_anchor .* for life"):
         team.reserve("week-5")
 
 
@@ -261,14 +263,14 @@ def test_a_trust_file_with_a_key_of_a_stranger_is_refused(team, tmp_path, change
 
 
 def test_all_three_put_back_together_are_not_noticed(team):
-    """What docs/explanation/ledger.md says: a witness must stand where nobody can put it back."""
-    team.restore("ledger", "keys", "witness", backup="after-2")
+    """docs/explanation/ledger.md: the anchor must be where nobody can restore a backup."""
+    team.restore("ledger", "keys", "rollback_anchor", backup="after-2")
     ACTS["reserve"](team)
 
 
 def test_verify_says_whether_it_asked(team):
     words = ("ledger", "verify", "--ledger", str(team.policy / "ledger"))
-    assert "not asked" in _fedemb(*words)
+    assert "not checked" in _fedemb(*words)
     assert "5 records of its charges" in _fedemb(*words, "--keys", str(team.policy / "keys"))
 
 
@@ -304,18 +306,22 @@ def test_rotation_cannot_be_taken_back(team):
     team.backup("before")
     keys = connect(ledger_uri, keys_uri, "weekly") and honest_run.open_key_store(keys_uri)
     rotate_keys(
-        ledger_uri, keys, "leaked", ["ledger"], witnesses=[team.witness] if team.witness else ()
+        ledger_uri,
+        keys,
+        "leaked",
+        ["ledger"],
+        rollback_anchors=[team.rollback_anchor] if team.rollback_anchor else (),
     )
     team.restore("ledger", backup="before")
     with pytest.raises(LedgerError, match="an older ledger"):
-        check_high_water(connect(ledger_uri, keys_uri, "weekly"), keys, team.witness)
+        check_high_water(connect(ledger_uri, keys_uri, "weekly"), keys, team.rollback_anchor)
 
 
 def test_marking_again_marks_nothing(team):
     keys = honest_run.open_key_store(str(team.policy / "keys"))
     before = _state(team)
     ledger = connect(str(team.policy / "ledger"), keys.uri, "weekly")
-    mark_high_water(ledger, keys, team.witness)
+    mark_high_water(ledger, keys, team.rollback_anchor)
     assert _state(team) == before
 
 

@@ -95,7 +95,7 @@ def stores(plane, applied, tmp_path_factory):
         made = Stores(binaries, folder, plane.kubeconfig)
         try:
             made.sh(runbook_block("for name in public private releases"))
-            made.sh(runbook_block("mc mb --with-lock store/fedemb-witness"))
+            made.sh(runbook_block("mc mb --with-lock store/fedemb-rollback-anchor"))
             made.sh("mc mb store/photos")
             for group, row in rights_of_groups().items():
                 names = (
@@ -124,7 +124,7 @@ def look(plane, stores, monkeypatch, tmp_path):
         storage__deletion_marks="s3://fedemb-private/policy/deletion_marks",
         storage__ledger="s3://fedemb-ledger",
         storage__releases="s3://fedemb-releases",
-        storage__witness="s3://fedemb-witness",
+        storage__rollback_anchor="s3://fedemb-rollback-anchor",
     )
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -205,6 +205,6 @@ def test_who_reads_without_listing_is_found(look, stores):
 
 def test_looking_leaves_nothing_in_the_stores(look, stores):
     look()
-    for name in ("public", "private", "ledger", "releases", "witness"):
+    for name in ("public", "private", "ledger", "releases", "rollback_anchor"):
         assert not stores.sh(f"mc ls --recursive --versions store/fedemb-{name}").strip()
         assert not stores.sh(f"mc ls --recursive --incomplete store/fedemb-{name}").strip()

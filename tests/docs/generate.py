@@ -469,7 +469,7 @@ def summary(step: Step) -> tuple[str, str]:
 def rights_page() -> str:
     """Returns the page of the rights of every service account."""
     groups = yaml.safe_load((ROOT / "infra" / "rights.yaml").read_text())["groups"]
-    columns = ("private", "input", "ledger", "signing", "keys", "releases", "witness")
+    columns = ("private", "input", "ledger", "signing", "keys", "releases", "rollback_anchor")
     rows = [
         (
             code(f"fedemb-{name}"),

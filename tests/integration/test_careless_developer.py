@@ -50,7 +50,7 @@ SILENCED = Mutant(
         (NAMED["trainer_steps_with_the_raw_mean"], {"fold_differs"}),
         (
             NAMED["noise_forgotten"],
-            {"noise_receipt_failed", "witness_off", "below_noise_floor"},
+            {"noise_receipt_failed", "canaries_off", "below_noise_floor"},
         ),
         (SILENCED, {"below_noise_floor"}),
         (MECHANISM["noise_key_without_its_tag"], {"independence_failed"}),

@@ -23,7 +23,7 @@ from tests.kit.pipeline_runs.partition_run import make_config
 
 INFRA = Path(__file__).parents[2] / "infra"
 GROUPS = ("run", *rights_of_groups())
-BUCKETS = ("public", "private", "ledger", "releases", "witness", "photos")
+BUCKETS = ("public", "private", "ledger", "releases", "rollback-anchor", "photos")
 
 
 class Namespace:
@@ -50,7 +50,10 @@ def _email(group: str) -> str:
 
 
 def _look(scheme: str, secrets: dict[str, tuple[str, str]] | None = None) -> list[tuple[str, str]]:
-    named = {name: f"{scheme}://fedemb-{name}" for name in ("ledger", "releases", "witness")}
+    named = {
+        name: f"{scheme}://fedemb-{name.replace('_', '-')}"
+        for name in ("ledger", "releases", "rollback_anchor")
+    }
     config = make_config(
         f"{scheme}://fedemb-photos/2026/*.parquet",
         storage__public_root=f"{scheme}://fedemb-public/runs",
@@ -182,9 +185,11 @@ def test_each_wrong_right_on_s3_is_found(moto):
 @pytest.mark.slow
 def test_what_cannot_be_asked_of_s3_is_said(moto, monkeypatch):
     secrets = moto.set_up()
-    moto.s3.delete_bucket(Bucket="fedemb-witness")
+    moto.s3.delete_bucket(Bucket="fedemb-rollback-anchor")
     moto.close()
-    assert _look("s3", secrets) == [("could not tell", "the bucket fedemb-witness does not exist")]
+    assert _look("s3", secrets) == [
+        ("could not tell", "the bucket fedemb-rollback-anchor does not exist")
+    ]
     without = {name: pair for name, pair in secrets.items() if name != "fedemb-s3-gate"}
     ((state, what),) = _look("s3", without)
     assert (state, what) == (
@@ -225,8 +230,8 @@ def _google_policies() -> dict[str, list[dict]]:
         for name in ("ledger", "releases"):
             if row[name] != "none":
                 bind(name, group, TERRAFORM[row[name]])
-        if row["witness"] != "none":
-            bind("witness", group, "projects/other/roles/fedembWitness")
+        if row["rollback_anchor"] != "none":
+            bind("rollback-anchor", group, "projects/other/roles/fedembRollbackAnchor")
         if "private" in row["input"]:
             bind("photos", group, "roles/storage.objectViewer")
         if "names" in row["input"]:
@@ -277,8 +282,8 @@ GOOGLE_HARMS = {
         "ledger",
         {"role": "roles/storage.admin", "members": [EVIL]},
     ),
-    "may delete storage.witness": (
-        "witness",
+    "may delete storage.rollback_anchor": (
+        "rollback-anchor",
         {
             "role": "roles/storage.objectUser",
             "members": [EVIL],
@@ -297,11 +302,11 @@ def test_each_wrong_right_on_google_cloud_is_found(google, found):
     findings = _look("gs")
     assert [state for state, _ in findings] == ["unsafe"]
     assert found.partition(" ")[0] in findings[0][1]
-    assert bucket in findings[0][1]
+    assert bucket.replace("-", "_") in findings[0][1]
 
 
 @pytest.mark.parametrize("everybody", ["projectViewer:runs", "projectEditor:runs"])
-@pytest.mark.parametrize("bucket", ["private", "ledger", "witness", "releases"])
+@pytest.mark.parametrize("bucket", ["private", "ledger", "rollback-anchor", "releases"])
 def test_what_google_grants_to_a_whole_project_is_found(google, everybody, bucket):
     """A new bucket is readable to whoever views its project, until Terraform closes it."""
     policies = _google_policies()

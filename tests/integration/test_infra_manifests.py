@@ -213,7 +213,9 @@ def test_rights_follow_the_table_of_artifacts():
         "a policy's key and the marks of its ledger outlive every run"
     )
     assert "destroy" not in {*GROUPS["reserve"]["keys"].values()}
-    assert {group for group, rights in GROUPS.items() if rights["witness"] != "none"} == {"reserve"}
+    assert {group for group, rights in GROUPS.items() if rights["rollback_anchor"] != "none"} == {
+        "reserve"
+    }
     assert not [group for group, rights in GROUPS.items() if "policy" in rights["signing"]], (
         "the policy's owner signs by hand: no step holds that key"
     )
@@ -246,7 +248,7 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
                 )
     read, append = {"GetObject"}, {"GetObject", "PutObject"}
     write = append | {"DeleteObject", "AbortMultipartUpload"}
-    none = dict.fromkeys(("ledger", "releases", "witness"), "none")
+    none = dict.fromkeys(("ledger", "releases", "rollback_anchor"), "none")
     rights = GROUPS.get(group, {"private": {}, "input": [], **none})
     expected = {"fedemb-public/*": write}
     for folder, right in rights["private"].items():
@@ -256,8 +258,8 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
         expected["fedemb-ledger/*"] = append if rights["ledger"] == "append" else read
     if rights["releases"] != "none":
         expected["fedemb-releases/*"] = append if rights["releases"] == "create" else read
-    if rights["witness"] != "none":
-        expected["fedemb-witness/*"] = append
+    if rights["rollback_anchor"] != "none":
+        expected["fedemb-rollback-anchor/*"] = append
     for kind in rights["input"]:
         names_only = kind == "names"  # ListBucket, added below
         expected["fedemb-private-input" if names_only else f"fedemb-{kind}-input/*"] = (
@@ -270,12 +272,14 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
         denied = [item for item in policy["Statement"] if item["Effect"] == "Deny"]
         assert "s3:DeleteObject" in denied[0]["Action"]
         never = {resource for item in denied for resource in item["Resource"]}
-        assert ("arn:aws:s3:::fedemb-witness/*" in never) == (rights["witness"] != "none")
+        assert ("arn:aws:s3:::fedemb-rollback-anchor/*" in never) == (
+            rights["rollback_anchor"] != "none"
+        )
 
 
 def test_bucket_policies_of_s3_let_nobody_replace_a_record():
     """Every write that makes an object must create it; the parts of a large one come before."""
-    for name in ("ledger", "witness"):
+    for name in ("ledger", "rollback-anchor"):
         (statement,) = json.loads((INFRA / "s3" / "buckets" / f"{name}.json").read_text())[
             "Statement"
         ]
@@ -321,18 +325,18 @@ def test_ledger_is_locked_and_keys_are_in_no_bucket():
     }
     assert set(buckets) == {
         f"google_storage_bucket.{name}"
-        for name in ("public", "private", "ledger", "releases", "witness")
+        for name in ("public", "private", "ledger", "releases", "rollback_anchor")
     }
     locked = {name for name, body in buckets.items() if "retention_policy" in body}
-    assert locked == {"google_storage_bucket.ledger", "google_storage_bucket.witness"}
-    witness = buckets["google_storage_bucket.witness"]
-    assert "var.witness_project" in str(witness["project"]), "not the ledger's"
+    assert locked == {"google_storage_bucket.ledger", "google_storage_bucket.rollback_anchor"}
+    rollback_anchor = buckets["google_storage_bucket.rollback_anchor"]
+    assert "var.rollback_anchor_project" in str(rollback_anchor["project"]), "not the ledger's"
     (closed,) = [
         body for name, body in resources.items() if name.endswith("iam_binding.given_by_google")
     ]
     assert "projectOwner" in str(closed["members"])
     text = (folder / "stores.tf").read_text()
-    assert all(f'"{name}"' in text for name in ("private", "ledger", "releases", "witness"))
+    assert all(f'"{name}"' in text for name in ("private", "ledger", "releases", "rollback_anchor"))
     for body in buckets.values():
         assert str(body["public_access_prevention"]).strip('"') == "enforced"
 

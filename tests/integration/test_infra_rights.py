@@ -30,7 +30,7 @@ from tests.kit.sealed_bundle import seal
 
 LEDGER, PRIVATE, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
 DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"
-WITNESS = "gs://witness"
+ROLLBACK_ANCHOR = "gs://rollback_anchor"
 PREVIOUS = f"{RELEASES}/embedding/before"
 
 
@@ -52,7 +52,7 @@ def _owner_begins(config: RunConfig) -> None:
     trust = ensure_trust(open_store(LEDGER), keys)
     ledger = open_ledger(LEDGER, config.policy.policy_id, trust=trust)
     terms = terms_of(config, series_of(config, plan_mechanism(config)))
-    begin_policy(ledger, terms, keys, config.storage.witness)
+    begin_policy(ledger, terms, keys, config.storage.rollback_anchor)
 
 
 def _put_images(address: str, users: int, images: int, tmp_path: Path, classes: int = 0) -> None:
@@ -84,7 +84,7 @@ SIMULATION = {
     "evaluation__previous_release": PREVIOUS,
     "audit__bootstrap_samples": 20,
     "storage__deletion_marks": DELETION_MARKS,
-    "storage__witness": WITNESS,
+    "storage__rollback_anchor": ROLLBACK_ANCHOR,
 }
 
 
@@ -256,7 +256,7 @@ def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, 
     for bucket, most in (
         ("ledger", "append"),
         ("releases", "create"),
-        ("witness", "append"),
+        ("rollback_anchor", "append"),
     ):
         asked = verbs.get((bucket, ""), set())
         found[bucket] = most if "create" in asked else "read" if asked else "none"

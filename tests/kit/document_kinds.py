@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import fedemb.documents as room
-from fedemb.foundation.document import Document, Part
+from fedemb.foundation.document import Document, Part, Renamed, Since
 
 
 def json_schema(document: type[Document]) -> dict[str, Any]:
@@ -35,14 +35,18 @@ def all_documents() -> Iterator[type[Document]]:
     yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
 
 
-def fields_of(part: type[Part], version: int) -> Iterator[str]:
+def fields_of(part: type[Part], kind: str, version: int) -> Iterator[str]:
     """Dotted names of all fields that a document of a version has, parts included, in order."""
-    late = part._late({"version": version})
-    for name, field in sorted(part.model_fields.items()):
-        if name not in late:
-            yield name
-            for inner in _parts(field.annotation):
-                yield from (f"{name}.{deeper}" for deeper in fields_of(inner, version))
+    late = part._late({"kind": kind, "version": version})
+    names = {
+        mark.before if isinstance(mark := late.get(name), Renamed) else name: field
+        for name, field in part.model_fields.items()
+        if not isinstance(late.get(name), Since)
+    }
+    for name, field in sorted(names.items()):
+        yield name
+        for inner in _parts(field.annotation):
+            yield from (f"{name}.{deeper}" for deeper in fields_of(inner, kind, version))
 
 
 def _parts(annotation: Any) -> Iterator[type[Part]]:
@@ -55,5 +59,6 @@ def _parts(annotation: Any) -> Iterator[type[Part]]:
 def parts_that_grew(part: type[Part]) -> set[type[Part]]:
     """The parts of a document, itself included, that have a field of a later version."""
     inside = {inner for field in part.model_fields.values() for inner in _parts(field.annotation)}
-    grown = {part} if part._late({"version": 0}) else set()
+    marks = [mark for field in part.model_fields.values() for mark in field.metadata]
+    grown = {part} if any(isinstance(mark, Since) for mark in marks) else set()
     return grown.union(*(parts_that_grew(inner) for inner in inside))

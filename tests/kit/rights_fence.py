@@ -5,7 +5,7 @@ group that acts. Who may not read an object or key is not told whether it is the
 forbidden. `Fence.used` keeps what was asked and granted, so that a right nobody needs shows.
 
     gs://private/<run>/<folder>/   gs://ledger/  gs://releases/   the private root, ledger, releases
-    gs://witness/                                                  marks of the ledger
+    gs://rollback_anchor/                                                  marks of the ledger
     gs://private-input/  gs://public-input/                        images
     gsm://keys/fedemb                                              keys
 """
@@ -94,7 +94,7 @@ class Fence:
                 return bool(rights["private"])
             case "private":
                 return verb in FOLDER[rights["private"].get(folder, "none")]
-            case "ledger" | "releases" | "witness":
+            case "ledger" | "releases" | "rollback_anchor":
                 return verb in BUCKET[rights[bucket]]
             case "private-input" if verb == "list":
                 return bool({"names", "private"} & set(rights["input"]))
@@ -123,7 +123,7 @@ class FencedBucket(Store):
         self._ask("create", name)
         # To replace is to delete. On S3 a write to these does not pass where nothing is there, too:
         # infra/s3/buckets demands a write that creates.
-        if self._bucket in ("ledger", "witness") or self._inner.exists(name):
+        if self._bucket in ("ledger", "rollback_anchor") or self._inner.exists(name):
             self._ask("delete", name)
 
     @override

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -168,6 +169,8 @@ class ReleaseConfig(Section):
 class StorageConfig(Section):
     """Root addresses of the stores; null: below the run directory."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"witness": "rollback_anchor"}
+
     public_root: Address | None = None
     """Public and noised artifacts; file, gs:// or s3://."""
     private_root: Address | None = None
@@ -178,8 +181,8 @@ class StorageConfig(Section):
     """Key store, separate from the ledger and without object versioning."""
     deletion_marks: Address | None = None
     """Keyed deletion markers of users who requested deletion; null: no deletion markers."""
-    witness: Address | None = None
-    """Store for the rollback anchor, for example a bucket with a locked retention policy. Each
+    rollback_anchor: Address | None = None
+    """Store of the rollback anchor, for example a bucket with a locked retention policy. Each
     charge is also recorded there, so that an older ledger is detected. Accounts that can restore
     ledger and keys must not have write access."""
     releases: Address | None = None

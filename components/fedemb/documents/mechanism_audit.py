@@ -7,10 +7,10 @@ data. Canary figures depend only on keys and plan, and are reported in full.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from fedemb.documents.fields import Code, Count
-from fedemb.foundation.document import Part
+from fedemb.foundation.document import Part, Renamed
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -50,7 +50,11 @@ class Replay(Part):
     """Codes of failed checks."""
 
 
-class Witness(Part):
+_CANARIES = {"audit_report": 4, "model": 4, "privacy_report": 6}
+"""Document -> version since which the canaries' figures have their name."""
+
+
+class CanaryFigures(Part):
     """Canaries in a separate mechanism that is built from the plan like the real one."""
 
     rounds: Count
@@ -138,7 +142,7 @@ class MechanismAudit(Part):
     receipts: Receipts
     fold: Fold
     replay: Replay
-    witness: Witness | None
+    canaries: Annotated[CanaryFigures | None, Renamed(_CANARIES, before="witness")]
     """Canary results; None: the mechanism's rounds share their noise."""
     lower_bounds: LowerBounds | None
 
@@ -162,11 +166,11 @@ class MechanismAudit(Part):
                 f"{replay.rounds} rounds were run again without one of those in them; what is "
                 f"not as it must be: {', '.join(replay.failed) or 'too few'}"
             )
-        if self.witness is None and not plan.tracks_participation:
-            wrong["witness_off"] = "no canary went through the mechanism"
-        elif self.witness is not None and (off := self.witness.off(plan)):
-            bounds = self.witness.bounds(plan)
-            wrong["witness_off"] = "; ".join(
+        if self.canaries is None and not plan.tracks_participation:
+            wrong["canaries_off"] = "no canary went through the mechanism"
+        elif self.canaries is not None and (off := self.canaries.off(plan)):
+            bounds = self.canaries.bounds(plan)
+            wrong["canaries_off"] = "; ".join(
                 f"canaries found {name} {bounds[name][0]:.4g}, the plan says {bounds[name][1]:.4g}"
                 for name in off
             )

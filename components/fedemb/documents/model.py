@@ -42,7 +42,7 @@ class ModelCard(Document):
     """`model.json`, written by train_dp_fedemb beside `backbone.keras`."""
 
     kind: ClassVar[str] = "model"
-    newest: ClassVar[int] = 3
+    newest: ClassVar[int] = 4
     role: ClassVar[str | None] = "trainer"
 
     run_id: Name

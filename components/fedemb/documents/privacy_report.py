@@ -270,7 +270,7 @@ class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 5
+    newest: ClassVar[int] = 6
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose

@@ -13,7 +13,8 @@ A later version can add a field, and files of older versions stay readable:
         images_per_second: Annotated[float | None, Since(2, before=None)]
 
 A file of version 1 must not have the field and is read with the value `before`. A file of version 2
-must have it. A field is never removed and never changes its meaning.
+must have it. A field is never removed and never changes its meaning. `Renamed` marks a field that
+had another name in older versions.
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ class Since:
     """Value of the field in older documents, as JSON."""
 
 
+@dataclass(frozen=True)
+class Renamed:
+    """Annotation of a field that had another name before a version of the document."""
+
+    since: Mapping[str, int]
+    """Kind of document -> version that introduced the new name, for a part of several documents."""
+    before: str
+    """Name of the field in older documents."""
+
+
 class Part(BaseModel):
     """Object inside a document: all fields are required, and their types are strict."""
 
@@ -65,14 +76,17 @@ class Part(BaseModel):
             )
 
     @classmethod
-    def _late(cls, context: Any) -> dict[str, Since]:
-        """Returns the fields that the file's version does not have yet."""
-        version = context["version"] if context else None
+    def _late(cls, context: Any) -> dict[str, Since | Renamed]:
+        """Returns the fields that the file's version lacks or has under another name."""
+        if not context:
+            return {}
+        kind, version = context["kind"], context["version"]
         return {
             name: mark
             for name, field in cls.model_fields.items()
             for mark in field.metadata
-            if version is not None and isinstance(mark, Since) and mark.version > version
+            if (isinstance(mark, Since) and mark.version > version)
+            or (isinstance(mark, Renamed) and mark.since[kind] > version)
         }
 
     @model_validator(mode="before")
@@ -84,13 +98,21 @@ class Part(BaseModel):
         fields = cast("dict[str, Any]", value)
         if late.keys() & fields.keys():
             raise ValueError("a field of a later version")
-        return {**fields, **{name: mark.before for name, mark in late.items()}}
+        fields = dict(fields)
+        for name, mark in late.items():
+            if isinstance(mark, Since):
+                fields[name] = mark.before
+            elif mark.before in fields:
+                fields[name] = fields.pop(mark.before)
+        return fields
 
     @model_serializer(mode="wrap")
     def _write_older(self, handler: SerializerFunctionWrapHandler, info: Any) -> dict[str, Any]:
         fields = handler(self)
-        for name in self._late(info.context):
-            del fields[name]
+        for name, mark in self._late(info.context).items():
+            value = fields.pop(name)
+            if isinstance(mark, Renamed):
+                fields[mark.before] = value
         return fields
 
 
@@ -108,7 +130,7 @@ class Document(Part):
     def content(self, version: int | None = None) -> dict[str, Any]:
         """Returns the JSON object without its signature, which is the signed content."""
         number = version or self.newest
-        fields = self.model_dump(mode="json", context={"version": number})
+        fields = self.model_dump(mode="json", context={"kind": self.kind, "version": number})
         return {"schema": f"fedemb/{self.kind}/{number}", **fields}
 
     @classmethod
@@ -210,7 +232,8 @@ def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> W
     version = int(found[2])
     signature = _signature(fields.pop("signature", None), what)
     try:
-        body = expected.model_validate(fields, context={"version": version})
+        context = {"kind": expected.kind, "version": version}
+        body = expected.model_validate(fields, context=context)
     except ValidationError as error:
         raise ArtifactError(
             f"{problem_of(error)} of {what} is unknown, missing or not of its form; run its step "

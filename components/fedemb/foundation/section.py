@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -78,6 +78,10 @@ class Section(BaseModel):
         hide_input_in_errors=True,  # an address may hold a password
     )
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Former name -> name of a setting. Files with the former name stay readable. A section that a
+    run wrote keeps the former name, so that its digest stays the same."""
+
     @classmethod
     def as_written(cls, tree: Mapping[str, Any]) -> Self:
         """Returns the section that a run wrote, possibly with an older version.
@@ -95,13 +99,33 @@ class Section(BaseModel):
     def _complete(
         cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
-        section = handler(value)
-        # An existing section that is passed through stays as it was read.
-        if section is not value and not (info.context or {}).get(_AS_WRITTEN):
+        former = cls._former_names(value)
+        section = handler(_with_current_names(value, former) if former else value)
+        if (info.context or {}).get(_AS_WRITTEN):
+            section.model_fields_set.difference_update(former.values())
+            section.model_fields_set.update(former)
+        elif section is not value:  # an existing section that is passed through stays as read
             section.model_fields_set.update(cls.model_fields)
         return section
 
+    @classmethod
+    def _former_names(cls, value: Any) -> dict[str, str]:
+        return {
+            old: new for old, new in cls.renamed.items() if isinstance(value, dict) and old in value
+        }
+
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        known = self.model_fields_set
-        return {name: value for name, value in handler(self).items() if name in known}
+        known, written = self.model_fields_set, handler(self)
+        former = {old: written[new] for old, new in self.renamed.items() if old in known}
+        return {**{name: value for name, value in written.items() if name in known}, **former}
+
+
+def _with_current_names(value: Any, former: Mapping[str, str]) -> dict[str, Any]:
+    fields = dict(cast("dict[str, Any]", value))
+    for old, new in former.items():
+        setting = fields.pop(old)
+        if setting is not None and fields.get(new, setting) not in (None, setting):
+            raise ValueError(f"{old} is the former name of {new}; set only {new}")
+        fields[new] = fields.get(new) if setting is None else setting
+    return fields

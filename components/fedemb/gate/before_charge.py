@@ -78,7 +78,7 @@ WHEN: Mapping[str, When] = {
     "noise_receipt_failed": "later",
     "fold_differs": "later",
     "replay_differs": "later",
-    "witness_off": "later",
+    "canaries_off": "later",
     "independence_missing": "later",
     "independence_failed": "later",
     "evidence_unreadable": "later",

@@ -42,7 +42,7 @@ def ledger(case: Case) -> Iterator[Reason]:
                 )
     asked = terms_of(case.evidence.config, terms.series)
     if not case.same_environment:  # a bundle does not contain the store addresses
-        asked = replace(asked, witness_sha=terms.witness_sha)
+        asked = replace(asked, rollback_anchor_sha=terms.rollback_anchor_sha)
     for difference in terms.differences(asked):
         yield Reason(
             "policy_differs",

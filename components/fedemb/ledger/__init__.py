@@ -11,7 +11,7 @@ from fedemb.ledger.budget import Charge as Charge
 from fedemb.ledger.budget import Spent as Spent
 from fedemb.ledger.chain import Anchor as Anchor
 from fedemb.ledger.high_water import check_high_water as check_high_water
-from fedemb.ledger.high_water import find_witness as find_witness
+from fedemb.ledger.high_water import find_rollback_anchor as find_rollback_anchor
 from fedemb.ledger.high_water import mark_high_water as mark_high_water
 from fedemb.ledger.ledger import Ledger as Ledger
 from fedemb.ledger.reservation import Reservation as Reservation

@@ -2,8 +2,8 @@
 
 A backup of a ledger has valid signatures and a valid chain, but lacks the budget spent since. For
 the n-th record that charges a run or adds trusted keys, a marker with the number n is therefore
-created in the key store, and in the rollback anchor if `storage.witness` names a store. A marker is
-never replaced and holds the SHA-256 of the signed record. A ledger with fewer such records than
+created in the key store, and in the rollback anchor if `storage.rollback_anchor` is set. A marker
+is never replaced and holds the SHA-256 of the signed record. A ledger with fewer such records than
 markers, or with a different record at the newest marker, is refused before any charge. The marker
 is created before the root key of the reservation, so no run trains without a marker.
 
@@ -25,20 +25,22 @@ from fedemb.errors import LedgerError, Refused
 from fedemb.keys import KeyStore
 from fedemb.ledger.ledger import Ledger
 from fedemb.ledger.records import Record
-from fedemb.ledger.terms import witness_sha
+from fedemb.ledger.terms import rollback_anchor_sha
 from fedemb.storage import open_store
 
 MARKED_KINDS = ("policy", "reserve", "keys", "approvers")
 
 
-def check_high_water(ledger: Ledger, keys: KeyStore | None, witness_uri: str | None = None) -> int:
+def check_high_water(
+    ledger: Ledger, keys: KeyStore | None, rollback_anchor: str | None = None
+) -> int:
     """Verifies that the ledger is not older than its markers and matches them.
 
     Args:
       ledger: the ledger; refreshed here if a marker is ahead, because another run may have
           reserved.
       keys: key store of the ledger; None checks only the rollback anchor.
-      witness_uri: store of the rollback anchor, or None.
+      rollback_anchor: store of the rollback anchor, or None.
 
     Returns: The number of records that have a marker in some store.
 
@@ -46,10 +48,12 @@ def check_high_water(ledger: Ledger, keys: KeyStore | None, witness_uri: str | N
       LedgerError: the ledger was restored to an older state, or rewritten.
       StorageError: a store cannot be read.
     """
-    return max([_check(ledger, place) for place in _places(ledger, keys, witness_uri)], default=0)
+    return max(
+        [_check(ledger, place) for place in _places(ledger, keys, rollback_anchor)], default=0
+    )
 
 
-def find_witness(ledger: Ledger, given: Sequence[str]) -> str | None:
+def find_rollback_anchor(ledger: Ledger, given: Sequence[str]) -> str | None:
     """Returns the policy's rollback anchor among the given stores, or None if it has none.
 
     If the policy does not fix a rollback anchor, the first given store is returned.
@@ -57,27 +61,27 @@ def find_witness(ledger: Ledger, given: Sequence[str]) -> str | None:
     Raises:
       Refused: the policy fixes a rollback anchor that is not among the given stores.
     """
-    named = ledger.terms.witness_sha
+    named = ledger.terms.rollback_anchor_sha
     if not named:
         return given[0] if given else None
     for uri in given:
-        if witness_sha(ledger.policy_id, uri) == named:
+        if rollback_anchor_sha(ledger.policy_id, uri) == named:
             return uri
     raise Refused(
-        f"policy {ledger.policy_id!r} has a witness for life, and "
-        f"{'another store was' if given else 'none was'} named; give --witness, the "
-        "storage.witness of its runs"
+        f"policy {ledger.policy_id!r} has a rollback anchor for life, and "
+        f"{'another store was' if given else 'none was'} named; pass --rollback-anchor with the "
+        "storage.rollback_anchor of its runs"
     )
 
 
-def mark_high_water(ledger: Ledger, keys: KeyStore, witness_uri: str | None = None) -> None:
+def mark_high_water(ledger: Ledger, keys: KeyStore, rollback_anchor: str | None = None) -> None:
     """Creates missing markers, oldest first, so that an interruption leaves no gap.
 
     Raises:
       LedgerError: markers of a different ledger were created meanwhile.
       StorageError: a store cannot be written.
     """
-    for place in _places(ledger, keys, witness_uri):
+    for place in _places(ledger, keys, rollback_anchor):
         marked = _marked(ledger)
         newest = len(marked)
         while newest and not place.holds(newest):
@@ -98,7 +102,7 @@ class _Place:
     create: Callable[[int, str], None]
 
 
-def _places(ledger: Ledger, keys: KeyStore | None, witness_uri: str | None) -> Iterator[_Place]:
+def _places(ledger: Ledger, keys: KeyStore | None, rollback_anchor: str | None) -> Iterator[_Place]:
     policy = ledger.policy_id
     if keys is not None:
         yield _Place(
@@ -107,10 +111,10 @@ def _places(ledger: Ledger, keys: KeyStore | None, witness_uri: str | None) -> I
             read=lambda number: keys.fetch(f"ledger/{policy}+{number}").hex(),
             create=lambda number, sha: _create_key(keys, f"ledger/{policy}+{number}", sha),
         )
-    if witness_uri is not None:
-        store = open_store(witness_uri)
+    if rollback_anchor is not None:
+        store = open_store(rollback_anchor)
         yield _Place(
-            f"the witness {store.uri}",
+            f"the rollback anchor {store.uri}",
             holds=lambda number: store.exists(f"{policy}/{number:08d}"),
             read=lambda number: store.read(f"{policy}/{number:08d}").decode(errors="replace"),
             create=lambda number, sha: store.create(f"{policy}/{number:08d}", sha.encode()),

@@ -11,7 +11,7 @@ from fedemb.keys import KeyStore, policy_key_name
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
 from fedemb.ledger.chain import Chain
-from fedemb.ledger.high_water import check_high_water, find_witness, mark_high_water
+from fedemb.ledger.high_water import check_high_water, find_rollback_anchor, mark_high_water
 from fedemb.ledger.ledger import Ledger
 from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
@@ -70,7 +70,7 @@ def policies(store: Store) -> list[str]:
 
 
 def begin_policy(
-    ledger: Ledger, terms: PolicyTerms, keys: KeyStore, witness_uri: str | None = None
+    ledger: Ledger, terms: PolicyTerms, keys: KeyStore, rollback_anchor: str | None = None
 ) -> None:
     """Writes record 0 with the owner's key. Idempotent for the same terms.
 
@@ -81,7 +81,7 @@ def begin_policy(
         created: a new policy would trust the retired keys permanently.
     """
     trust = ledger.chain.trust
-    check_high_water(ledger, keys, witness_uri)
+    check_high_water(ledger, keys, rollback_anchor)
     if not ledger.chain.records:
         newest = {role: keys.newest(f"signing/{role}") for role in ROLES}
         old = [role for role in ROLES if newest[role] > trust.current(role).generation]
@@ -93,7 +93,7 @@ def begin_policy(
             )
     terms = replace(terms, trust_sha=trust.digest)
     ledger.create_policy(terms, Signer.current(keys, "policy", trust))
-    mark_high_water(ledger, keys, witness_uri)
+    mark_high_water(ledger, keys, rollback_anchor)
 
 
 def ensure_policy_key(ledger: Ledger, keys: KeyStore) -> None:
@@ -137,7 +137,7 @@ def rotate_keys(
     reason: str,
     roles: Iterable[str] = ROLES,
     *,
-    witnesses: Sequence[str] = (),
+    rollback_anchors: Sequence[str] = (),
 ) -> list[Record]:
     """Adds new signing keys to every policy of the root and retires the previous keys.
 
@@ -150,7 +150,7 @@ def rotate_keys(
       keys: key store of the root with the owner's key; the new keys are created there.
       reason: reason for the rotation, kept in the ledgers permanently.
       roles: roles whose keys are rotated.
-      witnesses: stores of the policies' rollback anchors.
+      rollback_anchors: stores of the policies' rollback anchors.
 
     Returns:
       The records written, one per policy.
@@ -158,7 +158,7 @@ def rotate_keys(
     Raises:
       LedgerError: the root has no ledger, a ledger is older than its markers, or the key store
           belongs to another root.
-      Refused: a policy's rollback anchor is not among `witnesses`; nothing is written.
+      Refused: a policy's rollback anchor is not among `rollback_anchors`; nothing is written.
     """
     store = open_store(ledger_uri)
     trust = read_trust(store)
@@ -167,7 +167,7 @@ def rotate_keys(
         raise LedgerError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
     for ledger in ledgers:  # check every owner's key before any key is created
         Signer.current(keys, "policy", ledger.chain.trust)
-        check_high_water(ledger, keys, find_witness(ledger, witnesses))
+        check_high_water(ledger, keys, find_rollback_anchor(ledger, rollback_anchors))
     newest = {
         role: max((_current(ledger, role) for ledger in ledgers), key=lambda key: key.generation)
         for role in ROLES
@@ -175,7 +175,9 @@ def rotate_keys(
     for role in roles:
         newest[role] = public_key(keys, role, keys.renew(f"signing/{role}"))
     return [
-        _rotate(ledger, newest.values(), reason, keys, find_witness(ledger, witnesses))
+        _rotate(
+            ledger, newest.values(), reason, keys, find_rollback_anchor(ledger, rollback_anchors)
+        )
         for ledger in ledgers
     ]
 
@@ -185,18 +187,18 @@ def _rotate(
     newest: Iterable[TrustedKey],
     reason: str,
     keys: KeyStore,
-    witness_uri: str | None,
+    rollback_anchor: str | None,
 ) -> Record:
     fresh = [key for key in newest if key.generation > _current(ledger, key.role).generation]
     record = ledger.rotate(fresh, reason, Signer.current(keys, "policy", ledger.chain.trust))
-    _keep(ledger, record, keys, witness_uri)
+    _keep(ledger, record, keys, rollback_anchor)
     return record
 
 
-def _keep(ledger: Ledger, record: Record, keys: KeyStore, witness_uri: str | None) -> None:
+def _keep(ledger: Ledger, record: Record, keys: KeyStore, rollback_anchor: str | None) -> None:
     """Writes head and marker, so that the record cannot be removed before the next step runs."""
     ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
-    mark_high_water(ledger, keys, witness_uri)
+    mark_high_water(ledger, keys, rollback_anchor)
 
 
 def name_approvers(
@@ -204,7 +206,7 @@ def name_approvers(
     approvers: Mapping[str, str],
     reason: str,
     keys: KeyStore,
-    witness_uri: str | None = None,
+    rollback_anchor: str | None = None,
 ) -> Record:
     """Sets the complete list of people who may approve releases of a policy.
 
@@ -213,14 +215,14 @@ def name_approvers(
       approvers: name -> public key, raw Ed25519 in hexadecimal digits.
       reason: reason for the change, kept in the ledger permanently.
       keys: key store of the ledger, with the owner's key.
-      witness_uri: store of the rollback anchor, if the configuration names one.
+      rollback_anchor: store of the rollback anchor, if the configuration names one.
 
     Raises:
       LedgerError: a key is listed twice or was removed before.
     """
     trust = ledger.chain.trust
     record = ledger.name_approvers(approvers, reason, Signer.current(keys, "policy", trust))
-    _keep(ledger, record, keys, witness_uri)
+    _keep(ledger, record, keys, rollback_anchor)
     return record
 
 

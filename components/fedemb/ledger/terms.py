@@ -23,14 +23,16 @@ _SETTINGS = {
     "shared_label_column": "the shared classes (data.source.label_scope with columns.label)",
     "evaluation": "partition.evaluation",
     "series": "policy.planned_runs and the plan they repeat",
-    "witness_sha": "the digest of storage.witness",
+    "rollback_anchor_sha": "the digest of storage.rollback_anchor",
     "identifiers": "the rule of ids (of images without a user column: data.source.format)",
 }
 """Configuration field of a term; every other term is `policy.<name>`."""
 
 
-_LATER = {"covers_change_own_data": False, "witness_sha": "", "trust_sha": ""}
+_LATER = {"covers_change_own_data": False, "rollback_anchor_sha": "", "trust_sha": ""}
 """Values of these terms in policies created before the terms existed."""
+_FORMER = {"witness_sha": "rollback_anchor_sha"}
+"""Name of a term in older policies -> its name."""
 _SHA = re.compile(r"([0-9a-f]{64})?")
 
 
@@ -97,8 +99,8 @@ class PolicyTerms:
     """Versions of the id rule, the user hash and the block rule. A policy keeps its first id rule,
     see `fedemb.data.identity`; a change of the other two needs another policy. If images are units
     and identified by name, `identifiers_of` adds that."""
-    witness_sha: str = ""
-    """Digest of the address of the rollback anchor, see `witness_sha`; empty if none is set."""
+    rollback_anchor_sha: str = ""
+    """Digest of the rollback anchor's address, see `rollback_anchor_sha`; empty if none is set."""
     trust_sha: str = ""
     """Digest of the trust file of the root, `TrustStore.digest`; empty in old policies."""
 
@@ -120,7 +122,10 @@ class PolicyTerms:
           LedgerError: a field is unknown, missing, of another type or out of bounds.
         """
         try:
-            values = _typed(cls, {**_LATER, **body})
+            named = {_FORMER.get(name, name): value for name, value in body.items()}
+            if len(named) < len(body):
+                raise ValueError("a term twice")
+            values = _typed(cls, {**_LATER, **named})
             plan = cast("dict[str, Any]", values.pop("series"))
             users = UserTerms(**_typed(UserTerms, values.pop("users")))
             series = PlannedSeries(**_typed(PlannedSeries, plan)) if plan else None
@@ -140,7 +145,7 @@ class PolicyTerms:
             and terms.approvals >= 0
             and (terms.composition == "planned") == (terms.series is not None)
             and terms.users.blocks_per_cohort >= 1
-            and all(_SHA.fullmatch(sha) for sha in (terms.witness_sha, terms.trust_sha))
+            and all(_SHA.fullmatch(sha) for sha in (terms.rollback_anchor_sha, terms.trust_sha))
         )
         if not holds:
             raise LedgerError("the policy record has terms out of bounds; restore the ledger")
@@ -150,7 +155,7 @@ class PolicyTerms:
         """Returns the differences from the requested terms, by configuration field."""
         ours, theirs = _flat(self), _flat(asked)
         theirs["identifiers"] = _by_rule_of(self.identifiers, asked.identifiers)
-        free = {"trust_sha"} if self.witness_sha else {"trust_sha", "witness_sha"}
+        free = {"trust_sha"} if self.rollback_anchor_sha else {"trust_sha", "rollback_anchor_sha"}
         return [
             f"{_SETTINGS.get(name, f'policy.{name}')} is {theirs[name]!r} where the policy has "
             f"{ours[name]!r} for life"
@@ -252,13 +257,16 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
         unplanned_runs=policy.unplanned_runs,
         approvals=policy.approvals,
         series=series,
-        witness_sha=witness_sha(policy.policy_id, config.storage.witness),
+        rollback_anchor_sha=rollback_anchor_sha(policy.policy_id, config.storage.rollback_anchor),
     )
 
 
-def witness_sha(policy_id: str, witness_uri: str | None) -> str:
-    """Returns a digest of the policy's rollback anchor; every bundle publishes the terms."""
-    return json_digest(["witness/1", policy_id, witness_uri]) if witness_uri else ""
+def rollback_anchor_sha(policy_id: str, rollback_anchor: str | None) -> str:
+    """Returns a digest of the policy's rollback anchor; every bundle publishes the terms.
+
+    The label keeps the former name, so that the digests of existing policies stay valid.
+    """
+    return json_digest(["witness/1", policy_id, rollback_anchor]) if rollback_anchor else ""
 
 
 def _held_out(partition: PartitionConfig) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def _range(estimate: Interval) -> str:
 
 def mechanism_sentence(audit: MechanismAudit, independence: Independence | None, unit: Unit) -> str:
     """Returns which evidence was checked that the accounted mechanism ran, and the result."""
-    receipts, witness, bounds = audit.receipts, audit.witness, audit.lower_bounds
+    receipts, canaries, bounds = audit.receipts, audit.canaries, audit.lower_bounds
     whole = not receipts.failed and receipts.together
     parts = [
         f"the outputs of {count_of(receipts.rounds, 'round')} {'hold' if whole else 'do NOT hold'} "
@@ -46,12 +46,12 @@ def mechanism_sentence(audit: MechanismAudit, independence: Independence | None,
             f"noise and coins {'depend' if found else 'do not depend'} on each other between "
             f"rounds, units and runs{': ' + ', '.join(found) if found else ''}"
         )
-    if witness is not None:
-        chance = witness.sampling_probability
+    if canaries is not None:
+        chance = canaries.sampling_probability
         taken = "" if chance is None else f", sampling probability {chance:.3g}"
         parts.append(
-            f"{witness.canaries} canaries measured noise multiplier {witness.noise_multiplier:.3g} "
-            f"and clip {witness.contribution:.3g}{taken}"
+            f"{canaries.canaries} canaries measured noise multiplier "
+            f"{canaries.noise_multiplier:.3g} and clip {canaries.contribution:.3g}{taken}"
         )
     if bounds is not None:
         parts.append(

@@ -61,8 +61,8 @@ class Rights:
     """Kind of the other keys (`KeyStore`: the first part of their names) -> permission; `create`
     and `destroy` include `read`."""
     releases: Literal["none", "read", "create"] = "none"
-    witness: Literal["none", "append"] = "none"
-    """`append` allows to add a marker if `storage.witness` is set, never to replace a marker."""
+    rollback_anchor: Literal["none", "append"] = "none"
+    """`append`: the step may add a marker if the anchor is set, never replace a marker."""
 
 
 @dataclass(frozen=True, kw_only=True)

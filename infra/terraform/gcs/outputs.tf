@@ -1,13 +1,13 @@
 output "storage" {
   description = "The section `storage` of a run's configuration."
   value = {
-    public_root    = "gs://${google_storage_bucket.public.name}/runs"
-    private_root   = "gs://${google_storage_bucket.private.name}"
-    deletion_marks = "gs://${google_storage_bucket.private.name}/policy/deletion_marks"
-    ledger         = "gs://${google_storage_bucket.ledger.name}"
-    keys           = "gsm://${var.keys_project}/${var.key_prefix}"
-    releases       = "gs://${google_storage_bucket.releases.name}"
-    witness        = one([for bucket in google_storage_bucket.witness : "gs://${bucket.name}"])
+    public_root     = "gs://${google_storage_bucket.public.name}/runs"
+    private_root    = "gs://${google_storage_bucket.private.name}"
+    deletion_marks  = "gs://${google_storage_bucket.private.name}/policy/deletion_marks"
+    ledger          = "gs://${google_storage_bucket.ledger.name}"
+    keys            = "gsm://${var.keys_project}/${var.key_prefix}"
+    releases        = "gs://${google_storage_bucket.releases.name}"
+    rollback_anchor = one([for bucket in google_storage_bucket.rollback_anchor : "gs://${bucket.name}"])
   }
 }
 

@@ -138,21 +138,36 @@ resource "google_storage_bucket_iam_member" "ledger_read" {
 }
 
 # A custom role counts in the project it was made in.
-resource "google_project_iam_custom_role" "witness" {
-  count       = var.witness_project == null ? 0 : 1
-  project     = var.witness_project
-  role_id     = "fedembWitness"
+moved {
+  from = google_project_iam_custom_role.witness
+  to   = google_project_iam_custom_role.rollback_anchor
+}
+
+moved {
+  from = google_storage_bucket_iam_member.witness
+  to   = google_storage_bucket_iam_member.rollback_anchor
+}
+
+moved {
+  from = google_storage_bucket_iam_member.witness_owners
+  to   = google_storage_bucket_iam_member.rollback_anchor_owners
+}
+
+resource "google_project_iam_custom_role" "rollback_anchor" {
+  count       = var.rollback_anchor_project == null ? 0 : 1
+  project     = var.rollback_anchor_project
+  role_id     = "fedembRollbackAnchor"
   title       = "fedemb: add and read marks, never replace or delete"
   permissions = ["storage.objects.create", "storage.objects.get", "storage.objects.list"]
 }
 
-resource "google_storage_bucket_iam_member" "witness" {
+resource "google_storage_bucket_iam_member" "rollback_anchor" {
   for_each = {
     for group, rights in local.groups : group => rights
-    if rights.witness == "append" && var.witness_project != null
+    if rights.rollback_anchor == "append" && var.rollback_anchor_project != null
   }
-  bucket = google_storage_bucket.witness[0].name
-  role   = google_project_iam_custom_role.witness[0].name
+  bucket = google_storage_bucket.rollback_anchor[0].name
+  role   = google_project_iam_custom_role.rollback_anchor[0].name
   member = local.member[each.key]
 }
 
@@ -164,10 +179,10 @@ resource "google_storage_bucket_iam_member" "ledger_owners" {
   member   = each.key
 }
 
-resource "google_storage_bucket_iam_member" "witness_owners" {
-  for_each = var.witness_project == null ? toset([]) : var.data_owners
-  bucket   = google_storage_bucket.witness[0].name
-  role     = google_project_iam_custom_role.witness[0].name
+resource "google_storage_bucket_iam_member" "rollback_anchor_owners" {
+  for_each = var.rollback_anchor_project == null ? toset([]) : var.data_owners
+  bucket   = google_storage_bucket.rollback_anchor[0].name
+  role     = google_project_iam_custom_role.rollback_anchor[0].name
   member   = each.key
 }
 

@@ -55,12 +55,17 @@ resource "google_storage_bucket" "ledger" {
   }
 }
 
-# The witness of the ledger: the marks it is held against, where whoever can put ledger and keys back
-# to an older state cannot. In a project of its own, with other owners.
-resource "google_storage_bucket" "witness" {
-  count                       = var.witness_project == null ? 0 : 1
-  project                     = var.witness_project
-  name                        = "${var.project}-fedemb-witness"
+# Rollback anchor: markers that the ledger is compared with. It is in a separate project, whose owners
+# cannot restore ledger and keys to an older state.
+moved {
+  from = google_storage_bucket.witness
+  to   = google_storage_bucket.rollback_anchor
+}
+
+resource "google_storage_bucket" "rollback_anchor" {
+  count                       = var.rollback_anchor_project == null ? 0 : 1
+  project                     = var.rollback_anchor_project
+  name                        = coalesce(var.rollback_anchor_bucket, "${var.project}-fedemb-rollback-anchor")
   location                    = var.location
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
@@ -95,11 +100,11 @@ locals {
       ledger   = google_storage_bucket.ledger
       releases = google_storage_bucket.releases
     },
-    { for bucket in google_storage_bucket.witness : "witness" => bucket },
+    { for bucket in google_storage_bucket.rollback_anchor : "rollback_anchor" => bucket },
   )
   given_by_google = {
     for pair in setproduct(
-      concat(["private", "ledger", "releases"], var.witness_project == null ? [] : ["witness"]),
+      concat(["private", "ledger", "releases"], var.rollback_anchor_project == null ? [] : ["rollback_anchor"]),
       ["legacyBucketOwner", "legacyBucketReader", "legacyObjectOwner", "legacyObjectReader"],
     ) : "${pair[0]}/${pair[1]}" => { store = pair[0], role = pair[1] }
   }

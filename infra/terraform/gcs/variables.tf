@@ -19,15 +19,21 @@ variable "key_prefix" {
   default     = "fedemb"
 }
 
-variable "witness_project" {
+variable "rollback_anchor_project" {
   type        = string
-  description = "Project of the witness, whose owners are not those of project and keys_project; null: none."
+  description = "Project of the rollback anchor, whose owners are not those of project and keys_project; null: none."
   default     = null
 
   validation {
-    condition     = var.witness_project != ""
-    error_message = "Name a project of its own for the witness, or leave it out."
+    condition     = var.rollback_anchor_project != ""
+    error_message = "Name a project of its own for the rollback anchor, or leave it out."
   }
+}
+
+variable "rollback_anchor_bucket" {
+  type        = string
+  description = "Name of the rollback anchor's bucket; null: PROJECT-fedemb-rollback-anchor. Deployments made before the rename pass PROJECT-fedemb-witness."
+  default     = null
 }
 
 variable "location" {

@@ -26,7 +26,7 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     LedgerOption,
     PolicyOption,
     ReasonOption,
-    WitnessOption,
+    RollbackAnchorOption,
     open_for_people,
     reason_text,
 )
@@ -46,7 +46,7 @@ def approve(
     ledger: Annotated[
         str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
     ] = None,
-    witness: WitnessOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
     verdict: Annotated[
         Path | None,
         typer.Option(help="Signed verdict of the gate, with a report; default: not evaluated."),
@@ -58,23 +58,30 @@ def approve(
     Shows the figures and what the gate will decide after the signature. A run that the gate
     refuses for another reason is not approved. Example: fedemb approve runs/week-1 --key ada
 
-    Where the policy has a witness it is asked whether the ledger is the newest (--witness; of a run
-    directory the run's own). A report that is made again has another digest, and needs its
-    approvals again.
+    If the policy has a rollback anchor, the ledger is compared with it (--rollback-anchor; default:
+    the run's own). A report that is written again has another digest and needs new approvals.
     """
-    from fedemb.ledger import Reservation, check_high_water, find_witness, open_ledger, read_trust
+    from fedemb.ledger import (
+        Reservation,
+        check_high_water,
+        find_rollback_anchor,
+        open_ledger,
+        read_trust,
+    )
     from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
     from fedemb.reports.utility_words import floors_sentence
     from fedemb.storage import open_store
 
-    (report, utility, own_ledger, own_witness), signer = _report(run), _signer(key)
-    root, witness = ledger or own_ledger, witness or own_witness
+    (report, utility, own_ledger, own_rollback_anchor), signer = _report(run), _signer(key)
+    root, rollback_anchor = ledger or own_ledger, rollback_anchor or own_rollback_anchor
     if root is None:
         raise InputError(f"{run} does not say where its ledger is; name it with --ledger")
     body, trust = report.body, read_trust(open_store(root))
     opened = open_ledger(root, body.cumulative.policy_id, trust=trust)
     opened.chain.trust.check(report, at=body.cumulative.ledger_sequence)
-    check_high_water(opened, None, find_witness(opened, [witness] if witness else []))
+    check_high_water(
+        opened, None, find_rollback_anchor(opened, [rollback_anchor] if rollback_anchor else [])
+    )
     attempt = opened.state.attempts.get((body.run_id, body.attempt))
     if attempt is None:
         raise Refused(
@@ -125,12 +132,12 @@ def approvers(
     keys: KeysOption,
     reason: ReasonOption = "",
     policy: PolicyOption = None,
-    witness: WitnessOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
     """Name all who may approve releases, in the place of those before. Done by the policy owner."""
     from fedemb.ledger import name_approvers
 
-    opened, key_store = open_for_people(ledger, keys, policy, witness)
+    opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
     if not named:
         for public, name in opened.state.approvers.items():
             say(f"{name}  {public}")
@@ -149,7 +156,7 @@ def approvers(
                 "ada=ada.pub"
             )
         people[name] = _public_key(Path(path).expanduser())
-    record = name_approvers(opened, people, reason_text(reason), key_store, witness)
+    record = name_approvers(opened, people, reason_text(reason), key_store, rollback_anchor)
     say(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
 
 
@@ -167,7 +174,7 @@ def _judged(
 def _report(
     run: Path,
 ) -> tuple[Written[PrivacyReport], Written[AnyUtility] | None, str | None, str | None]:
-    """Privacy and utility report of a run, and its ledger and witness where the run names them."""
+    """Returns privacy report, utility report, ledger and rollback anchor of a run."""
     from fedemb.documents.privacy_report import PrivacyReport
     from fedemb.foundation.document import read
     from fedemb.pipelines.run.directory import RunDirectory
@@ -180,7 +187,7 @@ def _report(
     if report is None:
         raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
     utility = signed_utility(directory)
-    return report, utility, directory.stores()["ledger"], directory.config().storage.witness
+    return report, utility, directory.stores()["ledger"], directory.config().storage.rollback_anchor
 
 
 def _signer(path: Path) -> Signer:

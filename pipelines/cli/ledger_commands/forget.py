@@ -96,7 +96,9 @@ def forget(
     names = rule_named(ledger.terms.identifiers)
     user_ids = _canonical(texts, names)
     keys = open_key_store(storage.keys)
-    check_high_water(ledger, keys, storage.witness)  # an older one would not name every release
+    check_high_water(
+        ledger, keys, storage.rollback_anchor
+    )  # an older one would not name every release
     ensure_policy_key(ledger, keys)
     hasher = Hasher(partition_key(keys, policy_id), names)
     user_keys = [hasher.user_key(user_id) for user_id in user_ids]

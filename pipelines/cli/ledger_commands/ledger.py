@@ -12,7 +12,7 @@ from fedemb.pipelines.cli.ledger_commands.approve import approvers
 from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     LedgerOption,
     PolicyOption,
-    WitnessOption,
+    RollbackAnchorOption,
     rotate,
     void,
     waive,
@@ -44,14 +44,14 @@ def _trust(path: Path | None) -> Any:
     return None if path is None else TrustStore.load(path)
 
 
-def _marks(ledger: Ledger, keys: str | None, witness: str | None) -> int | None:
+def _marks(ledger: Ledger, keys: str | None, rollback_anchor: str | None) -> int | None:
     """How many marks the ledger fits; None: nobody said where they are."""
     from fedemb.keys import open_key_store
     from fedemb.ledger import check_high_water
 
-    if keys is None and witness is None:
+    if keys is None and rollback_anchor is None:
         return None
-    return check_high_water(ledger, open_key_store(keys) if keys else None, witness)
+    return check_high_water(ledger, open_key_store(keys) if keys else None, rollback_anchor)
 
 
 @app.command()
@@ -88,7 +88,7 @@ def init(
                 f"policy.epsilon_cap {terms.epsilon_cap:g}, which is fixed for the policy's life; "
                 "raise noise_multiplier, lower rounds or policy.planned_runs"
             )
-    begin_policy(opened, terms, key_store, settings.storage.witness)
+    begin_policy(opened, terms, key_store, settings.storage.rollback_anchor)
     if trust_output is not None:
         trust.save(trust_output)
     say(
@@ -112,14 +112,14 @@ def show(
     config: ConfigOption = None,
     set_: SetOption = None,
     keys: MarksOption = None,
-    witness: WitnessOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show spent and remaining budget; with --config, how many more runs fit."""
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
-    _marks(opened, keys, witness)
+    _marks(opened, keys, rollback_anchor)
     found = text.summary(opened)
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
@@ -203,7 +203,7 @@ def verify(
         typer.Option(help="SEQUENCE:SHA256 written down elsewhere; may be given often."),
     ] = None,
     keys: MarksOption = None,
-    witness: WitnessOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Verify bytes, chain, signatures, rules and caps of the whole ledger."""
@@ -218,7 +218,7 @@ def verify(
         anchors.append(Anchor(int(sequence), sha, "--anchor"))
     opened = text.load(ledger, policy, _trust(trust), signatures=True)
     opened.verify(anchors)
-    marks = _marks(opened, keys, witness)
+    marks = _marks(opened, keys, rollback_anchor)
     head = opened.head
     if json_:
         answer = {"verified": True, "sequence": head.sequence, "sha": head.sha, "marks": marks}
@@ -229,7 +229,7 @@ def verify(
         f"head {head.sha}"
     )
     if marks is None:
-        say("whether it is the newest ledger: not asked; --keys or --witness does")
+        say("ledger freshness not checked; pass --keys or --rollback-anchor to check it")
     else:
         say(f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges")
 

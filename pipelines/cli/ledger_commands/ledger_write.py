@@ -21,8 +21,12 @@ KeysOption = Annotated[str, typer.Option("--keys", help="Key store: a folder or 
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="Policy; default: the only one there.")
 ]
-WitnessOption = Annotated[
-    str | None, typer.Option("--witness", help="Store of the witness: storage.witness of the runs.")
+RollbackAnchorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rollback-anchor",
+        help="Store of the rollback anchor, as in storage.rollback_anchor.",
+    ),
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; stays in the ledger for ever.")]
 
@@ -33,12 +37,12 @@ def void(
     keys: KeysOption,
     reason: ReasonOption,
     policy: PolicyOption = None,
-    witness: WitnessOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
     """Give back the reservation of a run that will not train; refused once training was bound."""
     from fedemb.ledger.reservation import Reservation
 
-    opened, key_store = open_for_people(ledger, keys, policy, witness)
+    opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
     opened.unlock(key_store)
     found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
     if found is None:
@@ -65,7 +69,7 @@ def waive(
     keys: KeysOption,
     reason: ReasonOption,
     policy: PolicyOption = None,
-    witness: WitnessOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
     """Sign a waiver of one waivable gate rule for one model. Done by the policy owner."""
     from fedemb.gate.decide import WAIVABLE
@@ -76,7 +80,7 @@ def waive(
             f"rule {code!r} cannot be waived, as it is arithmetic or integrity; only "
             f"{', '.join(WAIVABLE)} can"
         )
-    opened, key_store = open_for_people(ledger, keys, policy, witness)
+    opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
     run_id, weights = _committed(model, opened)
     owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
@@ -94,9 +98,12 @@ def rotate(
     role: Annotated[
         list[str] | None, typer.Option("--role", help="Whose key; may be given often. [all]")
     ] = None,
-    witness: Annotated[
+    rollback_anchor: Annotated[
         list[str] | None,
-        typer.Option("--witness", help="Store of the witness of its policies; may be given often."),
+        typer.Option(
+            "--rollback-anchor",
+            help="Store of a policy's rollback anchor; repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
@@ -111,7 +118,11 @@ def rotate(
     if unknown:
         raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
     written = rotate_keys(
-        ledger, open_key_store(keys), reason_text(reason), role or ROLES, witnesses=witness or ()
+        ledger,
+        open_key_store(keys),
+        reason_text(reason),
+        role or ROLES,
+        rollback_anchors=rollback_anchor or (),
     )
     for record in written:
         names = ", ".join(key["role"] for key in record.body["keys"])
@@ -123,19 +134,23 @@ def rotate(
 
 
 def open_for_people(
-    ledger: str, keys: str, policy: str | None, witness: str | None
+    ledger: str, keys: str, policy: str | None, rollback_anchor: str | None
 ) -> tuple[Ledger, KeyStore]:
     """The ledger with all signatures verified, not older than its marks wherever they are made.
 
     Raises:
-      Refused: the policy has a witness, and it was not named.
+      Refused: the policy has a rollback anchor, and it was not named.
     """
     from fedemb.keys import open_key_store
-    from fedemb.ledger import check_high_water, find_witness
+    from fedemb.ledger import check_high_water, find_rollback_anchor
     from fedemb.pipelines.cli.ledger_commands.ledger_summary import load
 
     opened, key_store = load(ledger, policy, None, signatures=True), open_key_store(keys)
-    check_high_water(opened, key_store, find_witness(opened, [witness] if witness else []))
+    check_high_water(
+        opened,
+        key_store,
+        find_rollback_anchor(opened, [rollback_anchor] if rollback_anchor else []),
+    )
     return opened, key_store
 
 

@@ -50,6 +50,36 @@ def test_what_an_older_version_wrote_keeps_its_text_and_digest(name):
         assert config_digest(unchanged) == json_digest(bound)
 
 
+def test_former_name_of_a_setting_is_read_with_one_warning(tmp_path, capsys):
+    file = tmp_path / "old.yaml"
+    tree = load_config("quickstart").model_dump(mode="json")
+    del tree["storage"]["rollback_anchor"]
+    tree["storage"]["witness"] = "/anchor"
+    file.write_text(yaml.safe_dump(tree))
+    config = load_config(file)
+    assert config.storage.rollback_anchor == "/anchor"
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: storage.witness is the former name of storage.rollback_anchor; use "
+        "storage.rollback_anchor"
+    ]
+    with pytest.raises(ConfigError, match="former name of rollback_anchor; set only"):
+        load_config(file, ["storage.rollback_anchor=/another"])
+
+
+@pytest.mark.parametrize("anchor", [None, "/anchor"])
+def test_former_name_of_a_setting_stays_in_what_a_run_wrote(anchor, capsys):
+    older = load_config("quickstart").model_dump(mode="json")
+    del older["storage"]["rollback_anchor"]
+    older["storage"]["witness"] = anchor
+    read = RunConfig.as_written(older)
+    assert read.storage.rollback_anchor == anchor
+    assert read.model_dump(mode="json") == older, "its digest does not change"
+    assert capsys.readouterr().err == "", "nobody is asked to change what a run wrote"
+    changed = read.updated({"mechanism.rounds": 3})
+    assert changed.storage.rollback_anchor == anchor
+    assert "witness" not in changed.model_dump(mode="json")["storage"]
+
+
 def test_schema_is_the_golden_one(request):
     text = json.dumps(RunConfig.model_json_schema(), indent=1, sort_keys=True) + "\n"
     if request.config.getoption("--force-regen", default=False):

@@ -372,14 +372,14 @@ def test_key_is_looked_at_before_anybody_is_asked(run, tmp_path):
         call("approve", run.report, "--key", tmp_path / "photo.jpg", "--ledger", run.ledger_uri)
 
 
-def test_approval_asks_the_witness_of_the_policy(tmp_path):
-    witness = str(tmp_path / "witness")
-    run = started(tmp_path / "run", **{"storage.witness": witness})
+def test_approval_asks_the_rollback_anchor_of_the_policy(tmp_path):
+    rollback_anchor = str(tmp_path / "anchor")
+    run = started(tmp_path / "run", **{"storage.rollback_anchor": rollback_anchor})
     key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
-    also = ("--witness", witness)
+    also = ("--rollback-anchor", rollback_anchor)
     call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone", *also)
     words = ("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
-    with pytest.raises(Refused, match="has a witness for life, and none was named"):
+    with pytest.raises(Refused, match="has a rollback anchor for life, and none was named"):
         call(*words)
     record = run.ledger().head
     Path(run.ledger_uri, record.name).unlink()

@@ -164,7 +164,7 @@ def _codes_in_rules():
 
 
 def test_every_reason_code_says_when_its_cause_is_known():
-    of_evidence = {"noise_receipt_failed", "fold_differs", "replay_differs", "witness_off"}
+    of_evidence = {"noise_receipt_failed", "fold_differs", "replay_differs", "canaries_off"}
     assert set(WHEN) == _codes_in_rules() | of_evidence
 
 

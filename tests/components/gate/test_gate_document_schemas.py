@@ -24,7 +24,7 @@ def test_schema_is_the_golden_one(file_regression, kind):
 
 
 def _digest(document, version):
-    return sha256("\n".join(fields_of(document, version)).encode()).hexdigest()
+    return sha256("\n".join(fields_of(document, document.kind, version)).encode()).hexdigest()
 
 
 def test_every_version_has_the_fields_it_was_written_with():

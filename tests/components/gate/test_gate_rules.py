@@ -363,9 +363,9 @@ def test_release_without_evidence_of_its_mechanism_is_denied(run):
         ("fold", {"rounds": 5}, "fold_differs"),
         ("replay", {"failed": ["sum"]}, "replay_differs"),
         ("replay", {"rounds": 0}, "replay_differs"),
-        ("witness", {"noise_multiplier": 1.8}, "witness_off"),
-        ("witness", {"contribution": 2.5}, "witness_off"),
-        ("witness", {"sampling_probability": 0.1}, "witness_off"),
+        ("canaries", {"noise_multiplier": 1.8}, "canaries_off"),
+        ("canaries", {"contribution": 2.5}, "canaries_off"),
+        ("canaries", {"sampling_probability": 0.1}, "canaries_off"),
     ],
 )
 def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, code):
@@ -681,10 +681,12 @@ def test_run_with_other_terms_than_its_policy_is_refused_and_denied(tmp_path, ru
 
 
 @pytest.mark.parametrize("other", [None, "elsewhere"])
-def test_gate_that_names_another_witness_than_the_policy_is_denied(tmp_path, other):
-    run = honest_run.start(tmp_path / "run", **{"storage.witness": str(tmp_path / "witness")})
+def test_gate_that_names_another_rollback_anchor_than_the_policy_is_denied(tmp_path, other):
+    run = honest_run.start(
+        tmp_path / "run", **{"storage.rollback_anchor": str(tmp_path / "anchor")}
+    )
     run.until_gate()
-    run.config = run.config.updated({"storage.witness": other and str(tmp_path / other)})
+    run.config = run.config.updated({"storage.rollback_anchor": other and str(tmp_path / other)})
     assert "policy_differs" in codes(verdict_of(run))
 
 

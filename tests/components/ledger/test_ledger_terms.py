@@ -5,7 +5,8 @@ import math
 import pytest
 
 from fedemb.errors import LedgerError
-from fedemb.ledger.terms import PolicyTerms
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.ledger.terms import PolicyTerms, rollback_anchor_sha
 from tests.kit import ledger_kit
 
 LEAST = ledger_kit.terms().users_lower_bound
@@ -50,7 +51,7 @@ def test_terms_within_bounds_are_read_back(changes):
         {"unplanned_runs": "allow"},
         {"composition": "planned"},
         {"composition": "basic"},
-        {"witness_sha": "0" * 63},
+        {"rollback_anchor_sha": "0" * 63},
         {"trust_sha": "G" * 64},
     ],
     ids=str,
@@ -65,3 +66,19 @@ def test_an_evaluation_in_no_block_is_refused():
     body["users"]["blocks_per_cohort"] = 0
     with pytest.raises(LedgerError, match="out of bounds"):
         PolicyTerms.from_json(body)
+
+
+def test_former_name_of_a_term_is_read_and_both_names_are_refused():
+    terms = ledger_kit.terms(rollback_anchor_sha="a" * 64)
+    body = terms.to_json()
+    former = {**body, "witness_sha": body.pop("rollback_anchor_sha")}
+    former.pop("rollback_anchor_sha", None)
+    assert PolicyTerms.from_json(former) == terms
+    with pytest.raises(LedgerError, match="a term twice"):
+        PolicyTerms.from_json({**former, "rollback_anchor_sha": "b" * 64})
+
+
+def test_digest_of_a_rollback_anchor_is_that_of_existing_policies():
+    """The digest is in the first record of every policy, so its label never changes."""
+    digest = rollback_anchor_sha("weekly", "gs://anchor")
+    assert digest == json_digest(["witness/1", "weekly", "gs://anchor"])

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedemb.engine.audit import independence as module
-from fedemb.engine.audit.canaries import WitnessMechanism
+from fedemb.engine.audit.canaries import CanaryMechanism
 from fedemb.engine.audit.independence import AttemptSecrets, independence
 from fedemb.keys import derive
 from fedemb.privacy.randomness import noise, sampling
@@ -274,10 +274,10 @@ def test_canaries_see_noise_that_repeats_between_their_rounds(monkeypatch):
                 "fedemb.privacy.randomness.keyed_noise.tensor_key",
                 lambda key, tag, name: derive(key, "normals", b"", name),
             )
-        witness = WitnessMechanism(plan, b"w" * 32, "run", 1, "inputs")
+        canaries = CanaryMechanism(plan, b"w" * 32, "run", 1, "inputs")
         for number in range(6):
-            witness.add(number)
-        assert witness.rounds_differ is not planted
+            canaries.add(number)
+        assert canaries.rounds_differ is not planted
 
 
 # ---- bounds -------------------------------------------------------------------------------------

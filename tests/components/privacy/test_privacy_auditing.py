@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ServerConfig
-from fedemb.documents.mechanism_audit import Witness
+from fedemb.documents.mechanism_audit import CanaryFigures
 from fedemb.documents.model_files import stored_move
-from fedemb.engine.audit import canaries as witnesses
-from fedemb.engine.audit.canaries import WitnessMechanism
+from fedemb.engine.audit import canaries as canary_module
+from fedemb.engine.audit.canaries import CanaryMechanism
 from fedemb.engine.audit.receipts import NoiseReceipts
 from fedemb.errors import ArtifactError
 from fedemb.keys import derive
@@ -133,16 +133,16 @@ def test_receipts_go_on_where_they_stood():
     assert parts.to_json() == whole.to_json()
 
 
-def fresh(witness: WitnessMechanism) -> None:
+def fresh(canaries: CanaryMechanism) -> None:
     """Forgets what the canaries saw."""
-    zeros = {**witness.to_json(), "scores": [0.0] * len(witness.to_json()["scores"])}
-    witness.restore({name: value if name == "scores" else 0 for name, value in zeros.items()})
+    zeros = {**canaries.to_json(), "scores": [0.0] * len(canaries.to_json()["scores"])}
+    canaries.restore({name: value if name == "scores" else 0 for name, value in zeros.items()})
 
 
 @pytest.fixture(scope="module")
 def many_rounds():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(witnesses, "ROUNDS", 10**6)
+        patch.setattr(canary_module, "ROUNDS", 10**6)
         yield
 
 
@@ -151,13 +151,13 @@ def many_rounds():
 @pytest.mark.planted_bug(4)
 def test_canaries_of_a_sound_mechanism_measure_the_plan_in_200_runs():
     plan = make_plan(rounds=1600, **PLAN)
-    witness = WitnessMechanism(plan, b"null" * 8, "run", 1, "inputs")
+    canaries = CanaryMechanism(plan, b"null" * 8, "run", 1, "inputs")
     for run in range(200):
-        fresh(witness)
+        fresh(canaries)
         for number in range(8 * run, 8 * run + 8):
-            witness.add(number)
-        assert witness.found.rounds == 8
-        assert witness.found.off(plan) == (), run
+            canaries.add(number)
+        assert canaries.found.rounds == 8
+        assert canaries.found.off(plan) == (), run
 
 
 def _scaled(sound, factor):
@@ -206,10 +206,10 @@ def test_canaries_see_what_is_off(monkeypatch, damage, seen):
     """The figures of a quickstart: 30 rounds, q = 0.1, noise multiplier 0.83."""
     plan = make_plan(rounds=30, **PLAN)
     damage(monkeypatch)
-    witness = WitnessMechanism(plan, b"power" * 6, "run", 1, "inputs")
+    canaries = CanaryMechanism(plan, b"power" * 6, "run", 1, "inputs")
     for number in range(30):
-        witness.add(number)
-    assert witness.found.off(plan) == (seen,)
+        canaries.add(number)
+    assert canaries.found.off(plan) == (seen,)
 
 
 @pytest.mark.statistical
@@ -217,10 +217,10 @@ def test_lower_bounds_of_a_sound_mechanism_stay_below_its_epsilon():
     from fedemb.privacy.accounting.accounting import price
 
     plan = make_plan(rounds=30, **PLAN)
-    witness = WitnessMechanism(plan, b"bounds" * 5, "run", 1, "inputs")
+    canaries = CanaryMechanism(plan, b"bounds" * 5, "run", 1, "inputs")
     for number in range(30):
-        witness.add(number)
-    bounds = witness.lower_bounds(1e-5)
+        canaries.add(number)
+    bounds = canaries.lower_bounds(1e-5)
     epsilon = price(plan.event(), plan.relation, 1e-5).epsilon
     assert 0 <= bounds.one_run <= epsilon
     assert 0 <= bounds.f_dp <= epsilon
@@ -228,7 +228,7 @@ def test_lower_bounds_of_a_sound_mechanism_stay_below_its_epsilon():
 
 def test_missing_figures_fit_no_plan():
     plan = make_plan(rounds=4, **PLAN)
-    found = Witness(
+    found = CanaryFigures(
         rounds=4, coordinates=4096, canaries=256, contributions=100,
         noise_multiplier=0.83, contribution=1.0, sampling_probability=0.1,
     )  # fmt: skip

@@ -164,9 +164,11 @@ def test_file_that_changes_after_it_was_judged_is_not_published(
     assert not list((run.root / "releases").rglob("*.json"))
 
 
-def test_release_under_a_policy_with_a_witness_verifies(tmp_path):
-    """A bundle does not say where the witness is, and the policy's terms name it by its digest."""
-    run = honest_run.start(tmp_path / "run", **{"storage.witness": str(tmp_path / "witness")})
+def test_release_under_a_policy_with_a_rollback_anchor_verifies(tmp_path):
+    """A bundle has no address of the anchor; the policy's terms have its digest."""
+    run = honest_run.start(
+        tmp_path / "run", **{"storage.rollback_anchor": str(tmp_path / "anchor")}
+    )
     run.until_gate()
     run.do_gate()
     run.do_release()

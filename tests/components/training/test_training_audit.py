@@ -429,7 +429,7 @@ def test_image_that_takes_part_twice_is_seen_by_the_canaries(fresh, monkeypatch)
     monkeypatch.setattr(sampling, "sample_images", twice)
     evidence = evidence_of(fresh("images of users"))
     assert "coins" in evidence.replay.failed
-    assert evidence.witness.off(plan_mechanism(SOUND["images of users"]))
+    assert evidence.canaries.off(plan_mechanism(SOUND["images of users"]))
 
 
 @pytest.mark.parametrize(
@@ -453,8 +453,8 @@ def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, na
             killed.train()
     found = evidence_of(killed)
     assert found.failed(plan_mechanism(run.config)) == {}
-    assert found.model_copy(update={"witness": None, "lower_bounds": None}) == whole.model_copy(
-        update={"witness": None, "lower_bounds": None}
+    assert found.model_copy(update={"canaries": None, "lower_bounds": None}) == whole.model_copy(
+        update={"canaries": None, "lower_bounds": None}
     )
-    assert (found.witness is None) == (whole.witness is None)
-    assert found.witness is None or found.witness.rounds == whole.witness.rounds
+    assert (found.canaries is None) == (whole.canaries is None)
+    assert found.canaries is None or found.canaries.rounds == whole.canaries.rounds

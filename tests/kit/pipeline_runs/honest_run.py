@@ -76,7 +76,7 @@ ROLES = {document.kind: document.role for document in all_documents()}
 
 def mechanism_audit(plan):
     """What the trainer finds of an honest mechanism."""
-    witness = {
+    canaries = {
         "rounds": plan.rounds,
         "coordinates": 4096,
         "canaries": 256,
@@ -89,7 +89,7 @@ def mechanism_audit(plan):
         "receipts": {"rounds": plan.rounds, "failed": 0, "together": True},
         "fold": {"rounds": plan.rounds, "same": True},
         "replay": {"rounds": 2, "failed": []},
-        "witness": witness,
+        "canaries": canaries,
         "lower_bounds": {"included": 256, "left_out": 256, "one_run": 0.0, "f_dp": 0.1},
     }
 

@@ -261,8 +261,8 @@ MUTANTS = (
                 "identifiers=identifiers_of(source), "
                 "covers_change_own_data=policy.covers_change_own_data, "
                 "unplanned_runs=policy.unplanned_runs, approvals=policy.approvals, "
-                "series=series, witness_sha=witness_sha(policy.policy_id, "
-                "config.storage.witness))"
+                "series=series, rollback_anchor_sha=rollback_anchor_sha(policy.policy_id, "
+                "config.storage.rollback_anchor))"
             ),
             (
                 "PolicyTerms(epsilon_cap=policy.epsilon_cap, delta=policy.delta, "
@@ -276,8 +276,8 @@ MUTANTS = (
                 "'global' else None, evaluation=_held_out(partition)), unit=policy.unit, "
                 "covers_change_own_data=policy.covers_change_own_data, "
                 "unplanned_runs=policy.unplanned_runs, approvals=policy.approvals, "
-                "series=series, witness_sha=witness_sha(policy.policy_id, "
-                "config.storage.witness))"
+                "series=series, rollback_anchor_sha=rollback_anchor_sha(policy.policy_id, "
+                "config.storage.rollback_anchor))"
             ),
         ),
         "tests/components/ledger/test_ledger_claim.py::"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedemb.documents.mechanism_audit import SIGMAS, LowerBounds, Witness
+from fedemb.documents.mechanism_audit import SIGMAS, CanaryFigures, LowerBounds
 from fedemb.keys import derive
 from fedemb.models.keras_backend import exact_numbers, keras_ops, traced
 
@@ -63,12 +63,12 @@ class CanaryIndex:
         return images[images < CANARIES]
 
 
-class WitnessMechanism:
+class CanaryMechanism:
     """The canaries of one attempt.
 
     Args:
       plan: of the attempt, whose rounds do not share noise.
-      root_key: of the attempt; the witness takes a subkey of its own.
+      root_key: of the attempt; canaries take a separate subkey.
       run_id: the run.
       attempt: the attempt.
       inputs_sha: of everything that goes in.
@@ -84,7 +84,7 @@ class WitnessMechanism:
         self.plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
         if plan.adaptive_clip is not None:
             self.plan = self.plan.replaced(adaptive_clip=None)
-        key = derive(root_key, "witness")
+        key = derive(root_key, "canaries")
         self._mechanism = build_mechanism(self.plan, key, run_id, attempt, inputs_sha)
         self._index = CanaryIndex(self.plan)
         random = np.random.default_rng(list(derive(key, "membership")))
@@ -141,13 +141,13 @@ class WitnessMechanism:
         return abs(self._sums["between"]) <= most
 
     @property
-    def found(self) -> Witness:
+    def found(self) -> CanaryFigures:
         """Returns the canary results so far."""
         counts, sums = self._counts, self._sums
         chance = None if self.plan.draws_places else self.plan.chance
         free = counts["rounds"] * COORDINATES - counts["contributions"]
         taken = counts["taken"] / max(1, counts["rounds"] * CANARIES)
-        return Witness(
+        return CanaryFigures(
             rounds=counts["rounds"],
             coordinates=COORDINATES,
             canaries=CANARIES,

@@ -72,7 +72,7 @@ class AttemptSecrets:
         yield replace(self, attempt=self.attempt + 1)
         yield replace(self, run_id=f"{self.run_id}-2")
         yield replace(self, inputs_sha=f"{self.inputs_sha}-2")
-        yield replace(self, root_key=derive(self.root_key, "witness"))
+        yield replace(self, root_key=derive(self.root_key, "canaries"))
 
 
 def independence(

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import REPLAYED, Fold, Independence, MechanismAudit, Replay
-from fedemb.engine.audit.canaries import WitnessMechanism
+from fedemb.engine.audit.canaries import CanaryMechanism
 from fedemb.engine.audit.independence import AttemptSecrets, independence
 from fedemb.engine.audit.receipts import NoiseReceipts
 from fedemb.engine.audit.round_replay import OneRound
@@ -77,9 +77,9 @@ class RoundAudit:
         self._receipts = NoiseReceipts(plan, keys.noise_key)
         self._tags: list[bytes] = []
         self._size = 0
-        self._witness = None
+        self._canaries = None
         if not plan.tracks_participation:
-            self._witness = WitnessMechanism(plan, **vars(keys))
+            self._canaries = CanaryMechanism(plan, **vars(keys))
         self._named = True
         """Whether every public digest is that of the committed mean."""
         self._chosen = keys.chosen_rounds(plan.rounds)
@@ -108,8 +108,8 @@ class RoundAudit:
         self._clip = float(state["l2_norm_clip"])
         self._named &= record.public.output_sha == sha256_hex(record.mean.tobytes())
         self._state = self._advance(self._server, self._state, record.mean)
-        if self._witness is not None:
-            self._witness.add(record.index)
+        if self._canaries is not None:
+            self._canaries.add(record.index)
         return slope
 
     def replay(
@@ -159,13 +159,13 @@ class RoundAudit:
         """
         folded = released_weights(self._server, self._state)
         same = np.array_equal(folded[: released.size], released)
-        witness = self._witness
+        canaries = self._canaries
         return MechanismAudit(
             receipts=self._receipts.found,
             fold=Fold(rounds=self.rounds, same=same and self._named),
             replay=self._replay,
-            witness=witness.found if witness else None,
-            lower_bounds=witness.lower_bounds(delta) if witness else None,
+            canaries=canaries.found if canaries else None,
+            lower_bounds=canaries.lower_bounds(delta) if canaries else None,
         )
 
     def evidence(self, released: np.ndarray, delta: float) -> dict[str, Any]:
@@ -179,9 +179,9 @@ class RoundAudit:
         """Noise and coins of a finished training, compared with each other."""
         secrets = AttemptSecrets(**vars(self._keys))
         found = independence(self._plan, secrets, self._tags, self._size)
-        if self._witness is None or self._witness.rounds_differ:
+        if self._canaries is None or self._canaries.rounds_differ:
             return found
-        return found.model_copy(update={"failed": [*found.failed, "witness_rounds"]})
+        return found.model_copy(update={"failed": [*found.failed, "canary_rounds"]})
 
     def save(self, store: Store) -> None:
         """Writes the state, next to the trainer's checkpoint and before it."""
@@ -193,7 +193,7 @@ class RoundAudit:
             "named": self._named,
             "size": self._size,
             "receipts": self._receipts.to_json(),
-            "witness": self._witness.to_json() if self._witness else None,
+            "canaries": self._canaries.to_json() if self._canaries else None,
         }
         kept = {
             "began": np.array(list(self._began.values()), np.float32),
@@ -237,5 +237,5 @@ class RoundAudit:
         before = [bytes.fromhex(tag) for tag in last.get("tags", ())]
         self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, before)
         self._receipts.restore(head["receipts"])
-        if self._witness is not None:
-            self._witness.restore(head["witness"])
+        if self._canaries is not None:
+            self._canaries.restore(head["canaries"])
