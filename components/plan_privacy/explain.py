@@ -37,7 +37,7 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: boo
     paragraphs.append(
         f"Clip and noise. A contribution is scaled down to norm {plan.l2_norm_clip:g}; "
         f"normal noise of {plan.noise_multiplier:g} times that is added to every entry of the sum, "
-        f"which is then divided by the public constant {plan.normaliser:g}, however many took part."
+        f"which is then divided by the public constant {plan.normalizer:g}, however many took part."
     )
     paragraphs.append(_ACCOUNTANTS[guarantee.accountant])
     shift = (

@@ -37,7 +37,7 @@ def extrapolate(
     cohort = Cohort(
         population=population,
         users_per_client=users_per_client or max(1, round(population / mechanism.virtual_clients)),
-        clients_per_round=max(1, round(mechanism.normaliser)),
+        clients_per_round=max(1, round(mechanism.normalizer)),
         noise_multiplier=mechanism.noise_multiplier,
         rounds=mechanism.rounds,
     )

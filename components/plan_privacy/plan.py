@@ -130,9 +130,9 @@ def warnings(config: RunConfig) -> dict[str, str]:
             f"delta={delta:g} is above the customary users_lower_bound**-1.1={customary:.3g}; lower"
             f" it, as a mechanism may expose a share delta of its {UNITS[policy.unit].many}"
         )
-    if plan.normaliser < 1:
+    if plan.normalizer < 1:
         found["rounds_mostly_empty"] = (
-            f"{plan.normaliser:.2g} virtual clients are expected in a round, so most rounds hold "
+            f"{plan.normalizer:.2g} virtual clients are expected in a round, so most rounds hold "
             "noise alone; raise the sampling probability"
         )
     clients = config.partition.virtual_clients
@@ -157,7 +157,7 @@ def warnings(config: RunConfig) -> dict[str, str]:
 
 def noise_on_mean(plan: MechanismPlan) -> float:
     """Returns the standard deviation of noise on the mean update / clip; it limits utility."""
-    return plan.noise_multiplier / plan.normaliser
+    return plan.noise_multiplier / plan.normalizer
 
 
 def _projections(plan: MechanismPlan, config: RunConfig, delta: float) -> list[Projection]:

@@ -106,7 +106,7 @@ for title, multiplier in (
         images[trains], labels[trains], users[trains], start=start
     )
     after = recall(embed(result.model, images[evaluated]), labels[evaluated], 0.01)
-    on_mean = multiplier / drawn.normaliser
+    on_mean = multiplier / drawn.normalizer
     print(
         f"{title}: recall {after}, gain {after - before}; noise on the mean {on_mean:.2g}, "
         f"{time.time() - began:.0f} s"

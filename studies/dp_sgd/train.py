@@ -272,9 +272,9 @@ def _linear(dim: int) -> Any:
 def _costs(plan: MechanismPlan, epsilon: float) -> dict[str, Any]:
     return {
         "epsilon": epsilon,
-        "noise": plan.noise_multiplier / plan.normaliser,
+        "noise": plan.noise_multiplier / plan.normalizer,
         "noise_multiplier": plan.noise_multiplier,
-        "batch": plan.normaliser,
+        "batch": plan.normalizer,
     }
 
 
@@ -310,7 +310,7 @@ def _net(row: Row, data: Data) -> dict[str, Any]:
         views=views, flip=views > 1, crop_padding=4 if views > 1 else 0, microbatch=16
     )
     if "share" in settings:  # as many a round as planned, of the units there are
-        plan = plan.replaced(sampling_probability=plan.normaliser / TRAIN)
+        plan = plan.replaced(sampling_probability=plan.normalizer / TRAIN)
     _train_net(net, plan, unit, units, server_of(settings, settings["rate"]))
     return {"value": _accuracy(net, images, labels), **_costs(plan, epsilon)}
 

@@ -120,7 +120,7 @@ def with_noise(config: RunConfig, noise: float) -> RunConfig:
     plan = plan_mechanism(config)
     if not plan.private:
         return config
-    equal = plan.at_equal_utility(noise * plan.normaliser).noise_multiplier
+    equal = plan.at_equal_utility(noise * plan.normalizer).noise_multiplier
     return config.updated({"mechanism.noise_multiplier": equal})
 
 

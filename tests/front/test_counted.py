@@ -107,7 +107,7 @@ class Halves(HalvesConfig, MechanismPlan):
         return {"noise_multiplier": cohort.noise_multiplier, "share": share}
 
     @property
-    def normaliser(self):
+    def normalizer(self):
         return self.weight
 
     def sample(self, round_key, round_index, index):
@@ -128,7 +128,7 @@ def test_a_mechanism_is_one_module_and_a_line_of_the_registry(monkeypatch):
     """The world of the tests plans it as it plans itself: every test of all kinds takes it."""
     monkeypatch.setitem(MECHANISMS, "halves", Halves)
     plan = make_plan("halves", virtual_clients=20)
-    assert (plan.share, plan.weight, plan.normaliser) == (0.25, 5.0, 5.0)
+    assert (plan.share, plan.weight, plan.normalizer) == (0.25, 5.0, 5.0)
     assert len(plan.sampler(ROOT).sample(0, World(range(100), 20))) <= 20
     assert "(inf" not in str(fedemb.guarantee(plan, delta=1e-5))
     with pytest.raises(ConfigError, match="share"):

@@ -62,7 +62,7 @@ def clip_the_sum_only(system: System) -> System:
 
     def aggregate(m, r, state, clients):
         total = np.asarray(state[0]) / GRID
-        clipped = total / max(1.0, np.linalg.norm(total) / m.plan.normaliser)
+        clipped = total / max(1.0, np.linalg.norm(total) / m.plan.normalizer)
         return m.aggregate(r, (_whole(clipped * GRID),))
 
     return dataclasses.replace(sound, aggregate=aggregate)
@@ -118,7 +118,7 @@ def _with_noise(system: System, add) -> System:
 
 def noise_scaled_as_for_the_mean(system: System) -> System:
     return _with_noise(
-        system, lambda add, _n, plan, name, v, scale: add(name, v, scale / plan.normaliser)
+        system, lambda add, _n, plan, name, v, scale: add(name, v, scale / plan.normalizer)
     )
 
 
@@ -218,7 +218,7 @@ def divided_by_who_showed_up(system: System) -> System:
     def aggregate(m, r, state, clients):
         out = m.aggregate(r, state)
         present = sum(len(users) for _, users in clients) / 3
-        return SimpleNamespace(mean=out.mean * m.plan.normaliser / max(1.0, present))
+        return SimpleNamespace(mean=out.mean * m.plan.normalizer / max(1.0, present))
 
     return dataclasses.replace(system, aggregate=aggregate)
 
@@ -234,14 +234,14 @@ def weighted_by_examples(system: System) -> System:
 class _ExactSize(sampling.Sampler):
     def sample(self, round_index, index):
         rng = np.random.default_rng(round_index)
-        count = round(self.plan.normaliser)
+        count = round(self.plan.normalizer)
         chosen = np.sort(rng.permutation(index.virtual_clients)[:count])
         return [sampling.VirtualClient(0, int(g), index.members(0, int(g))) for g in chosen]
 
 
 class _ShuffledEpochs(sampling.Sampler):
     def sample(self, round_index, index):
-        count = round(self.plan.normaliser)
+        count = round(self.plan.normalizer)
         epoch, turn = divmod(round_index * count, index.virtual_clients)
         order = np.random.default_rng(epoch).permutation(index.virtual_clients)
         return [

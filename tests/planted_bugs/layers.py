@@ -152,7 +152,7 @@ def record_replay(system: System) -> list[str]:
             problems.append(f"round {r}: the sum moved by more than twice the clip")
         if not np.array_equal(there.noise, gone.noise):
             problems.append(f"round {r}: the noise follows the data, not the key")
-        step = np.linalg.norm(there.mean - gone.mean) * system.plan.normaliser
+        step = np.linalg.norm(there.mean - gone.mean) * system.plan.normalizer
         if not step <= 2 * (1 + 1e-4):
             problems.append(f"round {r}: the mean moved by more than twice the clip")
     if not moved:
@@ -168,7 +168,7 @@ def zero_probe(system: System, dim: int = 20_000) -> list[str]:
     def run(root):
         m = system.mechanism(root)
         outs = [system.aggregate(m, r, m.initial_sample_state(dim), []).mean for r in range(4)]
-        return np.array(outs, np.float64) * plan.normaliser
+        return np.array(outs, np.float64) * plan.normalizer
 
     first, second = run(0), run(1)
     target = plan.noise_multiplier * plan.l2_norm_clip

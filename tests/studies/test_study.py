@@ -480,7 +480,7 @@ def test_a_row_trains_at_its_noise(study, monkeypatch):
     split, column = study.protocol.split(row.stage), study.protocol.column
     train.run_row(row, study.base, split, column, study.cache)
     (plan,) = plans
-    assert plan.noise_multiplier / plan.normaliser == pytest.approx(row.noise)
+    assert plan.noise_multiplier / plan.normalizer == pytest.approx(row.noise)
 
 
 # ---- the whole of it ----------------------------------------------------------------------------

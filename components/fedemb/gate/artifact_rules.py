@@ -149,7 +149,7 @@ def public_line(plan: MechanismPlan, index: int, output_sha: str) -> RoundLine:
     priced_alone = not plan.tracks_participation
     return RoundLine(
         round=index,
-        clients_planned=plan.normaliser,
+        clients_planned=plan.normalizer,
         output_sha=output_sha,
         event=event_to_json(plan.round_event) if priced_alone else None,
     )

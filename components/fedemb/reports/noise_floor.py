@@ -1,7 +1,7 @@
 """The public noise floor: the minimum distance of a model from its public backbone, from the plan.
 
 Released weights are a share of the public backbone plus the sum of w_r (S_r + N_r) over the rounds,
-in units of clip / normaliser, where the w_r follow from the server's rule. N_r is noise of standard
+in units of clip / normalizer, where the w_r follow from the server's rule. N_r is noise of standard
 deviation sigma in each of d coordinates, drawn after S_r is fixed; |S_r| is at most the number K of
 clipped vectors. S_r may depend on all earlier noise, on the data and on the loss, but not on N_r.
 
@@ -46,7 +46,7 @@ class NoiseFloor:
     round_weights: tuple[float, ...]
     """Weight of each round's mean."""
     unit: float
-    """Clip / normaliser."""
+    """Clip / normalizer."""
     noise_multiplier: float
     """Standard deviation of the noise in one weight / unit."""
     contributions: float
@@ -100,7 +100,7 @@ def noise_floor(
     return NoiseFloor(
         start_share=share,
         round_weights=tuple(means.tolist()),
-        unit=clip / plan.normaliser,
+        unit=clip / plan.normalizer,
         noise_multiplier=plan.noise_multiplier,
         contributions=_contributions(plan),
     )
@@ -119,7 +119,7 @@ def _contributions(plan: MechanismPlan) -> float:
     """
     if plan.samples_units:
         return float(plan.most_contributions)
-    sure, expected = _sure(plan.rounds), plan.normaliser
+    sure, expected = _sure(plan.rounds), plan.normalizer
     bernstein = expected + math.sqrt(2 * expected * sure) + sure / 3
     return min(float(plan.most_contributions), bernstein)
 

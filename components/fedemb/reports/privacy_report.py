@@ -181,7 +181,7 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict
             "grid_bits": plan.grid_bits,
             "secure": plan.private and key_injected is False,
         },
-        "normaliser": {"rule": "public_constant", "value": plan.normaliser},
+        "normaliser": {"rule": "public_constant", "value": plan.normalizer},
         "matrix": plan.matrix(),
     }
 

@@ -53,7 +53,7 @@ def describe(done: Round, plan: Any) -> dict[str, float]:
     total = np.asarray(sums.sample_state[0], np.float64)
     signal = float(np.linalg.norm(total)) / 2.0**plan.grid_bits
     noise = plan.noise_multiplier * float(np.sqrt(len(total)))
-    figures["mean_norm"] = signal * l2_norm_clip / plan.normaliser
+    figures["mean_norm"] = signal * l2_norm_clip / plan.normalizer
     figures["noise_to_signal"] = noise / signal if signal else 0.0
     return figures | {f"seconds_{name}": value for name, value in done.seconds.items()}
 

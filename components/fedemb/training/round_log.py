@@ -66,7 +66,7 @@ class RoundLog:
         priced_alone = not mechanism.plan.tracks_participation
         public = RoundLine(
             round=index,
-            clients_planned=mechanism.plan.normaliser,
+            clients_planned=mechanism.plan.normalizer,
             output_sha=output.sums_sha,
             event=event_to_json(output.event) if priced_alone else None,
         )

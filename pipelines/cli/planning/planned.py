@@ -110,7 +110,7 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
         "unit": mechanism.unit,
         "noise_multiplier": mechanism.noise_multiplier,
         "sampling_probability": mechanism.chance,
-        "clients_per_round": mechanism.normaliser,
+        "clients_per_round": mechanism.normalizer,
         "rounds": mechanism.rounds,
         "virtual_clients": mechanism.virtual_clients,
         "users_lower_bound": config.policy.users_lower_bound,

@@ -40,7 +40,7 @@ def test_there_is_one_round_and_everybody_is_in_it():
     plan = make_plan("least_squares")
     world = World(range(50), 40)
     assert [int(unit.users[0]) for unit in plan.sampler(ROOT).sample(0, world)] == [*range(50)]
-    assert plan.normaliser == 80.0  # planned, and not the 50 who are there
+    assert plan.normalizer == 80.0  # planned, and not the 50 who are there
     with pytest.raises(ConfigError, match="rounds"):
         plan.replaced(rounds=2)
 

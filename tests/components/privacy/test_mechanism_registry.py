@@ -42,7 +42,7 @@ class Everyone(EveryoneConfig, MechanismPlan):
         return {"noise_multiplier": cohort.noise_multiplier}
 
     @property
-    def normaliser(self):
+    def normalizer(self):
         return float(self.virtual_clients)
 
     def sample(self, round_key, round_index, index):

@@ -256,7 +256,7 @@ def test_a_unit_is_known_by_its_hash_and_not_by_its_place():
 
 def test_the_divisor_is_planned_and_never_who_showed_up():
     plan = make_plan("poisson_gaussian", units_per_round=20)
-    assert plan.normaliser == 20.0
+    assert plan.normalizer == 20.0
     sizes = {len(plan.sampler(ROOT).sample(r, World(range(80), 40))) for r in range(10)}
     assert len(sizes) > 1  # a realised batch would have been another divisor each time
 

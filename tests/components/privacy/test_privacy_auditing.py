@@ -40,7 +40,7 @@ def receipts_of(key, damage=lambda total, noise: total + noise, **changes):
         total = random.normal(size=DIM)
         total *= random.uniform(0, 30) / np.linalg.norm(total)
         noise = gaussian(tensor_key(key, tag, "update"), DIM) * plan.noise_multiplier
-        mean = (damage(total, noise) / plan.normaliser).astype(np.float32)
+        mean = (damage(total, noise) / plan.normalizer).astype(np.float32)
         receipts.add(mean, plan.l2_norm_clip, tag)
     return receipts.found
 
@@ -85,7 +85,7 @@ def test_slightly_too_little_noise_shows_over_a_run():
             total = random.normal(size=22_710)
             total *= 10 / np.linalg.norm(total)
             noise = gaussian(tensor_key(b"k", bytes([number]), "update"), total.size)
-            output = (total + scale * plan.noise_multiplier * noise) / plan.normaliser
+            output = (total + scale * plan.noise_multiplier * noise) / plan.normalizer
             receipts.add(output.astype(np.float32), 1.0, bytes([number]))
         assert receipts.found.together is sound
 
@@ -95,7 +95,7 @@ def test_receipt_of_a_clip_that_moved_without_its_noise_is_missing():
     plan = make_plan(rounds=2, **PLAN)
     receipts = NoiseReceipts(plan, b"k")
     noise = gaussian(tensor_key(b"k", b"t", "update"), DIM) * plan.noise_multiplier
-    receipts.add((noise / plan.normaliser).astype(np.float32), 0.5, b"t")
+    receipts.add((noise / plan.normalizer).astype(np.float32), 0.5, b"t")
     assert receipts.found.failed == 1
 
 
@@ -120,7 +120,7 @@ def test_receipts_of_an_adaptive_clip_move_with_it():
 def test_receipts_go_on_where_they_stood():
     plan, whole, parts = make_plan(rounds=4, **PLAN), None, None
     means = [
-        (gaussian(tensor_key(b"k", bytes([n]), "update"), 99) / plan.normaliser).astype(np.float32)
+        (gaussian(tensor_key(b"k", bytes([n]), "update"), 99) / plan.normalizer).astype(np.float32)
         for n in range(4)
     ]
     whole, parts = NoiseReceipts(plan, b"k"), NoiseReceipts(plan, b"k")
@@ -262,7 +262,7 @@ def test_noise_floor_takes_as_many_contributions_as_there_can_be():
     units = make_plan("poisson_gaussian")
     assert floor_of(units).contributions == units.most_contributions
     groups = make_plan(rounds=30, virtual_clients=1000, sampling_probability=0.01)
-    assert groups.normaliser < floor_of(groups).contributions < 0.1 * groups.most_contributions
+    assert groups.normalizer < floor_of(groups).contributions < 0.1 * groups.most_contributions
 
 
 def test_noise_floor_of_long_sums_is_the_noise_of_the_last_rounds():

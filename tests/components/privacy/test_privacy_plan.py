@@ -217,10 +217,10 @@ def test_a_shorter_run_costs_no_more_and_no_run_costs_nothing(kind):
         plan.event(-1)
 
 
-def test_normaliser_is_a_public_constant():
-    assert make_plan().normaliser == 0.25 * 40
-    assert make_plan("user_poisson").normaliser == 4
-    assert make_plan("blt").normaliser == 8
+def test_normalizer_is_a_public_constant():
+    assert make_plan().normalizer == 0.25 * 40
+    assert make_plan("user_poisson").normalizer == 4
+    assert make_plan("blt").normalizer == 8
 
 
 def test_adaptive_clip_is_one_joint_event():
@@ -399,7 +399,7 @@ def test_noise_beyond_the_study_and_empty_rounds_are_warned_about():
     def found(**changes):
         return warnings(run_config({**GROUP, **changes}))
 
-    clients = plan_mechanism(run_config(GROUP)).normaliser
+    clients = plan_mechanism(run_config(GROUP)).normalizer
     assert "noise_beyond_the_study" not in found(noise_multiplier=0.00099 * clients)
     assert (
         "0.0011 of the clip" in found(noise_multiplier=0.0011 * clients)["noise_beyond_the_study"]
@@ -421,8 +421,8 @@ def test_not_private_is_planned_without_a_guarantee():
 def test_projection_keeps_the_noise_on_the_mean():
     plan = make_plan(adaptive_clip=adaptive())
     scaled = plan.scaled(10, 10)
-    assert scaled.noise_multiplier / scaled.normaliser == pytest.approx(
-        plan.noise_multiplier / plan.normaliser
+    assert scaled.noise_multiplier / scaled.normalizer == pytest.approx(
+        plan.noise_multiplier / plan.normalizer
     )
     assert scaled.sampling_probability == plan.sampling_probability
     assert scaled.adaptive_clip.count_noise_multiplier == 20.0

@@ -186,7 +186,7 @@ def test_noise_does_not_depend_on_threads(monkeypatch):
 def test_an_empty_round_is_noised_all_the_same():
     m = mechanism()
     out = m.aggregate(0, m.initial_sample_state(1000))
-    assert 0.8 < np.std(out.mean) * m.plan.normaliser < 1.2
+    assert 0.8 < np.std(out.mean) * m.plan.normalizer < 1.2
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_radii_are_right_to_the_last_digits_at_both_ends_of_the_uniform(
 
 def cumulative_noise(m, rounds, dim):
     outs = [m.aggregate(r, m.initial_sample_state(dim)).mean for r in range(rounds)]
-    return np.cumsum(np.array(outs, np.float64) * m.plan.normaliser, axis=0)
+    return np.cumsum(np.array(outs, np.float64) * m.plan.normalizer, axis=0)
 
 
 @pytest.mark.parametrize(("restart", "rounds"), [(0, 9), (4, 9), (5, 12)])
@@ -398,7 +398,7 @@ def test_count_of_an_adaptive_clip_has_the_noise_that_was_priced():
         clips.append(m.l2_norm_clip)
         m.aggregate(r, m.initial_sample_state(1))
     steps = np.diff(np.log([*clips, m.l2_norm_clip])) / -settings.learning_rate
-    counts = (steps + settings.target_quantile - 0.5) * plan.normaliser
+    counts = (steps + settings.target_quantile - 0.5) * plan.normalizer
     assert np.std(counts) == pytest.approx(1.5, rel=6 / math.sqrt(2 * rounds))
 
 
@@ -414,7 +414,7 @@ def test_the_clip_moves_as_the_stock_quantile_estimator_moves_it():
         settings.target_quantile,
         settings.learning_rate,
         0.0,
-        plan.normaliser,
+        plan.normalizer,
         geometric_update=True,
     )
     state = stock.initial_global_state()

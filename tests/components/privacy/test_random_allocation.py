@@ -128,7 +128,7 @@ def test_a_part_of_an_epoch_costs_all_of_it():
         population=50_000, users_per_client=1, clients_per_round=5000, noise_multiplier=2.0,
         rounds=98,
     )  # fmt: skip
-    assert (RandomAllocation.at(cohort).rounds, RandomAllocation.at(cohort).normaliser) == (
+    assert (RandomAllocation.at(cohort).rounds, RandomAllocation.at(cohort).normalizer) == (
         100,
         5e3,
     )

@@ -181,7 +181,7 @@ def _weights(data):
 def _raw_mean(mechanism, state):
     clip = mechanism.l2_norm_clip
     total = np.asarray(state[0], np.float64) * clip / 2.0**mechanism.plan.grid_bits
-    return (total / mechanism.plan.normaliser).astype(np.float32)
+    return (total / mechanism.plan.normalizer).astype(np.float32)
 
 
 def noise_forgotten_in_the_query(patch):

@@ -348,7 +348,7 @@ class HonestRun:
         lines = [
             {
                 "round": index,
-                "clients_planned": mechanism.normaliser,
+                "clients_planned": mechanism.normalizer,
                 "event": event,
                 "output_sha": f"{index:064x}",
             }

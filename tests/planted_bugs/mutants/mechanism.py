@@ -70,7 +70,7 @@ MUTANTS = (
                 (
                     "plan = self._plan\n"
                     "length = float(np.linalg.norm(sums))\n"
-                    "most = self._grid * plan.normaliser\n"
+                    "most = self._grid * plan.normalizer\n"
                     "sums = (sums * min(1.0, most / max(1.0, length))).astype(np.int64)"
                 ),
             ),
@@ -116,7 +116,7 @@ MUTANTS = (
             modules.KEYED,
             "grid_scale",
             "plan.noise_multiplier * 2.0 ** plan.grid_bits",
-            "plan.noise_multiplier * 2.0 ** plan.grid_bits / plan.normaliser",
+            "plan.noise_multiplier * 2.0 ** plan.grid_bits / plan.normalizer",
         ),
         *PROBE,
     ),
@@ -270,7 +270,7 @@ MUTANTS = (
                 "mean = flat.astype(np.float32)",
                 (
                     "present = max(1.0, getattr(self, '_present', 1.0))\n"
-                    "mean = (flat * self.plan.normaliser / present).astype(np.float32)"
+                    "mean = (flat * self.plan.normalizer / present).astype(np.float32)"
                 ),
             ),
         ),

@@ -33,7 +33,7 @@ MUTANTS = (
         "mean_taken_before_the_noise",
         (
             KEEP_RAW,
-            (modules.RUNNING, "Mechanism.aggregate", "flat", "self._raw / self.plan.normaliser"),
+            (modules.RUNNING, "Mechanism.aggregate", "flat", "self._raw / self.plan.normalizer"),
         ),
         PROBE,
     ),
@@ -47,7 +47,7 @@ MUTANTS = (
                 "run_rounds",
                 "state = function.advance(server, state, output.mean)",
                 (
-                    "raw = mechanism._raw / mechanism.plan.normaliser\n"
+                    "raw = mechanism._raw / mechanism.plan.normalizer\n"
                     "state = function.advance(server, state, raw.astype('float32'))"
                 ),
             ),
@@ -73,7 +73,7 @@ MUTANTS = (
                 "Mechanism.aggregate",
                 "mean = flat.astype(np.float32)",
                 (
-                    "shrink = 1 + np.linalg.norm(self._raw) / self.plan.normaliser\n"
+                    "shrink = 1 + np.linalg.norm(self._raw) / self.plan.normalizer\n"
                     "mean = (flat / shrink).astype(np.float32)"
                 ),
             ),

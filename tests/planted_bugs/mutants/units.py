@@ -104,7 +104,7 @@ MUTANTS = (
         "units_divided_by_who_showed_up",
         (
             modules.PER_UNIT_SAMPLING,
-            "normaliser",
+            "normalizer",
             "float(self.units_per_round)",
             "float(self.units_per_round) * 1.01",
         ),

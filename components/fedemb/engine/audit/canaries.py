@@ -118,7 +118,7 @@ class CanaryMechanism:
         with exact_numbers():
             state = self._summed(directions * np.float32(_LENGTH * clip))
         output = self._mechanism.aggregate(round_index, state).mean.astype(np.float64)
-        output *= self.plan.normaliser / clip
+        output *= self.plan.normalizer / clip
         along = directions.astype(np.float64) @ output
         self._counts["rounds"] += 1
         self._counts["contributions"] += len(taken)

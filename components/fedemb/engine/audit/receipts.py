@@ -50,7 +50,7 @@ class NoiseReceipts:
           l2_norm_clip: of the round.
           tag: of its noise.
         """
-        output = mean.astype(np.float64) * (self._plan.normaliser / l2_norm_clip)
+        output = mean.astype(np.float64) * (self._plan.normalizer / l2_norm_clip)
         known = self._known(tag, output.size)
         noise = self.drawn(tag, output.size) - known
         output -= known

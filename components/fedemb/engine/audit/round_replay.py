@@ -89,7 +89,7 @@ class OneRound:
         mechanism = self._function.mechanism
         plan = mechanism.plan
         output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
-        output *= mechanism.l2_norm_clip / plan.normaliser
+        output *= mechanism.l2_norm_clip / plan.normalizer
         return bool(np.abs(self._mean - output).max() <= 1e-6 * np.abs(output).max())
 
     def _moves(self, total: list[np.ndarray], tag: bytes, found: float) -> bool:

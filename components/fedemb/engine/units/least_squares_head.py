@@ -69,7 +69,7 @@ class SolvedHead:
     def __call__(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
         """See `ServerRule`."""
         plan = self.plan
-        noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normaliser
+        noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
         kernel, bias = solve_moments(
             mean / plan.l2_norm_clip,
             classes=self.classes,

@@ -105,7 +105,7 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
 
     @property
     @override
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         return float(self.images_per_round)
 
     @property

@@ -51,7 +51,7 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
 
     @property
     @override
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         return self.sampling_probability * self.virtual_clients
 
     @override
@@ -84,7 +84,7 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
             f"Sampler. Users are hashed once into {self.virtual_clients} virtual clients. In every "
             f"round a secret coin with chance {self.sampling_probability:.4g} is tossed for each "
             "virtual client, filled or empty, and the whole of it takes part or none. About "
-            f"{self.normaliser:.4g} take part; how many did is never published."
+            f"{self.normalizer:.4g} take part; how many did is never published."
         )
 
     @property

@@ -22,7 +22,7 @@ class GroupedUsersConfig(NoisedConfig):
     """Users are drawn in every round and cut into virtual clients; priced at 2C."""
 
     clients_per_round: PositiveInt
-    """Groups (K) the drawn users fall into; the normaliser."""
+    """Groups (K) the drawn users fall into; the normalizer."""
     adaptive_clip: AdaptiveClipConfig | None = None
     """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
@@ -35,7 +35,7 @@ class GroupedUsers(GroupedUsersConfig, MechanismPlan):
 
     @property
     @override
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         return float(self.clients_per_round)
 
     @property

@@ -1,4 +1,4 @@
-"""One frozen object that holds sampler, clip, noise, normaliser and price of a run.
+"""One frozen object that holds sampler, clip, noise, normalizer and price of a run.
 
 Whoever samples, clips or adds noise asks it, and so does the accountant: what is priced cannot
 drift from what runs. Every mechanism is a class of its own in a module of its own, below
@@ -240,7 +240,7 @@ class MechanismPlan(MechanismConfig):
 
     @property
     @abstractmethod
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         """Public constant the noised sum is divided by, never the number who showed up."""
 
     @property
@@ -403,7 +403,7 @@ class MechanismPlan(MechanismConfig):
     @property
     def participants(self) -> str:
         """Who takes part in a round, on one line."""
-        clients = f"{self.normaliser:.4g} of {self.virtual_clients:,} virtual clients a round"
+        clients = f"{self.normalizer:.4g} of {self.virtual_clients:,} virtual clients a round"
         return clients + (f" (probability {self.chance:.4g})" if self.chance else " in turn")
 
     def matrix(self) -> dict[str, Any] | None:

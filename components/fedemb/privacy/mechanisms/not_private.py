@@ -60,7 +60,7 @@ class NotPrivate(NotPrivateConfig, MechanismPlan):
 
     @property
     @override
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         return self.sampling_probability * self.virtual_clients
 
     @override

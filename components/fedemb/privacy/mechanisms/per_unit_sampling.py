@@ -29,7 +29,7 @@ class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
 
     @property
     @override
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         return float(self.units_per_round)
 
     @property

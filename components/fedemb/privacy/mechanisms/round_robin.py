@@ -34,7 +34,7 @@ class RoundRobinConfig(NoisedConfig):
     tracks_participation = True
 
     clients_per_round: PositiveInt
-    """Virtual clients per round; the normaliser."""
+    """Virtual clients per round; the normalizer."""
     min_separation: PositiveInt
     """Rounds between two participations of one virtual client, at least (difference of indices)."""
     max_participations: PositiveInt
@@ -117,7 +117,7 @@ class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
 
     @property
     @override
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         return float(self.clients_per_round)
 
     @override

@@ -73,7 +73,7 @@ def points(
             delta = float(at**-1.1)
             try:
                 scaled = plan.scaled(users, compute)
-                if scaled.normaliser > scaled.virtual_clients:
+                if scaled.normalizer > scaled.virtual_clients:
                     continue
                 if scaled == exact:
                     epsilon = guarantee_of(scaled, delta).epsilon
@@ -86,7 +86,7 @@ def points(
                     Point(
                         mechanism=plan.kind,
                         population=at,
-                        clients_per_round=round(scaled.normaliser),
+                        clients_per_round=round(scaled.normalizer),
                         noise_multiplier=scaled.noise_multiplier,
                         delta=delta,
                         epsilon=epsilon,

@@ -92,10 +92,10 @@ def frontier(
                 continue
             points.append(
                 FrontierPoint(
-                    batch=round(candidate.normaliser),
+                    batch=round(candidate.normalizer),
                     rounds=candidate.rounds,
                     noise_multiplier=noise,
-                    noise_per_batch=noise / candidate.normaliser,
+                    noise_per_batch=noise / candidate.normalizer,
                     epochs=candidate.rounds * (candidate.chance or 1.0),
                     full_batch=full,
                 )
@@ -132,9 +132,9 @@ def prices_around(
         if math.isfinite(epsilon):
             points.append(
                 PricePoint(
-                    batch=round(candidate.normaliser),
+                    batch=round(candidate.normalizer),
                     rounds=candidate.rounds,
-                    noise_per_batch=candidate.noise_multiplier / candidate.normaliser,
+                    noise_per_batch=candidate.noise_multiplier / candidate.normalizer,
                     epsilon=epsilon,
                     full_batch=full,
                 )
@@ -197,12 +197,12 @@ def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
         factor = float(Fraction(share))
     except (ValueError, ZeroDivisionError):
         factor = math.nan
-    if not 0 < factor < 1 or plan.normaliser * factor < 1:
+    if not 0 < factor < 1 or plan.normalizer * factor < 1:
         raise ConfigError(
             f"--simulate-at {share} must be a share between 0 and 1 that leaves a batch, e.g. 1/16"
         )
     small = plan.scaled(compute=factor)
-    if small.normaliser == plan.normaliser:
+    if small.normalizer == plan.normalizer:
         raise ConfigError(
             f"--simulate-at {share}: every round of {plan.kind} takes all units, so there is no "
             "batch to make smaller; drop it, or name a mechanism that samples"
@@ -216,6 +216,6 @@ def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
             "purpose=simulation",
             *(f"mechanism.{name}={json.dumps(theirs[name])}" for name in changed),
         ],
-        "noise_per_batch": small.noise_multiplier / small.normaliser,
+        "noise_per_batch": small.noise_multiplier / small.normalizer,
         "sentence": "a simulation for public data: same noise on the mean, hardly any guarantee",
     }

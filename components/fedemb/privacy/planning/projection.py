@@ -54,9 +54,9 @@ def project(
         simulated_at=simulated_at,
         population=population,
         virtual_clients=scaled.virtual_clients,
-        clients_per_round=scaled.normaliser,
+        clients_per_round=scaled.normalizer,
         noise_multiplier=scaled.noise_multiplier,
         delta=safe,
         epsilon=guarantee_of(scaled, safe).epsilon,
-        compute_factor=scaled.normaliser / plan.normaliser,
+        compute_factor=scaled.normalizer / plan.normalizer,
     )

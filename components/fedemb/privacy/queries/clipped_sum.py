@@ -165,7 +165,7 @@ def next_clip(
       clip: clip of this round.
       below: noised count of records below it, each a half above or below zero.
     """
-    share = np.float32(below) / np.float32(plan.normaliser)
+    share = np.float32(below) / np.float32(plan.normalizer)
     share = np.clip(share + np.float32(0.5), np.float32(0.0), np.float32(1.0))
     step = np.float32(settings.learning_rate) * (share - np.float32(settings.target_quantile))
     first, moved = plan.l2_norm_clip, float(np.float32(clip) * np.exp(-step))

@@ -90,7 +90,7 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
 
 def normalized(query: dp_query.SumAggregationDPQuery, plan: MechanismPlan) -> Any:
     """Divides a query by a public constant, because the number of participants is private."""
-    return normalized_query.NormalizedQuery(query, denominator=plan.normaliser)
+    return normalized_query.NormalizedQuery(query, denominator=plan.normalizer)
 
 
 def empty(dim: int) -> tf.Tensor:

@@ -30,7 +30,7 @@ class RoundOutput:
     """The released values of a round; visible only once the round's record is created."""
 
     mean: npt.NDArray[np.float32]
-    """Noised sum / public normaliser, `[dim]`. The rounding to float32 is part of the protection,
+    """Noised sum / public normalizer, `[dim]`. The rounding to float32 is part of the protection,
     see docs/privacy/noise.md#normals."""
     event: dpe.DpEvent
     """Event of the round; unsupported if only the whole run has an event."""
@@ -87,7 +87,7 @@ class Mechanism:
         return self._clip
 
     def aggregate(self, round_index: int, sample_state: Record) -> RoundOutput:
-        """Noises the sum of a round and divides it by the public normaliser.
+        """Noises the sum of a round and divides it by the public normalizer.
 
         Must be called for every round, including rounds without participants: the noise hides that
         the round was empty.
@@ -121,7 +121,7 @@ class Mechanism:
         sums = [np.asarray(part, np.int64) for part in sample_state]
         noised, self._clip = self._sum.noised(round_index, sums, self._clip)
         # Divided by a public constant, because the number of participants is private.
-        return noised / self.plan.normaliser, self.plan.round_event
+        return noised / self.plan.normalizer, self.plan.round_event
 
     def state_to_json(self) -> dict[str, Any]:
         """Returns the state after the last round: the next round, the noised clip, keyed tags.
