@@ -7,6 +7,7 @@ import math
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.reports.mechanism_text import adjacency, explanation
 
 _ACCOUNTANTS = {
     "pld": (
@@ -29,11 +30,11 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: boo
       covers_change: `covers_change_own_data` of the run.
     """
     if not plan.private:
-        return [plan.explanation]
+        return [explanation(plan)]
     unit = UNITS[plan.unit]
     protected = f"Unit. {unit.whole[0].upper()}{unit.whole[1:]}. {unit.covered}"
     changed = f"{'Also' if covers_change else 'Not'} covered is one {plan.unit} that {unit.change}."
-    paragraphs = [protected, f"{plan.adjacency} {changed}", plan.explanation]
+    paragraphs = [protected, f"{adjacency(plan)} {changed}", explanation(plan)]
     paragraphs.append(
         f"Clip and noise. A contribution is scaled down to norm {plan.l2_norm_clip:g}; "
         f"normal noise of {plan.noise_multiplier:g} times that is added to every entry of the sum, "

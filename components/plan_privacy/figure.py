@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.extrapolation import Point
+from fedemb.reports.mechanism_text import TEXTS
 
 _STYLE: Any = {
     "svg.hashsalt": "fedemb-extrapolation",
@@ -81,13 +81,13 @@ def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
         curve = tuple((getattr(point, x), point.epsilon) for point in own)
         curves.setdefault(curve, []).append(kind)
     for curve, kinds in curves.items():
-        colour, dash = MECHANISMS[kinds[0]].look
+        style = TEXTS[kinds[0]]
         axes.plot(
             [at for at, _ in curve],
             [epsilon for _, epsilon in curve],
-            label=" = ".join(MECHANISMS[kind].label for kind in kinds),
-            color=colour,
-            linestyle=dash,
+            label=" = ".join(TEXTS[kind].label for kind in kinds),
+            color=style.color,
+            linestyle=style.dash,
             marker="o",
             markersize=3,
         )

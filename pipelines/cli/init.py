@@ -479,12 +479,13 @@ def _prospects(config: RunConfig) -> list[str]:
     """What can be had, in the study's terms."""
     from fedemb.pipelines.cli.planning.plan_text import PROTECTS_UP_TO
     from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.reports.mechanism_text import participants
     from fedemb.steps.plan_privacy.plan import HELPFUL_NOISE, noise_on_mean, warnings
 
     plan = plan_mechanism(config)
     study = f" (the study finds a gain up to {HELPFUL_NOISE:g})" * (config.task == "embedding")
     lines = [
-        f"{plan.participants}; the noise on the mean is {noise_on_mean(plan):.2g} of the clip"
+        f"{participants(plan)}; the noise on the mean is {noise_on_mean(plan):.2g} of the clip"
         + study
     ]
     lines += [f"warning: {text}" for text in warnings(config).values()]

@@ -175,8 +175,8 @@ def poisson(settings: dict[str, Any], epsilon: float, population: int) -> Mechan
 def rounds(kind: Any, server: ServerConfig, units: Units, load: Callable[[Any], Any]) -> np.ndarray:
     """Runs all rounds; the weights that would be released."""
     state = initial_state(server, kind.initial_weights())
-    with Feed(kind, first=0, index=units, load=load) as feed:
-        for done in run_rounds(kind, server, state, feed):
+    with Feed(kind, kind.mechanism, first=0, index=units, load=load) as feed:
+        for done in run_rounds(kind, kind.mechanism, server, state, feed):
             state = done.state
     return released_weights(server, state)
 

@@ -110,7 +110,7 @@ def _work(name: str, backend: Literal["tensorflow", "jax"]) -> Callable[[], None
     slabs = list(function.slabs(units, 0))
 
     def act() -> None:
-        function.run(weights, slabs)
+        function.run(weights, slabs, function.mechanism.sample_params())
 
     return act
 
@@ -120,7 +120,7 @@ def _serve(name: str, backend: Literal["tensorflow", "jax"]) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     act = _work(name, backend)
     started = time.process_time()
-    act()  # compiles, and is probed
+    act()  # compiles, and is probe_units
     sys.stdout.write(f"ready {time.process_time() - started}\n")
     sys.stdout.flush()
     for _ in sys.stdin:

@@ -93,7 +93,6 @@ class HalvesConfig(NoisedConfig):
 
 class Halves(HalvesConfig, MechanismPlan):
     section = HalvesConfig
-    label = sampler_words = "each virtual client by a coin"
     proof = "a user moves one update by at most 2C"
     weight: float
 
@@ -118,10 +117,6 @@ class Halves(HalvesConfig, MechanismPlan):
     @property
     def round_event(self):
         return dpe.GaussianDpEvent(self.noise_multiplier / 2)
-
-    @property
-    def explanation(self):
-        return "Sampler. Each virtual client by a coin."
 
 
 def test_a_mechanism_is_one_module_and_a_line_of_the_registry(monkeypatch):

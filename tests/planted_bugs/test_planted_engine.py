@@ -82,7 +82,9 @@ class Round:
             variables=trainable_variables(classifier, self.trained),
             seed=SEED,
         )
-        function._shown = True  # the probe is tested beside the engine; here it would hide a layer
+        function._layout_checked = (
+            True  # the probe is tested beside the engine; here it would hide a layer
+        )
         return classifier, function
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedemb.engine.rounds import Slab
 from fedemb.engine.training_round import TrainingRound
+from fedemb.privacy.queries import Mechanism
 
 _AHEAD = 2
 """Maximum number of waiting slabs; with the maximum slab size, this limits memory."""
@@ -18,7 +19,8 @@ class Feed:
     """Slabs of all remaining rounds, produced ahead of time by one thread.
 
     Args:
-      function: packs them; its mechanism samples the virtual clients of a round.
+      function: packs the virtual clients.
+      mechanism: mechanism of the attempt; samples the virtual clients of a round.
       first: number of the first round; the last one is the plan's.
       index: users of each virtual client, a `sampling.Index`.
       load: reads the examples of a `sampling.VirtualClient`.
@@ -27,6 +29,7 @@ class Feed:
     def __init__(
         self,
         function: TrainingRound,
+        mechanism: Mechanism,
         *,
         first: int,
         index: Any,
@@ -34,7 +37,6 @@ class Feed:
     ) -> None:
         self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
-        mechanism = function.mechanism
 
         def work() -> None:
             try:

@@ -38,23 +38,31 @@ _LOG = logging.getLogger(__name__)
 CHIEF = "FEDEMB_CHIEF"
 """Environment variable: address and port of a chief that is not among those that are counted."""
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_GONE = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "Connection", "Heartbeat", "heartbeat")
+_LOST_HOST_TERMS = (
+    "Gloo",
+    "NCCL",
+    "UNAVAILABLE",
+    "ABORTED",
+    "Connection",
+    "Heartbeat",
+    "heartbeat",
+)
 """Words of what JAX says when a host is gone."""
 LOST = (
     "a host of the training job was lost in a round, which was not committed; start the hosts "
     "again and resume the run"
 )
-_ARRIVAL = 1800
+_CONNECT_SECONDS = 1800
 """Seconds until all hosts must have come: a node may have to be made first."""
-_PATIENCE = 24 * 3600 * 1000
+_RECEIVE_MILLISECONDS = 24 * 3600 * 1000
 """Milliseconds that the others wait for the chief to say something."""
-_FAREWELL = 10_000
+_LEAVE_MILLISECONDS = 10_000
 """Milliseconds that hosts wait for each other at the end."""
-_numbers = count(0)
+_message_numbers = count(0)
 """Of the messages of this process: the chief and the others count alike."""
 
 
-class Place(NamedTuple):
+class JobHost(NamedTuple):
     """Where a process stands among the hosts of its job."""
 
     address: str
@@ -64,7 +72,7 @@ class Place(NamedTuple):
     """0: the chief."""
 
     @classmethod
-    def of_environment(cls) -> Place | None:
+    def of_environment(cls) -> JobHost | None:
         """What the variables say; None for a process that is alone.
 
         Raises:
@@ -100,7 +108,7 @@ class Message(IntEnum):
     """Exit."""
 
 
-def connect(place: Place | None) -> bool:
+def connect(host: JobHost | None) -> bool:
     """Joins the hosts of this job, if there are several; call it before JAX is used.
 
     Returns:
@@ -109,51 +117,51 @@ def connect(place: Place | None) -> bool:
     Raises:
       StorageError: not all hosts came.
     """
-    if place is None:
+    if host is None:
         return True
     import jax
 
     # Else JAX would end this process before our error is shown when another one is lost.
     jax.config.update("jax_enable_recoverability", True)
     try:
-        jax.distributed.initialize(*place, initialization_timeout=_ARRIVAL)
+        jax.distributed.initialize(*host, initialization_timeout=_CONNECT_SECONDS)
     except RuntimeError as error:
         raise StorageError(
-            f"not all of the {place.processes} hosts of the job came to {place.address} within "
-            f"{_ARRIVAL // 60} minutes; see why their pods do not start, and resume the run"
+            f"not all of the {host.processes} hosts of the job came to {host.address} within "
+            f"{_CONNECT_SECONDS // 60} minutes; see why their pods do not start, and resume the run"
         ) from error
     _LOG.info(events.HOSTS, jax.process_count())
-    return place.number == 0
+    return host.number == 0
 
 
-def several() -> bool:
+def is_multi_host() -> bool:
     """Whether other hosts wait for messages of this one."""
     import jax
 
     return jax.process_count() > 1
 
 
-def tell(message: Message, *parts: Any) -> None:
+def send(message: Message, *parts: Any) -> None:
     """Tells all other hosts, from the chief; does nothing if there are no others."""
-    if several():
+    if is_multi_host():
         body = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
-        _notes().key_value_set(_next_note(), f"{message:d} {len(body)}")
-        _exchange(np.frombuffer(body, np.uint8))
+        _coordinator().key_value_set(_next_key(), f"{message:d} {len(body)}")
+        _broadcast(np.frombuffer(body, np.uint8))
 
 
-def part() -> None:
+def leave() -> None:
     """The end of the job: the chief says so and lets the others hear it before it goes."""
     import jax
 
     if jax.process_index() == 0:
-        tell(Message.END)
+        send(Message.END)
     try:
-        _notes().wait_at_barrier("fedemb/end", _FAREWELL)
+        _coordinator().wait_at_barrier("fedemb/end", _LEAVE_MILLISECONDS)
     except RuntimeError:  # somebody is gone; all rounds are on record
         _LOG.debug("not all hosts were there at the end")
 
 
-def hear() -> tuple[Message, bytes]:
+def receive() -> tuple[Message, bytes]:
     """Waits for the chief's next message.
 
     A collective would give up after half a minute, in which the chief may have other work: that
@@ -162,23 +170,25 @@ def hear() -> tuple[Message, bytes]:
     Raises:
       StorageError: the chief or another host was lost.
     """
-    with noticing():
-        kind, size = _notes().blocking_key_value_get(_next_note(), _PATIENCE).split()
-    return Message(int(kind)), _exchange(np.zeros(int(size), np.uint8)).tobytes()
+    with lost_host_errors():
+        kind, size = (
+            _coordinator().blocking_key_value_get(_next_key(), _RECEIVE_MILLISECONDS).split()
+        )
+    return Message(int(kind)), _broadcast(np.zeros(int(size), np.uint8)).tobytes()
 
 
-def _notes() -> Any:
+def _coordinator() -> Any:
     """Where the coordinator keeps short notes for all hosts."""
     from jax._src.distributed import global_state
 
     return global_state.client
 
 
-def _next_note() -> str:
-    return f"fedemb/{next(_numbers)}"
+def _next_key() -> str:
+    return f"fedemb/{next(_message_numbers)}"
 
 
-def parts_of(body: bytes, like: Sequence[Any]) -> list[np.ndarray]:
+def decoded_arrays(body: bytes, like: Sequence[Any]) -> list[np.ndarray]:
     """The arrays of a message, in shapes and types that both sides know."""
     found, start = [], 0
     for part in map(np.asarray, like):
@@ -187,16 +197,16 @@ def parts_of(body: bytes, like: Sequence[Any]) -> list[np.ndarray]:
     return found
 
 
-def _exchange(data: np.ndarray) -> np.ndarray:
+def _broadcast(data: np.ndarray) -> np.ndarray:
     """The chief's numbers, on every host."""
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    with noticing():
+    with lost_host_errors():
         return np.asarray(broadcast_one_to_all(data)) if data.size else data
 
 
 @contextmanager
-def noticing() -> Iterator[None]:
+def lost_host_errors() -> Iterator[None]:
     """Says in one sentence that a host was lost.
 
     Raises:
@@ -205,6 +215,6 @@ def noticing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if not any(word in str(error) for word in _GONE):
+        if not any(word in str(error) for word in _LOST_HOST_TERMS):
             raise
         raise StorageError(LOST) from error

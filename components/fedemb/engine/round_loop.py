@@ -15,6 +15,7 @@ from fedemb.engine.feed import Feed
 from fedemb.engine.rounds import RoundSums
 from fedemb.engine.server import ServerState
 from fedemb.engine.training_round import TrainingRound
+from fedemb.privacy.queries import Mechanism
 
 
 @dataclass(frozen=True)
@@ -37,25 +38,27 @@ class Round:
 
 def run_rounds(
     function: TrainingRound,
+    mechanism: Mechanism,
     server: ServerConfig,
     state: ServerState,
     feed: Feed,
+    *,
     commit: Callable[[int, Any], Any] | None = None,
 ) -> Iterator[Round]:
     """Runs the rounds that `state` has not seen yet, one for each step of the iterator.
 
     Args:
-      function: round function, with the mechanism that clips, sums, noises and prices.
+      function: computes the clipped sum of a round.
+      mechanism: mechanism of the attempt; noises the sum and accounts for it.
       server: rule that applies the noised mean.
       state: before the first round to run.
       feed: virtual clients of the same rounds.
-      commit: makes a round real, from its number and its `RoundOutput`; called before anything
-        is done with the output. None keeps no record.
+      commit: commits a round, from its number and its `RoundOutput`; called before the output is
+        used. None keeps no record.
     """
-    mechanism = function.mechanism
     for index in range(state.rounds, mechanism.plan.rounds):
         clip, start = mechanism.l2_norm_clip, time.perf_counter()
-        sums = function.run(state.weights, feed.next_round())
+        sums = function.run(state.weights, feed.next_round(), mechanism.sample_params())
         trained = time.perf_counter()
         output = mechanism.aggregate(index, sums.sample_state)
         noised = time.perf_counter()

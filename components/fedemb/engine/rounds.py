@@ -49,7 +49,7 @@ class ClientExamples:
     trunk made of them (`FrozenFeatures`)."""
     labels: np.ndarray
     """int64 `[examples]`, any values that agree inside the client."""
-    place: int = 0
+    worker_key: int = 0
     """Decides which worker trains it: its number among all that were sampled in the round, those
     without examples included; of units that are sampled alone their keyed hash."""
 
@@ -141,8 +141,10 @@ class SlabRounds(ABC):
         """At least one unit, spread over the workers."""
 
     @abstractmethod
-    def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """The clipped sum over packed slabs."""
+    def _sums(
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+    ) -> RoundSums:
+        """Returns the clipped sum over packed slabs."""
 
     @property
     def advance(self) -> ServerRule:
@@ -163,7 +165,7 @@ class SlabRounds(ABC):
             if not len(sampled.labels):
                 continue
             # A unit more or less moves the numbers of those after it, and no keyed hash.
-            unit = replace(sampled, place=sampled.group if alone else number)
+            unit = replace(sampled, worker_key=sampled.group if alone else number)
             full = len(waiting) == self._slab_units or size + unit.images.nbytes > SLAB_BYTES
             if waiting and full:
                 yield self._pack(waiting, round_index)
@@ -179,24 +181,32 @@ class SlabRounds(ABC):
         clients: Iterable[ClientExamples],
         round_index: int,
     ) -> RoundSums:
-        """Computes the clipped sum of one round.
+        """Computes the clipped sum of one round, with the clip of the round's own mechanism.
 
         Args:
-          weights: float32 `[dim]`, what all clients start from.
+          weights: float32 `[dim]`, initial weights of all clients.
           clients: the sampled virtual clients.
-          round_index: enters the seeds.
+          round_index: number of the round, part of the seeds.
         """
-        return self.run(weights, self.slabs(clients, round_index))
+        parameters = self.mechanism.sample_params()
+        return self.run(weights, self.slabs(clients, round_index), parameters)
 
-    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """The same from packed slabs, for callers that pack ahead of time.
+    def run(
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+    ) -> RoundSums:
+        """Computes the clipped sum of one round from packed slabs.
+
+        Args:
+          weights: float32 `[dim]`, initial weights of all clients.
+          slabs: packed units of the round, from `slabs`.
+          parameters: `Mechanism.sample_params` of the mechanism that noises the sum.
 
         Raises:
           StorageError: a host of the job was lost.
         """
-        return self._sums(weights, self._waited_for(slabs))
+        return self._sums(weights, self._timed(slabs), parameters)
 
-    def _waited_for(self, slabs: Iterable[Slab]) -> Iterator[Slab]:
+    def _timed(self, slabs: Iterable[Slab]) -> Iterator[Slab]:
         """The same slabs; adds up time spent waiting for them."""
         self.seconds_waited, asked = 0.0, time.perf_counter()
         for slab in slabs:
@@ -250,11 +260,13 @@ class ParallelRounds(SlabRounds):
     ) -> tuple[Any, Any]:
         """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
 
-    def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+    def _sums(
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+    ) -> RoundSums:
         import tensorflow as tf
 
         broadcast = [tf.constant(part) for part in self._split(weights)]
-        query, parameters = self.mechanism.query, self.mechanism.sample_params()
+        query = self.mechanism.query
         states = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]
         statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
         for slab in slabs:
@@ -280,7 +292,7 @@ class ParallelRounds(SlabRounds):
         return done, tf.concat(statistics, axis=0)
 
 
-def dealt(devices: Sequence[str] | None, workers: int) -> list[str | None]:
+def assigned_devices(devices: Sequence[str] | None, workers: int) -> list[str | None]:
     """Returns a device for each worker, in turn; None: TensorFlow decides."""
     return [devices[number % len(devices)] if devices else None for number in range(workers)]
 
@@ -288,7 +300,7 @@ def dealt(devices: Sequence[str] | None, workers: int) -> list[str | None]:
 class ClientRounds(SlabRounds):
     """Rounds of virtual clients that train locally, whatever backend trains them."""
 
-    def _hold(
+    def _set_model(
         self,
         backbone: Any,
         config: LocalTrainingConfig,
@@ -351,14 +363,14 @@ class RoundFunction(ClientRounds, ParallelRounds):
     ) -> None:
         import tensorflow as tf
 
-        shapes = self._hold(backbone, config, variables, shared_head_rows)
+        shapes = self._set_model(backbone, config, variables, shared_head_rows)
         self._workers = []
-        for index, device in enumerate(dealt(devices, workers)):
+        for index, device in enumerate(assigned_devices(devices, workers)):
             with tf.device(device):
                 self._workers.append(Worker(self.objective, index))
-        self._nobody = no_data(config, self._image, self.objective.dim)
+        self._no_client = no_data(config, self._image, self.objective.dim)
         any_length = LocalData._make(
-            tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in self._nobody
+            tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in self._no_client
         )
         super().__init__(
             shapes,
@@ -366,7 +378,7 @@ class RoundFunction(ClientRounds, ParallelRounds):
             Share(any_length, *[tf.TensorSpec([None], tf.int32)] * 2),
             slab_units=SLAB_CLIENTS_PER_WORKER * workers,
             seed=seed,
-            devices=dealt(devices, workers),
+            devices=assigned_devices(devices, workers),
         )
 
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
@@ -377,8 +389,9 @@ class RoundFunction(ClientRounds, ParallelRounds):
         """
         shares: list[list[LocalData]] = [[] for _ in range(self.worker_count)]
         for unit in units:
-            shares[unit.place % self.worker_count].append(self._data(unit, round_index))
-        return [pack(share, self._nobody) for share in shares]
+            worker = unit.worker_key % self.worker_count
+            shares[worker].append(self._data(unit, round_index))
+        return [pack(share, self._no_client) for share in shares]
 
     def _loop(
         self, number: int, broadcast: Any, share: Share, state: Any, parameters: Any

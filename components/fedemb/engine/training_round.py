@@ -34,6 +34,12 @@ class TrainingRound(Protocol):
         """Packs the units of a round, some at a time; see `Feed`."""
         ...
 
-    def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
-        """Returns the clipped sum of a round over its packed units, from the broadcast weights."""
+    def run(self, weights: np.ndarray, slabs: Iterable[Any], parameters: Any) -> RoundSums:
+        """Returns the clipped sum of a round over its packed units.
+
+        Args:
+          weights: float32 `[dim]`, initial weights of all units.
+          slabs: packed units of the round.
+          parameters: `Mechanism.sample_params` of the mechanism that noises the sum.
+        """
         ...

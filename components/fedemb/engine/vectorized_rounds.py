@@ -20,19 +20,19 @@ class VectorizedRounds(SlabRounds):
     its place, and one unit more or less moves those of others.
     """
 
-    probed = 64
+    probe_units = 64
     """Generated units, at least, that show whether the layout matters: one record in ten does."""
     layout = ""
     """The setting that says how many there are side by side."""
-    _together: int
-    _shown = False
+    _parallel_units: int
+    _layout_checked = False
 
     @abstractmethod
     def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> Any:
         """Units filled up to a multiple, a named tuple of arrays of as many rows; last `count`."""
 
     @abstractmethod
-    def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:
+    def _generated_unit(self, group: int, random: np.random.Generator) -> ClientExamples:
         """Returns a generated unit that does not depend on data."""
 
     @abstractmethod
@@ -41,16 +41,18 @@ class VectorizedRounds(SlabRounds):
     ) -> list[np.ndarray]:
         """The integers that each worker makes of the same units."""
 
-    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """See `SlabRounds`; before the first slab the layout is shown not to matter."""
-        if not self._shown:
+    def run(
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+    ) -> RoundSums:
+        """See `SlabRounds`; calls `rehearse` before the first slab is read."""
+        if not self._layout_checked:
             self.rehearse(weights)
-        return super().run(weights, slabs)
+        return super().run(weights, slabs, parameters)
 
     def rehearse(self, weights: Float32[np.ndarray, " dim"] | None = None) -> None:
         """Runs `require_exact` once, at the given weights or the initial weights."""
         self.require_exact(self.initial_weights() if weights is None else weights)
-        self._shown = True
+        self._layout_checked = True
 
     def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
         """Refuses to train where a record's bits depend on its place or its neighbours.
@@ -62,8 +64,11 @@ class VectorizedRounds(SlabRounds):
         Raises:
           Refused: they do not.
         """
-        size, random = self._together, np.random.default_rng(0)
-        units = [self._generated(group, random) for group in range(size * -(-self.probed // size))]
+        size, random = self._parallel_units, np.random.default_rng(0)
+        units = [
+            self._generated_unit(group, random)
+            for group in range(size * -(-self.probe_units // size))
+        ]
         moved = weights + random.normal(0.0, 0.1, len(weights)).astype(np.float32)
 
         def sums(chosen: Sequence[ClientExamples]) -> list[np.ndarray]:
@@ -78,8 +83,7 @@ class VectorizedRounds(SlabRounds):
             sums(few), [one + other for one, other in halves]
         ):
             raise Refused(
-                f"on this device a record of {size} side by side depends on where it stands or on "
-                "what stands beside it, so one unit could change the records of others; set "
-                f"{self.layout} to another size (1 always holds), or take a backbone whose "
-                "channels are multiples of 16"
+                f"Records depend on their position in a batch of {size} on this device, so one "
+                f"unit could change the records of others. Set {self.layout} to another size (1 "
+                "always works), or use a backbone whose channels are multiples of 16."
             )

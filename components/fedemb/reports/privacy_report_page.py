@@ -18,6 +18,7 @@ from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.dag import lineage_dag
+from fedemb.reports.mechanism_text import TEXTS, comparison
 from fedemb.reports.noise_floor import why_no_floor
 from fedemb.reports.utility_words import floors_sentence, utility_sentence
 
@@ -70,7 +71,8 @@ def report_page(
         limitations=words.limitations(plan.unit),
         plan=plan,
         backend=words.BACKENDS[signed.body.mechanism.backend],
-        samplers={other.name: other.words for other in plan.comparisons()},
+        sampler=TEXTS[plan.kind].sampler,
+        samplers={other.name: comparison(plan, other.name) for other in plan.comparisons()},
         guarantee=words.report_sentence(signed.body),
         audit=audit_sentence(evidence.audit.body),
         no_floor=why_no_floor(evidence.config, plan, (evidence.backbones or [None])[0]),

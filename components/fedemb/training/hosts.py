@@ -20,7 +20,7 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.engine.backend_rounds import client_rounds, unit_rounds
-from fedemb.engine.hosts import LOST, Message, Place, connect, hear, part, several, tell
+from fedemb.engine.hosts import LOST, JobHost, Message, connect, is_multi_host, leave, receive, send
 from fedemb.engine.jax.rounds import JaxRounds
 from fedemb.errors import ConfigError, PlanMismatch, StorageError
 from fedemb.models.keras_backend import use_backend
@@ -40,15 +40,15 @@ def led(config: RunConfig, backbone: Any, function: Any) -> Iterator[None]:
       backbone: initial backbone of the rounds.
       function: the rounds.
     """
-    if not several():
+    if not is_multi_host():
         yield
         return
     try:
         if isinstance(function, JaxRounds):  # training only a head uses one host
-            tell(Message.JOB, np.frombuffer(_described(config, backbone, function), np.uint8))
+            send(Message.JOB, np.frombuffer(_described(config, backbone, function), np.uint8))
         yield
     finally:  # a chief that stops also stops the other hosts
-        part()
+        leave()
 
 
 def _described(config: RunConfig, backbone: Any, function: JaxRounds) -> bytes:
@@ -123,14 +123,14 @@ def _compute() -> None:
       StorageError: another host was lost.
     """
     use_backend("jax")
-    if connect(Place.of_environment()):
+    if connect(JobHost.of_environment()):
         raise ConfigError(
             "this process is the chief of its job, or alone in it; run the training step here"
         )
-    message, job = hear()
+    message, job = receive()
     if message is Message.JOB:
         _built(job).follow()
-    part()
+    leave()
 
 
 if __name__ == "__main__":

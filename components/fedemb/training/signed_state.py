@@ -36,7 +36,7 @@ class SignedState(FencedStore):
 
     Args:
       store: working state of the attempt.
-      turn: fencing token; after it is superseded, no object is changed.
+      token: fencing token; after it is superseded, no object is changed.
       origin: origin of all objects.
       signer: signer of the trainer.
       trust: trusted keys of the ledger.
@@ -46,13 +46,13 @@ class SignedState(FencedStore):
     def __init__(  # noqa: PLR0917 - fencing token, state and signature
         self,
         store: Store,
-        turn: FencingToken,
+        token: FencingToken,
         origin: Origin,
         signer: Signer,
         trust: TrustStore,
         at: int,
     ) -> None:
-        super().__init__(store, turn)
+        super().__init__(store, token)
         self._origin, self._signer, self._trust, self._at = origin, signer, trust, at
 
     def read(self, name: str) -> bytes:

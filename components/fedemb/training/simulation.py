@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from jaxtyping import Float32, Int, UInt8
@@ -30,6 +30,12 @@ from fedemb.models.keras_backend import use_backend
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan import guarantee, plan
+
+if TYPE_CHECKING:
+    from fedemb.engine.rounds import ClientExamples
+    from fedemb.engine.server import ServerState
+    from fedemb.privacy.queries import Mechanism
+    from fedemb.privacy.randomness.sampling import VirtualClient
 
 RUN_ID = "simulation"
 UNCOVERED = {
@@ -51,7 +57,7 @@ class SimulatedGuarantee(PrivacyGuarantee):
 
     def __str__(self) -> str:
         """Returns the guarantee as one sentence."""
-        known = "; the key was handed in, and who knows it can take the noise off again"
+        known = "; the key was passed in, and anyone with the key can remove the noise"
         return (
             f"simulation, not to be released: {self.uncovered}{super().__str__()}"
             f"{known if self.key_injected else ''}"
@@ -190,12 +196,8 @@ class Simulation(Section):
           ConfigError: the mechanism cannot run on these virtual clients, or the algorithm is
               `centralized`, which has no rounds.
         """
-        from fedemb.engine.backend_rounds import client_rounds
-        from fedemb.engine.feature_cache import FrozenFeatures
-        from fedemb.engine.feed import Feed
-        from fedemb.engine.round_loop import run_rounds
-        from fedemb.engine.rounds import ClientExamples, assign_weights
-        from fedemb.engine.server import initial_state, released_weights
+        from fedemb.engine.rounds import assign_weights
+        from fedemb.engine.server import released_weights
         from fedemb.engine.threads import configure_threads
         from fedemb.models.backbones import build_backbone, trainable_variables
         from fedemb.models.standardized import plain_form
@@ -204,8 +206,8 @@ class Simulation(Section):
         training, model = self.training, self.model
         if training.algorithm not in UNCOVERED:
             raise ConfigError(
-                f"training.algorithm={training.algorithm} has no simulation; take one of "
-                f"{', '.join(UNCOVERED)}, or call train_centralized for the baseline without rounds"
+                f"training.algorithm={training.algorithm} has no simulation. Set one of "
+                f"{', '.join(UNCOVERED)}, or call train_centralized for a baseline without rounds."
             )
         check_images(np.asarray(images), model.image_size, model.channels)
         key = secrets.token_bytes(32) if root_key is None else root_key
@@ -227,35 +229,13 @@ class Simulation(Section):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         use_backend(training.backend)
         on_jax = training.backend == "jax"
+        # Before TensorFlow starts, which fixes its threads.
         workers = 1 if on_jax else configure_threads(training.parallel_clients)
         mechanism = build_mechanism(planned, key, RUN_ID, 1, json_digest({}))
         backbone = build_backbone(model, training.seed)
         if start is not None:
             backbone.set_weights(start.get_weights())
-        shared, most = training.algorithm == "dp_fedavg", training.local.max_examples_per_client
-
-        def load(client: Any) -> ClientExamples:
-            found, classes = people.examples(client.users, most)
-            rows = np.searchsorted(people.classes, classes) if shared else classes
-            return ClientExamples(client.grouping, client.group, found, rows)
-
-        function, trunk = client_rounds(
-            backbone,
-            mechanism,
-            model,
-            training,
-            workers=workers,
-            shared_head_rows=len(people.classes) if shared else 0,
-        )
-        if trunk is not None:
-            load = FrozenFeatures(trunk, load, most).load
-
-        state = initial_state(training.server, function.initial_weights())
-        with Feed(function, first=0, index=people, load=load) as feed:
-            for done in run_rounds(function, training.server, state, feed):
-                state = done.state
-                if on_round is not None:
-                    on_round(done)
+        state = self._rounds(backbone, mechanism, people, workers=workers, on_round=on_round)
         variables = trainable_variables(backbone, model.trainable)
         assign_weights(variables, released_weights(training.server, state))
         return SimulationResult(
@@ -265,3 +245,46 @@ class Simulation(Section):
             key_injected=root_key is not None,
             uncovered=UNCOVERED[training.algorithm],
         )
+
+    def _rounds(
+        self,
+        backbone: Any,
+        mechanism: Mechanism,
+        people: ArrayUsers,
+        *,
+        workers: int,
+        on_round: Callable[[Round], None] | None,
+    ) -> ServerState:
+        """Runs all rounds and returns the state after the last one."""
+        from fedemb.engine.backend_rounds import client_rounds
+        from fedemb.engine.feature_cache import FrozenFeatures
+        from fedemb.engine.feed import Feed
+        from fedemb.engine.round_loop import run_rounds
+        from fedemb.engine.rounds import ClientExamples
+        from fedemb.engine.server import initial_state
+
+        training = self.training
+        shared, most = training.algorithm == "dp_fedavg", training.local.max_examples_per_client
+
+        def load(client: VirtualClient) -> ClientExamples:
+            images, labels = people.examples(client.users, most)
+            rows = np.searchsorted(people.classes, labels) if shared else labels
+            return ClientExamples(client.grouping, client.group, images, rows)
+
+        function, trunk = client_rounds(
+            backbone,
+            mechanism,
+            self.model,
+            training,
+            workers=workers,
+            shared_head_rows=len(people.classes) if shared else 0,
+        )
+        if trunk is not None:
+            load = FrozenFeatures(trunk, load, most).load
+        state = initial_state(training.server, function.initial_weights())
+        with Feed(function, mechanism, first=0, index=people, load=load) as feed:
+            for done in run_rounds(function, mechanism, training.server, state, feed):
+                state = done.state
+                if on_round is not None:
+                    on_round(done)
+        return state

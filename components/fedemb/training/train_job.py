@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedemb.engine.hosts import CHIEF, Place
+from fedemb.engine.hosts import CHIEF, JobHost
 from fedemb.errors import ConfigError, StorageError
 
 _LOG = logging.getLogger(__name__)
@@ -75,17 +75,17 @@ def train_job() -> dict[str, Any]:
 
 
 @contextmanager
-def hosts_of_the_step() -> Iterator[Place | None]:
+def hosts_of_the_step() -> Iterator[JobHost | None]:
     """Starts the other hosts while entered; yields the connection between them and the chief.
 
-    Without other hosts in the variables, yields `Place.of_environment`.
+    Without other hosts in the variables, yields `JobHost.of_environment`.
 
     Raises:
       ConfigError: the variables are invalid, or the cluster lacks the runtime or the Trainer.
       StorageError: the cluster did not respond.
     """
     if HOSTS not in os.environ:
-        yield Place.of_environment()
+        yield JobHost.of_environment()
         return
     job = train_job()
     from kubernetes import client, config
@@ -110,7 +110,7 @@ def hosts_of_the_step() -> Iterator[Place | None]:
         ) from error
     trainer = job["spec"]["trainer"]
     try:
-        yield Place(trainer["env"][0]["value"], trainer["numNodes"] + 1, 0)
+        yield JobHost(trainer["env"][0]["value"], trainer["numNodes"] + 1, 0)
     finally:
         try:
             api.delete_namespaced_custom_object(*kind, name=made["metadata"]["name"])

@@ -10,13 +10,15 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupIndex
 from fedemb.data.verified_folder import VerifiedFolder
-from fedemb.engine.audit.round_audit import AttemptKeys, RoundAudit
+from fedemb.engine.audit.attempt_keys import AttemptKeys
+from fedemb.engine.audit.round_audit import RoundAudit
 from fedemb.engine.feed import Feed
 from fedemb.engine.round_loop import run_rounds
 from fedemb.engine.server import ServerState, initial_state
 from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
 from fedemb.foundation import step_logging as events
+from fedemb.privacy.queries import Mechanism
 from fedemb.storage import Store
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
@@ -27,6 +29,9 @@ from fedemb.training.round_log import RoundLog, RoundRecord
 
 _LOG = logging.getLogger(__name__)
 
+Rounds = tuple[TrainingRound, Any]
+"""Training rounds, and the frozen trunk whose features replace images, or None."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
@@ -35,11 +40,10 @@ class Attempt:
     config: RunConfig
     backbone: Any
     """Initial backbone of the rounds."""
-    mechanism: Any
-    """`privacy.queries.Mechanism` of the attempt: clips, sums, adds noise and accounts for it."""
-    rounds: tuple[TrainingRound, Any] | None
-    """Rehearsed rounds with this mechanism, and the frozen trunk whose features they use, or None;
-    None if the rounds depend on private data."""
+    mechanism: Mechanism
+    """Mechanism of the attempt: samples, clips, sums, adds noise and accounts for it."""
+    rounds: Rounds | None
+    """Rehearsed rounds; None if the rounds depend on private data."""
     keys: AttemptKeys
     """Keys of the attempt, which seed coins and noise."""
     users: VerifiedFolder
@@ -109,12 +113,12 @@ class Trainer:
                 f"the checkpoint ends at round {progress.state.rounds}, before rounds whose output "
                 "was cut off; restore the working state from a backup"
             )
-        self._look(record)
+        self._audit_round(record)
         state = self._function.advance(self._server, progress.state, record.mean)
         self._uncovered.append(replace(record, mean=None))
         return Progress(state, record.mechanism_state)
 
-    def _look(self, record: RoundRecord) -> dict[str, float]:
+    def _audit_round(self, record: RoundRecord) -> dict[str, float]:
         """Audits a round once; a round without audit is missing from the evidence."""
         if self._audit is None or record.index != self._audit.rounds:
             return {}
@@ -144,13 +148,15 @@ class Trainer:
             _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(attempt.diagnostics, first)
         index = GroupIndex.load(attempt.users)
-        feed = Feed(self._function, first=first, index=index, load=self._load)
+        feed = Feed(self._function, mechanism, first=first, index=index, load=self._load)
         try:
             with feed, StopRequest() as stop:
-                for done in run_rounds(self._function, self._server, progress.state, feed, commit):
+                for done in run_rounds(
+                    self._function, mechanism, self._server, progress.state, feed, commit=commit
+                ):
                     self._uncovered.append(replace(done.record, mean=None))
                     progress = Progress(done.state, done.record.mechanism_state)
-                    slope = self._look(done.record)
+                    slope = self._audit_round(done.record)
                     figures.write(done.index, describe(done, mechanism.plan) | slope)
                     ended = done.index + 1
                     _LOG.info(events.ROUND, ended, rounds)
@@ -168,7 +174,7 @@ class Trainer:
         if self._uncovered:  # all rounds were committed already
             self._save(progress)
         if self._audit is not None:
-            self._audit.replay(self._function, index, self._load, attempt.log.read)
+            self._audit.replay(self._function, mechanism, index, self._load, attempt.log.read)
         return Trained(state=progress.state, audit=self._audit)
 
     def _save(self, progress: Progress) -> None:

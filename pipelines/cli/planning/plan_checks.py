@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.planning.plan_numbers import schedule_options
 from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ def refuse_unknown_to(context: typer.Context, mechanism: type[MechanismPlan]) ->
     """
     from fedemb.privacy.mechanisms.registry import MECHANISMS
 
-    for name in dict.fromkeys(name for other in MECHANISMS.values() for name in other.options):
-        if _given(context, name) and name not in mechanism.options:
-            kinds = [other for other, known in MECHANISMS.items() if name in known.options]
+    known = {kind: schedule_options(other) for kind, other in MECHANISMS.items()}
+    for name in dict.fromkeys(name for names in known.values() for name in names):
+        if _given(context, name) and name not in schedule_options(mechanism):
+            kinds = [kind for kind, names in known.items() if name in names]
             raise ConfigError(
                 f"{_spelled(name)} is for {' and '.join(kinds)}, not for {mechanism.kind_name()}. "
                 "Drop the option or pass another --mechanism."

@@ -16,6 +16,14 @@ _UNCAPPED = 1e9
 """Budget of a plan that is not part of a run."""
 
 
+_SCHEDULE = ("min_separation", "max_participations", "restart_every", "buffers")
+
+
+def schedule_options(mechanism: type[MechanismPlan]) -> list[str]:
+    """Returns the settings of participation and correlated noise that a mechanism has."""
+    return [name for name in _SCHEDULE if name in mechanism.section.model_fields]
+
+
 def from_numbers(mechanism: type[MechanismPlan], numbers: PlanNumbers) -> RunConfig:
     """Returns a configuration with exactly what is priced; the rest has defaults.
 
@@ -37,7 +45,7 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: PlanNumbers) -> RunCon
         virtual_clients=_virtual_clients(numbers),
     )
     columns = {"user_id": None} if numbers.unit == "image" else {}
-    options = {name: getattr(numbers, name) for name in mechanism.options}
+    options = {name: getattr(numbers, name) for name in schedule_options(mechanism)}
     return validate(
         {
             "purpose": "simulation",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedemb.reports.mechanism_text import participants
 from fedemb.reports.privacy_report_words import BACKENDS
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ PROTECTS_UP_TO = 20.0
 def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     """The fields of `fedemb plan --json` as lines of text."""
     out = [fields["sentence"], ""]
-    out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {plan.participants}")
+    out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {participants(plan)}")
     out.append(f"  gradients by {BACKENDS[fields['backend']]}")
     # At very much noise the grid of PLD costs more than the bound by Renyi divergences.
     renyi, epsilon = fields["epsilon_rdp"], fields["epsilon"]

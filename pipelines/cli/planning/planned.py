@@ -90,6 +90,7 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
       output: file that the plan is written to, or None.
     """
     from fedemb.privacy.planning.prices import finite
+    from fedemb.reports.mechanism_text import comparison
     from fedemb.steps.plan_privacy.plan import warnings
 
     plan, mechanism, guarantee = found.document.json, found.mechanism, found.guarantee
@@ -104,8 +105,7 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
         "epsilon_rdp": plan["epsilon_rdp"],
         "zcdp_rho": plan["zcdp_rho"],
         "comparisons": [
-            {**one, "words": other.words}
-            for one, other in zip(plan["comparisons"], mechanism.comparisons(), strict=True)
+            {**one, "words": comparison(mechanism, one["name"])} for one in plan["comparisons"]
         ],
         "unit": mechanism.unit,
         "noise_multiplier": mechanism.noise_multiplier,

@@ -12,17 +12,14 @@ from fedemb.errors import ArtifactError
 class _Packer:
     """Packs every client into a slab of its own."""
 
-    def __init__(self, sample, rounds):
-        plan = SimpleNamespace(rounds=rounds)
-        self.mechanism = SimpleNamespace(sample_clients=sample, plan=plan)
-
     def slabs(self, clients, number):
         for client in clients:
             yield (number, client.group)
 
 
 def _feed(sample, load, rounds=3):
-    return Feed(_Packer(sample, rounds), first=0, index=None, load=load)
+    mechanism = SimpleNamespace(sample_clients=sample, plan=SimpleNamespace(rounds=rounds))
+    return Feed(_Packer(), mechanism, first=0, index=None, load=load)
 
 
 def test_feed_gives_rounds_in_order_and_stays_only_a_little_ahead():

@@ -170,9 +170,9 @@ def test_a_planted_bug_is_seen(faulty, fault):
     "leak", ["StepsOfTheLongest", "HeadOfTheNeighbour", "RowsOfOthers", "UpdatesOfAllDevices"]
 )
 def test_what_leaks_into_records_is_refused_before_any_client_is_read(faulty, leak):
-    assert "record of 4 side by side depends on where it stands" in faulty["probe"][leak]
+    assert "position in a batch of 4" in faulty["probe"][leak]
 
 
 def test_a_step_that_does_not_fit_names_the_settings_to_lower_before_any_client_is_read(found):
-    assert "4 side by side takes" in found["room"]
+    assert "A step of 4 in parallel needs" in found["room"]
     assert "training.parallel_clients or training.local.max_examples_per_client" in found["room"]

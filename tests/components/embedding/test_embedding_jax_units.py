@@ -175,7 +175,7 @@ def test_a_planted_bug_is_seen(faulty, fault):
 def test_what_leaks_into_records_or_rounds_otherwise_is_refused_before_any_unit_is_read(
     faulty, leak
 ):
-    assert "record of 4 side by side depends on where it stands" in faulty["probe"][leak]
+    assert "position in a batch of 4" in faulty["probe"][leak]
 
 
 def test_a_clip_that_would_be_rounded_to_32_bits_is_refused(found):
@@ -183,12 +183,12 @@ def test_a_clip_that_would_be_rounded_to_32_bits_is_refused(found):
 
 
 def test_too_little_memory_is_one_sentence_with_the_setting_to_lower(found):
-    assert "lower training.unit_gradient.microbatch" in found["memory"]
+    assert "Lower training.unit_gradient.microbatch" in found["memory"]
 
 
 def test_a_step_is_planned_before_it_runs_and_says_about_how_many_fit(found):
     said = re.search(
-        r"4 side by side takes (\d+) MiB and the device has 0.*microbatch.*about (\d) side",
+        r"4 in parallel needs (\d+) MiB .* has 0 MiB.*microbatch to about (\d)\.",
         found["room"],
     )
     assert said, found["room"]

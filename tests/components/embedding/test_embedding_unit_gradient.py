@@ -114,7 +114,7 @@ def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(
     backbone, size, features, microbatch, monkeypatch
 ):
     """`require_exact` refuses on the first round where they do; what trains is the whole net."""
-    monkeypatch.setattr(UnitGradientFunction, "probed", 16)  # a record of these takes seconds
+    monkeypatch.setattr(UnitGradientFunction, "probe_units", 16)  # a record of these takes seconds
     model = MODEL.model_copy(
         update={
             "backbone": backbone,
@@ -210,7 +210,7 @@ def test_a_head_without_lanes_is_refused(monkeypatch):
     monkeypatch.setattr(unit_gradient, "_LANES", 1)
     model = MODEL.model_copy(update={"classes": ("a", "b", "c")})
     function = _function(UnitGradientConfig(microbatch=4), model=model)
-    with pytest.raises(Refused, match="record of 4 side by side depends"):
+    with pytest.raises(Refused, match="position in a batch of 4"):
         function.require_exact(function.initial_weights())
 
 
@@ -254,7 +254,7 @@ def test_a_unit_with_a_value_that_is_no_number_adds_nothing():
     function, units = _function(), _units(4)
     weights = function.initial_weights()
     weights[:] = np.nan
-    function._shown = True
+    function._layout_checked = True
     total = function(weights, units, ROUND).sample_state[0]
     assert not np.asarray(total).any()
 
@@ -269,8 +269,10 @@ def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
 
     function._records = leaking
     read = []
-    with pytest.raises(Refused, match="record of 4 side by side depends"):
-        function.run(function.initial_weights(), iter(lambda: read.append(1) or [], None))
+    slabs = iter(lambda: read.append(1) or [], None)
+    parameters = function.mechanism.sample_params()
+    with pytest.raises(Refused, match="position in a batch of 4"):
+        function.run(function.initial_weights(), slabs, parameters)
     assert not read
 
 

@@ -11,14 +11,15 @@ import pytest
 from scipy import stats
 
 from fedemb.engine.audit import independence as module
+from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.canaries import CanaryMechanism
-from fedemb.engine.audit.independence import AttemptSecrets, independence
+from fedemb.engine.audit.independence import independence
 from fedemb.keys import derive
 from fedemb.privacy.randomness import noise, sampling
 from fedemb.privacy.randomness.noise import round_tag
 from tests.kit.privacy_worlds import make_plan
 
-SECRETS = AttemptSecrets(b"r" * 32, "run", 1, "inputs")
+SECRETS = AttemptKeys(b"r" * 32, "run", 1, "inputs")
 SIZE = 22_710
 PLANS = {
     "groups": make_plan(rounds=30, virtual_clients=900, sampling_probability=0.1),
@@ -58,7 +59,7 @@ def test_sound_run_has_independent_noise_and_coins(name):
 @pytest.mark.parametrize("name", ["groups", "few groups", "rare groups", "units", "fixed"])
 def test_no_false_alarm_in_40_sound_runs(name):
     for number in range(40):
-        secrets = AttemptSecrets(derive(b"null", str(number)), "run", 1, "inputs")
+        secrets = AttemptKeys(derive(b"null", str(number)), "run", 1, "inputs")
         assert failed(PLANS[name], secrets, 3000) == []
 
 

@@ -16,10 +16,11 @@ from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
 from fedemb.privacy.mechanisms.section import NoisedConfig
+from fedemb.reports.mechanism_text import TEXTS, MechanismText, explanation, participants
 from fedemb.steps.gate_release import gate
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run, training_run
-from tests.kit.privacy_worlds import ROOT, World
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 
 class EveryoneConfig(NoisedConfig):
@@ -33,8 +34,6 @@ class Everyone(EveryoneConfig, MechanismPlan):
 
     section = EveryoneConfig
     proof = "a user moves one update by at most 2C, in every round"
-    sampler_words = "every virtual client in every round"
-    label = "everyone"
     compared = True
 
     @classmethod
@@ -54,18 +53,26 @@ class Everyone(EveryoneConfig, MechanismPlan):
     def round_event(self):
         return dpe.GaussianDpEvent(self.noise_multiplier / 2)
 
-    @property
-    def explanation(self):
-        return "Sampler. Everyone takes part in every round."
-
 
 TOY = {"kind": "everyone", "rounds": 3, "noise_multiplier": 60.0}
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    """The entry of the registry, which is all that a new module needs beside itself."""
+    """The entries of a new module: in the registry, and in the table of report text."""
     monkeypatch.setitem(MECHANISMS, "everyone", Everyone)
+    text = MechanismText(
+        label="everyone",
+        sampler="every virtual client in every round",
+        explanation=lambda plan: "Sampler. Everyone takes part in every round.",
+    )
+    monkeypatch.setitem(TEXTS, "everyone", text)
+
+
+def test_every_mechanism_has_report_text():
+    assert TEXTS.keys() == MECHANISMS.keys()
+    kinds = (kind for kind in MECHANISMS if kind != "everyone")
+    assert all(participants(make_plan(kind)) and explanation(make_plan(kind)) for kind in kinds)
 
 
 def test_a_new_mechanism_is_planned_and_explained_by_the_command_line(tmp_path):

@@ -18,6 +18,7 @@ from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.frontier import FrontierPoint, frontier, prices_around, simulation_at
 from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
+from fedemb.reports.mechanism_text import participants
 from fedemb.steps.plan_privacy.explain import explain
 from fedemb.steps.plan_privacy.frontier import draw_frontier, full_batch_gains
 from tests.kit.privacy_worlds import ROOT, World, make_plan
@@ -98,7 +99,7 @@ def test_full_batch_is_exact_gaussian_composition():
     assert guarantee_of(plan, 1e-5).epsilon == pytest.approx(
         price(one, added, 1e-5).epsilon, rel=2e-3
     )
-    assert "full batch" in plan.participants
+    assert "full batch" in participants(plan)
     assert [c.group for c in plan.sampler(ROOT).sample(0, World(range(9), 50_000))] == [*range(9)]
 
 
@@ -330,7 +331,7 @@ def test_a_frontier_without_a_sampling_probability_is_refused_with_the_reason(ki
     plan = MECHANISMS[kind].at(numbers)
     with pytest.raises(ConfigError, match="sampling probability") as refused:
         frontier(plan, 1e-5, 3.0)
-    assert plan.sampler_words in str(refused.value)
+    assert plan.kind in str(refused.value)
 
 
 def test_a_simulation_keeps_the_noise_on_the_mean():

@@ -79,7 +79,7 @@ def test_it_gives_the_bits_of_the_building_blocks(result, seen):
 def test_the_guarantee_is_the_plans_price_and_says_simulation(result):
     text = str(result.guarantee)
     assert text.startswith("simulation, not to be released: (")
-    assert "the key was handed in" in text
+    assert "the key was passed in" in text
     assert result.guarantee.delta == pytest.approx(24**-1.1)
     again = simulation(delta=1e-3, population=500).train(IMAGES, PEOPLE, PEOPLE)
     assert "handed in" not in str(again.guarantee)

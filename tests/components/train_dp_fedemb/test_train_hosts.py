@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from fedemb.engine.hosts import LOST, Place
+from fedemb.engine.hosts import LOST, JobHost
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.foundation.digests import file_digest
 from fedemb.training import hosts
@@ -148,19 +148,19 @@ def test_a_job_that_names_no_host_is_refused_in_a_sentence(monkeypatch, count, n
         JAX_COORDINATOR_ADDRESS=address,
     )
     with pytest.raises(ConfigError, match="name no host of a job"):
-        Place.of_environment()
+        JobHost.of_environment()
 
 
 def test_a_process_that_is_alone_has_no_place_and_no_one_to_follow(monkeypatch):
     _set(monkeypatch)
-    assert Place.of_environment() is None
+    assert JobHost.of_environment() is None
     _set(
         monkeypatch,
         JAX_NUM_PROCESSES="1",
         JAX_PROCESS_ID="0",
         JAX_COORDINATOR_ADDRESS="a:1",
     )
-    assert Place.of_environment() is None
+    assert JobHost.of_environment() is None
 
 
 def test_hosts_that_a_step_started_stand_behind_their_chief(monkeypatch):
@@ -171,7 +171,7 @@ def test_hosts_that_a_step_started_stand_behind_their_chief(monkeypatch):
         JAX_COORDINATOR_ADDRESS="first-of-them:1",
         FEDEMB_CHIEF="10.0.0.7:2222",
     )
-    assert Place.of_environment() == Place("10.0.0.7:2222", 3, 2)
+    assert JobHost.of_environment() == JobHost("10.0.0.7:2222", 3, 2)
 
 
 def test_a_host_of_other_code_refuses_to_compute(tmp_path):

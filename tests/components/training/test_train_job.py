@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from fedemb.engine.hosts import CHIEF, Place
+from fedemb.engine.hosts import CHIEF, JobHost
 from fedemb.errors import ConfigError, StorageError
 from fedemb.training.train_job import HOSTS, POD, RUNTIME, hosts_of_the_step, train_job
 
@@ -36,7 +36,7 @@ def test_the_job_names_its_runtime_the_other_hosts_and_their_chief(pod):
     pod.setenv(CHIEF, job["spec"]["trainer"]["env"][0]["value"])
     pod.setenv("JAX_NUM_PROCESSES", "2")
     pod.setenv("JAX_PROCESS_ID", "0")
-    assert Place.of_environment() == Place("10.0.0.7:2222", 3, 1)
+    assert JobHost.of_environment() == JobHost("10.0.0.7:2222", 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_a_training_has_not_failed_where_its_job_stays(api):
     """The job's owner is the pod, which takes it along."""
     _ApiServer.answers = {"DELETE": 500}
     with hosts_of_the_step() as place:
-        assert place == Place("10.0.0.7:2222", 3, 0)
+        assert place == JobHost("10.0.0.7:2222", 3, 0)

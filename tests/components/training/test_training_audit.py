@@ -220,7 +220,9 @@ def trainer_steps_with_the_raw_mean(patch):
     rounds = trainer.run_rounds
     patch.setattr(Mechanism, "aggregate", aggregate)
     patch.setattr(
-        trainer, "run_rounds", lambda function, *rest: rounds(SteppingRaw(function), *rest)
+        trainer,
+        "run_rounds",
+        lambda function, *rest, **more: rounds(SteppingRaw(function), *rest, **more),
     )
 
 

@@ -11,7 +11,7 @@ from fedemb.keys.signatures import Signer
 from fedemb.ledger import read_reservation
 from fedemb.storage import LocalStore
 from fedemb.storage.fencing import FencingToken
-from fedemb.training import attempt, checkpoint
+from fedemb.training import bound_attempt, checkpoint
 from fedemb.training.signed_state import Origin, SignedState
 from tests.kit.pipeline_runs.training_run import RUN_ID, prepare
 
@@ -47,7 +47,7 @@ def trained_once(tmp_path_factory):
     """All rounds are over; killed before its last act."""
     run = prepare(tmp_path_factory.mktemp("trained"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt, "write_signed", _raise_killed)
+        patch.setattr(bound_attempt, "write_signed", _raise_killed)
         with pytest.raises(Killed):
             run.train()
     return run

@@ -30,7 +30,7 @@ from tests.kit.jax.jax_units import (
 )
 from tests.kit.jax.without_tensorflow import forbid
 
-JaxRoundFunction.probed = 8
+JaxRoundFunction.probe_units = 8
 
 
 class StepsOfTheLongest(JaxRoundFunction):
@@ -162,7 +162,7 @@ def faulty(folder):
     found["learns_from_the_fill"] = apart(folder, backbone, LearnsFromTheFill, "joint")
     for fault, devices in (*((fault, 1) for fault in FAULTS), (UpdatesOfAllDevices, 2)):
         function = round_function(backbone, fault, devices)
-        function._shown = True
+        function._layout_checked = True
         found["faults"][fault.__name__] = problems(function, units)
     for fault, devices in (
         (StepsOfTheLongest, 1),

@@ -30,7 +30,7 @@ from fedemb.privacy.queries import build_mechanism
 from tests.kit.jax.without_tensorflow import forbid
 
 ROUND, SEED = 3, 9
-JaxUnitGradientFunction.probed = 16
+JaxUnitGradientFunction.probe_units = 16
 CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
 
 
@@ -199,7 +199,7 @@ def beside_jax_privacy(classifier, variables, units, kind=JaxUnitGradientFunctio
     clip = float(np.median([gradient(1.0, unit)[1] for unit in units]))
     one = UnitGradientConfig(microbatch=4)
     function = kind(classifier, mechanism(clip), one, variables=variables)
-    function._shown = True
+    function._layout_checked = True
     grid = 2.0**function.mechanism.plan.grid_bits
     return [
         float(np.linalg.norm(total(function, [unit]) / grid + gradient(clip, unit)[0]))
@@ -296,7 +296,7 @@ def faulty(folder):
     planted = (*((fault, 1) for fault in FAULTS), (GradientsOfAllDevices, 2))
     for fault, devices in planted:
         function = round_function(small, fault, devices)
-        function._shown = True
+        function._layout_checked = True
         found["faults"][fault.__name__] = problems(function, units)
     leaks = (MeanOfTheBatch, 1), (GradientsOfAllDevices, 2), (OneDeviceOfOtherBits, 2)
     for fault, devices in leaks:
@@ -356,7 +356,7 @@ def sound(folder):
     found["nobody"] = not total(one, []).any()
 
     broken = function()
-    broken._shown = True
+    broken._layout_checked = True
     nothing = broken.initial_weights() * np.float32(np.nan)
     found["nan"] = not np.asarray(broken(nothing, units, ROUND).sample_state[0]).any()
 
@@ -368,7 +368,7 @@ def sound(folder):
 
     slow = function()
     slow._add = lambda *_: (jnp.zeros(1 << 45),) * 2
-    slow._shown = True
+    slow._layout_checked = True
     found["memory"] = refusal(slow, units)
 
     found["refusals"] = _refusals(folder)

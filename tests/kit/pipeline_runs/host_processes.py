@@ -216,7 +216,7 @@ def main(folder, task, *names):
     make, changes, users = TASKS[task]
     settings, first = make(**changes, **{"training.backend": "jax"}), Path(folder, "ready")
     first.mkdir()
-    from fedemb.training import attempt, hosts
+    from fedemb.training import attempt_inputs, hosts
 
     record = Path(folder, "record.json")
     planted_bug_suite.RECORD = record  # as tests/conftest.py does
@@ -229,7 +229,7 @@ def main(folder, task, *names):
     assert ready[0] == 0, ready[1]
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
     reserved = json.loads((first / "reservation.json").read_text())["code_sha"]
-    for module in (attempt, hosts):
+    for module in (attempt_inputs, hosts):
         module.code_digest = lambda _config: reserved
     found = {}
     for name in names:

@@ -16,7 +16,7 @@ MUTANTS = (
     one(
         10,
         "what_fills_a_batch_is_learned_from_on_jax",
-        (modules.JAX_LOCAL, "step", "offset + jnp.arange(size) < count", "chosen >= 0"),
+        (modules.JAX_LOCAL, "_batch", "offset + jnp.arange(size) < client.examples", "chosen >= 0"),
         CLIENTS,
     ),
     one(
@@ -114,7 +114,7 @@ MUTANTS = (
     one(
         10,
         "a_host_adds_units_of_its_own",
-        (modules.JAX_ROUNDS, "follow", "step._make(hosts.parts_of(body, step))", "step"),
+        (modules.JAX_ROUNDS, "follow", "step._make(hosts.decoded_arrays(body, step))", "step"),
         TOGETHER,
     ),
     one(

@@ -47,7 +47,7 @@ MUTANTS = (
     one(
         9,
         "clients_seeded_by_their_place",
-        (modules.ROUNDS, "_data", "client.group", "client.place"),
+        (modules.ROUNDS, "_data", "client.group", "client.worker_key"),
         SPREAD,
     ),
     one(

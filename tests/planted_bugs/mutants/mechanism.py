@@ -240,7 +240,8 @@ MUTANTS = (
             "RoundFunction._pack",
             (
                 "for unit in units:\n"
-                "    shares[unit.place % self.worker_count].append(self._data(unit, round_index))"
+                "    worker = unit.worker_key % self.worker_count\n"
+                "    shares[worker].append(self._data(unit, round_index))"
             ),
             (
                 "order = sorted(units, key=lambda unit: -len(unit.labels))\n"

@@ -144,7 +144,7 @@ class CanaryMechanism:
     def found(self) -> CanaryFigures:
         """Returns the canary results so far."""
         counts, sums = self._counts, self._sums
-        chance = None if self.plan.draws_places else self.plan.chance
+        chance = None if self.plan.samples_by_index else self.plan.chance
         free = counts["rounds"] * COORDINATES - counts["contributions"]
         taken = counts["taken"] / max(1, counts["rounds"] * CANARIES)
         return CanaryFigures(

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -24,9 +23,10 @@ import numpy.typing as npt
 from scipy import fft, special
 
 from fedemb.documents.mechanism_audit import Independence
+from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.canaries import CANARIES, CanaryIndex
 from fedemb.keys import derive
-from fedemb.privacy.randomness.noise import Floats, gaussian, round_tag, run_key, tensor_key
+from fedemb.privacy.randomness.noise import Floats, gaussian, round_tag, tensor_key
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -53,36 +53,14 @@ Bits = npt.NDArray[np.bool_]
 _Transform = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class AttemptSecrets:
-    """Secrets from which noise and coins of an attempt are drawn."""
-
-    root_key: bytes
-    run_id: str
-    attempt: int
-    inputs_sha: str
-
-    def key(self, purpose: str) -> bytes:
-        """The attempt's key of the noise or of the coins."""
-        return run_key(self.root_key, purpose, self.run_id, self.attempt, self.inputs_sha)
-
-    @property
-    def others(self) -> Iterator[AttemptSecrets]:
-        """Attempts that differ in one respect each."""
-        yield replace(self, attempt=self.attempt + 1)
-        yield replace(self, run_id=f"{self.run_id}-2")
-        yield replace(self, inputs_sha=f"{self.inputs_sha}-2")
-        yield replace(self, root_key=derive(self.root_key, "canaries"))
-
-
 def independence(
-    plan: MechanismPlan, secrets: AttemptSecrets, tags: Sequence[bytes], size: int
+    plan: MechanismPlan, keys: AttemptKeys, tags: Sequence[bytes], size: int
 ) -> Independence:
     """Compares the noise and the coins of a finished run.
 
     Args:
       plan: what was priced.
-      secrets: of the attempt.
+      keys: of the attempt.
       tags: of the noise of each round, in order.
       size: number of weights that are noised in a round.
 
@@ -90,18 +68,18 @@ def independence(
       How many rounds were compared, and the names of the checks that failed.
     """
     checks: dict[str, Callable[[], bool]] = {
-        "noise_tags": lambda: _tags_differ(secrets.key("noise"), tags),
-        "noise_rounds": lambda: _rounds_differ(secrets, tags, size),
-        "noise_vector": lambda: _vector_is_fresh(secrets, tags, size),
-        "noise_quantities": lambda: _quantities_differ(secrets, tags),
-        "noise_keys": lambda: _keys_differ(secrets, tags),
+        "noise_tags": lambda: _tags_differ(keys.key("noise"), tags),
+        "noise_rounds": lambda: _rounds_differ(keys, tags, size),
+        "noise_vector": lambda: _vector_is_fresh(keys, tags, size),
+        "noise_quantities": lambda: _quantities_differ(keys, tags),
+        "noise_keys": lambda: _keys_differ(keys, tags),
     }
     if getattr(plan, "rounds_per_epoch", 1) > 1:
-        checks["coins_epochs"] = lambda: _allocation_is_fresh(plan, secrets)
+        checks["coins_epochs"] = lambda: _allocation_is_fresh(plan, keys)
     elif plan.chance is not None and plan.chance < 1:
         places = max(plan.virtual_clients, int(getattr(plan, "users_lower_bound", 0)))
         most = max(_FEWEST, _MOST_COINS // places)
-        coins = _Coins(plan, secrets, _compared_rounds(plan.rounds)[:most])
+        coins = _Coins(plan, keys, _compared_rounds(plan.rounds)[:most])
         checks |= {
             "coins_rounds": coins.rounds_differ,
             "coins_units": coins.units_differ,
@@ -130,9 +108,9 @@ def _tags_differ(noise_key: bytes, tags: Sequence[bytes]) -> bool:
     return len(set(variants)) == len(variants) and len(set(tags)) == len(tags)
 
 
-def _rounds_differ(secrets: AttemptSecrets, tags: Sequence[bytes], size: int) -> bool:
+def _rounds_differ(keys: AttemptKeys, tags: Sequence[bytes], size: int) -> bool:
     """Returns whether no round repeats the noise of another, at any offset."""
-    key = secrets.key("noise")
+    key = keys.key("noise")
     starts = {_normals(key, tag)[:2].tobytes() for tag in tags}
     some = np.array([_normals(key, tags[number]) for number in _compared_rounds(len(tags))])
     numbers = {0, 1, len(tags) // 2, len(tags) - 1} & set(range(len(tags)))
@@ -141,9 +119,9 @@ def _rounds_differ(secrets: AttemptSecrets, tags: Sequence[bytes], size: int) ->
     return len(starts) == len(tags) and _orthogonal(some) and apart
 
 
-def _vector_is_fresh(secrets: AttemptSecrets, tags: Sequence[bytes], size: int) -> bool:
+def _vector_is_fresh(keys: AttemptKeys, tags: Sequence[bytes], size: int) -> bool:
     """Whether the noise of one round never repeats: between variables, and in distant blocks."""
-    noise = gaussian(tensor_key(secrets.key("noise"), tags[-1], "update"), size)
+    noise = gaussian(tensor_key(keys.key("noise"), tags[-1], "update"), size)
     starts = [noise[at : at + 2].tobytes() for at in range(0, size - 1, _BLOCK)]
     near = noise[:_LONGEST]
     order = np.argsort(near[:-1], kind="stable")
@@ -153,17 +131,17 @@ def _vector_is_fresh(secrets: AttemptSecrets, tags: Sequence[bytes], size: int) 
     return len(set(starts)) == len(starts) and not repeated.any() and _unrelated(near, None)
 
 
-def _quantities_differ(secrets: AttemptSecrets, tags: Sequence[bytes]) -> bool:
+def _quantities_differ(keys: AttemptKeys, tags: Sequence[bytes]) -> bool:
     """Returns whether update and count of an adaptive clip have separate noise."""
-    key = secrets.key("noise")
+    key = keys.key("noise")
     some = [tags[number] for number in _compared_rounds(len(tags))]
     rows = [_normals(key, tag, name) for tag in some for name in ("update", "below", "another")]
     return _orthogonal(np.array(rows))
 
 
-def _keys_differ(secrets: AttemptSecrets, tags: Sequence[bytes]) -> bool:
+def _keys_differ(keys: AttemptKeys, tags: Sequence[bytes]) -> bool:
     """Returns whether attempts, runs, inputs, canaries and coins have separate keys."""
-    everybody = [secrets, *secrets.others]
+    everybody = [keys, *keys.others]
     rows = [_normals(one.key("noise"), tags[0]) for one in everybody]
     rows += [gaussian(one.key(name), NORMALS) for one in everybody for name in ("noise", "coins")]
     return _orthogonal(np.array(rows))
@@ -226,23 +204,23 @@ def _compared_rounds(rounds: int) -> list[int]:
 class _Coins:
     """Participation of 256 synthetic users in some rounds, by the run's own coins."""
 
-    def __init__(self, plan: MechanismPlan, secrets: AttemptSecrets, rounds: Sequence[int]):
+    def __init__(self, plan: MechanismPlan, keys: AttemptKeys, rounds: Sequence[int]):
         self._plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
         if plan.adaptive_clip is not None:
             self._plan = self._plan.replaced(adaptive_clip=None)
-        self._secrets, self._rounds = secrets, list(rounds)
+        self._secrets, self._rounds = keys, list(rounds)
         chance = cast("float", plan.chance)
         self._chance, self._both = chance, chance**2
-        if plan.draws_places:  # without replacement, from at least as many slots as canaries
+        if plan.samples_by_index:  # without replacement, from at least as many slots as canaries
             slots = max(CANARIES, int(getattr(plan, "users_lower_bound", 0)))
             drawn = round(chance * int(getattr(plan, "users_lower_bound", 0)))
             self._chance = drawn / slots
             self._both = drawn * (drawn - 1) / (slots * (slots - 1))
-        self._taken = self._drawn(secrets)
+        self._taken = self._drawn(keys)
 
-    def _drawn(self, secrets: AttemptSecrets) -> Bits:
+    def _drawn(self, keys: AttemptKeys) -> Bits:
         """Participation, `[rounds, canaries]`."""
-        sampler, index = self._plan.sampler(secrets.key("coins")), CanaryIndex(self._plan)
+        sampler, index = self._plan.sampler(keys.key("coins")), CanaryIndex(self._plan)
         taken = np.zeros((len(self._rounds), CANARIES), np.bool_)
         for row, number in enumerate(self._rounds):
             for client in sampler.sample(number, index):
@@ -295,12 +273,12 @@ class _Coins:
         return found <= most
 
 
-def _allocation_is_fresh(plan: MechanismPlan, secrets: AttemptSecrets) -> bool:
+def _allocation_is_fresh(plan: MechanismPlan, keys: AttemptKeys) -> bool:
     """Whether each unit draws its own round in every epoch, independently."""
     steps = int(getattr(plan, "rounds_per_epoch", 1))
     epochs = min(plan.rounds // steps, max(2, _CALLS // steps))
-    sampler, index = plan.sampler(secrets.key("coins")), CanaryIndex(plan)
-    other = plan.sampler(next(iter(secrets.others)).key("coins"))
+    sampler, index = plan.sampler(keys.key("coins")), CanaryIndex(plan)
+    other = plan.sampler(next(iter(keys.others)).key("coins"))
     places, again = np.full((2, epochs, CANARIES), -1)
     for number in range(epochs * steps):
         for drawn, source in ((places, sampler), (again, other)):

@@ -7,49 +7,27 @@ not affect training: a run releases the same bits with or without it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedemb.config import ServerConfig
-from fedemb.documents.mechanism_audit import REPLAYED, Fold, Independence, MechanismAudit, Replay
+from fedemb.documents.mechanism_audit import Fold, Independence, MechanismAudit, Replay
+from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.canaries import CanaryMechanism
-from fedemb.engine.audit.independence import AttemptSecrets, independence
+from fedemb.engine.audit.independence import independence
 from fedemb.engine.audit.receipts import NoiseReceipts
-from fedemb.engine.audit.round_replay import OneRound
+from fedemb.engine.audit.round_replay import RoundReplay
 from fedemb.engine.packed_state import pack, unpack
 from fedemb.engine.server import STATE_ARRAYS, ServerRule, ServerState, released_weights
 from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import sha256_hex
-from fedemb.keys import derive
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.randomness.noise import run_key
+from fedemb.privacy.queries import Mechanism
 from fedemb.storage import Store
 
 _NAME = "audit.npz"
-
-
-@dataclass(frozen=True)
-class AttemptKeys:
-    """Keys from which noise and coins of an attempt are drawn, while they exist."""
-
-    root_key: bytes
-    run_id: str
-    attempt: int
-    inputs_sha: str
-
-    @property
-    def noise_key(self) -> bytes:
-        """As `KeyedNoise` has it."""
-        return run_key(self.root_key, "noise", self.run_id, self.attempt, self.inputs_sha)
-
-    def chosen_rounds(self, rounds: int) -> list[int]:
-        """Returns the rounds to run again, which are unknown without the key."""
-        words = derive(self.root_key, "replay", self.run_id, str(self.attempt))
-        random = np.random.default_rng(list(words))
-        return sorted(random.permutation(rounds)[:REPLAYED].tolist())
 
 
 class RoundAudit:
@@ -115,6 +93,7 @@ class RoundAudit:
     def replay(
         self,
         function: TrainingRound,
+        mechanism: Mechanism,
         index: Any,
         load: Callable[[Any], Any],
         read: Callable[[int], Any],
@@ -127,7 +106,8 @@ class RoundAudit:
         be that sum and its noise.
 
         Args:
-          function: of the training.
+          function: rounds of the training.
+          mechanism: mechanism of the training; it is rewound.
           index: the users.
           load: reads the examples of a `sampling.VirtualClient`.
           read: the record of a round.
@@ -137,8 +117,9 @@ class RoundAudit:
         for number in chosen:
             before = None if number == 0 else read(number - 1).mechanism_state
             tags = [bytes.fromhex(tag) for tag in (before or {}).get("tags", ())]
-            one = OneRound(
+            one = RoundReplay(
                 function,
+                mechanism,
                 load,
                 number=number,
                 weights=self._began[number],
@@ -177,8 +158,7 @@ class RoundAudit:
 
     def compared(self) -> Independence:
         """Noise and coins of a finished training, compared with each other."""
-        secrets = AttemptSecrets(**vars(self._keys))
-        found = independence(self._plan, secrets, self._tags, self._size)
+        found = independence(self._plan, self._keys, self._tags, self._size)
         if self._canaries is None or self._canaries.rounds_differ:
             return found
         return found.model_copy(update={"failed": [*found.failed, "canary_rounds"]})

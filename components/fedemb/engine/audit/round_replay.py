@@ -9,17 +9,19 @@ import numpy as np
 
 from fedemb.engine.audit.receipts import NoiseReceipts
 from fedemb.engine.training_round import TrainingRound
+from fedemb.privacy.queries import Mechanism
 from fedemb.privacy.queries.clipped_sum import next_clip
 from fedemb.privacy.randomness.noise import round_tag
 from fedemb.privacy.randomness.sampling import VirtualClient
 
 
-class OneRound:
+class RoundReplay:
     """Repeats one round from its initial weights and mechanism state."""
 
     def __init__(
         self,
         function: TrainingRound,
+        mechanism: Mechanism,
         load: Callable[[Any], Any],
         *,
         number: int,
@@ -29,10 +31,10 @@ class OneRound:
         receipts: NoiseReceipts,
         noise_key: bytes,
     ):
-        self._function, self._load = function, load
+        self._function, self._mechanism, self._load = function, mechanism, load
         self._number, self._weights, self._mean = number, weights, mean
         self._receipts, self._noise_key = receipts, noise_key
-        function.mechanism.rewind(before)
+        mechanism.rewind(before)
 
     def problems(self, index: Any, after: dict[str, Any]) -> set[str]:
         """Returns the codes of failed checks.
@@ -41,7 +43,7 @@ class OneRound:
           index: the users.
           after: the mechanism's state that the round's record holds.
         """
-        clients = self._function.mechanism.sample_clients(self._number, index)
+        clients = self._mechanism.sample_clients(self._number, index)
         failed, total = self._without_one(index, clients)
         tag = bytes.fromhex(after["tag"])
         if round_tag(self._noise_key, self._number, _quantities(total)) != tag:
@@ -61,11 +63,11 @@ class OneRound:
         members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
         if not len(members):
             return set(), self._sums(clients)
-        mechanism, failed = self._function.mechanism, set[str]()
+        mechanism, failed = self._mechanism, set[str]()
         removed = int(members[len(members) // 2])
         mine = [client for client in clients if removed in client.users]
         left = wanted = [_less(client, removed) for client in clients]
-        if not mechanism.plan.draws_places:
+        if not mechanism.plan.samples_by_index:
             apart = _Without(index, removed)
             left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
         apiece = len({client.grouping for client in mine}) == len(mine)
@@ -75,7 +77,7 @@ class OneRound:
         total, grid = self._sums(left), 2.0**mechanism.plan.grid_bits
         for one in mine:
             # The others are empty here but keep their places, which decide where each one trains.
-            there = [client if client is one else _nobody(client) for client in clients]
+            there = [client if client is one else _no_client(client) for client in clients]
             gone = [_less(client, removed) for client in there]
             with_them, without = self._sums(there), self._sums(gone)
             for sums in (with_them, without):
@@ -86,7 +88,7 @@ class OneRound:
 
     def _holds(self, total: np.ndarray, tag: bytes) -> bool:
         """Whether what was committed is the sum and its noise, but for the digits of a float32."""
-        mechanism = self._function.mechanism
+        mechanism = self._mechanism
         plan = mechanism.plan
         output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
         output *= mechanism.l2_norm_clip / plan.normalizer
@@ -94,7 +96,7 @@ class OneRound:
 
     def _moves(self, total: list[np.ndarray], tag: bytes, found: float) -> bool:
         """Whether the clip stayed, or moved by the noised count, but for a float32's digits."""
-        mechanism = self._function.mechanism
+        mechanism = self._mechanism
         plan, wanted = mechanism.plan, mechanism.l2_norm_clip
         if (settings := plan.adaptive_clip) is not None:
             below = float(total[1][0]) / 2.0**plan.grid_bits
@@ -104,7 +106,9 @@ class OneRound:
 
     def _sums(self, clients: list[VirtualClient]) -> list[np.ndarray]:
         slabs = self._function.slabs(map(self._load, clients), self._number)
-        state = self._function.run(self._weights, slabs).sample_state
+        state = self._function.run(
+            self._weights, slabs, self._mechanism.sample_params()
+        ).sample_state
         return [np.asarray(part, np.int64).ravel() for part in state]
 
 
@@ -137,7 +141,7 @@ class _Without:
         return VirtualClient(client.grouping, client.group, rows)
 
 
-def _nobody(client: VirtualClient) -> VirtualClient:
+def _no_client(client: VirtualClient) -> VirtualClient:
     return VirtualClient(client.grouping, client.group, client.users[:0])
 
 

@@ -12,7 +12,7 @@ examples alone: the last batch of an epoch is short, never padded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS, augment
@@ -21,7 +21,12 @@ from fedemb.engine.clients.heads import prototype_head
 from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
 from fedemb.models.losses import build_loss, penalized
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 Phase = Literal["joint", "head", "backbone"]
+_State = tuple["tf.Tensor", "tf.Tensor"]
+"""Index of the next step, and losses of the first and last epoch, float32 `[2]`."""
 
 
 class Worker:
@@ -119,59 +124,54 @@ def _complete(gradients: Sequence[Any]) -> list[Any]:
         return [tf.identity(gradient) for gradient in gradients]
 
 
-def train_client(
-    objective: Objective, worker: Worker, broadcast: Sequence[Any], examples: LocalData
-) -> tuple[list[Any], Any]:
-    """Trains one virtual client and returns its update.
+class _LocalSteps:
+    """The local steps of one virtual client, in the variables of a worker."""
 
-    Args:
-      objective: backbone, trained variables, local configuration.
-      worker: variables to train in.
-      broadcast: float32 tensors of `objective.shapes`, the weights all clients start from.
-      examples: of the virtual client.
+    def __init__(self, objective: Objective, worker: Worker, examples: LocalData) -> None:
+        import tensorflow as tf
 
-    Returns:
-      The update, trained minus broadcast, float32 tensors of `objective.shapes`; and float32 `[2]`:
-      mean loss of the first and of the last epoch. Not clipped, not checked for finiteness: the
-      mechanism does both.
-    """
-    import tensorflow as tf
+        self._objective, self._worker, self._examples = objective, worker, examples
+        self._config, self._loss = objective.config, build_loss(objective.config.loss)
+        self._count = tf.shape(examples.rows)[0]
+        self._per_epoch = -(-self._count // self._config.batch_size)
 
-    config = objective.config
-    images, rows = examples.images, examples.rows
-    count = tf.shape(rows)[0]
+    def run(self) -> tf.Tensor:
+        """Takes all steps; returns the mean loss of the first and last epoch, float32 `[2]`."""
+        import tensorflow as tf
 
-    backbone, shared = list(broadcast), bool(objective.shared_head_rows)
-    head = backbone.pop() if shared else first_head(objective, backbone, examples)
-    worker.start([*backbone, head])
+        total, state = self._per_epoch * self._config.epochs, (tf.constant(0), tf.zeros([2]))
+        if not self._config.reconstruction_steps:
+            return self._steps(state, total, "joint")[1]
+        head_steps = tf.minimum(self._config.reconstruction_steps, total)
+        return self._steps(self._steps(state, head_steps, "head"), total, "backbone")[1]
 
-    loss = build_loss(config.loss)
-    per_epoch = -(-count // config.batch_size)
-    total = per_epoch * config.epochs
+    def _steps(self, state: _State, stop: tf.Tensor, phase: Phase) -> _State:
+        import tensorflow as tf
 
-    def step(index: Any, losses: Any, phase: Phase) -> tuple[Any, Any]:
-        epoch = index // per_epoch
-        offset = (index - epoch * per_epoch) * config.batch_size
-        size = tf.minimum(config.batch_size, count - offset)
-        visits = slice(epoch * count + offset, epoch * count + offset + size)
-        chosen = examples.order[visits]
-        batch, wanted = tf.gather(images, chosen), tf.gather(rows, chosen)
-        if config.augmentation is not None:
-            draws = tf.transpose(tf.reshape(examples.draws[visits], [-1, DRAWS]))
-            batch, wanted = augment(batch, wanted, config.augmentation, lambda _: draws)
+        return tf.while_loop(
+            lambda index, _: index < stop,
+            lambda index, losses: self._step(index, losses, phase),
+            state,
+            parallel_iterations=1,
+        )
+
+    def _step(self, index: tf.Tensor, losses: tf.Tensor, phase: Phase) -> _State:
+        """Takes one step; returns the next index and the losses with the step's share added."""
+        import tensorflow as tf
+
+        config, worker = self._config, self._worker
+        epoch = index // self._per_epoch
+        batch, rows = self._batch(index, epoch)
         weights = [v.read_value() for v in worker.weights]
-        current = worker.head.read_value()
-        learners = {
-            "joint": [*weights, current],
-            "head": [current],
-            "backbone": weights,
-        }[phase]
+        head = worker.head.read_value()
+        learners = {"joint": [*weights, head], "head": [head], "backbone": weights}[phase]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learners)
-            embeddings = objective.embeddings(weights, batch)
-            value = penalized(loss(embeddings, current, wanted), objective.variables, weights)
+            embeddings = self._objective.embeddings(weights, batch)
+            loss = self._loss(embeddings, head, rows)
+            loss = penalized(loss, self._objective.variables, weights)
         gradients = _complete(
-            tape.gradient(value, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            tape.gradient(loss, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         )
         trained = list(zip([*worker.weights, worker.head], worker.slots, strict=True))
         trained = {"joint": trained, "head": trained[-1:], "backbone": trained[:-1]}[phase]
@@ -180,26 +180,48 @@ def train_client(
             if pair[0] is worker.head:
                 rate *= config.head_learning_rate_scale
             apply_gradient(config, pair, gradient=gradient, rate=rate, step=index)
-        share = value / tf.cast(per_epoch, tf.float32)
+        share = loss / tf.cast(self._per_epoch, tf.float32)
         first = tf.where(epoch == 0, share, 0.0)
         last = tf.where(epoch == config.epochs - 1, share, 0.0)
         return index + 1, losses + tf.stack([first, last])
 
-    def steps(start: Any, stop: Any, losses: Any, phase: Phase) -> Any:
-        return tf.while_loop(
-            lambda index, _: index < stop,
-            lambda index, losses: step(index, losses, phase),
-            (start, losses),
-            parallel_iterations=1,
-        )
+    def _batch(self, index: tf.Tensor, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the augmented images of a step and their rows of the head."""
+        import tensorflow as tf
 
-    state = (tf.constant(0), tf.zeros([2]))
-    if config.reconstruction_steps:
-        state = steps(*state[:1], tf.minimum(config.reconstruction_steps, total), state[1], "head")
-        state = steps(state[0], total, state[1], "backbone")
-    else:
-        state = steps(state[0], total, state[1], "joint")
+        config, examples, count = self._config, self._examples, self._count
+        offset = (index - epoch * self._per_epoch) * config.batch_size
+        size = tf.minimum(config.batch_size, count - offset)
+        visits = slice(epoch * count + offset, epoch * count + offset + size)
+        chosen = examples.order[visits]
+        batch, rows = tf.gather(examples.images, chosen), tf.gather(examples.rows, chosen)
+        if config.augmentation is None:
+            return batch, rows
+        draws = tf.transpose(tf.reshape(examples.draws[visits], [-1, DRAWS]))
+        return augment(batch, rows, config.augmentation, lambda _: draws)
 
-    ends = [v.read_value() for v in worker.weights] + ([worker.head.read_value()] if shared else [])
-    starts = [*backbone, head] if shared else backbone
-    return [end - start for end, start in zip(ends, starts, strict=True)], state[1]
+
+def train_client(
+    objective: Objective, worker: Worker, broadcast: Sequence[tf.Tensor], examples: LocalData
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Trains one virtual client and returns its update.
+
+    Args:
+      objective: backbone, trained variables, local configuration.
+      worker: variables to train in.
+      broadcast: float32 tensors of `objective.shapes`, initial weights of all clients.
+      examples: examples of the virtual client.
+
+    Returns:
+      The update, trained minus broadcast, float32 tensors of `objective.shapes`; and float32 `[2]`:
+      mean loss of the first and of the last epoch. The update is neither clipped nor checked for
+      finite values: the mechanism does both.
+    """
+    starts = list(broadcast)
+    head = starts.pop() if objective.shared_head_rows else first_head(objective, starts, examples)
+    worker.start([*starts, head])
+    losses = _LocalSteps(objective, worker, examples).run()
+    ends = [v.read_value() for v in worker.weights]
+    if objective.shared_head_rows:
+        starts, ends = [*starts, head], [*ends, worker.head.read_value()]
+    return [end - start for end, start in zip(ends, starts, strict=True)], losses

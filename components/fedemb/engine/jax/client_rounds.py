@@ -49,7 +49,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
       shared_head_rows: DP-FedAvg, see `Objective`.
     """
 
-    probed = 16
+    probe_units = 16
     layout = "training.parallel_clients"
 
     def __init__(
@@ -65,7 +65,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
         shared_head_rows: int = 0,
     ) -> None:
         super().__init__(
-            self._hold(backbone, config, variables, shared_head_rows),
+            self._set_model(backbone, config, variables, shared_head_rows),
             mechanism,
             together=parallel_clients or SIDE_BY_SIDE,
             steps=1,
@@ -74,9 +74,9 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
             devices=devices,
         )
         self.shared_head_rows = shared_head_rows
-        self._nobody = no_data(config, self._image, self.objective.dim)
+        self._no_client = no_data(config, self._image, self.objective.dim)
 
-    def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:
+    def _generated_unit(self, group: int, random: np.random.Generator) -> ClientExamples:
         config = self.objective.config
         # Of different sizes: who has ended waits for the others. One class alone has no gradient.
         count = min(config.max_examples_per_client, 2 + group % (2 * config.batch_size))
@@ -93,7 +93,9 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
         heads = 0 if self.objective.shared_head_rows else most
         arrays = [
             np.zeros((places, length, *part.shape[1:]), part.dtype)
-            for length, part in zip((most, most, visits, visits, heads), self._nobody, strict=True)
+            for length, part in zip(
+                (most, most, visits, visits, heads), self._no_client, strict=True
+            )
         ]
         examples, classes = np.zeros(places, np.int32), np.zeros(places, np.int32)
         for place, unit in enumerate(units):
@@ -112,7 +114,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
         train = jax.vmap(partial(train_client, objective, broadcast))
         with jax.enable_x64(False):  # 64 bits are for the clip and the sum alone
             updates, losses = train(Client(*units[:-1]))
-        flat = jnp.concatenate([u.reshape(self._together, -1) for u in updates], axis=1)
+        flat = jnp.concatenate([u.reshape(self._parallel_units, -1) for u in updates], axis=1)
         norms = jnp.sqrt(jnp.sum(jnp.square(flat.astype("float64")), axis=1))
         rows = jnp.stack([norms, losses[:, 0], losses[:, 1], units.examples], axis=1)
         return flat, rows.astype("float32")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS, augment
@@ -18,100 +18,148 @@ from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE
 from fedemb.engine.jax.rounds import on_each_device
 from fedemb.models.losses import Real, build_loss, penalized, unit_rows
 
+if TYPE_CHECKING:
+    import jax
+
+_State = tuple[list["jax.Array"], list[list["jax.Array"]], "jax.Array"]
+"""Trained weights, the head last; slots of each; losses of the first and last epoch."""
+
 
 class Client(NamedTuple):
-    """One virtual client, `LocalData` in the shapes of all. Raw."""
+    """`LocalData` of one virtual client, padded to shapes that all clients share. Raw."""
 
-    images: Any
+    images: jax.Array
     """uint8 `[max_examples_per_client, size, size, channels]`, then zeros."""
-    rows: Any
+    rows: jax.Array
     """int32 `[max_examples_per_client]`."""
-    order: Any
-    """int32, all epochs one after the other, then zeros: a batch of them at least."""
-    draws: Any
-    """float32 `[visits, copies, DRAWS]`, as `order`."""
-    head: Any
-    """float32 `[max_examples_per_client, dim]`; of a shared one no rows."""
-    examples: Any
-    """int32 scalar: how many there are."""
-    classes: Any
-    """int32 scalar: how many rows of the head are the client's."""
+    order: jax.Array
+    """int32, all epochs concatenated, then at least one batch of zeros."""
+    draws: jax.Array
+    """float32 `[visits, copies, DRAWS]`, padded like `order`."""
+    head: jax.Array
+    """float32 `[max_examples_per_client, dim]`; no rows if the head is shared."""
+    examples: jax.Array
+    """int32 scalar: number of examples."""
+    classes: jax.Array
+    """int32 scalar: number of rows of the head that the client uses."""
+
+
+class _LocalSteps:
+    """The local steps of one virtual client, as pure functions for `fori_loop`."""
+
+    def __init__(self, objective: Objective, client: Client, head_rows: int) -> None:
+        import jax.numpy as jnp
+
+        config = objective.config
+        self._objective, self._client, self._config = objective, client, config
+        self._loss = build_loss(config.loss)
+        self._classes = jnp.arange(head_rows) < (objective.shared_head_rows or client.classes)
+        self._per_epoch = -(-client.examples // config.batch_size)
+        self.total = self._per_epoch * config.epochs
+
+    def step(self, index: jax.Array, state: _State) -> _State:
+        """Takes one step; returns weights, slots and losses after it."""
+        import jax
+        import jax.numpy as jnp
+
+        learners, slots, losses = state
+        epoch = index // self._per_epoch
+        batch = self._batch(index, epoch)
+        value, gradients = jax.value_and_grad(self._value)(learners, *batch)
+        moved, new_slots = [], []
+        for number in range(len(learners)):
+            after = self._moved(
+                number, learners[number], slots[number], gradient=gradients[number], index=index
+            )
+            if self._config.reconstruction_steps:
+                head_phase = index < self._config.reconstruction_steps
+                trains = head_phase == (number == len(learners) - 1)
+                before = (learners[number], slots[number])
+                after = jax.tree.map(partial(jnp.where, trains), after, before)
+            moved.append(after[0])
+            new_slots.append(after[1])
+        share = value / self._per_epoch.astype("float32")
+        ends = jnp.stack([epoch == 0, epoch == self._config.epochs - 1])
+        return moved, new_slots, losses + jnp.where(ends, share, 0.0)
+
+    def _value(
+        self, learners: Sequence[jax.Array], images: jax.Array, rows: jax.Array, real: jax.Array
+    ) -> jax.Array:
+        """Returns the loss of a padded batch; `real` selects its examples."""
+        *weights, head = learners
+        embeddings = self._objective.embeddings(weights, images)
+        loss = self._loss(embeddings, head, rows, Real(real, self._classes))
+        return penalized(loss, self._objective.variables, weights)
+
+    def _batch(self, index: jax.Array, epoch: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns augmented images of a step, their rows of the head, and which are not padding."""
+        import jax
+        import jax.numpy as jnp
+
+        config, client, size = self._config, self._client, self._config.batch_size
+        offset = (index - epoch * self._per_epoch) * size
+        first = epoch * client.examples + offset
+        chosen = jax.lax.dynamic_slice_in_dim(client.order, first, size)
+        real = offset + jnp.arange(size) < client.examples
+        images, rows = client.images[chosen], client.rows[chosen]
+        if config.augmentation is None:
+            return images, rows, real
+        numbers = jax.lax.dynamic_slice_in_dim(client.draws, first, size)
+        draws = numbers.reshape(-1, DRAWS).T
+        images, rows = augment(images, rows, config.augmentation, lambda _: draws)
+        return images, rows, jnp.repeat(real, copies(config))
+
+    def _moved(
+        self,
+        number: int,
+        value: jax.Array,
+        slots: list[jax.Array],
+        *,
+        gradient: jax.Array,
+        index: jax.Array,
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Returns a weight and its slots after one optimizer step; the head is the last weight."""
+        rate = self._config.client_learning_rate
+        if number == len(self._objective.variables):
+            rate *= self._config.head_learning_rate_scale
+        return _moved(self._config, value, slots, gradient=gradient, rate=rate, step=index)
 
 
 def train_client(
-    objective: Objective, broadcast: Sequence[Any], client: Client
-) -> tuple[list[Any], Any]:
+    objective: Objective, broadcast: Sequence[jax.Array], client: Client
+) -> tuple[list[jax.Array], jax.Array]:
     """Trains one virtual client and returns its update; see `local_training.train_client`.
 
     Args:
       objective: backbone, trained variables, local configuration.
-      broadcast: float32 `objective.shapes`, the weights all clients start from, of this device.
+      broadcast: float32 `objective.shapes`, initial weights of all clients, on this device.
       client: data of the client.
     """
     import jax
     import jax.numpy as jnp
 
-    config, count = objective.config, client.examples
-    shared = bool(objective.shared_head_rows)
-    starts = list(broadcast) if shared else [*broadcast, _first_head(objective, broadcast, client)]
-    loss, size = build_loss(config.loss), config.batch_size
-    classes = jnp.arange(len(starts[-1])) < (objective.shared_head_rows or client.classes)
-    per_epoch = -(-count // size)
-    rates = [config.client_learning_rate] * len(starts)
-    rates[-1] *= config.head_learning_rate_scale
-
-    def value(learners: Sequence[Any], images: Any, rows: Any, real: Any) -> Any:
-        *weights, head = learners
-        embeddings = objective.embeddings(weights, images)
-        return penalized(
-            loss(embeddings, head, rows, Real(real, classes)), objective.variables, weights
-        )
-
-    def step(index: Any, state: Any) -> Any:
-        learners, slots, losses = state
-        epoch = index // per_epoch
-        offset = (index - epoch * per_epoch) * size
-        first = epoch * count + offset
-        chosen = jax.lax.dynamic_slice_in_dim(client.order, first, size)
-        images, rows, real = (
-            client.images[chosen],
-            client.rows[chosen],
-            offset + jnp.arange(size) < count,
-        )
-        if config.augmentation is not None:
-            numbers = jax.lax.dynamic_slice_in_dim(client.draws, first, size)
-            draws = numbers.reshape(-1, DRAWS).T
-            images, rows = augment(images, rows, config.augmentation, lambda _: draws)
-            real = jnp.repeat(real, copies(config))
-        found, gradients = jax.value_and_grad(value)(learners, images, rows, real)
-        moved, new_slots = [], []
-        for number, learner in enumerate(learners):
-            after = _moved(config, learner, slots[number], gradients[number], rates[number], index)
-            if config.reconstruction_steps:
-                heads_turn = index < config.reconstruction_steps
-                trains = heads_turn == (number == len(learners) - 1)
-                before = (learner, slots[number])
-                after = jax.tree.map(partial(jnp.where, trains), after, before)
-            moved.append(after[0])
-            new_slots.append(after[1])
-        share = found / per_epoch.astype("float32")
-        ends = jnp.stack([epoch == 0, epoch == config.epochs - 1])
-        return moved, new_slots, losses + jnp.where(ends, share, 0.0)
-
+    config, starts = objective.config, list(broadcast)
+    if not objective.shared_head_rows:
+        starts.append(_first_head(objective, broadcast, client))
+    steps = _LocalSteps(objective, client, len(starts[-1]))
     kept = 2 if config.optimizer == "adam" else int(config.client_momentum > 0)
     slots = on_each_device([[jnp.zeros(s.shape, s.dtype) for _ in range(kept)] for s in starts])
     losses = on_each_device(jnp.zeros(2, "float32"))
-    learners, _, losses = jax.lax.fori_loop(
-        0, per_epoch * config.epochs, step, (starts, slots, losses)
-    )
-    # A local head stays here.
+    learners, _, losses = jax.lax.fori_loop(0, steps.total, steps.step, (starts, slots, losses))
+    # The update has no local head: the shorter list ends the zip.
     return [end - start for end, start in zip(learners, broadcast, strict=False)], losses
 
 
-def _moved(  # noqa: PLR0917 - a weight, what is kept of it, and the step
-    config: LocalTrainingConfig, value: Any, slots: Any, gradient: Any, rate: float, step: Any
-) -> tuple[Any, list[Any]]:
-    """One optimizer step of a weight and its slots, as TensorFlow's kernels take it."""
+def _moved(
+    config: LocalTrainingConfig,
+    value: jax.Array,
+    slots: list[jax.Array],
+    *,
+    gradient: jax.Array,
+    rate: float,
+    step: jax.Array,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns a weight and its slots after one step, with the formulas of TensorFlow's kernels."""
     import jax.numpy as jnp
 
     if config.optimizer == "adam":
@@ -126,7 +174,7 @@ def _moved(  # noqa: PLR0917 - a weight, what is kept of it, and the step
     return value - rate * gradient, []
 
 
-def _first_head(objective: Objective, broadcast: Sequence[Any], client: Client) -> Any:
+def _first_head(objective: Objective, broadcast: Sequence[jax.Array], client: Client) -> jax.Array:
     """Returns the initial head of a client; class means are computed in batches of images."""
     config = objective.config
     if config.head_init == "glorot":
@@ -137,7 +185,7 @@ def _first_head(objective: Objective, broadcast: Sequence[Any], client: Client) 
     size = max(config.batch_size, PROTOTYPE_BATCH)
     head = client.head
 
-    def add(index: Any, total: Any) -> Any:
+    def add(index: jax.Array, total: jax.Array) -> jax.Array:
         places = index * size + jnp.arange(size)
         real = places < client.examples
         images = jnp.take(client.images, places, axis=0, mode="clip")

@@ -67,7 +67,7 @@ class JaxRounds(VectorizedRounds):
             seed=seed,
             worker_count=mesh.size,
         )
-        self._together, self._smaller = together, smaller
+        self._parallel_units, self._smaller = together, smaller
         self._local_devices = mesh.local_devices
         spread, whole = Spec(_UNITS), Spec()
         self._everywhere, self._spread = NamedSharding(mesh, whole), NamedSharding(mesh, spread)
@@ -81,15 +81,17 @@ class JaxRounds(VectorizedRounds):
             donate_argnums=0,
         )
 
-    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """See `VectorizedRounds`; before the first unit is read a step is shown to have room.
+    def run(
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+    ) -> RoundSums:
+        """See `VectorizedRounds`; calls `require_room` before the first slab is read.
 
         Raises:
-          ConfigError: besides, it has not.
+          ConfigError: a step does not fit into device memory.
         """
-        if not self._shown:
+        if not self._layout_checked:
             self.require_room()
-        return super().run(weights, slabs)
+        return super().run(weights, slabs, parameters)
 
     def require_room(self) -> None:
         """Plans the memory of a step from the net and the device, before anything is computed.
@@ -98,11 +100,11 @@ class JaxRounds(VectorizedRounds):
           ConfigError: a device has less.
         """
         room = min((memory_of(device) for device in self._local_devices), default=0)
-        if room and not hosts.several() and (needed := self.step_bytes()) > room:
+        if room and not hosts.is_multi_host() and (needed := self.step_bytes()) > room:
             raise ConfigError(
-                f"a step of {self._together} side by side takes {needed / 2**20:.0f} MiB and the "
-                f"device has {room / 2**20:.0f}; lower {self._smaller}, to about "
-                f"{max(1, self._together * room // needed)} side by side"
+                f"A step of {self._parallel_units} in parallel needs {needed / 2**20:.0f} MiB of "
+                f"device memory, and the device has {room / 2**20:.0f} MiB. Lower {self._smaller} "
+                f"to about {max(1, self._parallel_units * room // needed)}."
             )
 
     def step_bytes(self) -> int:
@@ -118,25 +120,25 @@ class JaxRounds(VectorizedRounds):
         return sum(parts) - found.alias_size_in_bytes
 
     def _any_step(self) -> Any:
-        unit = self._generated(0, np.random.default_rng(0))
-        share = self._share([unit], 0, self._together * self.worker_count)
+        unit = self._generated_unit(0, np.random.default_rng(0))
+        share = self._share([unit], 0, self._parallel_units * self.worker_count)
         return next(self._steps(share))[0]
 
     @property
     def together(self) -> int:
         """Units side by side on each device."""
-        return self._together
+        return self._parallel_units
 
     @abstractmethod
     def _records(self, broadcast: Any, units: Any, clip: Any) -> tuple[Any, Any]:
         """Updates `[together, dim]` and their `STATISTICS`, float32, on one device."""
 
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        return [self._share(units, round_index, self._together * self.worker_count)]
+        return [self._share(units, round_index, self._parallel_units * self.worker_count)]
 
     def _steps(self, share: Any) -> Iterator[tuple[Any, int]]:
         """Units for each device, the real ones counted, and how many are real in all."""
-        size = self._together
+        size = self._parallel_units
         all_devices = size * self.worker_count
         for start in range(0, len(share[0]), all_devices):
             real = min(all_devices, int(share.count) - start)
@@ -144,11 +146,13 @@ class JaxRounds(VectorizedRounds):
             parts = [part[start : start + all_devices] for part in share[:-1]]
             yield share._make([*parts, counts.astype(np.int32)]), real
 
-    def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+    def _sums(
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+    ) -> RoundSums:
         statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
         running: list[tuple[Any, int]] = []
         with self._exact_numbers():
-            sums, start = self._begin(weights)
+            sums, start = self._begin(weights, parameters)
             for (share,) in slabs:
                 for step, real in self._steps(share):
                     sums, rows = self._advanced(sums, start, step)
@@ -158,10 +162,9 @@ class JaxRounds(VectorizedRounds):
             statistics += [_rows(*step) for step in running]
             return RoundSums(tuple(map(np.asarray, sums)), np.concatenate(statistics))
 
-    def _begin(self, weights: np.ndarray) -> tuple[Any, Any]:
-        """Sums of nothing, and weights and clip, on every device of every host."""
-        clip = self.mechanism.sample_params()
-        hosts.tell(Message.BEGIN, weights, clip)
+    def _begin(self, weights: np.ndarray, clip: Any) -> tuple[Any, Any]:
+        """Returns empty sums, and weights and clip, on every device of every host."""
+        hosts.send(Message.BEGIN, weights, clip)
         return self._begun(weights, clip)
 
     def _begun(self, weights: np.ndarray, clip: Any) -> tuple[Any, Any]:
@@ -174,7 +177,7 @@ class JaxRounds(VectorizedRounds):
 
     def _advanced(self, sums: Any, start: Any, step: Any) -> tuple[Any, Any]:
         """The sums with the units of a step, and their statistics."""
-        hosts.tell(Message.STEP, *step)
+        hosts.send(Message.STEP, *step)
         return self._stepped(sums, start, step)
 
     def _stepped(self, sums: Any, start: Any, step: Any) -> tuple[Any, Any]:
@@ -202,14 +205,14 @@ class JaxRounds(VectorizedRounds):
         state: Any = None
         with self._exact_numbers():
             while True:
-                message, body = hosts.hear()
+                message, body = hosts.receive()
                 if message is Message.BEGIN:
                     like = (np.zeros(self.dim, np.float32), self.mechanism.sample_params())
-                    weights, clip = hosts.parts_of(body, like)
+                    weights, clip = hosts.decoded_arrays(body, like)
                     state = self._begun(weights, np.float64(clip))
                 elif message is Message.STEP:
                     sums, start = state
-                    given = step._make(hosts.parts_of(body, step))
+                    given = step._make(hosts.decoded_arrays(body, step))
                     state = self._stepped(sums, start, given)[0], start
                 else:
                     return
@@ -217,11 +220,11 @@ class JaxRounds(VectorizedRounds):
     def _sums_by_worker(
         self, weights: np.ndarray, units: Sequence[ClientExamples]
     ) -> list[np.ndarray]:
-        size, workers = self._together, self.worker_count
+        size, workers = self._parallel_units, self.worker_count
         share, found = self._share(units, 0, size), []
         with self._exact_numbers():
             for worker in range(workers):
-                sums, begun = self._begin(weights)
+                sums, begun = self._begin(weights, self.mechanism.sample_params())
                 for start in range(0, len(share[0]), size):
                     # Other devices hold others at each place, none of them to be counted.
                     parts = [
@@ -248,7 +251,7 @@ class JaxRounds(VectorizedRounds):
         # of all devices, before any clip.
         updates, rows = self._records(on_each_device(broadcast), units, clip)
         records = jax.vmap(lambda update: self.mechanism.record(clip, [update]))(updates)
-        real = jnp.arange(self._together) < units.count[0]
+        real = jnp.arange(self._parallel_units) < units.count[0]
 
         def added(total: Any, part: Any) -> Any:
             # What fills the places adds nothing, whatever its record is.
@@ -272,14 +275,17 @@ class JaxRounds(VectorizedRounds):
         import jax
 
         try:
-            with exact_numbers(), hosts.noticing() if hosts.several() else nullcontext():
+            with (
+                exact_numbers(),
+                hosts.lost_host_errors() if hosts.is_multi_host() else nullcontext(),
+            ):
                 yield
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise ConfigError(
-                f"the device ran out of memory in a step of {self._together} side by side; lower "
-                f"{self._smaller}"
+                f"The device ran out of memory in a step of {self._parallel_units} in parallel. "
+                f"Lower {self._smaller}."
             ) from error
 
 

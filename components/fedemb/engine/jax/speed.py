@@ -254,12 +254,13 @@ def _round(
       of: such rounds in one whose noise is audited.
     """
     mechanism, weights = function.mechanism, function.initial_weights()
+    parameters = mechanism.sample_params()
     named = work, plain.net, plain.precision, views, function.together
     try:
         planned = function.step_bytes() / 2**20
         slabs = list(function.slabs(units, 0))
-        best, first = _timed(lambda: function.run(weights, slabs))
-        sums = function.run(weights, slabs).sample_state
+        best, first = _timed(lambda: function.run(weights, slabs, parameters))
+        sums = function.run(weights, slabs, parameters).sample_state
     except ConfigError:  # too little memory, by plan or in fact
         return Speed(*named, 0.0, 0.0, None, 0.0, None, _peak())
     rounds = iter(range(mechanism.plan.rounds))

@@ -37,7 +37,7 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds):
         devices: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(
-            self._hold(classifier, config, variables),
+            self._set_model(classifier, config, variables),
             mechanism,
             together=config.microbatch,
             steps=SLAB_MICROBATCHES,

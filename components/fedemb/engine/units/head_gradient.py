@@ -102,10 +102,12 @@ class HeadGradientFunction:
         self, weights: np.ndarray, units: Iterable[UnitFeatures], round_index: int
     ) -> RoundSums:
         """The clipped sum of one round, from the head all units start from, float32 `[dim]`."""
-        return self.run(weights, self.slabs(units, round_index))
+        parameters = self.mechanism.sample_params()
+        return self.run(weights, self.slabs(units, round_index), parameters)
 
-    def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
-        """The same from packed units."""
+    def run(self, weights: np.ndarray, slabs: Iterable[Any], parameters: Any) -> RoundSums:
+        """Returns the clipped sum of one round from packed units; see `SlabRounds.run`."""
+        del parameters  # the clip is constant
         head = self._head(weights)
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]

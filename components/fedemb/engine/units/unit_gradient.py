@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from fedemb.config import UnitGradientConfig
-from fedemb.engine.rounds import ClientExamples, ParallelRounds, Slab, dealt, seed_of
+from fedemb.engine.rounds import ClientExamples, ParallelRounds, Slab, assigned_devices, seed_of
 from fedemb.engine.units.kernel_gradients import kernel_gradients_at_once
 from fedemb.engine.units.views import apply_moves, draw_moves
 from fedemb.engine.vectorized_rounds import VectorizedRounds
@@ -55,12 +55,12 @@ class UnitRounds(VectorizedRounds):
 
     layout = "training.unit_gradient.microbatch"
 
-    def _hold(
+    def _set_model(
         self, classifier: Any, config: UnitGradientConfig, variables: Sequence[Any]
     ) -> list[tuple[int, ...]]:
         """Takes what trains; returns the shapes of it."""
         self._classifier, self._trunk = classifier, without_head(classifier)
-        self._config, self._together = config, config.microbatch
+        self._config, self._parallel_units = config, config.microbatch
         self.variables = list(variables)
         self._image = tuple(classifier.input_shape[1:])
         self._classes = int(classifier.output_shape[-1])
@@ -90,7 +90,7 @@ class UnitRounds(VectorizedRounds):
                 share.moves[place] = draw_moves(config, seed)
         return share
 
-    def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:
+    def _generated_unit(self, group: int, random: np.random.Generator) -> ClientExamples:
         images = random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8)
         labels = random.integers(0, self._classes, self._config.images_per_unit)
         return ClientExamples(0, group, images, labels)
@@ -169,7 +169,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
     ) -> None:
         import tensorflow as tf
 
-        shapes = self._hold(classifier, config, variables)
+        shapes = self._set_model(classifier, config, variables)
         self._add = tf.function(self._clip_and_add, jit_compile=mechanism.compiles, autograph=False)
         images = config.images_per_unit
         super().__init__(
@@ -184,7 +184,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
             ),
             slab_units=SLAB_MICROBATCHES * config.microbatch * workers,
             seed=seed,
-            devices=dealt(devices, workers),
+            devices=assigned_devices(devices, workers),
         )
 
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
@@ -200,7 +200,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
 
         broadcast = [tf.constant(part) for part in self._split(weights)]
         empty = [self.mechanism.initial_sample_state(self.dim)] * self.worker_count
-        slab = [self._share(units, 0, self._together)] * self.worker_count
+        slab = [self._share(units, 0, self._parallel_units)] * self.worker_count
         states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
         return [np.concatenate([np.ravel(part) for part in state]) for state in states]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -32,9 +32,6 @@ class Blt(BltConfig, RoundRobinPlan):
     """
 
     section = BltConfig
-    options = (*RoundRobinPlan.options, "buffers")
-    label = "BLT"
-    look: ClassVar[tuple[str, Any]] = ("#5c7a1f", (0, (6, 2, 1, 2, 1, 2)))
 
     blt_decay: tuple[float, ...] | None = None
     """Decay of each noise buffer, in (0, 1)."""
@@ -126,14 +123,6 @@ class Blt(BltConfig, RoundRobinPlan):
     @property
     def _scale(self) -> tuple[float, ...]:
         return self.blt_scale or ()
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return self.round_robin_text + (
-            "The noise of a round partly cancels that of earlier ones; a participation changes an "
-            "update by up to 2C."
-        )
 
     @override
     def matrix(self) -> dict[str, Any] | None:

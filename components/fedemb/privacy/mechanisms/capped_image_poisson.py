@@ -10,7 +10,7 @@ The other way to protect users is to sample them whole, as DP-SGD's own mechanis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -82,9 +82,6 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
 
     section = CappedImagePoissonConfig
     proof = "a user adds one vector of norm at most C for each of at most m sampled images"
-    sampler_words = "each image independently with the sampling probability, m of a user at most"
-    label = "capped image poisson"
-    look: ClassVar[tuple[str, Any]] = ("#8a6d1f", (0, (4, 1, 1, 1)))
 
     images_per_user: PositiveInt = 1
     """Images of a user at most (m)."""
@@ -145,35 +142,7 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
         return (
             Comparison(
                 name="users_sampled",
-                words="epsilon if users were sampled whole, same noise on the mean",
                 event=dpe.SelfComposedDpEvent(round_event, self.rounds),
                 relation=self.relation,
             ),
-        )
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return (
-            f"Sampler. In every round a secret coin with chance {self.sampling_probability:.4g} is "
-            f"tossed for each image, {self.images_per_user} of a user at most. About "
-            f"{self.images_per_round} images take part; how many did is never published. The price "
-            "is that of a user: of as many of their images at once as coins may bring up."
-        )
-
-    @property
-    @override
-    def adjacency(self) -> str:
-        return (
-            "Adjacency. Two data sets that differ by one user with everything they own being there "
-            f"or not: up to {self.images_per_user} clipped vectors more or less in the sum of a "
-            "round, as many as their coins say."
-        )
-
-    @property
-    @override
-    def participants(self) -> str:
-        return (
-            f"about {self.images_per_round:,} images a round (probability "
-            f"{self.sampling_probability:.4g}), {self.images_per_user} of a user at most"
         )

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -32,11 +32,8 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
 
     section = FixedSizeConfig
     proof = "a user is drawn with chance K M / n and changes one group by at most 2C"
-    draws_places = True
-    sampler_words = "a fixed number of user slots without replacement"
+    samples_by_index = True
     compared = True
-    label = "fixed size"
-    look: ClassVar[tuple[str, Any]] = ("#8c6d1f", ":")
 
     sampling_probability: Probability
     """Chance of a user in a round: K M / users_lower_bound."""
@@ -77,13 +74,3 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
     def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
         users = times(self.users_lower_bound, population)
         return {**super().scaled_sampling(population, compute), "users_lower_bound": users}
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return (
-            f"Sampler. In every round {self.clients_per_round} virtual clients of "
-            f"{self.users_per_client} users are drawn without replacement, as in the paper. A user "
-            "swaps with another one of the same virtual client, whose update then changes by up to "
-            "twice the clip: hence 2C."
-        )

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
@@ -36,10 +36,7 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
     section = GroupPoissonGaussianConfig
     relation_name = "REPLACE_ONE"
     proof = "the theorem on sampling whole virtual clients"
-    sampler_words = "each virtual client independently with the sampling probability"
     compared = True
-    label = "group poisson gaussian"
-    look: ClassVar[tuple[str, Any]] = ("#17627d", "-")
 
     @override
     @classmethod
@@ -76,22 +73,3 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
         gaussian = dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
         sampled = dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
         return dpe.SelfComposedDpEvent(sampled, self.rounds)
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return (
-            f"Sampler. Users are hashed once into {self.virtual_clients} virtual clients. In every "
-            f"round a secret coin with chance {self.sampling_probability:.4g} is tossed for each "
-            "virtual client, filled or empty, and the whole of it takes part or none. About "
-            f"{self.normalizer:.4g} take part; how many did is never published."
-        )
-
-    @property
-    @override
-    def adjacency(self) -> str:
-        return (
-            "Adjacency. Two data sets that differ by one user with everything they own being there "
-            "or not: one virtual client's update is replaced by another, which is what REPLACE_ONE "
-            "stands for here: no user is swapped for another."
-        )

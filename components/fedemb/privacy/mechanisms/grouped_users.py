@@ -51,11 +51,3 @@ class GroupedUsers(GroupedUsersConfig, MechanismPlan):
         return dpe.PoissonSampledDpEvent(
             self.sampling_probability, dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
         )
-
-    @property
-    @override
-    def participants(self) -> str:
-        return (
-            f"{self.clients_per_round:.4g} virtual clients a round, made of users drawn with "
-            f"probability {self.sampling_probability:.4g}"
-        )

@@ -10,7 +10,7 @@ so nothing is trained step by step and there is no learning rate to tune.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 from typing_extensions import override
@@ -61,10 +61,6 @@ class LeastSquares(LeastSquaresConfig, PerUnitSampling):
 
     section = LeastSquaresConfig
     proof = "a unit adds one vector of norm at most C, in the only round"
-    sampler_words = "every unit, in the only round"
-    label = "least squares"
-    may_differ = "one record of bounded length more or less in the only sum"
-    look: ClassVar[tuple[str, Any]] = ("#3a7d44", "-.")
 
     @override
     @classmethod
@@ -95,16 +91,3 @@ class LeastSquares(LeastSquaresConfig, PerUnitSampling):
     @override
     def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
         return {"units_per_round": times(self.units_per_round, population)}
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return (
-            f"Sampler. None: every {self.unit} adds one record to one sum, which is noised once. "
-            "The head is computed from the noised sum and looks at no data."
-        )
-
-    @property
-    @override
-    def participants(self) -> str:
-        return f"every {self.unit}, about {self.units_per_round:,}, in one round"

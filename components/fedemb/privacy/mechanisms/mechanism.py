@@ -91,7 +91,6 @@ class Comparison:
     """The same noise under another sampler or reading: shown beside the price, never claimed."""
 
     name: str
-    words: str
     event: dpe.DpEvent
     relation: NeighboringRelation
 
@@ -108,19 +107,11 @@ class MechanismPlan(MechanismConfig):
     """Relation the events are meant under; it covers adding or removing one unit."""
     proof: ClassVar[str] = ""
     """Why the event prices one unit (docs/privacy/sensitivity.md); without it the gate denies."""
-    sampler_words: ClassVar[str]
-    """Who takes part in a round, for the report."""
-    draws_places: ClassVar[bool] = False
+    samples_by_index: ClassVar[bool] = False
     """Whether users are drawn by their place in the store, where one who leaves moves others; the
     proof then pairs the draws on both data sets in another way."""
-    options: ClassVar[tuple[str, ...]] = ()
-    """Options of `fedemb plan` that only some mechanisms know, and this one does."""
     compared: ClassVar[bool] = False
     """Whether extrapolations show it beside other plans; it must be planned at once."""
-    label: ClassVar[str]
-    """In figures."""
-    look: ClassVar[tuple[str, Any]] = ("#555555", "-")
-    """Colour and dash of its curve in figures."""
 
     virtual_clients: PositiveInt
     """Virtual clients per grouping (G)."""
@@ -384,27 +375,6 @@ class MechanismPlan(MechanismConfig):
         See docs/privacy/accounting.md#equal-utility.
         """
         return self.replaced(noise_multiplier=independent_noise)
-
-    # ---- in words -----------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def explanation(self) -> str:
-        """The sampler in plain words, for `fedemb plan --explain`."""
-
-    @property
-    def adjacency(self) -> str:
-        """What may differ between the two data sets, for `fedemb plan --explain`."""
-        return (
-            "Adjacency. Two data sets that differ by one user with everything they own being there "
-            "or not; the factor 2 of the changed update is in the event's noise multiplier."
-        )
-
-    @property
-    def participants(self) -> str:
-        """Who takes part in a round, on one line."""
-        clients = f"{self.normalizer:.4g} of {self.virtual_clients:,} virtual clients a round"
-        return clients + (f" (probability {self.chance:.4g})" if self.chance else " in turn")
 
     def matrix(self) -> dict[str, Any] | None:
         """What correlates the noise, for the report; None: nothing does."""

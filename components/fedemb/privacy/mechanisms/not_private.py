@@ -37,8 +37,6 @@ class NotPrivate(NotPrivateConfig, MechanismPlan):
     """Samples as the default mechanism does, and adds nothing."""
 
     section = NotPrivateConfig
-    sampler_words = "each virtual client independently with the sampling probability"
-    label = "not private"
 
     @override
     @classmethod
@@ -79,12 +77,3 @@ class NotPrivate(NotPrivateConfig, MechanismPlan):
     @override
     def event_of(self, rounds: int) -> dpe.DpEvent:
         return self.round_event
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return (
-            f"Sampler. Each of {self.virtual_clients} virtual clients with chance "
-            f"{self.sampling_probability:.4g}. No noise: this run has no guarantee and no gate "
-            "will pass it."
-        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import PositiveInt
 from typing_extensions import override
 
@@ -24,9 +22,6 @@ class UnitsAloneConfig(NoisedConfig):
 class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
     """No unit shares its contribution with another, or moves another's."""
 
-    may_differ: ClassVar[str]
-    """What one unit more or less changes, for `adjacency`."""
-
     @property
     @override
     def normalizer(self) -> float:
@@ -40,12 +35,3 @@ class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
     @override
     def conservative_event(self) -> None:
         """None: nobody is grouped."""
-
-    @property
-    @override
-    def adjacency(self) -> str:
-        also = " with everything they own" if self.unit == "user" else ""
-        return (
-            f"Adjacency. Two data sets that differ by one {self.unit}{also} being there or not: "
-            f"{self.may_differ}."
-        )

@@ -10,7 +10,7 @@ one user with everything they own, or one image.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -60,10 +60,6 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
 
     section = PoissonGaussianConfig
     proof = "a unit is sampled alone and adds one vector of norm at most C"
-    sampler_words = "each unit independently with the sampling probability"
-    label = "poisson gaussian"
-    may_differ = "one clipped vector more or less in the sum of each round whose coin says so"
-    look: ClassVar[tuple[str, Any]] = ("#a03060", "-")
 
     images_per_unit: PositiveInt = 1
     """Images of a unit at most, for the price of sampling them one by one."""
@@ -115,34 +111,7 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
         return (
             Comparison(
                 name="images_sampled",
-                words=f"epsilon if images were sampled, {most} of a user at most, same noise on "
-                "the mean",
                 event=dpe.SelfComposedDpEvent(mixture, self.rounds),
                 relation=self.relation,
             ),
-        )
-
-    @property
-    @override
-    def explanation(self) -> str:
-        if self.sampling_probability == 1:
-            return (
-                f"Sampler. None: every {self.unit} takes part in every round (full batch), so no "
-                "sampling hides anybody and the noise does all of the work."
-            )
-        return (
-            f"Sampler. In every round a secret coin with chance {self.sampling_probability:.4g} is "
-            f"tossed for each {self.unit}, alone. About {self.units_per_round} take part; how many "
-            "did is never published. A shuffled pass over the data is another mechanism, and this "
-            "price does not hold for it."
-        )
-
-    @property
-    @override
-    def participants(self) -> str:
-        if self.sampling_probability == 1:
-            return f"every {self.unit} in every round (full batch)"
-        return (
-            f"about {self.units_per_round:,} {self.unit}s a round (probability "
-            f"{self.sampling_probability:.4g})"
         )

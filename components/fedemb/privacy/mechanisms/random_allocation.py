@@ -10,7 +10,7 @@ arXiv 2602.17284). As even as shuffled epochs, and with a price that holds for w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -44,10 +44,6 @@ class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
 
     section = RandomAllocationConfig
     proof = "a unit adds one vector of norm at most C in one secret round of each epoch"
-    sampler_words = "each unit in exactly one round of each epoch, drawn for it alone"
-    label = "random allocation"
-    may_differ = "one clipped vector more or less in one secret round of each epoch"
-    look: ClassVar[tuple[str, Any]] = ("#5b5ea6", ":")
 
     @override
     @classmethod
@@ -107,20 +103,3 @@ class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
             "rounds": epoch * max(1, round(self.rounds / epoch)),
             "units_per_round": times(self.units_per_round, compute),
         }
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return (
-            f"Sampler. In every epoch of {self.rounds_per_epoch} rounds each {self.unit} takes part"
-            " in exactly one, drawn in secret and for it alone. No round is empty for long and "
-            "nobody is left out; which round it was is never published."
-        )
-
-    @property
-    @override
-    def participants(self) -> str:
-        return (
-            f"about {self.units_per_round:,} {self.unit}s a round, each in one of "
-            f"{self.rounds_per_epoch} rounds"
-        )

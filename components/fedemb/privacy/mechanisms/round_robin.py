@@ -59,8 +59,6 @@ class RoundRobinConfig(NoisedConfig):
 class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
     """A mechanism with correlated noise; a participation moves an update by up to 2 clips."""
 
-    options = ("min_separation", "max_participations")
-    sampler_words = "every virtual client in a fixed order, participation bounded"
     proof = "the sensitivity of the noise's matrix under bounded participation, at 2C"
 
     matrix_sensitivity: float | None = None
@@ -172,15 +170,6 @@ class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
         """
         factor = math.sqrt((self.rounds + 1) / 2 / self.prefix_variance())
         return self.replaced(noise_multiplier=independent_noise * factor)
-
-    @property
-    def round_robin_text(self) -> str:
-        """The first half of the explanation."""
-        return (
-            f"Sampler. None to rely on: the {self.virtual_clients} virtual clients take turns, "
-            f"{self.clients_per_round} a round, each at most {self.max_participations} times and "
-            f"at least {self.min_separation} rounds apart. "
-        )
 
     @override
     def matrix(self) -> dict[str, Any] | None:

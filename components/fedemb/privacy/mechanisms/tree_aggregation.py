@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt
 from typing_extensions import override
@@ -26,10 +26,7 @@ class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
     """The noise of the first t rounds is that of the nodes that cover them."""
 
     section = TreeAggregationConfig
-    options = (*RoundRobinPlan.options, "restart_every")
     compared = True
-    label = "tree aggregation"
-    look: ClassVar[tuple[str, Any]] = ("#6a4fa3", "-.")
 
     @override
     @classmethod
@@ -78,14 +75,6 @@ class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
             for round_ in range(self.rounds)
         ]
         return sum(nodes) / len(nodes)
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return self.round_robin_text + (
-            "Noise sits on the nodes of a binary tree over rounds; a participation changes an "
-            "update by up to twice the clip (2C)."
-        )
 
     @override
     def matrix(self) -> dict[str, Any] | None:

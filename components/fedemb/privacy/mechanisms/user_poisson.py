@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
@@ -34,10 +34,7 @@ class UserPoisson(UserPoissonConfig, GroupedUsers):
 
     section = UserPoissonConfig
     proof = "a user changes the update of one group by at most 2C"
-    sampler_words = "each user independently, then hashed into virtual clients"
     compared = True
-    label = "user poisson"
-    look: ClassVar[tuple[str, Any]] = ("#b4541a", "--")
 
     @override
     @classmethod
@@ -55,14 +52,4 @@ class UserPoisson(UserPoissonConfig, GroupedUsers):
 
         return sample_users_into_groups(
             self.clients_per_round, self.sampling_probability, round_key, index
-        )
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return (
-            f"Sampler. In every round a secret coin with chance {self.sampling_probability:.4g} is "
-            f"tossed for each user, and the chosen ones fall into {self.clients_per_round} virtual "
-            "clients. A chosen user changes the update of a virtual client that is there anyway, "
-            "by up to twice the clip: hence 2C."
         )

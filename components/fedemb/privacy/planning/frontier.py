@@ -146,9 +146,8 @@ def _batches(plan: MechanismPlan, batches: Sequence[float]) -> list[tuple[Mechan
     """Returns the plan at each batch below all units, then at all units (flagged)."""
     if plan.chance is None:
         raise ConfigError(
-            f"a frontier varies the sampling probability, and {plan.kind} has none "
-            f"({plan.sampler_words}), so there is no batch to choose; try its own numbers with "
-            "--target-epsilon, or name a mechanism with a sampling_probability"
+            f"A frontier varies the sampling probability, and {plan.kind} does not have one. Pass "
+            "--target-epsilon without a frontier, or another --mechanism."
         )
     shares = sorted(share for share in batches if plan.chance * share < 1)
     full = plan.scaled(compute=1 / plan.chance).replaced(sampling_probability=1.0)
