@@ -161,8 +161,8 @@ def _train(
         )
     released = _release(inputs.config, backbone, trained.state)
     audit, delta = trained.audit, inputs.config.policy.delta
-    evidence = audit.evidence(released, delta) if audit else _NO_EVIDENCE
-    bound.store.write(_EVIDENCE, canonical_json(evidence))
+    evidence = audit and audit.evidence(released, delta)
+    bound.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
     return trained.state
 
 
