@@ -275,7 +275,7 @@ def test_every_setting_of_the_frontier_costs_the_target():
     middle = points[1]
     assert middle.noise_multiplier == pytest.approx(3.49, rel=5e-3)
     assert middle.epochs == pytest.approx(875 * 4096 / 50_000)
-    with pytest.raises(ConfigError, match="no batch to choose"):
+    with pytest.raises(ConfigError, match="does not have one"):
         frontier(make_plan("tree_aggregation"), 1e-5, 3.0)
 
 
