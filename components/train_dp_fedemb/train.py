@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.engine.backend_rounds import client_rounds
-from fedemb.engine.feature_cache import FrozenFeatures
+from fedemb.engine.feature_cache import FeatureProgress, FrozenFeatures
 from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ConfigError
 from fedemb.runtime.step_context import StepContext
@@ -63,7 +64,9 @@ def _train(attempt: Attempt) -> Trained:
     if trunk is None:
         return Trainer(attempt, function, loader.load).train()
     frozen = FrozenFeatures(trunk, loader.load, most, attempt.store, attempt.log.inputs_sha)
-    trained = Trainer(attempt, function, frozen.load).train()
+    progress = FeatureProgress.of(attempt.mechanism.plan)
+    prepare = partial(frozen.fill, progress=progress)
+    trained = Trainer(attempt, function, frozen.load, prepare).train()
     frozen.cache.delete()
     return trained
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.engine.backend_rounds import unit_rounds
-from fedemb.engine.feature_cache import FeatureCache, UnitFeatures, unit_key
+from fedemb.engine.feature_cache import (
+    FeatureCache,
+    FeatureProgress,
+    UnitFeatures,
+    unit_key,
+)
 from fedemb.engine.training_round import TrainingRound
 from fedemb.engine.units.head_gradient import HeadGradientFunction
 from fedemb.engine.units.least_squares_head import LeastSquaresFunction
@@ -63,9 +69,16 @@ def _train(attempt: Attempt) -> Trained:
         return Trainer(attempt, function, loader.load).train()
     cache = FeatureCache(trunk, attempt.store, attempt.log.inputs_sha)
 
-    def features(client: VirtualClient) -> UnitFeatures:
-        return cache.of(unit_key(client), lambda: loader.load(client))
+    progress = FeatureProgress.of(attempt.mechanism.plan)
 
-    trained = Trainer(attempt, function, features).train()
+    def features(client: VirtualClient) -> UnitFeatures:
+        return cache.of(unit_key(client), partial(loader.load, client))
+
+    def fill(clients: Sequence[VirtualClient]) -> None:
+        cache.fill(
+            ((unit_key(client), partial(loader.load, client)) for client in clients), progress
+        )
+
+    trained = Trainer(attempt, function, features, fill).train()
     cache.delete()
     return trained

@@ -17,11 +17,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import TextIOWrapper
+from itertools import pairwise
+from operator import mul
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,8 +38,9 @@ from fedemb.reports.utility_words import utility_sentence
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
 ROUND = re.compile(r"INFO fedemb\.training[\w.]*: round (\d+)/(\d+)")
+FEATURES = re.compile(r"INFO fedemb\.engine[\w.]*: features of the first round: (\d+) %")
 RECENT = 16
-"""Rounds that the time left is told from: the first ones compile, and compute features once."""
+"""Number of last rounds that the time left is estimated from, because the first ones compile."""
 
 
 class View(Protocol):
@@ -112,7 +114,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
             start_new_session=True,
         ) as child,
     ):
-        stop, pace = _StopOnInterrupt(child), Pace()
+        stop, pace = _StopOnInterrupt(child), Pace.of(run.config)
         assert child.stdout is not None  # PIPE above
         with stop:
             for line in child.stdout:
@@ -159,29 +161,82 @@ def _follow(
     elif found := ROUND.search(line):
         ended, rounds = map(int, found.groups())
         view.progress(stop.step, f"round {ended}/{rounds}, {pace.left(ended, rounds)}")
+    elif found := FEATURES.search(line):
+        percent = int(found.group(1))
+        text = f"computing features, {percent} %, {pace.features_left(percent)}"
+        view.progress(stop.step, text)
     elif found := WARNING.search(line):
         view.warned(found.group(1))
     return None
 
 
 class Pace:
-    """How long a training still takes, as who watches it sees; the training itself must not say."""
+    """Estimates the remaining time of a training for its user; the training itself must not log it.
 
-    def __init__(self) -> None:
-        self._ended: deque[tuple[int, float]] = deque(maxlen=1 + RECENT)
+    Args:
+      sampling_probability: chance of a unit in a round if the first rounds also compute features.
+          Each round then computes features of the units that no earlier round sampled, a share
+          that is known in advance. None: all rounds cost the same.
+    """
+
+    def __init__(self, sampling_probability: float | None = None) -> None:
+        self._ended: list[tuple[int, float]] = []
+        self._chance = sampling_probability
+        self._features: list[tuple[int, float]] = []
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Pace:
+        """Returns the pace of a configuration's training."""
+        group, moving = config.model.trainable, config.training.local.augmentation is not None
+        cached = group == "head" or (group == "projection" and not moving)
+        return cls(getattr(config.mechanism, "sampling_probability", None) if cached else None)
+
+    def features_left(self, percent: int) -> str:
+        """Returns the remaining time of the features of the first round, as text."""
+        self._features.append((percent, time.monotonic()))
+        (first, then), (_, now) = self._features[0], self._features[-1]
+        if percent <= first:
+            return "time left unknown"
+        return f"{_rounded((now - then) / (percent - first) * (100 - percent))}, then the rounds"
 
     def left(self, ended: int, rounds: int) -> str:
-        """The time left in words, after a round has ended."""
+        """Returns the remaining time as text, after a round has ended."""
         self._ended.append((ended, time.monotonic()))
-        (first, then), (_, now) = self._ended[0], self._ended[-1]
         if ended >= rounds:
             return "done"
+        recent = self._ended[-1 - RECENT :]
+        (first, then), (_, now) = recent[0], recent[-1]
         if ended <= first:
             return "time left unknown"
-        left = (now - then) / (ended - first) * (rounds - ended)
-        if left >= 90:
-            return f"about {round(left / 60)} min left"
-        return f"about {max(1, round(left / 10)) * 10} s left"
+        features = self._seconds_of_features()
+        plain = (now - then - features * self._fresh(first, ended)) / (ended - first)
+        return _rounded(max(plain, 0) * (rounds - ended) + features * self._fresh(ended, rounds))
+
+    def _fresh(self, first: int, last: int) -> float:
+        """Returns the expected share of all units that these rounds sample for the first time."""
+        if self._chance is None:
+            return 0.0
+        return (1 - self._chance) ** first - (1 - self._chance) ** last
+
+    def _seconds_of_features(self) -> float:
+        """Returns the seconds that the features of all units take: a least squares fit."""
+        spans = [
+            (after - before, self._fresh(before, after), end - start)
+            for (before, start), (after, end) in pairwise(self._ended)
+        ]
+        rounds, fresh, seconds = zip(*spans, strict=True)
+        dot = lambda one, other: sum(map(mul, one, other))  # noqa: E731
+        rr, rf, ff = dot(rounds, rounds), dot(rounds, fresh), dot(fresh, fresh)
+        determinant = rr * ff - rf * rf
+        if determinant <= 1e-9 * rr * ff:  # one span, or no features
+            return 0.0
+        return max(0.0, (rr * dot(fresh, seconds) - rf * dot(rounds, seconds)) / determinant)
+
+
+def _rounded(seconds: float) -> str:
+    if seconds >= 90:
+        return f"about {round(seconds / 60)} min left"
+    return f"about {max(1, round(seconds / 10)) * 10} s left"
 
 
 class _StopOnInterrupt:

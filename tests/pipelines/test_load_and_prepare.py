@@ -1,8 +1,11 @@
 """Preparing a run writes all or nothing, and data on the command line reaches every source."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.step_logging import FEATURES
 from fedemb.pipelines.run import local
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.directory import RunDirectory
@@ -86,3 +89,44 @@ def test_time_left_is_told_by_who_watches_from_recent_rounds(monkeypatch):
     assert said[20] == "about 4 min left"
     assert said[50] == "about 60 s left"
     assert said[60] == "done"
+
+
+def test_time_left_does_not_take_features_of_first_rounds_for_the_cost_of_a_round(monkeypatch):
+    """A training of 366 rounds that takes 4 minutes, most of them for features in the first."""
+    now, chance, rounds = [0.0], 0.16384, 366
+    monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
+
+    def seconds(number):
+        return 0.3 + 130 * chance * (1 - chance) ** number
+
+    pace, wrong = Pace(chance), []
+    for ended in range(1, rounds):
+        now[0] += seconds(ended - 1) + (0.05 if ended % 2 else -0.05)
+        text = pace.left(ended, rounds)
+        if ended < 4:
+            continue
+        number, unit = text.split()[1:3]
+        said = float(number) * (60 if unit == "min" else 1)
+        wrong.append(abs(said - sum(map(seconds, range(ended, rounds)))))
+    assert max(wrong) < 45
+    plain = Pace()
+    now[0] = 0.0
+    for ended in range(1, 7):
+        now[0] += seconds(ended - 1)
+        text = plain.left(ended, rounds)
+    assert int(text.split()[1]) > 60  # without the chance: an hour
+
+
+def test_progress_of_features_is_shown_with_their_time_left(monkeypatch):
+    now, shown = [0.0], []
+    monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
+    view = local.PlainView(shown.append)
+    pace, child = Pace(1.0), SimpleNamespace(step="train_dp_sgd", pid=1)
+    for percent in (5, 10):
+        now[0] += 30.0
+        line = f"    INFO fedemb.engine.feature_cache: {FEATURES % percent}\n"
+        local._follow(line, local.Outcome(), view, child, pace)
+    assert shown == [
+        "train_dp_sgd: computing features, 5 %, time left unknown",
+        "train_dp_sgd: computing features, 10 %, about 9 min left, then the rounds",
+    ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,20 @@ import numpy as np
 
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
+from fedemb.engine.micro_batches import MicroBatches
 from fedemb.engine.rounds import ClientExamples
-from fedemb.models.keras_backend import traced
+from fedemb.foundation import step_logging as events
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.product_sum import whole_features
 from fedemb.privacy.randomness.sampling import VirtualClient
 from fedemb.storage import Store
 
+_LOG = logging.getLogger(__name__)
+
 _BLOCK = 1024
 """Units of one file."""
+_TOGETHER, _TOGETHER_BYTES = 256, 64 << 20
+"""Images read before their features are computed, and their bytes."""
 
 
 UnitFeatures = np.ndarray
@@ -53,18 +60,47 @@ def plain_rows(features: np.ndarray, labels: np.ndarray) -> UnitFeatures:
     return rows
 
 
-class FeatureCache:
-    """Computes the features of each unit once, image by image, and keeps them for a resumed run.
+class FeatureProgress:
+    """Logs the progress of a first round in which every unit takes part, by a public count.
 
-    One image goes through the net at a time: then its features cannot depend on others. Features
-    are as private as the images they are made of.
+    Lines are logged only below the planned count, which is a public lower bound, so that they do
+    not reveal the number of units.
+
+    Args:
+      planned: public number of units of a round; None logs nothing, as in rounds of sampled units,
+          whose number is secret.
+    """
+
+    def __init__(self, planned: float | None) -> None:
+        self._planned, self._percent = planned, 0
+
+    @classmethod
+    def of(cls, plan: MechanismPlan) -> FeatureProgress:
+        """Returns the progress of a mechanism's first round."""
+        return cls(plan.normalizer if plan.chance == 1 else None)
+
+    def __call__(self, units: int) -> None:
+        """Logs a line if another twentieth of the planned units has features."""
+        if self._planned is None:
+            return
+        percent = min(95, 5 * int(20 * units / self._planned))
+        if percent > self._percent:
+            self._percent = percent
+            _LOG.info(events.FEATURES, percent)
+
+
+class FeatureCache:
+    """Computes the features of each unit once and keeps them for a resumed run.
+
+    Features have the same bits whichever images are computed together, see `MicroBatches`. They are
+    as private as the images they are made of.
 
     Args:
       backbone: `keras.Model`, frozen, images to features.
       store: working state of the attempt, in the private root; None keeps nothing.
-      inputs_sha: digest of everything that goes into the attempt, the backbone among it: features
-        of other inputs are not taken.
-      rows: what is kept of the features and labels of a unit.
+      inputs_sha: digest of all inputs of the attempt, including the backbone; features of other
+        inputs are not used.
+      rows: converts features and labels of a unit to what is kept.
     """
 
     def __init__(
@@ -74,48 +110,86 @@ class FeatureCache:
         inputs_sha: str = "",
         rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of,
     ) -> None:
-        from fedemb.models.preprocessing import preprocess
-
-        self._dim, self._rows = int(backbone.output_shape[-1]), rows
+        self._compute, self._rows = MicroBatches(backbone), rows
         self._store, self._folder = store, f"features/{inputs_sha}"
         self._known: dict[bytes, UnitFeatures] = {}
         self._fresh: list[bytes] = []
-        self._compute = traced(lambda image: backbone(preprocess(image[None]), training=False)[0])
         self._blocks = [] if store is None else store.list(f"{self._folder}/")
+        self._kind = f"{self._folder}/by{self._compute.size}-"
         for name in self._blocks:
-            self._known |= _unpacked(store.read(name)) if store else {}
+            # Other micro-batches may give other bits.
+            if store is not None and name.startswith(self._kind):
+                self._known |= _unpacked(store.read(name))
+
+    def fill(
+        self,
+        units: Iterable[tuple[bytes, Callable[[], ClientExamples]]],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Computes the missing features of units, in full micro-batches over several units.
+
+        Args:
+          units: key and reader of each unit, as in `of`.
+          progress: called with the number of units done so far; None calls nothing.
+        """
+        waiting: dict[bytes, ClientExamples] = {}
+        images = size = done = 0
+        for done, (key, load) in enumerate(units, start=1):
+            if key not in self._known and key not in waiting:
+                waiting[key] = load()
+                images += len(waiting[key].labels)
+                size += waiting[key].images.nbytes
+            if images >= _TOGETHER or size >= _TOGETHER_BYTES:
+                self._add(waiting)
+                if progress is not None:
+                    progress(done)
+                waiting, images, size = {}, 0, 0
+        self._add(waiting)
+        if progress is not None:
+            progress(done)
+
+    def of_all(
+        self, units: Iterable[tuple[bytes, Callable[[], ClientExamples]]]
+    ) -> list[UnitFeatures]:
+        """Returns the features of several units; see `fill`."""
+        units = list(units)
+        self.fill(units)
+        return [self._known.get(key, self.nothing) for key, _ in units]
 
     def of(self, key: bytes, load: Callable[[], ClientExamples]) -> UnitFeatures:
-        """Features of a unit.
+        """Returns the features of a unit.
 
         Args:
           key: names the unit; all keys have one length.
           load: reads its images; called once.
         """
         if key not in self._known:
-            unit = load()
-            computed = np.zeros((len(unit.labels), self._dim), np.float32)
-            for row, image in enumerate(unit.images):
-                computed[row] = np.asarray(self._compute(image))
-            features = self._rows(computed, unit.labels)
-            if not len(unit.labels):
-                return features
-            self._known[key] = features
+            self._add({key: load()})
+        return self._known.get(key, self.nothing)
+
+    def _add(self, units: dict[bytes, ClientExamples]) -> None:
+        """Computes and keeps the features of units; units without images are not kept."""
+        filled = {key: unit for key, unit in units.items() if len(unit.labels)}
+        if not filled:
+            return
+        features = self._compute(np.concatenate([unit.images for unit in filled.values()]))
+        ends = np.cumsum([len(unit.labels) for unit in filled.values()])
+        for (key, unit), part in zip(filled.items(), np.split(features, ends[:-1]), strict=True):
+            self._known[key] = self._rows(part, unit.labels)
             self._fresh.append(key)
             if self._store is not None and len(self._fresh) == _BLOCK:
-                name = f"{self._folder}/{len(self._blocks):06d}.npz"
+                name = f"{self._kind}{len(self._blocks):06d}.npz"
                 self._store.write(name, _packed({k: self._known[k] for k in self._fresh}))
                 self._blocks.append(name)
                 self._fresh = []
-        return self._known[key]
 
     @property
     def nothing(self) -> UnitFeatures:
-        """Of a unit without images."""
-        return self._rows(np.zeros((0, self._dim), np.float32), np.zeros(0, np.int64))
+        """Features of a unit without images."""
+        return self._rows(np.zeros((0, self._compute.dim), np.float32), np.zeros(0, np.int64))
 
     def delete(self) -> None:
-        """Removes what was kept: for the end of a training."""
+        """Deletes what was kept, at the end of a training."""
         if self._store is not None:
             for name in self._blocks:
                 self._store.delete(name)
@@ -159,18 +233,26 @@ class FrozenFeatures:
         self.cache = FeatureCache(trunk, store, inputs_sha, plain_rows)
         self._load, self._most = load, max_examples
 
+    def fill(self, clients: Sequence[VirtualClient], progress: Callable[[int], None]) -> None:
+        """Computes the missing features of the users of virtual clients; see `FeatureCache`."""
+        for done, client in enumerate(clients, start=1):
+            self.cache.fill(self._users(client))
+            progress(done)
+
     def load(self, client: VirtualClient) -> ClientExamples:
-        """Its examples, those that `choose_examples` takes."""
-        units = [self._of(client, user) for user in np.sort(client.users)[:, None]]
+        """Returns the examples of a virtual client that `choose_examples` selects."""
+        units = self.cache.of_all(self._users(client))
         chosen = choose_examples([len(unit) for unit in units], self._most)
         rows = np.concatenate([self.cache.nothing, *units])
         starts = np.cumsum([0, *map(len, units)])
         taken = rows[[starts[unit] + turn for unit, turn in chosen]]
         return ClientExamples(client.grouping, client.group, taken["features"], taken["label"])
 
-    def _of(self, client: VirtualClient, user: np.ndarray) -> UnitFeatures:
-        alone = VirtualClient(client.grouping, client.group, user)
-        return self.cache.of(user.tobytes(), partial(self._load, alone))
+    def _users(self, client: VirtualClient) -> Iterator[tuple[bytes, Callable[[], ClientExamples]]]:
+        """Yields the key and the reader of each user of a virtual client, in ascending order."""
+        for user in np.sort(client.users)[:, None]:
+            alone = VirtualClient(client.grouping, client.group, user)
+            yield user.tobytes(), partial(self._load, alone)
 
 
 def _packed(units: dict[bytes, UnitFeatures]) -> bytes:

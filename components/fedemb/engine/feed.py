@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedemb.engine.rounds import Slab
@@ -24,6 +24,7 @@ class Feed:
       first: number of the first round; the last one is the plan's.
       index: users of each virtual client, a `sampling.Index`.
       load: reads the examples of a `sampling.VirtualClient`.
+      prepare: called with all virtual clients of a round before they are loaded; None does nothing.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Feed:
         first: int,
         index: Any,
         load: Callable[[Any], Any],
+        prepare: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:
         self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
@@ -41,8 +43,10 @@ class Feed:
         def work() -> None:
             try:
                 for number in range(first, mechanism.plan.rounds):
-                    clients = map(load, mechanism.sample_clients(number, index))
-                    for slab in function.slabs(clients, number):
+                    clients = mechanism.sample_clients(number, index)
+                    if prepare is not None:
+                        prepare(clients)
+                    for slab in function.slabs(map(load, clients), number):
                         if not self._put(slab):
                             return
                     if not self._put(None):

@@ -36,13 +36,31 @@ BEGUN = (
 RESUMING = "resuming after round %d of %d"
 ROUND = "round %d/%d"
 """Without the remaining time: round durations reveal the number of participants, and logs last."""
+FEATURES = "features of the first round: %d %%"
+"""Percentage of a public number of units."""
+ONE_BY_ONE = (
+    "features are computed one image at a time, because on this machine the bits of a feature "
+    "depend on the other images of its batch"
+)
 STOPPING = "asked to stop: finishing the current round"
 HOSTS = "training on %d hosts"
 MEASURED = "measured: %s"
 NOT_COMPARABLE = "the previous release is not comparable: %s"
 AUDITED = "audited: %s"
 LINES = frozenset(
-    {PARTITIONED, BEGUN, RESUMING, ROUND, STOPPING, HOSTS, MEASURED, NOT_COMPARABLE, AUDITED}
+    {
+        PARTITIONED,
+        BEGUN,
+        RESUMING,
+        ROUND,
+        FEATURES,
+        ONE_BY_ONE,
+        STOPPING,
+        HOSTS,
+        MEASURED,
+        NOT_COMPARABLE,
+        AUDITED,
+    }
 )
 """All lines that a private step may log, before their placeholders are filled."""
 

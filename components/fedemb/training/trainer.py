@@ -77,12 +77,18 @@ class Trainer:
       attempt: inputs and working state of the attempt.
       function: computes the records of units in a round.
       load: reads the examples of a `sampling.VirtualClient`.
+      prepare: called with all virtual clients of a round before they are loaded.
     """
 
     def __init__(
-        self, attempt: Attempt, function: TrainingRound, load: Callable[[Any], Any]
+        self,
+        attempt: Attempt,
+        function: TrainingRound,
+        load: Callable[[Any], Any],
+        prepare: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:
-        self._attempt, self._function, self._load = attempt, function, load
+        self._attempt, self._function = attempt, function
+        self._load, self._prepare = load, prepare
         self._server = attempt.config.training.server
         self._uncovered: list[RoundRecord] = []
         """Records whose mean no checkpoint covers yet, stored without the mean."""
@@ -148,7 +154,8 @@ class Trainer:
             _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(attempt.diagnostics, first)
         index = GroupIndex.load(attempt.users)
-        feed = Feed(self._function, mechanism, first=first, index=index, load=self._load)
+        reads = {"load": self._load, "prepare": self._prepare}
+        feed = Feed(self._function, mechanism, first=first, index=index, **reads)
         try:
             with feed, StopRequest() as stop:
                 for done in run_rounds(

@@ -44,6 +44,21 @@ def test_error_while_loading_reaches_the_trainer():
         list(feed.next_round())
 
 
+def test_all_clients_of_a_round_are_prepared_before_one_is_loaded():
+    seen = []
+    clients = [SimpleNamespace(group=g) for g in range(3)]
+
+    def load(client):
+        seen.append(client.group)
+        return client
+
+    packer = _Packer(lambda n, _: clients, 1)
+    prepare = lambda round_clients: seen.append(len(round_clients))  # noqa: E731
+    with Feed(packer, first=0, index=None, load=load, prepare=prepare) as feed:
+        list(feed.next_round())
+    assert seen == [3, 0, 1, 2]
+
+
 def test_feed_stops_when_the_trainer_does():
     before = threading.active_count()
     clients = [SimpleNamespace(group=g) for g in range(9)]

@@ -6,6 +6,7 @@ from tests.planted_bugs.mutants import modules
 from tests.planted_bugs.mutants.places import POISSON, QUERIES, UNITS, one
 
 SQUARES = "tests/components/privacy/test_least_squares.py"
+FEATURES = "tests/components/embedding/test_embedding_feature_cache.py"
 ALLOCATION = "tests/components/privacy/test_random_allocation.py"
 IMAGES = "tests/components/privacy/test_capped_image_poisson.py"
 BALL = (
@@ -213,8 +214,25 @@ MUTANTS = (
         7,
         "features_of_other_inputs_are_taken",
         (modules.FEATURE_CACHE, "FeatureCache.__init__", "f'features/{inputs_sha}'", "'features'"),
-        "tests/components/embedding/test_embedding_feature_cache.py::"
-        "test_features_of_other_inputs_are_not_taken",
+        f"{FEATURES}::test_features_of_other_inputs_are_not_taken",
+    ),
+    one(
+        9,
+        "features_depend_on_neighbours",
+        (
+            modules.MICRO_BATCHES,
+            "MicroBatches.__init__",
+            "not same_bits_anywhere(self._together, tuple(trunk.input_shape[1:]))",
+            "False",
+        ),
+        f"{FEATURES}::"
+        "test_backbone_whose_features_depend_on_neighbours_computes_one_image_at_a_time",
+    ),
+    one(
+        9,
+        "progress_counts_all_units",
+        (modules.FEATURE_CACHE, "FeatureProgress.__call__", "min(95, ", "int("),
+        f"{FEATURES}::test_progress_reveals_nothing_above_the_public_number_of_units",
     ),
     one(
         2,
