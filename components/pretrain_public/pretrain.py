@@ -22,6 +22,11 @@ from fedemb.models.backbones.build import learned_parts
 from fedemb.models.classifier import with_head, without_head
 from fedemb.models.imported import import_backbone
 from fedemb.models.loading import require_finite
+from fedemb.models.public_features import (
+    fit_features,
+    needs_public_images,
+    with_public_features,
+)
 from fedemb.models.whitened import fit_constants
 from fedemb.steps.pretrain_public.doublings import train_while_it_helps
 
@@ -29,9 +34,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 _LOG = logging.getLogger(__name__)
-
-_CONSTANT_IMAGES = 2000
-"""Maximum number of images for the constants of features."""
 
 
 def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
       ConfigError: the backbone is unknown or mixes the images of different users.
     """
     model, pretraining, seed = start.model, start.pretraining, start.seed
-    images = classes = 0
+    images = classes = constant_images = 0
     loss: float | None = None
     trainings: list[PublicTraining] = []
     if model.whitened_directions and pretraining.kind == "none":
@@ -68,6 +70,8 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
             pixels=pretraining.import_pixels,
             seed=seed,
         )
+        if needs_public_images(backbone):
+            constant_images = _fit(backbone, start)
         backbone = with_head(backbone, model) if model.classes else backbone
     else:
         backbone = build_backbone(model, seed)
@@ -76,6 +80,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
         cut(backbone, model.trainable)
     if pretraining.kind in ("supervised", "simclr", "random_process"):
         images, classes, loss, trainings = _train(backbone, model, pretraining, seed)
+    backbone = with_public_features(backbone, model.keep_public_features)
     require_finite(backbone)
     fields = {
         "pretraining_kind": pretraining.kind,
@@ -86,10 +91,27 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
         "final_loss": loss,
         "seed": seed,
         "trainings": trainings,
+        "constant_images": constant_images,
     }
     card = Pretrained.of_fields(fields)
     signer = Signer.newest(keys, "pretrain")
     return write_signed(output_dir / "pretrained.json", card, signer).json
+
+
+def _fit(backbone: Any, start: PublicStart) -> int:
+    """Computes the constants of an imported backbone's features; returns the number of images."""
+    from fedemb.data.photos import PhotoReader
+    from fedemb.data.sources import read_some_public_images
+
+    source, most = start.pretraining.source, start.pretraining.constant_images
+    if source is None:
+        raise ConfigError(
+            "model.whitened_directions, principal_directions and square_root take constants from "
+            "public images, and pretraining.source is missing. Name public images, or set all "
+            "three to 0 or false"
+        )
+    images = read_some_public_images(source, PhotoReader.of(start.model), most, start.seed)
+    return fit_features(backbone, images)
 
 
 def _train(
@@ -116,7 +138,7 @@ def _train(
             trainings += tried
         else:
             loss = pretrain(part, images, labels, pretraining, seed=seed)
-    fit_constants(backbone, images[:_CONSTANT_IMAGES])
+    fit_constants(backbone, images[: pretraining.constant_images])
     if not np.isfinite(loss):
         raise InputError(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"

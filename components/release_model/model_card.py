@@ -173,6 +173,7 @@ def model_card(
         f"{config.pretraining.kind}; {as_text(config.pretraining.provenance) or 'no public data'}; "
         f"licence: {as_text(start_licence(config.pretraining))}; overlap with private images: "
         f"{OVERLAPS[report.pretraining.overlaps_private]}.",
+        *_features(config),
         "",
         "## Verify",
         "",
@@ -228,10 +229,31 @@ def _results(utility: AnyUtility, task: str, unit: Unit) -> list[dict[str, Any]]
     return [{"task": {"type": task}, "dataset": dataset, "metrics": metrics}] if metrics else []
 
 
+def _features(config: RunConfig) -> list[str]:
+    """Returns how the features of an imported backbone were made, as one line or none."""
+    model, start = config.model, config.pretraining
+    directions = model.principal_directions or model.whitened_directions
+    parts = {
+        f"taps {', '.join(model.taps)}": model.taps,
+        "mean over the mirror image": model.mirrored,
+        "square roots": model.square_root,
+        f"{directions:,} directions of one size": directions,
+    }
+    used = [part for part, set_ in parts.items() if set_]
+    if start.kind != "import" or not used:
+        return []
+    images = start.source and as_text(start.source.uri.rsplit("/", 1)[-1])
+    constants = f"; constants from at most {start.constant_images:,} images of {images}"
+    return ["", f"Features: {as_text('; '.join(used))}{constants if images else ''}."]
+
+
 def _what(config: RunConfig) -> str:
     if config.model.classes:
         return f"Classifier of {len(config.model.classes)} classes on"
-    return f"Image embeddings of length {config.model.embedding_dim} from"
+    kept = config.model.keep_public_features
+    what = f" and the public features, weighted {kept:g}," if kept else ""
+    part = "private part of length" if kept else "length"
+    return f"Image embeddings of {part} {config.model.embedding_dim}{what} from"
 
 
 def _of_outputs(config: RunConfig, report: PrivacyReport) -> str:

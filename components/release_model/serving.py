@@ -32,12 +32,12 @@ def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
       model: configuration that both must match.
 
     Raises:
-      Refused: a tensor is missing, extra, or has another shape.
+      Refused: a tensor is missing, extra, or has another shape, or a frozen one has other values.
     """
     from fedemb.models.loading import load_backbone
 
-    backbone = load_backbone(path, model)
-    allowed = {_variable(item) for item in load_backbone(start, model).weights}
+    backbone, initial = load_backbone(path, model), load_backbone(start, model)
+    allowed = {_variable(item) for item in initial.weights}
     found = {_variable(item) for item in backbone.weights}
     if found != allowed:
         names = sorted(name for name, _ in found ^ allowed)
@@ -45,7 +45,39 @@ def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
             f"the model holds other tensors than the backbone it started from: {', '.join(names)}; "
             "save the backbone alone, without head or optimizer"
         )
+    if changed := _changed_constants(backbone, initial, model.trainable):
+        raise Refused(
+            f"the model has other values than its public backbone in tensors that private training "
+            f"must not change: {', '.join(changed[:3])}. Release the model as the training step "
+            "wrote it"
+        )
     return backbone
+
+
+def _changed_constants(backbone: Any, initial: Any, group: str) -> list[str]:
+    """Returns the names of frozen tensors that differ from those of the public backbone.
+
+    Only for groups that freeze whole layers: constants of features, and networks below a head or a
+    projection, come from public images only.
+    """
+    from fedemb.models.backbones import trainable_variables
+    from fedemb.models.imported import FROZEN
+
+    if group not in FROZEN:
+        return []
+    trained = {item.path for item in trainable_variables(backbone, group)}
+    plain = {
+        item.path
+        for layer in initial._flatten_layers()
+        if hasattr(layer, "plain_weights")  # released as an ordinary convolution
+        for item in layer.weights
+    }
+    before = {item.path: item.numpy() for item in initial.weights}
+    return sorted(
+        item.path
+        for item in backbone.weights
+        if item.path not in trained | plain and (item.numpy() != before[item.path]).any()
+    )
 
 
 def _variable(variable: Any) -> tuple[str, tuple[int, ...]]:

@@ -18,6 +18,7 @@ from fedemb.data.client_data import UserStore, load_examples
 from fedemb.engine.central import train_centralized
 from fedemb.engine.server import ServerState, decays, initial_state
 from fedemb.errors import ConfigError
+from fedemb.models.public_features import without_public_features
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
 from fedemb.training.trainer import Attempt
@@ -71,7 +72,9 @@ def train(attempt: Attempt) -> ServerState:
             channels=config.model.channels,
         )
         epochs = config.evaluation.centralized_epochs
-        train_centralized(backbone, images, labels, config.training, epochs=epochs)
+        train_centralized(
+            without_public_features(backbone), images, labels, config.training, epochs=epochs
+        )
         moved = _flat(backbone) - start
         digest = hashlib.sha256(moved.tobytes()).hexdigest()
         output = RoundOutput(moved, attempt.mechanism.plan.round_event, digest)

@@ -128,7 +128,8 @@ def checked(
 def _said_of(config: RunConfig) -> list[str]:
     """What a configuration that may have been written for other images says of these."""
     start, tuning, policy = config.pretraining, config.tuning, config.policy
-    public = f"{start.kind}, from {start.source.uri if start.source else start.import_path}"
+    origin = start.import_path if start.kind == "import" else start.source and start.source.uri
+    public = f"{start.kind}, from {origin}"
     return [
         f"public start: {public if start.kind != 'none' else 'none'}",
         f"said of these images: never fewer than {policy.users_lower_bound:,} "

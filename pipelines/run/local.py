@@ -114,7 +114,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
             start_new_session=True,
         ) as child,
     ):
-        stop, pace = _StopOnInterrupt(child), Pace.of(run.config)
+        stop, pace = _StopOnInterrupt(child), Pace.of(run.config())
         assert child.stdout is not None  # PIPE above
         with stop:
             for line in child.stdout:

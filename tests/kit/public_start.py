@@ -39,6 +39,7 @@ def sign_start(context: StepContext) -> None:
         "classes": 0,
         "final_loss": None,
         "trainings": [],
+        "constant_images": 0,
         "seed": config.training.seed,
     }
     signer = Signer.newest(context.keys, str(Pretrained.role))

@@ -105,6 +105,7 @@ class RunConfig(Section):
                 " keep them apart"
             )
         self._check_task()
+        self._check_features()
         self._check_held_out_classes()
         if self.purpose == "release":
             if self.tuning.data == "undeclared":
@@ -136,6 +137,43 @@ class RunConfig(Section):
     def release_name(self) -> str:
         """Returns the name of the released model."""
         return self.release.name or _CALLED[self.task]
+
+    def _check_features(self) -> None:
+        """Checks the settings of an imported backbone's features and of embeddings that keep them.
+
+        Raises:
+          ValueError: a setting has no effect, or has no public images to take constants from.
+        """
+        model, start = self.model, self.pretraining
+        imported = {
+            "model.taps": model.taps,
+            "model.square_root": model.square_root,
+            "model.principal_directions": model.principal_directions,
+        }
+        used = [name for name, value in imported.items() if value]
+        if used and start.kind != "import":
+            raise ValueError(
+                f"{used[0]} applies to an imported backbone, and pretraining.kind is {start.kind}. "
+                f"Set pretraining.kind: import, or remove {used[0]}"
+            )
+        if model.principal_directions and model.whitened_directions:
+            raise ValueError(
+                "model.principal_directions and model.whitened_directions exclude each other. Set "
+                "one of them to 0"
+            )
+        if start.source is None and (model.principal_directions or model.square_root):
+            raise ValueError(
+                f"{used[-1]} takes constants from public images, and pretraining.source is missing."
+                " Name public images in pretraining.source"
+            )
+        if model.keep_public_features and (
+            model.trainable != "projection" or self.task != "embedding"
+        ):
+            raise ValueError(
+                f"model.keep_public_features={model.keep_public_features:g} keeps the features that"
+                f" a projection reads, got task={self.task} and model.trainable={model.trainable}. "
+                "Set trainable: projection, or keep_public_features: 0"
+            )
 
     def _check_task(self) -> None:
         classes, algorithm = self.model.classes, self.training.algorithm

@@ -41,14 +41,29 @@ class ModelConfig(Section):
     """Weight standardization. `plain`: kernels with mean 0 and norm 1 per channel; `gain`: the same
     times a trained gain; null: the value of the backbone's authors."""
     whitened_directions: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Scattering networks and `resnet8_wide` only: number of leading feature directions that are
-    scaled to the size of the next direction. The constants come from public or generated images;
-    the number must be below the number of those images. 0: scattering networks normalise the groups
-    of each image separately."""
+    """Scattering networks, `resnet8_wide` and `pretraining.kind: import`: number of leading feature
+    directions that are scaled to the size of the next direction. The constants come from public or
+    generated images; the number must be below the number of those images. 0: scattering networks
+    normalise the groups of each image separately."""
     mirrored: bool = False
     """Whether features are the same for an image and its mirror image, for data where left and
     right do not matter. Scattering networks then have half as many features; `resnet8_wide`
-    averages both images and takes twice the time."""
+    averages both images and takes twice the time, as does an imported backbone."""
+    taps: tuple[Annotated[str, Field(pattern=r"^[\w./-]{1,128}$")], ...] = ()
+    """`pretraining.kind: import` only: layers of the file whose outputs, averaged over positions,
+    are joined into the features. Taps of `fedemb backbone show`, or names of layers. Empty: the
+    output of the file."""
+    square_root: bool = False
+    """`pretraining.kind: import` only: whether features are replaced by their square roots, which
+    keep the sign, and standardised by public images."""
+    principal_directions: Annotated[int, Field(ge=0, le=4096)] = 0
+    """`pretraining.kind: import` only: number of leading feature directions that are kept and
+    scaled to one size, by constants from the images of `pretraining.source`; all others are
+    dropped. 0: all features are kept."""
+    keep_public_features: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """`trainable: projection` only: length of the public features in the embedding. The embedding
+    is the private projection of length 1, followed by the unchanged public features of this
+    length; it is longer than `embedding_dim`. 0: only the projection."""
     classes: tuple[Annotated[str, Field(pattern=r"^[\w .()+/-]{1,64}$")], ...] = ()
     """`task: classification` only: public list of class names in the order of the outputs. A name
     has 1 to 64 letters, digits, underscores, blanks and `.()+/-`. Images of other classes are
@@ -247,6 +262,8 @@ class PretrainingConfig(Section):
     """`random_process` only: number of laws of colour and shape, used as classes."""
     source: SourceConfig | None = None
     """Public images. Private images that also occur here are dropped."""
+    constant_images: Annotated[int, Field(ge=2, le=100_000)] = 2000
+    """Maximum number of public images that the constants of features are computed from."""
     epochs: PositiveInt = 10
     """Number of passes over the public images; with `doublings`, in the first training."""
     doublings: Annotated[int, Field(ge=0, le=6)] = 0

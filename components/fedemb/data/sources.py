@@ -39,6 +39,7 @@ __all__ = [
     "find_parts",
     "read_part",
     "read_public_images",
+    "read_some_public_images",
     "split_part",
 ]
 
@@ -258,30 +259,77 @@ def read_public_images(source: SourceConfig, reader: PhotoReader) -> tuple[np.nd
             f"nothing tells the classes of {source.uri} apart; name columns.label or "
             "columns.user_id of the public source"
         )
+    found = list(_decoded(source, reader, _rows(source, column)))
+    if not found:
+        raise InputError(f"no image of {source.uri} decodes; check the public source")
+    labels = np.unique([name for _, name in found], return_inverse=True)[1]
+    return np.stack([pixels for pixels, _ in found]), labels.astype(np.int64)
+
+
+def read_some_public_images(
+    source: SourceConfig, reader: PhotoReader, most: int, seed: int
+) -> np.ndarray:
+    """Reads a random part of a public set; images that do not decode are skipped.
+
+    Only the encoded images of the part are in memory, so the set may be large.
+
+    Args:
+      source: source of the images.
+      reader: photo reader of the model.
+      most: maximum number of images.
+      seed: seed of the choice; the same source and seed give the same images.
+
+    Returns:
+      uint8 `[images, image_size, image_size, channels]`.
+
+    Raises:
+      InputError: as `read_public_images`.
+      StorageError: the source cannot be read.
+    """
+    random = np.random.default_rng(seed)
+    kept: list[tuple[Any, Any]] = []
+    for number, row in enumerate(_rows(source, source.columns.label or source.columns.user_id)):
+        if number < most:
+            kept.append(row)
+        elif (place := int(random.integers(number + 1))) < most:
+            kept[place] = row
+    found = [pixels for pixels, _ in _decoded(source, reader, iter(kept), any_class=True)]
+    if not found:
+        raise InputError(f"no image of {source.uri} decodes; check the public source")
+    return np.stack(found)
+
+
+def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Any, Any]]:
+    """Yields all images of a public source in a fixed order, each with the value of its column."""
+    columns = [column] if column else []
+    parts = [piece for part in find_parts(source, columns) for piece in split_part(part)]
+    folders = sorted(folder for part in parts for folder in part.folders)
+    if folders:  # found in any order, but the public set has one
+        parts = [replace(parts[0], folders=tuple(folders))]
+    for part in parts:
+        for batch in read_part(source, part, columns):
+            yield from zip(
+                batch.images, batch.columns[column] if column else batch.images, strict=True
+            )
+
+
+def _decoded(
+    source: SourceConfig,
+    reader: PhotoReader,
+    rows: Iterator[tuple[Any, Any]],
+    any_class: bool = False,
+) -> Iterator[tuple[np.ndarray, str]]:
+    """Yields pixels and class names of the images that decode."""
     files = image_files(source)
 
     def decode(row: tuple[Any, Any]) -> tuple[np.ndarray, str] | None:
         try:
-            name = CURRENT.text(row[1])
+            name = "any" if any_class else CURRENT.text(row[1])
             data = files.read(row[0]) if files else row[0]
             return (reader.read(data), name) if name else None
         except BadImageError:
             return None
 
-    pixels: list[np.ndarray] = []
-    classes: list[str] = []
     with ThreadPoolExecutor(4) as pool:
-        parts = [piece for part in find_parts(source, [column]) for piece in split_part(part)]
-        folders = sorted(folder for part in parts for folder in part.folders)
-        if folders:  # found in any order, but the public set has one
-            parts = [replace(parts[0], folders=tuple(folders))]
-        for batch in (batch for part in parts for batch in read_part(source, part, [column])):
-            rows = zip(batch.images, batch.columns[column], strict=True)
-            for decoded in pool.map(decode, rows):
-                if decoded:
-                    pixels.append(decoded[0])
-                    classes.append(decoded[1])
-    if not pixels:
-        raise InputError(f"no image of {source.uri} decodes; check the public source")
-    labels = np.unique(classes, return_inverse=True)[1]
-    return np.stack(pixels), labels.astype(np.int64)
+        while some := list(itertools.islice(rows, BATCH_ROWS)):
+            yield from filter(None, pool.map(decode, some))

@@ -21,7 +21,7 @@ class Pretrained(Document):
     """`pretrained.json`, written by pretrain_public beside `backbone.keras`."""
 
     kind: ClassVar[str] = "pretrained"
-    newest: ClassVar[int] = 2
+    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "pretrain"
 
     pretraining_kind: Name
@@ -36,6 +36,8 @@ class Pretrained(Document):
     trainings: Annotated[list[PublicTraining], Since(2, before=[])]
     """Trainings with `pretraining.doublings`, in order; the one with the highest recall was
     kept."""
+    constant_images: Annotated[Count, Since(3, before=0)]
+    """Public images that the constants of an imported backbone's features were computed from."""
 
 
 class ModelCard(Document):

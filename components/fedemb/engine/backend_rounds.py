@@ -11,6 +11,7 @@ from fedemb.engine.rounds import RoundFunction
 from fedemb.engine.training_round import TrainingRound
 from fedemb.engine.units.unit_gradient import UnitGradientFunction
 from fedemb.models.backbones import cut, trainable_variables, with_bfloat16
+from fedemb.models.public_features import without_public_features
 
 
 def client_rounds(
@@ -38,6 +39,7 @@ def client_rounds(
       The round; and the frozen trunk whose features it takes in place of images, or None.
     """
     trunk = None
+    backbone = without_public_features(backbone)
     if training.mixed_precision:
         backbone = with_bfloat16(backbone)
     if keeps_features(model, training.local):

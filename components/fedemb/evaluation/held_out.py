@@ -80,6 +80,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     from fedemb.engine import build_backbone
     from fedemb.models.backbones import cut
     from fedemb.models.loading import load_backbone
+    from fedemb.models.public_features import with_public_features
     from fedemb.models.raw_pixels import raw_pixels
 
     start = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
@@ -87,7 +88,9 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     makers = {
         "public_backbone": lambda: start,
         "frozen_features": lambda: cut(start, "projection")[0],
-        "untrained": lambda: build_backbone(config.model, untrained_seed),
+        "untrained": lambda: with_public_features(
+            build_backbone(config.model, untrained_seed), config.model.keep_public_features
+        ),
         "raw_pixels": lambda: raw_pixels(config.model),
     }
     models = {"model": load_backbone(artifacts.model / "backbone.keras", config.model)}
@@ -104,6 +107,7 @@ def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFo
     """
     from fedemb.engine import train_centralized
     from fedemb.models.loading import load_backbone
+    from fedemb.models.public_features import without_public_features
 
     backbone = load_backbone(pretrained / "backbone.keras", config.model)
     store = UserStore(users)
@@ -115,7 +119,9 @@ def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFo
         channels=config.model.channels,
     )
     epochs = config.evaluation.centralized_epochs
-    return train_centralized(backbone, images, labels, config.training, epochs=epochs)
+    trained = without_public_features(backbone)
+    train_centralized(trained, images, labels, config.training, epochs=epochs)
+    return backbone
 
 
 def first_images(users: Iterator[UserRecord], limit: int) -> Iterator[UserRecord]:

@@ -21,6 +21,8 @@ from fedemb.models.backbones.build import check_backbone, reinitialize
 from fedemb.models.classifier import HEAD, without_head
 from fedemb.models.imported_pixels import rescaled, told_pixels
 from fedemb.models.loading import load_model, require_finite
+from fedemb.models.public_features import changes_features, features_of, tapped
+from fedemb.models.whitened import whitened_layer
 
 ALLOWED_LAYERS = frozenset(
     {
@@ -30,12 +32,14 @@ ALLOWED_LAYERS = frozenset(
         "AveragePooling2D",
         "Concatenate",
         "Conv2D",
+        "Cropping1D",
         "Cropping2D",
         "Dense",
         "DepthwiseConv2D",
         "Flatten",
         "Functional",
         "GainConv2D",
+        "GlobalAveragePooling1D",
         "GlobalAveragePooling2D",
         "GlobalMaxPooling2D",
         "GroupNormalization",
@@ -190,21 +194,24 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
     require_finite(backbone)
     if backbone.layers[-1].name == HEAD:
         backbone = without_head(backbone)
-    backbone = _frozen(backbone)
+    backbone = tapped(_frozen(backbone), model.taps, path)
+    _check_mirrored(backbone, path, model)
+    mirror = model.mirrored and not _mirrors(backbone)
+    if any(isinstance(layer, whitened_layer()) for layer in backbone._flatten_layers()):
+        model = model.model_copy(update={"whitened_directions": 0})  # the file has its constants
     ends = backbone.layers[-1].name == "embedding"  # has its own projection
     fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
     project = model.trainable == "projection" and not fits
-    if project or pixels != "-1..1":
+    if project or mirror or pixels != "-1..1" or changes_features(model):
         inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
-        features = backbone(rescaled(inputs, pixels))
+        features = features_of(backbone, rescaled(inputs, pixels), model, mirror=mirror)
         outputs = blocks.embedding(features, model) if project else features
         whole = keras.Model(inputs, outputs, name=backbone.name)
         if project:
             reinitialize(whole, seed)  # the file's layers are in an inner model, unchanged
         backbone = whole
-    check_backbone(backbone, model.model_copy(update={"classes": ()}))
+    check_backbone(backbone, model.model_copy(update={"classes": (), "keep_public_features": 0.0}))
     _check_apart(backbone, path)
-    _check_mirrored(backbone, path, model)
     return backbone
 
 
@@ -215,6 +222,8 @@ def _check_mirrored(backbone: Any, path: Path, model: ModelConfig) -> None:
         return
     names = [name.strip() for name in model.backbone.split("+")]
     ours = all(name in backbones() for name in names)
+    if not ours and not found:
+        return  # `features_of` adds the mirror image
     if found != (_mirrors(build_backbone(model, 0)) if ours else Counter()):
         raise ConfigError(
             f"model.mirrored={model.mirrored} with model.backbone={model.backbone} is not what "

@@ -34,10 +34,13 @@ def constants(features: np.ndarray, directions: int) -> list[np.ndarray]:
     flat = np.clip((features - mean) * scale, -_REACH, _REACH).reshape(len(features), -1)
     centre = flat.mean(0)
     flat = flat - centre
-    values, vectors = np.linalg.eigh(flat @ flat.T)
+    wide = flat.shape[1] >= len(flat)
+    values, vectors = np.linalg.eigh(flat @ flat.T if wide else flat.T @ flat)
     largest = np.argsort(-values)[: directions + 1]
     values, vectors = np.maximum(values[largest], 1e-12), vectors[:, largest]
-    axes = flat.T @ vectors[:, :directions] / np.sqrt(values[:directions])
+    axes = vectors[:, :directions]
+    if wide:
+        axes = flat.T @ axes / np.sqrt(values[:directions])
     return [mean, scale, centre, axes, np.sqrt(values[-1] / values[:directions])]
 
 
@@ -50,14 +53,29 @@ def whitened_layer() -> Any:
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class Whitened(keras.layers.Layer):
-        """Maps `[batch, height, width, channels]` to vectors of length 1, `[batch, dim]`."""
+        """Maps `[batch, height, width, channels]` to vectors of length 1, `[batch, dim]`.
 
-        def __init__(self, directions: int, **options: Any) -> None:
+        Args:
+          directions: number of scaled directions.
+          reduce: whether to return only the coordinates along these directions.
+          square_root: whether to take square roots of the inputs, with their signs.
+          options: options of a layer.
+        """
+
+        def __init__(
+            self,
+            directions: int,
+            reduce: bool = False,
+            square_root: bool = False,
+            **options: Any,
+        ) -> None:
             super().__init__(**options)
-            self.directions = directions
+            self.directions, self.reduce, self.square_root = directions, reduce, square_root
 
         def get_config(self) -> dict[str, Any]:
-            return {**super().get_config(), "directions": self.directions}
+            added = {"reduce": self.reduce, "square_root": self.square_root}
+            settings = {**super().get_config(), "directions": self.directions}
+            return settings | {name: True for name, used in added.items() if used}
 
         def build(self, input_shape: Any) -> None:
             channels, dim = input_shape[-1], int(np.prod(input_shape[1:]))
@@ -80,21 +98,27 @@ def whitened_layer() -> Any:
 
         def fit(self, features: np.ndarray) -> None:
             """Computes its constants from `[images, height, width, channels]`; see `constants`."""
-            for weight, values in zip(
-                self._constants, constants(features, self.directions), strict=True
-            ):
+            features = np.asarray(self._rooted(features))
+            found = constants(features, self.directions)
+            for weight, values in zip(self._constants, found, strict=True):
                 weight.assign(values.astype(np.float32))
+
+        def _rooted(self, inputs: Any) -> Any:
+            return ops.sign(inputs) * ops.sqrt(ops.abs(inputs)) if self.square_root else inputs
 
         def call(self, inputs: Any) -> Any:
             mean, scale, centre, axes, kept = self._constants
-            x = ops.clip((inputs - mean) * scale, -_REACH, _REACH)
+            x = ops.clip((self._rooted(inputs) - mean) * scale, -_REACH, _REACH)
             x = ops.reshape(x, (-1, centre.shape[0])) - centre
-            x = x - ops.matmul(ops.matmul(x, axes) * (1.0 - kept), ops.transpose(axes))
+            if self.reduce:
+                x = ops.matmul(x, axes) * kept
+            else:
+                x = x - ops.matmul(ops.matmul(x, axes) * (1.0 - kept), ops.transpose(axes))
             length = ops.sqrt(ops.sum(ops.square(x), axis=-1, keepdims=True))
             return x / ops.maximum(length, 1e-6)
 
         def compute_output_shape(self, input_shape: Any) -> Any:
-            return input_shape[0], int(np.prod(input_shape[1:]))
+            return input_shape[0], self.directions if self.reduce else int(np.prod(input_shape[1:]))
 
     return Whitened
 

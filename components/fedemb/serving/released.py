@@ -57,6 +57,8 @@ class ReleasedModel:
                 "a bundle that release_model published"
             ) from error
         self.output = "probabilities" if self.config.model.classes else "embeddings"
+        self.width = int(self.signature.structured_outputs[self.output].shape[-1])
+        """Length of an output."""
         self.bundle = bundle
         self.reader = PhotoReader.of(self.config.model, self.config.data.max_pixels)
 
@@ -66,8 +68,7 @@ class ReleasedModel:
         """Returns the outputs for pixels: rows of unit length, or a classifier's probabilities."""
         import tensorflow as tf
 
-        model = self.config.model
-        parts = [np.zeros((0, len(model.classes) or model.embedding_dim), np.float32)]
+        parts = [np.zeros((0, self.width), np.float32)]
         for start in range(0, len(images), _BATCH):
             batch = images[start : start + _BATCH]
             padded = np.zeros((_BATCH, *images.shape[1:]), np.uint8)

@@ -31,14 +31,12 @@ class PhotoIndex:
             import faiss
         except ModuleNotFoundError as error:
             raise ConfigError("search needs FAISS; install fedemb[serve], or faiss-cpu") from error
-        self.names, vectors = read_embeddings(
-            embeddings, model.space_id, model.config.model.embedding_dim
-        )
+        self.names, vectors = read_embeddings(embeddings, model.space_id, model.width)
         self._model = model
         middle = vectors.mean(axis=0)
         self.least_similarity = float((vectors @ middle).min() / max(np.linalg.norm(middle), 1e-9))
         """Smallest similarity of a stored photo to the mean of all."""
-        self._index = faiss.IndexFlatIP(model.config.model.embedding_dim)
+        self._index = faiss.IndexFlatIP(model.width)
         self._index.add(np.ascontiguousarray(vectors))
 
     def nearest(self, photo: bytes, count: int) -> list[tuple[str, float]]:

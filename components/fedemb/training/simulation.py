@@ -200,6 +200,7 @@ class Simulation(Section):
         from fedemb.engine.server import released_weights
         from fedemb.engine.threads import configure_threads
         from fedemb.models.backbones import build_backbone, trainable_variables
+        from fedemb.models.public_features import with_public_features
         from fedemb.models.standardized import plain_form
         from fedemb.privacy.queries import build_mechanism
 
@@ -239,7 +240,7 @@ class Simulation(Section):
         variables = trainable_variables(backbone, model.trainable)
         assign_weights(variables, released_weights(training.server, state))
         return SimulationResult(
-            model=plain_form(backbone),
+            model=with_public_features(plain_form(backbone), model.keep_public_features),
             plan=planned,
             delta=population**-1.1 if self.delta is None else self.delta,
             key_injected=root_key is not None,

@@ -299,6 +299,7 @@ class HonestRun:
             "classes": 30,
             "final_loss": 0.5,
             "trainings": [],
+            "constant_images": 0,
             "seed": self.config.training.seed,
         }
         self.sign(self.start, Pretrained.of_fields(fields))

@@ -152,7 +152,7 @@ MUTANTS = (
         "features_by_the_low_byte_of_the_row",
         (
             modules.FEATURE_CACHE,
-            "_of",
+            "_users",
             "user.tobytes()",
             "user.astype('uint8').tobytes()",
         ),

@@ -229,9 +229,21 @@ MUTANTS = (
         "test_backbone_whose_features_depend_on_neighbours_computes_one_image_at_a_time",
     ),
     one(
+        6,
+        "constants_of_features_may_change_in_training",
+        (modules.RELEASED_MODEL, "_changed_constants", "group not in FROZEN", "group"),
+        "tests/components/embedding/test_embedding_public_features.py::"
+        "test_release_with_other_constants_than_the_public_backbone_is_refused",
+    ),
+    one(
         9,
         "progress_counts_all_units",
-        (modules.FEATURE_CACHE, "FeatureProgress.__call__", "min(95, ", "int("),
+        (
+            modules.FEATURE_CACHE,
+            "FeatureProgress.__call__",
+            "min(95, 5 * int(20 * units / self._planned))",
+            "5 * int(20 * units / self._planned)",
+        ),
         f"{FEATURES}::test_progress_reveals_nothing_above_the_public_number_of_units",
     ),
     one(

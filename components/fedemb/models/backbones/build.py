@@ -35,7 +35,7 @@ def build_backbone(model: ModelConfig, seed: int) -> Any:
     """
     names = [name.strip() for name in model.backbone.split("+")]
     backbone = _one(model, seed) if len(names) == 1 else _joined(names, model, seed)
-    check_backbone(backbone, model.model_copy(update={"classes": ()}))
+    check_backbone(backbone, model.model_copy(update={"classes": (), "keep_public_features": 0.0}))
     return with_head(backbone, model, seed) if model.classes else backbone
 
 
@@ -153,6 +153,8 @@ def check_backbone(backbone: Any, model: ModelConfig) -> None:
         )
     outputs = len(model.classes) or model.embedding_dim
     shape, wanted = tuple(backbone.output_shape), (None, outputs)
+    if model.keep_public_features and len(shape) == 2 and shape[1] > outputs:
+        shape = wanted  # the public features follow the projection
     size = (None, model.image_size, model.image_size, model.channels)
     if shape != wanted or tuple(backbone.input_shape) != size:
         raise ConfigError(

@@ -1,0 +1,187 @@
+"""Features of an imported backbone, and embeddings that keep them beside the private projection.
+
+All constants of the features come from public images: `fit_features` is called only by the step
+`pretrain_public`, whose only input is a `PublicStart`. The constants are weights that never train,
+so they travel in the file of the backbone and in the release, under its digest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from fedemb.config import ModelConfig
+from fedemb.errors import ConfigError
+from fedemb.models.mirror_image import mirror_layer
+from fedemb.models.preprocessing import preprocess
+from fedemb.models.public_backbone.card import read_card
+from fedemb.models.whitened import whitened_layer
+
+_FITTED = "public_constants"
+"""Name of the layer whose constants `fit_features` computes."""
+_KEPT = "public_features"
+"""Name of the last layer of a model that keeps the public features."""
+_IMAGES = 64
+"""Images of one batch."""
+
+
+def changes_features(model: ModelConfig) -> bool:
+    """Returns whether a configuration asks for other features than the output of the file."""
+    return bool(
+        model.taps or model.square_root or model.whitened_directions or model.principal_directions
+    )
+
+
+def tapped(backbone: Any, taps: tuple[str, ...], path: Path) -> Any:
+    """Returns a model with the joined outputs of some layers, averaged over positions.
+
+    Args:
+      backbone: `keras.Model` of the file.
+      taps: names from the card of the file, or names of layers; empty: the output of the model.
+      path: the file.
+
+    Raises:
+      ConfigError: a tap does not exist, or its output has no features for each image.
+    """
+    import keras
+
+    if not taps:
+        return backbone
+    pooled = [_pooled(backbone, name, path) for name in taps]
+    joined: Any = keras.layers.Concatenate(name="taps")
+    outputs = joined(pooled) if len(pooled) > 1 else pooled[0]
+    return keras.Model(backbone.input, outputs, name=backbone.name)
+
+
+def _pooled(backbone: Any, name: str, path: Path) -> Any:
+    import keras
+
+    card = read_card(path)
+    found = {tap.name: tap for tap in card.taps} if card else {}
+    layer = found[name].layer if name in found else name
+    first_token = name in found and found[name].pooling == "first_token"
+    layers = {item.name: item for item in backbone.layers}
+    if layer not in layers:
+        known = ", ".join([*found, *list(layers)[-6:]])
+        raise ConfigError(
+            f"model.taps: {path.name} has no layer {name!r}. Use taps of `fedemb backbone show` or "
+            f"names of layers, such as {known}"
+        )
+    output = layers[layer].output
+    place = name.replace("/", "_")
+    match len(output.shape):
+        case 2:
+            return output
+        case 3:
+            pool: Any = keras.layers.GlobalAveragePooling1D(name=f"tap_{place}")
+            if first_token:
+                pool = keras.layers.Cropping1D((0, output.shape[1] - 1), name=f"token_{place}")
+                return keras.layers.Flatten(name=f"tap_{place}")(pool(output))
+            return pool(output)
+        case 4:
+            pool = keras.layers.GlobalAveragePooling2D(name=f"tap_{place}")
+            return pool(output)
+        case _:
+            raise ConfigError(
+                f"model.taps: layer {name!r} of {path.name} has outputs of shape "
+                f"{tuple(output.shape)}. Use a layer with outputs for each image"
+            )
+
+
+def features_of(net: Any, images: Any, model: ModelConfig, *, mirror: bool) -> Any:
+    """Returns the features of an imported network as a configuration sets them.
+
+    Args:
+      net: `keras.Model`, images to vectors.
+      images: Keras tensor of images, in the network's pixel format.
+      model: square root and directions.
+      mirror: whether to average the outputs for the image and its mirror image.
+    """
+    import keras
+
+    features = net(images)
+    if mirror:
+        turned = mirror_layer()(name="mirror_image")(images)
+        features = keras.layers.Average(name="both_ways")([features, net(turned)])
+    directions = model.principal_directions or model.whitened_directions
+    if not (directions or model.square_root):
+        return features
+    if len(features.shape) == 2:
+        features = keras.layers.Reshape((1, 1, features.shape[1]), name="one_place")(features)
+    layer = whitened_layer()(
+        directions,
+        reduce=bool(model.principal_directions),
+        square_root=model.square_root,
+        name=_FITTED,
+    )
+    return layer(features)
+
+
+def fit_features(backbone: Any, images: UInt8[np.ndarray, "images size size channels"]) -> int:
+    """Computes the constants of an imported backbone's features from public images.
+
+    Args:
+      backbone: from `import_backbone`.
+      images: public images, more than there are directions.
+
+    Returns:
+      The number of images.
+
+    Raises:
+      ConfigError: not more images than directions.
+    """
+    import keras
+
+    layer = backbone.get_layer(_FITTED)
+    if len(images) <= layer.directions:
+        raise ConfigError(
+            f"{layer.directions} directions need more than {layer.directions} public images, and "
+            f"pretraining.source has {len(images)}. Name a larger source, or set "
+            "model.principal_directions or model.whitened_directions lower"
+        )
+    before = keras.Model(backbone.input, layer.input)
+    pieces = [images[start : start + _IMAGES] for start in range(0, len(images), _IMAGES)]
+    layer.fit(np.concatenate([np.asarray(before(preprocess(piece))) for piece in pieces]))
+    return len(images)
+
+
+def needs_public_images(backbone: Any) -> bool:
+    """Returns whether an imported backbone has constants that `fit_features` computes."""
+    return any(layer.name == _FITTED for layer in backbone.layers)
+
+
+def with_public_features(backbone: Any, weight: float) -> Any:
+    """Adds the public features to the embedding: `[projection, weight * features]`.
+
+    Projection and features have length 1 each, before the weight. Layers are shared.
+
+    Args:
+      backbone: model with a projection as its last layers.
+      weight: length of the public features; 0 returns the backbone.
+    """
+    import keras
+
+    if not weight:
+        return backbone
+    projection = next(
+        layer for layer in backbone.layers if layer.name in ("embedding_hidden", "embedding")
+    )
+    unit = keras.layers.UnitNormalization
+    private = unit(name="projection_length")(backbone.output)
+    public = unit(name="features_length")(projection.input)
+    public = keras.layers.Rescaling(weight, name="features_weight")(public)
+    joined: Any = keras.layers.Concatenate(name=_KEPT)
+    return keras.Model(backbone.input, joined([private, public]), name=backbone.name)
+
+
+def without_public_features(backbone: Any) -> Any:
+    """Returns the model that private training changes: up to the projection, layers shared."""
+    import keras
+
+    if backbone.layers[-1].name != _KEPT:
+        return backbone
+    private = backbone.get_layer("projection_length").input
+    return keras.Model(backbone.input, private, name=backbone.name)

@@ -1,0 +1,283 @@
+"""Features of an imported backbone: taps, mirror image, public constants, and embeddings that keep
+them.
+"""
+
+import io
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedemb.config import (
+    LocalTrainingConfig,
+    ModelConfig,
+    PretrainingConfig,
+    PublicStart,
+    RunConfig,
+    TrainingConfig,
+)
+from fedemb.config.data import SourceConfig
+from fedemb.data import sources
+from fedemb.data.dead_leaves import dead_leaves
+from fedemb.data.photos import PhotoReader
+from fedemb.engine import build_backbone, load_backbone, save_backbone
+from fedemb.engine.backend_rounds import client_rounds
+from fedemb.errors import ConfigError, Refused
+from fedemb.keys import open_key_store
+from fedemb.models.backbones import cut
+from fedemb.models.backbones.groups import trainable_variables
+from fedemb.models.imported import check_import, import_backbone
+from fedemb.models.inference import VectorizedRounds, embed
+from fedemb.models.preprocessing import preprocess
+from fedemb.models.public_features import (
+    fit_features,
+    needs_public_images,
+    with_public_features,
+    without_public_features,
+)
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.queries import build_mechanism
+from fedemb.steps.pretrain_public import pretrain
+from fedemb.steps.release_model.serving import load_whitelisted, save_for_serving
+
+COMPONENTS = Path(pretrain.__file__).resolve().parents[1]
+NET = ModelConfig(backbone="resnet8", projection=False, image_size=16, channels=3, embedding_dim=64)
+"""The net in the file."""
+MODEL = ModelConfig(
+    backbone="imported",
+    image_size=16,
+    channels=3,
+    embedding_dim=8,
+    trainable="projection",
+    taps=("block2_1_relu2", "pool"),
+    mirrored=True,
+    square_root=True,
+    principal_directions=12,
+)
+
+
+def _png(image):
+    data = io.BytesIO()
+    Image.fromarray(image).save(data, "PNG")
+    return data.getvalue()
+
+
+def _leaves(count=96, seed=0):
+    return dead_leaves(count, 16, 3, laws=8, seed=seed)[0]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("file") / "net.keras"
+    save_backbone(build_backbone(NET, 5), path)
+    return path
+
+
+def _of_layers(path, images):
+    """The features by hand: pooled layers of the file, of the image and of its mirror image."""
+    net = keras.saving.load_model(path, compile=False)
+    both = keras.Model(net.input, [net.get_layer("block2_1_relu2").output, net.output])
+
+    def pooled(batch):
+        block, head = (np.asarray(part) for part in both(batch))
+        return np.concatenate([block.mean((1, 2)), head], axis=1)
+
+    scaled = np.asarray(preprocess(images))
+    return (pooled(scaled) + pooled(scaled[:, :, ::-1])) / 2
+
+
+def _by_hand(path, public, images):
+    features = np.sqrt(_of_layers(path, public))
+    mean, deviation = features.mean(0), features.std(0)
+    scaled = np.clip((features - mean) / deviation, -6, 6)
+    centre = scaled.mean(0)
+    values, vectors = np.linalg.eigh(np.cov((scaled - centre).T, bias=True))
+    leading = np.argsort(-values)[:12]
+    found = np.clip((np.sqrt(_of_layers(path, images)) - mean) / deviation, -6, 6) - centre
+    found = found @ vectors[:, leading] / np.sqrt(values[leading])
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def test_features_are_joined_taps_of_both_mirror_images_whitened_by_public_images(file):
+    public, images = _leaves(), _leaves(7, seed=3)
+    backbone = import_backbone(file, MODEL)
+    assert needs_public_images(backbone)
+    assert fit_features(backbone, public) == 96
+    trunk, rest = cut(backbone, "projection")
+    found, wanted = np.asarray(trunk(preprocess(images))), _by_hand(file, public, images)
+    np.testing.assert_allclose(np.abs(found), np.abs(wanted), atol=2e-3)  # axes have no sign
+    assert rest.output_shape == (None, 8)
+    names = [v.path for v in trainable_variables(backbone, "projection")]
+    assert names == ["embedding/kernel", "embedding/bias"]
+
+
+def test_all_features_are_kept_with_whitened_directions(file):
+    model = MODEL.model_copy(update={"principal_directions": 0, "whitened_directions": 12})
+    backbone = import_backbone(file, model)
+    fit_features(backbone, _leaves())
+    found = np.asarray(cut(backbone, "projection")[0](preprocess(_leaves(5, seed=4))))
+    assert found.shape == (5, 32 + 64)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_tap_that_does_not_exist_is_refused_with_those_that_do(file):
+    model = MODEL.model_copy(update={"taps": ("last_block",)})
+    with pytest.raises(ConfigError, match=r"has no layer 'last_block'.*pool"):
+        import_backbone(file, model)
+
+
+def test_step_takes_constants_from_public_images_and_reports_their_number(
+    file, tmp_path, monkeypatch
+):
+    seen = []
+
+    def read(source, reader, most, seed):
+        seen.append((source.uri, most, seed))
+        return _leaves(most)
+
+    monkeypatch.setattr(sources, "read_some_public_images", read)
+    public = SourceConfig(uri="public.parquet")
+    start = PublicStart(
+        model=MODEL,
+        pretraining=PretrainingConfig(
+            kind="import", import_path=str(file), source=public, constant_images=50
+        ),
+        seed=3,
+    )
+    keys = open_key_store(str(tmp_path / "keys"))
+    card = pretrain.run(start, tmp_path / "start", keys)
+    assert seen == [("public.parquet", 50, 3)]
+    assert card["constant_images"] == 50
+    again = pretrain.run(start, tmp_path / "again", keys)
+    assert again["weights_sha"] == card["weights_sha"]
+    without = start.model_copy(
+        update={"pretraining": start.pretraining.model_copy(update={"source": None})}
+    )
+    with pytest.raises(ConfigError, match=r"pretraining\.source is missing"):
+        pretrain.run(without, tmp_path / "none", keys)
+    few = start.model_copy(
+        update={"pretraining": start.pretraining.model_copy(update={"constant_images": 12})}
+    )
+    with pytest.raises(ConfigError, match="need more than 12 public images"):
+        pretrain.run(few, tmp_path / "few", keys)
+    backbone = load_backbone(tmp_path / "start" / "backbone.keras", MODEL)
+    check_import(tmp_path / "start" / "backbone.keras", "projection")
+    assert backbone.output_shape == (None, 8)
+
+
+def test_part_of_a_public_set_is_random_repeatable_and_all_of_a_small_one(tmp_path):
+
+    folder = tmp_path / "photos" / "one"
+    folder.mkdir(parents=True)
+    for number, image in enumerate(_leaves(20)):
+        (folder / f"{number:02d}.png").write_bytes(_png(image))
+    source = SourceConfig(uri=str(tmp_path / "photos"))
+    reader = PhotoReader.of(MODEL)
+    some, again, other = (
+        sources.read_some_public_images(source, reader, 8, seed) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(some, again)
+    assert some.shape == (8, 16, 16, 3)
+    assert (some != other).any()
+    assert len(sources.read_some_public_images(source, reader, 100, 0)) == 20
+
+
+def _whole(file, weight=1.5):
+    backbone = import_backbone(file, MODEL)
+    fit_features(backbone, _leaves())
+    return with_public_features(backbone, weight), backbone
+
+
+def test_embedding_is_the_projection_followed_by_the_features_of_the_set_length(file, tmp_path):
+    model = MODEL.model_copy(update={"keep_public_features": 1.5})
+    whole, backbone = _whole(file)
+    images = _leaves(6, seed=8)
+    scaled = preprocess(images)
+    joined = np.asarray(whole(scaled))
+    trunk, rest = cut(backbone, "projection")
+    features = np.asarray(trunk(scaled))
+    private = np.array(rest(features))
+    private /= np.linalg.norm(private, axis=1, keepdims=True)
+    np.testing.assert_allclose(joined[:, :8], private, atol=1e-5)
+    np.testing.assert_allclose(joined[:, 8:], 1.5 * features, atol=1e-5)
+    path = tmp_path / "backbone.keras"
+    save_backbone(whole, path)
+    loaded = load_backbone(path, model)
+    np.testing.assert_array_equal(np.asarray(loaded(scaled)), joined)
+    assert load_whitelisted(path, path, model).output_shape == (None, 20)
+    with pytest.raises(ConfigError, match="wanted"):
+        load_backbone(path, MODEL)
+    shown = VectorizedRounds({"model": loaded}, "projection", embed)(images, 4)["model"]
+    np.testing.assert_allclose(shown, joined / np.sqrt(1 + 1.5**2), atol=1e-5)
+    save_for_serving(loaded, model, tmp_path / "saved_model")
+    check_import(path, "projection")
+
+
+def test_private_training_changes_the_projection_and_sees_no_other_output(file):
+    whole, _ = _whole(file)
+    assert without_public_features(whole).output_shape == (None, 8)
+    model = MODEL.model_copy(update={"keep_public_features": 1.5})
+    plan = NotPrivate(
+        rounds=1, l2_norm_clip=1.0, virtual_clients=1, groupings=1, sampling_probability=1.0
+    )
+    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    training = TrainingConfig(local=LocalTrainingConfig(augmentation=None))
+    function, trunk = client_rounds(whole, mechanism, model, training, workers=1)
+    assert function.dim == 12 * 8 + 8
+    assert trunk.output_shape == (None, 12)
+
+
+def test_weight_of_zero_changes_nothing(file):
+    backbone = import_backbone(file, MODEL)
+    assert with_public_features(backbone, 0.0) is backbone
+    assert without_public_features(backbone) is backbone
+
+
+def test_release_with_other_constants_than_the_public_backbone_is_refused(file, tmp_path):
+    """As if the constants of features had been computed from private images."""
+    model = MODEL.model_copy(update={"keep_public_features": 1.5})
+    whole, backbone = _whole(file)
+    save_backbone(whole, tmp_path / "start.keras")
+    kernel = backbone.get_layer("embedding").kernel
+    kernel.assign(kernel + 1.0)
+    save_backbone(whole, tmp_path / "trained.keras")
+    load_whitelisted(tmp_path / "trained.keras", tmp_path / "start.keras", model)
+    fit_features(backbone, _leaves(seed=9))
+    save_backbone(whole, tmp_path / "fitted.keras")
+    with pytest.raises(Refused, match="public_constants"):
+        load_whitelisted(tmp_path / "fitted.keras", tmp_path / "start.keras", model)
+
+
+def test_settings_without_effect_or_without_public_images_are_refused():
+    text = load_config("omniglot_identities").model_dump(mode="json")
+    public = {**text["pretraining"], "kind": "import", "import_path": "net.keras"}
+
+    def refused(message, model, pretraining=public):
+        tree = text | {"model": text["model"] | model, "pretraining": pretraining}
+        with pytest.raises(ValueError, match=message):
+            RunConfig.model_validate(tree)
+
+    refused("model.taps applies to an imported", {"taps": ["head"]}, text["pretraining"])
+    both = {"principal_directions": 3, "whitened_directions": 3}
+    refused("exclude each other", both)
+    refused("pretraining.source is missing", {"square_root": True}, public | {"source": None})
+    refused("keeps the features that a projection reads", {"keep_public_features": 1.0})
+
+
+def test_only_the_public_step_computes_constants():
+    """Constants of private images would reach the release without noise."""
+    found = {
+        str(path.relative_to(COMPONENTS))
+        for path in COMPONENTS.rglob("*.py")
+        if re.search(r"fit_features\(|fit_constants\(|read_some_public_images\(", path.read_text())
+    }
+    assert found == {
+        "pretrain_public/pretrain.py",
+        "fedemb/data/sources.py",
+        "fedemb/models/public_features.py",
+        "fedemb/models/whitened.py",
+    }
