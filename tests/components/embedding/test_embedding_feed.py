@@ -52,9 +52,9 @@ def test_all_clients_of_a_round_are_prepared_before_one_is_loaded():
         seen.append(client.group)
         return client
 
-    packer = _Packer(lambda n, _: clients, 1)
+    mechanism = SimpleNamespace(sample_clients=lambda *_: clients, plan=SimpleNamespace(rounds=1))
     prepare = lambda round_clients: seen.append(len(round_clients))  # noqa: E731
-    with Feed(packer, first=0, index=None, load=load, prepare=prepare) as feed:
+    with Feed(_Packer(), mechanism, first=0, index=None, load=load, prepare=prepare) as feed:
         list(feed.next_round())
     assert seen == [3, 0, 1, 2]
 
