@@ -12,12 +12,14 @@ import hashlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 
 import pytest
 
@@ -26,10 +28,12 @@ from tests.mutation.children import in_child, quiet
 from tests.mutation.fresh import Fresh
 from tests.mutation.groups import GROUPS, LEFT_OUT, REPOSITORY, WARM
 
-SPENT = 8.0
+SPENT = 4.0
 """Processor seconds of tests for one mutant, as the first pass measured them."""
-LONGEST = 6.0
+LONGEST = 4.0
 """A test that takes more processor seconds is not among the quick ones."""
+STOPPED = 8.0
+"""The first pass stops a test after so many processor seconds, without its fixtures."""
 NOT_PLACED = 71
 """Exit code of a child that found no function to change."""
 SLOWER = 6.0
@@ -117,6 +121,7 @@ class Server:
 
     def _note_calls(self, noted: Path) -> None:
         components = str(REPOSITORY / "components")
+        next(iter(self.items.values())).config.pluginmanager.register(_StopsLong())
         with noted.open("w") as file:
             items = list(self.items.values())
             for item, following in zip(items, [*items[1:], None], strict=True):
@@ -253,6 +258,24 @@ def _own_folders(config: pytest.Config) -> None:
     """Temporary files of tests go to the folder of this child, which its parent removes."""
     factory = config._tmp_path_factory  # pyright: ignore
     factory._given_basetemp = factory._basetemp = None
+
+
+class _StopsLong:
+    """A pytest plugin that stops tests that are not quick."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        """Raises TimeoutError in a test after `STOPPED` processor seconds."""
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            raise TimeoutError("this test is not quick")
+
+        signal.signal(signal.SIGVTALRM, stop)
+        signal.setitimer(signal.ITIMER_VIRTUAL, STOPPED)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 class _Last:
