@@ -76,25 +76,33 @@ def rights_of_groups() -> dict[str, dict[str, Any]]:
 
 def key_claims(rights: Rights) -> dict[str, str]:
     """Claim -> folder of the key store: the volumes a step mounts where keys lie on volumes."""
-    claims = {f"{KEYS_CLAIM}-{role}": f"signing/{role}" for role in rights.signing}
-    return {KEYS_CLAIM: "", **claims} if rights.keys else claims
+    signing = {f"{SIGNING_CLAIM}-{role}": f"signing/{role}" for role in rights.signing}
+    return {KIND_CLAIMS[kind]: kind for kind in rights.keys} | signing
 
 
 def keys_file() -> str:
     """The text of `infra/kustomize/overlays/s3/keys.yaml`: a claim for each role, and the owner."""
     held = [key_claims(step.rights) for step in all_steps().values()]
-    names = sorted({KEYS_CLAIM, *OWNER_CLAIMS, *(name for claims in held for name in claims)})
+    names = sorted({*OWNER_CLAIMS, *(name for claims in held for name in claims)})
     claims = "".join(KEYS_VOLUME.format(name=name) for name in names)
     return f"{KEYS_HEAD}{claims}{KEYS_OWNER}"
 
 
-KEYS_CLAIM = "fedemb-keys"
-OWNER_CLAIMS = (f"{KEYS_CLAIM}-policy",)
+KIND_CLAIMS = {
+    "policy": "fedemb-policy-keys",
+    "reservation": "fedemb-reservation-keys",
+    "deletion_marks": "fedemb-deletion-marks",
+    "ledger": "fedemb-ledger-marks",
+}
+"""Kind of key -> its claim. A step that checks users against their commitment needs the key of the
+policy, and cannot read the keys of reservations."""
+SIGNING_CLAIM = "fedemb-keys"
+OWNER_CLAIMS = (f"{SIGNING_CLAIM}-policy",)
 """The owner's own signing key, which no step holds."""
 KEYS_HEAD = """\
 # The key store on a cluster without Secret Manager: volumes apart from every bucket, of a class
-# without snapshots and backups, so that a destroyed key is gone. `fedemb-keys` holds policies and
-# reservations, each other volume the signing key of one role. A profile's `key_volumes` mounts to a
+# without snapshots and backups, so that a destroyed key is gone. Each kind of key has a volume, and
+# each role a volume for its signing key (`fedemb-keys-ROLE`). A profile's `key_volumes` mounts to a
 # step what its rights name, and ../../base/pods.yaml refuses it the others. Made of the steps'
 # declarations by `python -m fedemb.pipelines.steps`; do not edit it here.
 """

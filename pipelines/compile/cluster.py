@@ -353,7 +353,7 @@ def _give_access(step: Step, task: Any, profile: Profile) -> None:
         secrets.append(SecretEnv(name=name, keys=profile.group_secret.keys))
     if profile.key_volumes:
         claims |= {
-            claim: f"{profile.key_volumes}/{folder}".rstrip("/")
+            claim: f"{profile.key_volumes}/{folder}"
             for claim, folder in key_claims(step.rights).items()
         }
     for secret in secrets:

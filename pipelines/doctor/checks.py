@@ -12,7 +12,7 @@ from fedemb.pipelines.doctor.doctor import Doctor
 from fedemb.pipelines.doctor.finding import Finding, judged, unread
 from fedemb.pipelines.doctor.kubeflow_parts import argo, mapped_volumes, multi_user, schedules
 from fedemb.pipelines.doctor.stores import stores
-from fedemb.pipelines.steps import KEYS_CLAIM, all_steps, key_claims, rights_of_groups
+from fedemb.pipelines.steps import KIND_CLAIMS, all_steps, key_claims, rights_of_groups
 
 _VALIDATING = (
     "fedemb-step-accounts",
@@ -201,7 +201,7 @@ def key_volumes(doctor: Doctor) -> Iterator[Finding]:
     if missing:
         yield missing
         return
-    volume = {"name": "keys", "persistentVolumeClaim": {"claimName": KEYS_CLAIM}}
+    volume = {"name": "keys", "persistentVolumeClaim": {"claimName": KIND_CLAIMS["reservation"]}}
     bad = "a pod without rights mounts the keys"
     good = "each role's key is on its own volume, closed to others"
     yield _refused(doctor, "key-volumes", _pod_on("fedemb-run", volumes=[volume]), bad, good)

@@ -144,16 +144,22 @@ from pathlib import Path
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.cli.trusted import require_released
 
-started = time.process_time()
+def bytes_read():
+    return int(re.search(r"rchar: (\\d+)", Path("/proc/self/io").read_text())[1])
+
+started, before = time.process_time(), bytes_read()
 try:
     require_released(Path(sys.argv[1]), Path(sys.argv[2]))
     said = "taken"
 except FedEmbError as error:
     said = str(error)
 peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-print(peak, time.process_time() - started, said)
+print(peak, time.process_time() - started, bytes_read() - before, said)
 """
-"""What `embed`, `search`, `export` and `serve` do first; prints bytes, seconds and the error."""
+"""What `embed`, `search`, `export` and `serve` do first.
+
+Prints peak memory, seconds, bytes read and the error.
+"""
 
 
 def _newlines(folder):
@@ -208,10 +214,11 @@ def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack):
     looked = subprocess.run(
         [sys.executable, "-c", ORIGIN, folder, trust], capture_output=True, text=True, check=True
     )
-    peak, seconds, said = looked.stdout.split(maxsplit=2)
+    peak, seconds, read, said = looked.stdout.split(maxsplit=3)
     assert "taken" not in said
     assert int(peak) < GIGABYTE // 2
     assert float(seconds) < 10
+    assert int(read) < GIGABYTE // 8  # at most one line of the ledger
 
 
 def test_bundle_without_sizes_is_read_within_limits(bundle, monkeypatch):
@@ -242,11 +249,13 @@ def test_text_without_end_in_a_bundle_is_not_read(bundle, name):
     assert f"{name} of the bundle has" in problem
 
 
-def test_link_and_device_in_a_bundle_are_not_followed(bundle):
+@pytest.mark.parametrize("same", [False, True], ids=["device", "same bytes"])
+def test_link_and_device_in_a_bundle_are_not_followed(bundle, tmp_path, same):
     folder, trust = bundle
     card = folder / "README.md"
+    (tmp_path / "outside").write_bytes(card.read_bytes())
     card.unlink()
-    card.symlink_to("/dev/zero")
+    card.symlink_to(tmp_path / "outside" if same else "/dev/zero")
     (problem,) = problems_of(str(folder), trust)
     assert "link or no file" in problem
 

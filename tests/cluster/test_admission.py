@@ -9,6 +9,8 @@ import yaml
 from conftest import CONTROLLER, INFRA, runbook_block
 from pods import SYSTEM, compiled, plain
 
+from fedemb.pipelines.steps import KIND_CLAIMS
+
 GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
 GROUP_OF = {
     step.replace("_", "-"): group for group, rights in GROUPS.items() for step in rights["steps"]
@@ -96,8 +98,8 @@ def test_a_pod_may_have_its_own_accounts_token_and_no_others(ask, overlay):
 
 def _held(group: str) -> set[str]:
     rights = GROUPS.get(group, {"signing": [], "keys": {}})
-    others = {"fedemb-keys"} if rights["keys"] else set()
-    return others | {f"fedemb-keys-{role}" for role in rights["signing"]}
+    kinds = {KIND_CLAIMS[kind] for kind in rights["keys"]}
+    return kinds | {f"fedemb-keys-{role}" for role in rights["signing"]}
 
 
 @pytest.mark.parametrize("step", [None, *GROUP_OF])
@@ -112,8 +114,8 @@ def test_a_step_mounts_the_keys_its_group_holds_and_no_others(ask, overlay, step
 @pytest.mark.parametrize(
     "source",
     [
-        {"dataSource": {"kind": "PersistentVolumeClaim", "name": "fedemb-keys"}},
-        {"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "fedemb-keys"}},
+        {"dataSource": {"kind": "PersistentVolumeClaim", "name": "fedemb-policy-keys"}},
+        {"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "fedemb-policy-keys"}},
     ],
 )
 def test_no_volume_of_keys_is_copied_into_another_claim(ask, overlay, source):
@@ -207,7 +209,7 @@ def test_more_accelerators_than_the_quota_are_refused(ask, overlay):
 def test_pods_of_the_owner_are_made_by_the_owner(ask, overlay):
     if overlay == "gke":
         pytest.skip("keys lie in Secret Manager; the owner has an account of Google's")
-    volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": "fedemb-keys"}}]
+    volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": "fedemb-policy-keys"}}]
     pod = plain("fedemb-owner", volumes=volumes)
     assert "only the data owner" in ask.pod(pod, ALICE).message
     assert ask.pod(pod, "owner", "fedemb:owners").taken

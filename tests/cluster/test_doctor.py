@@ -175,7 +175,7 @@ def test_a_launcher_that_still_points_to_the_root_of_kubeflow_is_refused(
     assert ask_doctor()[1]["public-root"][0] == "ok"
 
 
-@pytest.mark.parametrize("claim", ["fedemb-keys", "fedemb-keys-gate"])
+@pytest.mark.parametrize("claim", ["fedemb-policy-keys", "fedemb-keys-gate"])
 @pytest.mark.usefixtures("kubeflow")
 def test_a_lost_volume_of_keys_is_found(ask_doctor, plane, overlay, reapply, claim):
     if overlay == "gke":

@@ -159,9 +159,14 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
         mounts = {item["constant"]: item["mountPath"] for item in options.get("pvcMount", [])}
         assert set(mounts) == set(admitted.get(f"fedemb-{step.group}", []))
         assert mounts == {
-            claim: f"/keys/{folder}".rstrip("/")
-            for claim, folder in key_claims(step.rights).items()
+            claim: f"/keys/{folder}" for claim, folder in key_claims(step.rights).items()
         }
+        kinds = {mount.removeprefix("/keys/") for mount in mounts.values()}
+        assert {kind for kind in kinds if not kind.startswith("signing/")} == set(step.rights.keys)
+    reading = [
+        group for group, held in admitted.items() if "fedemb-reservation-keys" in held
+    ]  # evaluation and audit check users with the key of the policy
+    assert sorted(reading) == ["fedemb-reserve", "fedemb-train"]
     claims = _of_kind(manifests, "PersistentVolumeClaim")
     assert set(claims) == {
         "fedemb-keys-policy",

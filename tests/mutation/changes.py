@@ -32,7 +32,7 @@ class Mutant:
         """Names the change as long as its file stays as it is."""
         digest = hashlib.sha256(_text(self.file).encode()).hexdigest()[:12]
         file = self.file.removeprefix("components/")
-        return f"{file}@{digest}:{self.begin}:{self.operator}"
+        return f"{file}@{digest}:{self.begin}:{self.operator}:{self.occurrence}"
 
     @property
     def turn(self) -> bytes:

@@ -40,11 +40,11 @@ SLOWER = 6.0
 """A mutant is stopped whose tests take so many times as long: an endless loop."""
 PYTEST_FAILED = 1
 CONTROL = 300.0
-"""Processor seconds for the tests of one file without a change."""
+"""Processor seconds for the tests of one mutant without a change."""
 
 
 class Server:
-    """Runs a first pass, a control without a change, then the mutants of a group."""
+    """Runs a first pass, then the mutants of a group."""
 
     def __init__(
         self, group: str, mutants: list[Mutant], results: Path, until: float, fresh: Fresh
@@ -53,6 +53,8 @@ class Server:
         self.fresh = fresh
         self.calls: dict[str, list[tuple[str, int]]] = {}
         self.seconds: dict[str, float] = {}
+        self.sound: set[str] = set()
+        """Tests that passed without a change when a mutant had made them fail."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves out what is not quick."""
@@ -69,7 +71,9 @@ class Server:
         self.items = {item.nodeid: item for item in session.items}
         self._learn()
         warm = WARM.get(self.group)
-        run_in_order([item for item in session.items if warm and item.name == warm])
+        for item in session.items:
+            if item.name == warm:
+                run_in_order([item])
         self.functions = _functions()
         for mutant in self.mutants:
             if time.monotonic() > self.until:
@@ -97,7 +101,6 @@ class Server:
             }
             return
         self._first_pass()
-        self._control()
         kept.parent.mkdir(exist_ok=True)
         first = {"code": code, "seconds": self.seconds, "calls": self.calls}
         kept.write_text(json.dumps(first))
@@ -161,26 +164,16 @@ class Server:
         modules = list(dict.fromkeys(name.partition("::")[0] for name in chosen))
         return sorted(chosen, key=lambda name: modules.index(name.partition("::")[0]))
 
-    def _control(self) -> None:
-        """Leaves out tests that fail without a change, in the order in which mutants run them.
-
-        A mutant would be counted as caught by them for no reason.
-        """
-        for file in GROUPS[self.group].files():
-            while tests := self._nearest(str(file), None):
-                with tempfile.TemporaryDirectory() as folder:
-                    log = Path(folder) / "log"
-                    code = in_child(lambda tests=tests, log=log: self._run(tests, log), CONTROL)
-                    text = log.read_text(errors="replace")
-                if code == 0:
-                    break
-                failed = _failed(text)
-                if failed not in self.calls:
-                    raise RuntimeError(
-                        f"tests of {file} do not run without a change: {text[-3000:]}"
-                    )
-                sys.stdout.write(f"{failed} fails without a change and is left out\n")
-                del self.calls[failed], self.seconds[failed]
+    def _passes_unchanged(self, tests: list[str]) -> bool:
+        """Whether tests pass without a change, in the order in which a mutant ran them."""
+        if tests[-1] in self.sound:
+            return True
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            code = in_child(lambda: self._run(tests, log), CONTROL)
+        if code == 0:
+            self.sound.update(tests)
+        return code == 0
 
     # One mutant
 
@@ -208,6 +201,10 @@ class Server:
         if code == 0:
             return "survived", None
         failed = _failed(text)
+        if failed in tests and not self._passes_unchanged(tests[: tests.index(failed) + 1]):
+            sys.stdout.write(f"{failed} fails without a change and is left out\n")
+            del self.calls[failed], self.seconds[failed]
+            return self._try(mutant)
         return "caught", failed.rsplit("::", 1)[-1] if failed else f"exit {code}"
 
     def _run(self, tests: list[str], log: Path, changed: Changed | None = None) -> None:

@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 
 from fedemb.documents.model_files import first_not_finite
+from fedemb.documents.plan_document import read_plan
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused
 from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import write_bytes
 from fedemb.gate import before_charge
-from fedemb.gate.before_charge import WHEN
+from fedemb.gate.before_charge import WHEN, check_before_charge
 from fedemb.gate.decide import RULES, WAIVABLE
+from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.runtime.planted_bug_suite import read_record
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
+from fedemb.steps.reserve_budget.reserve import open_or_create
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.public_start import sign_start, small_weights
 
@@ -100,26 +105,96 @@ def test_a_version_that_another_run_released_is_a_warning(tmp_path, caplog):
     assert "glyphs 1.0 is released already; set another release.version" in caplog.text
 
 
-def _above_cap(monkeypatch):
-    found = SimpleNamespace(epsilon=50.0, accountant="rdp")
-    monkeypatch.setattr(before_charge, "guarantee_of", lambda *_: found)
+def _priced(epsilon):
+    def change(monkeypatch):
+        found = SimpleNamespace(epsilon=epsilon, accountant="rdp")
+        monkeypatch.setattr(before_charge, "guarantee_of", lambda *_: found)
+
+    return change
 
 
 def _accountants_disagree(monkeypatch):
     monkeypatch.setattr(before_charge, "epsilon_rdp", lambda *_: 1e-3)
 
 
+def _without_proof(monkeypatch):
+    monkeypatch.setattr(GroupPoissonGaussian, "proof", "")
+
+
+def _suite_of_other_code(monkeypatch):
+    record = {"passed": 50, "total": 50, "privacy_code_sha": "0" * 64}
+    monkeypatch.setattr(reserve, "read_record", lambda: record)
+
+
+def _floor_unknown(monkeypatch):
+    def breaks(*_):
+        raise ArtifactError("the noise floor cannot be computed")
+
+    monkeypatch.setattr(before_charge, "noise_floor", breaks)
+
+
 @pytest.mark.parametrize(
-    ("price", "error", "words"),
-    [(_above_cap, BudgetExceeded, "above the cap"), (_accountants_disagree, Refused, "RDP gives")],
+    ("change", "error", "words"),
+    [
+        pytest.param(_priced(50.0), BudgetExceeded, "above the cap", id="cap"),
+        pytest.param(_priced(np.inf), Refused, "no guarantee", id="infinite"),
+        pytest.param(_priced(np.nan), Refused, "no guarantee", id="nan"),
+        pytest.param(_accountants_disagree, Refused, "RDP gives", id="accountants"),
+        pytest.param(_without_proof, Refused, "no proven guarantee", id="proof"),
+        pytest.param(_suite_of_other_code, Refused, "run on other code", id="suite"),
+        pytest.param(_floor_unknown, ArtifactError, "noise floor", id="floor"),
+    ],
 )
-def test_price_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, price, error, words):
+def test_cause_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, change, error, words):
     context = _context(tmp_path)
     sign_start(context)
-    price(monkeypatch)
+    change(monkeypatch)
     with pytest.raises(error, match=words):
         reserve.run(context)
     assert _charged(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param(
+            {
+                "policy.covers_change_own_data": True,
+                "data.source.columns.cohort": "region",
+                "partition.cohorts": ["north"],
+            },
+            "promises more",
+            id="promise",
+        ),
+        pytest.param(
+            {"tuning": {"data": "private", "trials": 1, "method": "grid"}},
+            "holds 0 other runs",
+            id="trials",
+        ),
+    ],
+)
+def test_configuration_that_the_gate_denies_is_not_charged(tmp_path, changes, words):
+    context = _context(tmp_path, **changes)
+    sign_start(context)
+    with pytest.raises(Refused, match=words):
+        reserve.run(context)
+    assert _charged(tmp_path) == []
+
+
+def test_delta_that_the_gate_denies_is_not_charged(tmp_path):
+    """A configuration cannot hold it, so it is put in after validation."""
+    context = _context(tmp_path)
+    sign_start(context)
+    plan, _ = read_plan(context.artifacts.privacy_plan, context.config)
+    ledger = open_or_create(context.ledger_uri, context.keys, context.config, plan)
+    path = context.artifacts.pretrained / "backbone.keras"
+    given = {"run_id": "monday", "suite": read_record(), "start": (path, file_digest(path))}
+    check_before_charge(context.config, plan, ledger, **given)
+    for delta in (1 / 20_000, 0.0, np.nan):
+        policy = context.config.policy.model_copy(update={"delta": delta})
+        config = context.config.model_copy(update={"policy": policy})
+        with pytest.raises(Refused, match="is not below 1/20000"):
+            check_before_charge(config, plan, ledger, **given)
 
 
 def test_waivable_reasons_are_warnings(tmp_path, caplog):

@@ -10,6 +10,7 @@ from tests.planted_bugs.mutants import (
     steps,
     survivors,
     training,
+    trust,
     units,
 )
 from tests.planted_bugs.mutants.places import AGAIN, COINS, PROBE, REPLAY
@@ -28,4 +29,5 @@ MUTANTS = (
     *accelerators.MUTANTS,
     *gate.MUTANTS,
     *survivors.MUTANTS,
+    *trust.MUTANTS,
 )

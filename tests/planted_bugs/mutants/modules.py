@@ -1,5 +1,10 @@
 """Modules of the product that bugs are put into. A module that moves is one line here."""
 
+BEFORE_CHARGE = "fedemb.gate.before_charge"
+BUNDLE = "fedemb.serving.bundle"
+DIGESTS = "fedemb.foundation.digests"
+MODEL_FILES = "fedemb.documents.model_files"
+RESERVE = "fedemb.steps.reserve_budget.reserve"
 BACKEND = "fedemb.models.keras_backend"
 RUN_CONFIG = "fedemb.config.run"
 HASHING = "fedemb.data.hashing"
