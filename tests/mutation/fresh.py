@@ -56,10 +56,10 @@ class Fresh:
 
 def _serve(asks: int, answers: int) -> None:
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-    for name in FOUNDATIONS:
-        importlib.import_module(name)
     with os.fdopen(asks) as lines, os.fdopen(answers, "w") as out:
         for line in lines:
+            for name in FOUNDATIONS:  # at the first mutant: most groups have few
+                importlib.import_module(name)
             asked = json.loads(line)
             mutant = Mutant(**asked["mutant"])
             code = in_child(

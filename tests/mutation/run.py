@@ -21,7 +21,7 @@ from tests.mutation.changes import Mutant
 from tests.mutation.groups import GROUPS, REPOSITORY, files, group_of
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-BATCH = 600
+BATCH = 240
 """Number of mutants of the common order that are distributed at a time."""
 STATUSES = ("caught", "survived", "not_reached", "stopped", "not_code")
 

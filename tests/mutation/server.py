@@ -28,11 +28,11 @@ from tests.mutation.children import in_child, quiet
 from tests.mutation.fresh import Fresh
 from tests.mutation.groups import GROUPS, LEFT_OUT, REPOSITORY, WARM
 
-SPENT = 4.0
+SPENT = 2.5
 """Processor seconds of tests for one mutant, as the first pass measured them."""
 LONGEST = 4.0
 """A test that takes more processor seconds is not among the quick ones."""
-STOPPED = 8.0
+STOPPED = 5.0
 """The first pass stops a test after so many processor seconds, without its fixtures."""
 NOT_PLACED = 71
 """Exit code of a child that found no function to change."""
