@@ -58,6 +58,9 @@ test-full: check planted-bugs ## The long tests too
 kills: setup ## Kill runs at random for an hour; RECORD=file adds the nights up
 	PYTHONPATH=tests:. $(BIN)/python tests/adversary/random_kills.py $(or $(RECORD),build/kills.jsonl) --kills 400 --minutes 60 --training 20
 
+attacks: setup ## Carry out 400 attacks drawn at random; SEED=number repeats a night
+	$(BIN)/python -m tests.adversary.random_attacks --attacks $(or $(ATTACKS),400) $(if $(SEED),--seed $(SEED))
+
 bench: setup ## Time the engine against the plain loop: W1, W2, and W3 of DP-SGD
 	$(BIN)/python -m tests.benchmarks.bench_engine
 	$(BIN)/python -m tests.benchmarks.bench_unit_gradient
@@ -146,4 +149,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-registry test-flink bench kills golden planted-bugs lock images clean
+.PHONY: help audit mutation docs docs-reference setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images clean

@@ -69,6 +69,8 @@ def test_no_command_shows_a_secret_of_an_address(words, scheme, tmp_path, capsys
         "gs://bucket/x?X-Goog-Signature=TOPSECRET",
         "s3://bucket/x?AWSAccessKeyId=a&Signature=TOPSECRET",
         "s3://[TOPSECRET@x",
+        "s3://KEY:TOP/TOPSECRET@bucket/x",
+        "s3://KE/Y:TOPSECRET@bucket/x",
     ],
 )
 def test_address_with_a_secret_is_refused_without_it(address):

@@ -14,7 +14,7 @@ from fedemb.errors import InputError
 
 WITHOUT = "give scheme://bucket/prefix, and the credentials to the environment"
 _SECRET = re.compile(
-    r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*:/{1,2})[^/\s@'\"]*@"
+    r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*:/{1,2})(?:[^/\s@'\"]*|[^/:\s@'\"][^:\s@'\"]*:[^\s@'\"]*)@"
     r"|(?P<name>\b(?:X-Amz-[A-Za-z-]+|X-Goog-[A-Za-z-]+|Signature|sig|AWSAccessKeyId|password|token)"
     r"=)[^&\s'\"]+"
 )
@@ -46,7 +46,7 @@ def credentials_in(uri: str) -> str:
     place = uri.partition("://")[2].partition("/")[0]
     if "@" in place or ":" in place:
         return "holds a user, a password or a port"
-    if redacted(uri) != uri:
+    if redacted(uri) != uri:  # a key or a password may hold a slash, too
         return "holds a signature or a password in its query"
     return ""
 
