@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.mutation.changes import Mutant
@@ -23,13 +24,15 @@ from tests.mutation.groups import GROUPS, REPOSITORY, files, group_of
 RESULTS = Path(__file__).with_name("results.jsonl")
 BATCH = 240
 """Number of mutants of the common order that are distributed at a time."""
+SPENT = 2.5
+"""Processor seconds of tests for one mutant, as the first pass measured them."""
 STATUSES = ("caught", "survived", "not_reached", "stopped", "not_code")
 
 
-def tried(results: Path) -> Iterator[dict[str, object]]:
-    """What became of the mutants so far."""
-    if results.exists():
-        yield from map(json.loads, results.read_text().splitlines())
+def tried(results: Path) -> list[dict[str, object]]:
+    """What became of the mutants so far; a later line of a mutant takes the place of an earlier."""
+    lines = map(json.loads, results.read_text().splitlines()) if results.exists() else []
+    return list({line["key"]: line for line in lines}.values())
 
 
 def summary(results: Path) -> str:
@@ -48,19 +51,23 @@ def summary(results: Path) -> str:
     return head + "|---" * 6 + "|\n" + "".join(f"| {line} |\n" for line in lines)
 
 
-def waiting(mutants: Path, results: Path, only: str | None) -> list[Mutant]:
-    """The mutants that were not tried yet, in the order in which they are tried."""
-    done = {str(line["key"]) for line in tried(results)}
+def waiting(mutants: Path, results: Path, only: str | None, *, again: bool) -> list[Mutant]:
+    """The mutants that were not tried yet, or those that survived, in the order of a run."""
+    status = {str(line["key"]): line["status"] for line in tried(results)}
     listed = [Mutant(**json.loads(line)) for line in mutants.read_text().splitlines()]
+    wanted = "survived" if again else None
     left = [
         mutant
         for mutant in listed
-        if group_of(mutant.file) in ((only,) if only else GROUPS) and mutant.key not in done
+        if group_of(mutant.file) in ((only,) if only else GROUPS)
+        and status.get(mutant.key) == wanted
     ]
     return sorted(left, key=lambda mutant: mutant.turn)
 
 
-def _try_group(group: str, mutants: list[Mutant], results: Path, until: float) -> None:
+def _try_group(
+    group: str, mutants: list[Mutant], results: Path, until: float, spent: float
+) -> None:
     """Never returns: runs the mutants of one group in this process."""
     from tests.mutation.fresh import Fresh
 
@@ -69,7 +76,7 @@ def _try_group(group: str, mutants: list[Mutant], results: Path, until: float) -
 
     from tests.mutation.server import Server
 
-    server = Server(group, mutants, results, until, fresh)
+    server = Server(group, mutants, results, until=until, fresh=fresh, spent=spent)
     options = ["-q", "-s", "-p", "no:cacheprovider", "--no-header"]
     code = pytest.main([*options, *(f"tests/{test}" for test in GROUPS[group].tests)], [server])
     fresh.close()
@@ -100,6 +107,7 @@ def main() -> None:
     parser.add_argument("--group", choices=GROUPS, help="Only the mutants of one group.")
     parser.add_argument("--most", type=int, default=None, help="Mutants at most.")
     parser.add_argument("--processes", type=int, default=2, help="Groups at a time, 2 by default.")
+    parser.add_argument("--again", action="store_true", help="Try survivors with every quick test.")
     parser.add_argument("--survivors", action="store_true", help="Print what no test noticed.")
     parser.add_argument("--summary", action="store_true", help="Print the table of results.")
     asked = parser.parse_args()
@@ -117,7 +125,8 @@ def main() -> None:
 def _try_all(asked: argparse.Namespace) -> bool:
     os.chdir(REPOSITORY)
     until = time.monotonic() + 60 * asked.minutes
-    left = waiting(asked.mutants, asked.results, asked.group)[: asked.most]
+    left = waiting(asked.mutants, asked.results, asked.group, again=asked.again)[: asked.most]
+    spent = math.inf if asked.again else SPENT
     good = True
     for first in range(0, len(left), BATCH):
         if time.monotonic() > until:
@@ -129,7 +138,7 @@ def _try_all(asked: argparse.Namespace) -> bool:
             if mutants:
                 jobs.append(
                     lambda group=group, mutants=mutants: _try_group(
-                        group, mutants, asked.results, until
+                        group, mutants, asked.results, until, spent
                     )
                 )
         good &= _in_children(jobs, asked.processes)

@@ -28,8 +28,6 @@ from tests.mutation.children import in_child, quiet
 from tests.mutation.fresh import Fresh
 from tests.mutation.groups import GROUPS, LEFT_OUT, REPOSITORY, WARM
 
-SPENT = 2.5
-"""Processor seconds of tests for one mutant, as the first pass measured them."""
 LONGEST = 4.0
 """A test that takes more processor seconds is not among the quick ones."""
 STOPPED = 5.0
@@ -47,10 +45,17 @@ class Server:
     """Runs a first pass, then the mutants of a group."""
 
     def __init__(
-        self, group: str, mutants: list[Mutant], results: Path, until: float, fresh: Fresh
+        self,
+        group: str,
+        mutants: list[Mutant],
+        results: Path,
+        *,
+        until: float,
+        fresh: Fresh,
+        spent: float,
     ):
         self.group, self.mutants, self.results, self.until = group, mutants, results, until
-        self.fresh = fresh
+        self.fresh, self.spent = fresh, spent
         self.calls: dict[str, list[tuple[str, int]]] = {}
         self.seconds: dict[str, float] = {}
         self.sound: set[str] = set()
@@ -145,7 +150,10 @@ class Server:
         os._exit(0)
 
     def _nearest(self, path: str, first: int | None) -> list[str]:
-        """The quick tests that call a function of a file, quickest first; None: any function."""
+        """The quick tests that call a function of a file, nearest first; None: any function.
+
+        A test is near that is quick and calls few functions.
+        """
         real = os.path.realpath(path)
         calling = [
             name
@@ -155,9 +163,9 @@ class Server:
             )
         ]
         chosen, spent = [], 0.0
-        for name in sorted(calling, key=lambda name: self.seconds[name]):
+        for name in sorted(calling, key=lambda name: self.seconds[name] * len(self.calls[name])):
             spent += self.seconds[name]
-            if chosen and spent > SPENT:
+            if chosen and spent > self.spent:
                 break
             chosen.append(name)
         # Tests of one module side by side: what they share is made once.
