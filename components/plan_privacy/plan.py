@@ -7,7 +7,6 @@ with the plan.
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
 from fedemb.config import RunConfig
@@ -27,10 +26,7 @@ from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
-
-HELPFUL_NOISE = 0.001
-"""Maximum noise on the mean / clip at which the study finds a significant gain over the public
-backbone; the next value in the study is 0.01."""
+from fedemb.steps.plan_privacy.prospects import check_prospects, prospects, remedy
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +45,7 @@ def run(context: StepContext) -> dict[str, Any]:
     """
     require_backend(context.config.training.backend)
     check_first_run(context.config)
+    check_prospects(context.config)
     body = document(context.config)
     for warning in warnings(context.config).values():
         _log.warning("%s", warning)
@@ -143,21 +140,15 @@ def warnings(config: RunConfig) -> dict[str, str]:
             "that policy.users_lower_bound promises: many of them are empty, and the noise weighs "
             "more than is said here; set fewer clients, with several users each"
         )
-    if grouped and noise_on_mean(plan) > HELPFUL_NOISE:
-        users = math.ceil(policy.users_lower_bound * noise_on_mean(plan) / HELPFUL_NOISE)
+    likely = prospects(config, plan)
+    if likely is not None and likely.region != "helpful":
+        limits = likely.limits
         found["noise_beyond_the_study"] = (
-            f"the noise on the mean update is {noise_on_mean(plan):.2g} of the clip; in the study "
-            "(docs/explanation/results.md) private training was certainly better than its "
-            f"public start at {HELPFUL_NOISE:g}, and not certainly at 0.01. About "
-            f"{users:,} users would bring this plan there; else take more virtual clients a "
-            "round, fewer rounds, or a larger epsilon"
+            f"the noise is {likely.noise:.2g} clipping norms; a gain is certain up to "
+            f"{limits.helpful:g} and unlikely above {limits.hopeless:g} ({limits.evidence}). "
+            f"{remedy(config, likely)}"
         )
     return found
-
-
-def noise_on_mean(plan: MechanismPlan) -> float:
-    """Returns the standard deviation of noise on the mean update / clip; it limits utility."""
-    return plan.noise_multiplier / plan.normalizer
 
 
 def _projections(plan: MechanismPlan, config: RunConfig, delta: float) -> list[Projection]:

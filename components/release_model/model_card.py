@@ -149,6 +149,7 @@ def model_card(
         utility_sentence(evidence.utility.body),
         "",
         floors_sentence(config.release.min_gain_over_public, config.release.no_worse_than),
+        *_despite_noise(config.release.train_despite_noise),
         "",
         _of_outputs(config, report),
         "",
@@ -185,6 +186,17 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _despite_noise(reason: str) -> list[str]:
+    """Returns the lines about a model that was trained despite hopeless noise."""
+    if not reason:
+        return []
+    return [
+        "",
+        "Trained although the noise is far above the noise of every measured run that gained. "
+        f"Reason: {as_text(reason)}",
+    ]
 
 
 def as_text(words: str) -> str:

@@ -23,6 +23,7 @@ from fedemb.runtime.planted_bug_suite import read_record, record_problem
 from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.steps.partition_users.assignment import columns_of
 from fedemb.steps.plan_privacy.plan import check_first_run
+from fedemb.steps.plan_privacy.prospects import check_prospects
 from fedemb.storage import open_store
 
 
@@ -47,6 +48,7 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         yield "guarantee: none (simulation)"
     else:
         check_first_run(config)
+        check_prospects(config)
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
@@ -79,6 +81,7 @@ def refusal(config: RunConfig) -> str | None:
     """
     check_images(config)
     check_first_run(config)
+    check_prospects(config)
     if problem := _unsearched(config):
         return problem
     ledger = _begun(config)

@@ -24,6 +24,7 @@ _SIZES = (28, 32, 48, 64)
 _LEAST_CLIENTS = 8
 """Virtual clients of a round, at least, where there are as many."""
 _LABELS_SHOWN = 50
+_LIKELY = {"helpful": "likely", "uncertain": "possible", "hopeless": "not to be expected"}
 _NOBODY = 1e-12
 """Share that is held out while all are counted: the run's key decides who is held out."""
 
@@ -480,13 +481,14 @@ def _prospects(config: RunConfig) -> list[str]:
     from fedemb.pipelines.cli.planning.plan_text import PROTECTS_UP_TO
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.reports.mechanism_text import participants
-    from fedemb.steps.plan_privacy.plan import HELPFUL_NOISE, noise_on_mean, warnings
+    from fedemb.steps.plan_privacy.plan import warnings
+    from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects
 
     plan = plan_mechanism(config)
-    study = f" (the study finds a gain up to {HELPFUL_NOISE:g})" * (config.task == "embedding")
+    found = prospects(config, plan)
     lines = [
         f"{participants(plan)}; the noise on the mean is {noise_on_mean(plan):.2g} of the clip"
-        + study
+        + ("" if found is None else f"; a gain is {_LIKELY[found.region]}")
     ]
     lines += [f"warning: {text}" for text in warnings(config).values()]
     epsilon = config.policy.epsilon_cap

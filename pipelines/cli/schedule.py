@@ -71,9 +71,12 @@ def apply(
     """Create, replace or disable recurring runs to match the folder."""
     from fedemb.pipelines.schedules import reconcile, replace
     from fedemb.pipelines.schedules.load import load_schedules
+    from fedemb.steps.plan_privacy.prospects import check_prospects
 
     kubeflow = _kubeflow(host, namespace, profile)
     schedules = load_schedules(folder)
+    for item in schedules:
+        check_prospects(item.config)
     cluster = objects(kubeflow.namespace)
     changes = reconcile.plan(kubeflow, schedules, _now(), cluster)
     todo = [change for change in changes if change.action != "keep"]
@@ -160,9 +163,12 @@ def submit(
     from fedemb.pipelines.schedules.package import check_package, checked_digest, run_arguments
     from fedemb.reports.privacy_report_words import guarantee_sentence
     from fedemb.steps.plan_privacy.plan import document
+    from fedemb.steps.plan_privacy.prospects import check_prospects
 
     kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
     loaded = load_config(config, set_ or [])
+    if resume is None:
+        check_prospects(loaded)
     check_package(package, config=loaded)
     say(f"package: sha256 {checked_digest(package, profile or ())}")
     beam_options = tuple(beam_option or ())

@@ -81,8 +81,8 @@ def test_example_is_valid_by_the_committed_schema():
 
 
 def test_whole_schedule_is_priced_as_the_ledger_will(folder):
-    from fedemb.ledger.budget import repeated
     from fedemb.privacy.accounting.accounting import price
+    from fedemb.privacy.accounting.events import repeated
     from fedemb.privacy.mechanisms.registry import plan_mechanism
 
     loaded = load_schedule(folder / "weekly.yaml")

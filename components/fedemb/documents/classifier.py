@@ -130,6 +130,17 @@ class ClassifierReport(Document, OverStarts):
         part: Classified | None = getattr(self, name)
         return part and part.top_1
 
+    def log_loss(self, name: str) -> Interval | None:
+        """Returns the log loss of this model or of a compared model."""
+        part: Classified | None = getattr(self, name)
+        return part and part.log_loss
+
+    @property
+    def best_log_loss(self) -> float | None:
+        """Returns the lowest log loss of the measured baselines; None: no baseline measured."""
+        found = [loss.value for name in self.starts if (loss := self.log_loss(name))]
+        return min(found, default=None)
+
     def difference(self, name: str) -> Interval | None:
         """Returns the paired difference in the headline figure: this model minus another."""
         part: ComparedClassifier | None = getattr(self, name)

@@ -264,6 +264,8 @@ class ReleaseTerms(Part):
     name: Annotated[Name | None, Since(5, before=None)]
     """Name of the release. Approvers sign the report, and with it name and version."""
     version: Annotated[Name | None, Since(5, before=None)]
+    train_despite_noise_sha: Annotated[Sha | None, Since(6, before=None)]
+    """SHA-256 of the reason to train despite the noise; None: the noise needed no reason."""
 
 
 class PrivacyReport(Document):

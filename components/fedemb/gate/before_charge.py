@@ -96,6 +96,7 @@ WHEN: Mapping[str, When] = {
     "utility_stale": "later",
     "utility_without_privacy": "refused",
     "no_gain_over_public": "later",
+    "log_loss_above_baseline": "later",
     "worse_than_previous_release": "warned",
     "clock_invalid": "later",
     "clock_skewed": "later",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.fields import Interval
 from fedemb.gate.case import Case
 from fedemb.privacy.planning.prices import guarantee_of
@@ -113,6 +114,20 @@ def _least_gain(case: Case) -> str:
     return "no floor" if least is None else f"interval above {100 * least:g} points"
 
 
+def _log_loss(case: Case) -> str:
+    utility = case.evidence.utility.body
+    own = utility.log_loss("model") if isinstance(utility, ClassifierReport) else None
+    return "not a classifier" if own is None else f"{own.value:.3g}"
+
+
+def _least_log_loss(case: Case) -> str:
+    utility = case.evidence.utility.body
+    best = utility.best_log_loss if isinstance(utility, ClassifierReport) else None
+    if best is None:
+        return "no floor"
+    return f"not significantly above {best:.3g}, the log loss of the best baseline"
+
+
 def _change(case: Case) -> str:
     return _points(case.evidence.utility.body.difference("previous_release"))
 
@@ -176,6 +191,7 @@ _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
         lambda case: f"report of model {case.evidence.utility.body.model_sha[:12]}",
     ),
     "no_gain_over_public": (_least_gain, _gain),
+    "log_loss_above_baseline": (_least_log_loss, _log_loss),
     "worse_than_previous_release": (_least_change, _change),
     "clock_invalid": (
         "after the commit, not in the future",

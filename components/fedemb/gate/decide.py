@@ -31,6 +31,7 @@ WAIVABLE = (
     "pretraining_overlap_unchecked",
     "stopped_early",
     "no_gain_over_public",
+    "log_loss_above_baseline",
     "worse_than_previous_release",
 )
 """Rules that the policy owner may waive for one model; all others check arithmetic or integrity."""
@@ -52,6 +53,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("pretraining_invalid", artifacts.pretraining),
     ("utility_invalid", utility.measured_as_asked),
     ("no_gain_over_public", utility.gain_over_public),
+    ("log_loss_above_baseline", utility.useful_probabilities),
     ("worse_than_previous_release", utility.no_worse_than_previous),
     ("clock_invalid", artifacts.clock),
     ("report_differs", artifacts.rebuilt),

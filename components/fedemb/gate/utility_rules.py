@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedemb.config.digest import config_digest
+from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.fields import Interval
 from fedemb.documents.starts import starts_of
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
@@ -106,6 +107,27 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
             f"the gain over {best_start(utility)} is {_points(gain)}, and its interval does "
             f"not lie above {100 * least:g} points (release.min_gain_over_public)",
             remedy,
+        )
+
+
+def useful_probabilities(case: Case) -> Iterator[Reason]:
+    """Checks that a classifier's log loss is not significantly above that of the best baseline.
+
+    The shares of the classes are a baseline, so a classifier passes only if its probabilities
+    carry information.
+    """
+    utility, code = case.evidence.utility.body, "log_loss_above_baseline"
+    if not isinstance(utility, ClassifierReport) or not utility.measured:
+        return
+    own, best = utility.log_loss("model"), utility.best_log_loss
+    if own is None or best is None or not own.low <= best:
+        found = "not measured" if own is None or best is None else f"{own.value:.3g}"
+        yield Reason(
+            code,
+            f"the log loss is {found}, and the best baseline has "
+            f"{'none' if best is None else format(best, '.3g')}: the probabilities are not useful",
+            "lower training.server.learning_rate, train with less noise, or let the policy owner "
+            + waiver(code),
         )
 
 

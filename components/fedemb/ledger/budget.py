@@ -93,13 +93,6 @@ def lowered(event: DpEvent, rounds: int, charged: int) -> DpEvent:
     return event
 
 
-def repeated(event: DpEvent, times: int) -> DpEvent:
-    """Returns the event of several runs of one plan."""
-    if isinstance(event, SelfComposedDpEvent):
-        return SelfComposedDpEvent(event.event, event.count * times)
-    return SelfComposedDpEvent(event, times)
-
-
 def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
     """Returns the epsilon of a Renyi divergence at one order (Canonne et al. 2020, Prop. 12).
 
@@ -124,6 +117,7 @@ def _divergence(event: bytes, relation: str, order: float, rounds: int, charged:
 @lru_cache(maxsize=256)
 def _series_epsilon(event: bytes, relation: str, runs: int, delta: float) -> float:
     from fedemb.privacy.accounting.accounting import price
+    from fedemb.privacy.accounting.events import repeated
 
     series = repeated(_event(event), runs)
     return price(series, NeighboringRelation[relation], delta, runs=runs).epsilon

@@ -109,6 +109,7 @@ def build_report(
             "licence_sha": sha256_hex(config.release.licence.encode()),
             "min_gain_over_public": config.release.min_gain_over_public,
             "no_worse_than": config.release.no_worse_than,
+            "train_despite_noise_sha": _sha_or_none(config.release.train_despite_noise),
             **dict(zip(("name", "version"), config.released_as(reservation.run_id), strict=True)),
         },
         "provenance": {
@@ -127,6 +128,10 @@ def build_report(
         },
     }
     return PrivacyReport.of_fields(fields)
+
+
+def _sha_or_none(text: str) -> str | None:
+    return sha256_hex(text.encode()) if text else None
 
 
 def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:

@@ -124,11 +124,22 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
 
 
 def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
-    """Returns the configuration with the smallest noise for an epsilon."""
+    """Returns the configuration with the smallest noise for an epsilon.
+
+    Args:
+      config: the configuration.
+      target_epsilon: bound on epsilon of all runs that the policy plans, together. A policy that
+          composes by a Rényi filter plans no series, so the bound applies to one run.
+    """
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.privacy.planning.calibration import with_target_epsilon
 
-    found = with_target_epsilon(plan_mechanism(config), target_epsilon, config.policy.delta)
+    policy = config.policy
+    runs = policy.planned_runs if policy.composition == "planned" else 1
+    # With unplanned runs, the ledger prices each composition method at half of delta.
+    split = runs > 1 and policy.unplanned_runs == "renyi"
+    delta = policy.delta / 2 if split else policy.delta
+    found = with_target_epsilon(plan_mechanism(config), target_epsilon, delta, runs=runs)
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})
 
 

@@ -15,7 +15,7 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price, supports
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
-from fedemb.privacy.accounting.events import event_from_json
+from fedemb.privacy.accounting.events import event_from_json, repeated
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.sampler_share import sampler_delta
 from fedemb.privacy.mechanisms import tree_sensitivity
@@ -402,7 +402,7 @@ def test_noise_beyond_the_study_and_empty_rounds_are_warned_about():
     clients = plan_mechanism(run_config(GROUP)).normalizer
     assert "noise_beyond_the_study" not in found(noise_multiplier=0.00099 * clients)
     assert (
-        "0.0011 of the clip" in found(noise_multiplier=0.0011 * clients)["noise_beyond_the_study"]
+        "is 0.0011 clipping norms" in found(noise_multiplier=0.0011 * clients)["noise_beyond_the_study"]
     )
     assert "rounds_mostly_empty" not in found()
     empty = found(sampling_probability=GROUP["sampling_probability"] * 0.9 / clients)
@@ -476,6 +476,16 @@ def test_calibrated_noise_suffices_and_hardly_less_does(target):
     less = found.replaced(noise_multiplier=found.noise_multiplier / 1.003)
     enough, short = (price(p.event(), p.relation, 1e-6).epsilon for p in (found, less))
     assert enough <= target < short
+
+
+@pytest.mark.parametrize("kind", ["poisson_gaussian", "blt"])
+def test_noise_is_calibrated_for_all_planned_runs_together(kind):
+    def together(plan):
+        return price(repeated(plan.event(), 5), plan.relation, 1e-6, runs=5).epsilon
+
+    found = with_target_epsilon(make_plan(kind, rounds=20), 3.0, 1e-6, runs=5)
+    less = found.replaced(noise_multiplier=found.noise_multiplier / 1.003)
+    assert together(found) <= 3.0 < together(less)
 
 
 def test_calibration_ends_below_the_grid_of_losses():

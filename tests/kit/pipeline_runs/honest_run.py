@@ -118,7 +118,11 @@ def config(**changes) -> RunConfig:
                 "epsilon_cap": 3.0,
                 "renyi_order": 8.0,
             },
-            "release": {"name": "glyphs", "version": "1.0"},
+            "release": {
+                "name": "glyphs",
+                "version": "1.0",
+                "train_despite_noise": "the run is cheap to price",
+            },
             "tuning": {"data": "public", "method": "on drawn glyphs"},
         }
     )

@@ -185,3 +185,10 @@ def _read(value: Any, depth: int) -> dpe.DpEvent:
         else:
             arguments[field] = check(item, f"{name}.{field}")
     return cls(**arguments)
+
+
+def repeated(event: dpe.DpEvent, times: int) -> dpe.DpEvent:
+    """Returns the event of several runs of one plan."""
+    if isinstance(event, dpe.SelfComposedDpEvent):
+        return dpe.SelfComposedDpEvent(event.event, event.count * times)
+    return dpe.SelfComposedDpEvent(event, times)

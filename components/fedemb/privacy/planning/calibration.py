@@ -13,12 +13,13 @@ from scipy.optimize import brentq
 
 from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.accounting import price, supports
+from fedemb.privacy.accounting.events import repeated
 from fedemb.privacy.accounting.loss_grid import quick_epsilon
 from fedemb.privacy.accounting.sampler_share import largest_epsilon
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.section import MOST_NOISE
 
-_EpsilonOf = Callable[[dpe.DpEvent, NeighboringRelation, float], float]
+_EpsilonOf = Callable[[dpe.DpEvent, NeighboringRelation, float, int], float]
 RELATIVE_TOLERANCE = 1e-3
 """Maximum relative excess of the returned noise over the least sufficient noise."""
 _LEAST = 2.0**-4
@@ -28,15 +29,18 @@ _NEAR_LIMIT = 3.0
 """Maximum distance of a mechanism's own limit below `largest_epsilon`; larger than observed."""
 
 
-def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float) -> MechanismPlan:
+def with_target_epsilon(
+    plan: MechanismPlan, target_epsilon: float, delta: float, *, runs: int = 1
+) -> MechanismPlan:
     """Returns the plan with the least noise multiplier that keeps epsilon at or below the target.
 
     Root finding on the logarithm: epsilon falls as noise grows.
 
     Args:
       plan: a private mechanism; its own noise multiplier is ignored.
-      target_epsilon: bound on epsilon of the whole run.
-      delta: total failure probability.
+      target_epsilon: bound on epsilon of all runs together.
+      delta: total failure probability of all runs together.
+      runs: number of runs of this plan on the same users, at least 1.
 
     Raises:
       ConfigError: the target is not a positive number, the mechanism has no noise, or no noise in
@@ -48,23 +52,27 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
         )
     if not plan.private:
         raise ConfigError(f"{plan.kind} has no noise to calibrate; name another mechanism")
-    if target_epsilon >= (limit := largest_epsilon(delta, 1)):
+    if target_epsilon >= (limit := largest_epsilon(delta, runs)):
         raise _beyond_the_sampler(target_epsilon, delta, limit)
+
+    def spent_by(candidate: MechanismPlan, epsilon_of: _EpsilonOf) -> float:
+        event = repeated(candidate.event(), runs) if runs > 1 else candidate.event()
+        return epsilon_of(event, candidate.relation, delta, runs)
 
     def excess(log_noise: float, epsilon_of: _EpsilonOf = _epsilon) -> float:
         candidate = plan.replaced(noise_multiplier=min(math.exp(log_noise), MOST_NOISE))
-        spent = epsilon_of(candidate.event(), candidate.relation, delta)
+        spent = spent_by(candidate, epsilon_of)
         return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
 
     # Both are quick. Except for targets below PLD's grid of losses, they return slightly too much.
-    quick = _renyi_epsilon if supports(plan.event(), plan.relation, "rdp") else quick_epsilon
+    quick = _renyi_epsilon if supports(plan.event(), plan.relation, "rdp") else _quick_epsilon
     high = _bracket(lambda log_noise: excess(log_noise, quick), target_epsilon, delta)
     while excess(math.log(enough := _printed(high))) > 0:
         high = _doubled(high, target_epsilon, delta)
     steep = (excess(high, quick) - excess(high - 0.02, quick)) / 0.02
     found = plan.replaced(noise_multiplier=_least(excess, enough, steep))
     # Near the limit, epsilon jumps from a value below the target to infinity.
-    reached = _epsilon(found.event(), found.relation, delta)
+    reached = spent_by(found, _epsilon)
     if reached < (1 - _MISSED) * target_epsilon and target_epsilon > limit - _NEAR_LIMIT:
         raise _beyond_the_sampler(target_epsilon, delta, reached)
     return found
@@ -113,12 +121,22 @@ def _printed(log_noise: float) -> float:
     return min(math.ceil(noise * 10**digits) / 10**digits, MOST_NOISE)
 
 
-def _epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: float) -> float:
-    return price(event, relation, delta).epsilon
+def _epsilon(
+    event: dpe.DpEvent, relation: NeighboringRelation, delta: float, runs: int
+) -> float:
+    return price(event, relation, delta, runs=runs).epsilon
 
 
-def _renyi_epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: float) -> float:
-    return price(event, relation, delta, "rdp").epsilon
+def _renyi_epsilon(
+    event: dpe.DpEvent, relation: NeighboringRelation, delta: float, runs: int
+) -> float:
+    return price(event, relation, delta, "rdp", runs=runs).epsilon
+
+
+def _quick_epsilon(
+    event: dpe.DpEvent, relation: NeighboringRelation, delta: float, runs: int
+) -> float:
+    return quick_epsilon(event, relation, delta)
 
 
 def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: float) -> float:
