@@ -180,7 +180,7 @@ def test_approval_of_another_model_does_not_count(run, ada, bob):
 def test_approval_for_another_run_under_the_same_policy_is_not_taken(run, ada, bob, tmp_path):
     name(run, ada=ada, bob=bob)
     approve(run, ada)
-    release = {"name": "glyphs", "version": "2.0"}
+    release = {**run.config.release.model_dump(), "version": "2.0"}
     other = started(tmp_path / "other", "tuesday", run.policy_root, release=release)
     approve(other, ada)
     approve(other, bob)
@@ -321,6 +321,7 @@ def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
         {"release.licence": "apache-2.0"},
         {"release.version": "2"},
         {"release.name": "faces"},
+        {"release.train_despite_noise": "another reason"},
     ):
         run.config = approved.updated(changes)
         assert "report_differs" in codes(run), changes
