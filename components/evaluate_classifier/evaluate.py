@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def run(context: StepContext) -> dict[str, Any]:
         look = context.ledger.look(context.run_id, card.weights_sha, signer)
         if users is not None:
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
-        subjects, probabilities = apply_models(UserStore(folder), models, config, classify)
+        chances = partial(classify, temperature=config.model.temperature)
+        subjects, probabilities = apply_models(UserStore(folder), models, config, chances)
     nothing = dict.fromkeys(("model", *_COMPARED, "by_class", "by_group"))
     fields: dict[str, Any] = {
         "run_id": context.run_id,

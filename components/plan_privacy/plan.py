@@ -26,7 +26,15 @@ from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.plan_privacy.prospects import check_prospects, prospects, remedy
+from fedemb.steps.plan_privacy.prospects import (
+    check_prospects,
+    prospects,
+    remedy,
+    temperature_for_noise,
+)
+
+_TOO_CERTAIN = 1.5
+"""Maximum ratio of the temperature that the noise needs to the configured one."""
 
 _log = logging.getLogger(__name__)
 
@@ -147,6 +155,12 @@ def warnings(config: RunConfig) -> dict[str, str]:
             f"the noise is {likely.noise:.2g} clipping norms; a gain is certain up to "
             f"{limits.helpful:g} and unlikely above {limits.hopeless:g} ({limits.evidence}). "
             f"{remedy(config, likely)}"
+        )
+    divisor = temperature_for_noise(config, plan)
+    if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:
+        found["probabilities_too_certain"] = (
+            f"model.temperature is {config.model.temperature:g}, and the noise of this plan needs "
+            f"{divisor:.3g}; set it, or probabilities will be too certain"
         )
     return found
 

@@ -118,7 +118,9 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
             )
             output = tf.cast(output, tf.float32)
             if model.classes:
-                return {"probabilities": tf.nn.softmax(output)}
+                # Without a division by 1, the graph of earlier releases stays the same.
+                scaled = output / model.temperature if model.temperature > 1 else output
+                return {"probabilities": tf.nn.softmax(scaled)}
             return {"embeddings": tf.math.l2_normalize(output, axis=1)}
 
     serving = Serving()
@@ -200,7 +202,8 @@ def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
     from fedemb.serving.released import PARITY, ReleasedModel, require_parity, write_parity
 
     reader = photos.PhotoReader.of(config.model, config.data.max_pixels)
-    compute = classify if config.model.classes else embed
+    chances = partial(classify, temperature=config.model.temperature)
+    compute = chances if config.model.classes else embed
     write_parity(bundle / PARITY, partial(compute, backbone), reader)
     shipped = bundle / "preprocessing.py"
     write_bytes(shipped, Path(photos.__file__).read_bytes())

@@ -61,6 +61,7 @@ class PrivacyPlan(Document):
             "clients_mostly_empty",
             "delta_above_customary",
             "noise_beyond_the_study",
+            "probabilities_too_certain",
             "rounds_mostly_empty",
         ]
     ]

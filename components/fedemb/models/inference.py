@@ -64,9 +64,22 @@ def classify(
     classifier: Any,
     images: UInt8[np.ndarray, "images size size channels"] | Float32[np.ndarray, "images features"],
     batch_size: int = 256,
+    *,
+    temperature: float = 1.0,
 ) -> Float32[np.ndarray, "images classes"]:
-    """Returns probabilities of the classes, rows that sum to 1; see `outputs`."""
-    return outputs(classifier, images, batch_size, keras_ops().softmax)
+    """Returns probabilities of the classes, rows that sum to 1; see `outputs`.
+
+    Args:
+      classifier: `keras.Model` with logits as outputs.
+      images: images or features.
+      batch_size: images in memory at once.
+      temperature: divisor of the logits, at least 1 (`model.temperature`).
+    """
+
+    def chances(logits: Any) -> Any:
+        return keras_ops().softmax(logits / temperature)
+
+    return outputs(classifier, images, batch_size, chances)
 
 
 class VectorizedRounds:

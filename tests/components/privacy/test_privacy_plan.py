@@ -402,7 +402,8 @@ def test_noise_beyond_the_study_and_empty_rounds_are_warned_about():
     clients = plan_mechanism(run_config(GROUP)).normalizer
     assert "noise_beyond_the_study" not in found(noise_multiplier=0.00099 * clients)
     assert (
-        "is 0.0011 clipping norms" in found(noise_multiplier=0.0011 * clients)["noise_beyond_the_study"]
+        "is 0.0011 clipping norms"
+        in found(noise_multiplier=0.0011 * clients)["noise_beyond_the_study"]
     )
     assert "rounds_mostly_empty" not in found()
     empty = found(sampling_probability=GROUP["sampling_probability"] * 0.9 / clients)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 from fedemb.errors import Refused
 from fedemb.models.backbones import build_backbone
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.reports.noise_floor import noise_floor
+from fedemb.steps.plan_privacy.plan import warnings
 from fedemb.steps.plan_privacy.prospects import (
     REGIONS,
     WEIGHTS,
     check_prospects,
     prospects,
+    temperature_for_noise,
     users_needed,
 )
 
@@ -29,7 +34,8 @@ def with_noise(preset: str, noise: float, **settings: object):
 
 
 @pytest.mark.parametrize(
-    ("preset", "recipe"), [("quickstart", "whole_net"), ("dp_sgd_quickstart", "classifier")]
+    ("preset", "recipe"),
+    [("quickstart", "whole_net"), ("dp_sgd_quickstart", "all_layers"), ("cifar10_scatter", "head")],
 )
 def test_release_with_hopeless_noise_is_refused_unless_a_reason_is_given(preset, recipe):
     limit = REGIONS[recipe].hopeless
@@ -80,3 +86,51 @@ def test_table_of_weights_is_that_of_the_networks(name):
     built = build_backbone(model, seed=bytes(32))
     count = sum(math.prod(variable.shape) for variable in built.trainable_variables)
     assert WEIGHTS[name] == pytest.approx(count, rel=0.05)
+
+
+def head_at(epsilon_noise: float):
+    """A head whose full batches have a large learning rate and much noise."""
+    return load_config("cifar10_transfer_head").updated(
+        {
+            "mechanism.noise_multiplier": epsilon_noise,
+            "mechanism.units_per_round": 1800,
+            "partition.max_images_per_user": 1,
+        }
+    )
+
+
+def test_temperature_corrects_probabilities_for_the_noise():
+    config = head_at(28.9)
+    plan = plan_mechanism(config)
+    divisor = temperature_for_noise(config, plan)
+    assert divisor is not None
+    floor = noise_floor(config, plan)
+    assert floor is not None
+    deviation = floor.unit * floor.noise_multiplier * math.hypot(*floor.round_weights)
+    random = np.random.default_rng(7)
+    logits = random.normal(0.0, 0.9 * deviation, (20_000, 10))
+    labels = (logits + random.gumbel(size=logits.shape)).argmax(axis=1)
+    noised = logits + random.normal(0.0, deviation, logits.shape)
+
+    def log_loss(temperature: float) -> float:
+        scaled = noised / temperature
+        own = scaled[np.arange(len(labels)), labels]
+        return float((logsumexp(scaled, axis=1) - own).mean())
+
+    assert log_loss(1.0) > 2 * math.log(10)
+    best = min(log_loss(divisor * factor) for factor in (0.25, 0.5, 1.0, 1.4, 2.0, 4.0))
+    assert log_loss(divisor) < min(math.log(10), 1.1 * best)
+
+
+def test_plan_warns_of_probabilities_that_are_too_certain():
+    config = head_at(28.9)
+    divisor = temperature_for_noise(config, plan_mechanism(config))
+    assert divisor is not None
+    assert "probabilities_too_certain" in warnings(config)
+    set_right = config.updated({"model.temperature": round(divisor, 1)})
+    assert "probabilities_too_certain" not in warnings(set_right)
+
+
+def test_no_temperature_follows_from_the_noise_in_all_layers():
+    config = load_config("cifar10_resnet8")
+    assert temperature_for_noise(config, plan_mechanism(config)) is None

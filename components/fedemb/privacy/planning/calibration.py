@@ -121,9 +121,7 @@ def _printed(log_noise: float) -> float:
     return min(math.ceil(noise * 10**digits) / 10**digits, MOST_NOISE)
 
 
-def _epsilon(
-    event: dpe.DpEvent, relation: NeighboringRelation, delta: float, runs: int
-) -> float:
+def _epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: float, runs: int) -> float:
     return price(event, relation, delta, runs=runs).epsilon
 
 
