@@ -1,4 +1,4 @@
-"""Plans with hopeless noise are refused before the charge, unless the configuration gives a reason."""
+"""Plans with hopeless noise are refused before the charge, unless a reason is configured."""
 
 from __future__ import annotations
 

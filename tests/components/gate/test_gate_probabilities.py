@@ -1,0 +1,78 @@
+"""The gate denies a classifier whose probabilities are worse than the best baseline's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedemb.documents.classifier import ClassifierReport
+from fedemb.evaluation.classification import measure_classifiers
+from fedemb.evaluation.held_out import Subjects
+from fedemb.gate.utility_rules import useful_probabilities
+
+CLASSES = ("ant", "bee", "cat")
+CODE = "log_loss_above_baseline"
+
+
+def report(chance_of_right: float, share_right: float) -> ClassifierReport:
+    """A measured classifier that gives its first class the probability `chance_of_right`."""
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 3, 300)
+    first = np.where(random.random(300) < share_right, labels, (labels + 1) % 3)
+    own = np.full((300, 3), (1 - chance_of_right) / 2)
+    own[np.arange(300), first] = chance_of_right
+    even = np.full((300, 3), 1 / 3)
+    users = np.arange(300, dtype=np.uint64)
+    subjects = Subjects(labels=labels, users=users, subgroups=np.full(300, "all"))
+    tables = {"model": own, "public_backbone": even, "untrained": even}
+    measured = measure_classifiers(tables, subjects, CLASSES, samples=50, grouped=False)
+    nothing = dict.fromkeys(("centralized", "previous_release", "averages"))
+    fields = {
+        "run_id": "monday",
+        "config_sha": "0" * 64,
+        "model_sha": "0" * 64,
+        "simulation": False,
+        "public_kind": "none",
+        "bootstrap_samples": 50,
+        "unit": "user",
+        "classes": 3,
+        **nothing,
+        **measured,
+    }
+    return ClassifierReport.of_fields(fields)
+
+
+def reasons(body: object) -> list[str]:
+    case = SimpleNamespace(evidence=SimpleNamespace(utility=SimpleNamespace(body=body)))
+    return [reason.code for reason in useful_probabilities(case)]
+
+
+def test_classifier_with_informative_probabilities_passes():
+    assert reasons(report(0.7, 0.7)) == []
+
+
+def test_right_classifier_that_is_far_too_certain_is_denied():
+    """Accuracy is 70 % in both cases, and the gain over the baselines is the same."""
+    certain = report(1 - 1e-9, 0.7)
+    assert certain.gain is not None
+    assert certain.gain.low > 0
+    assert reasons(certain) == [CODE]
+
+
+def test_missing_baseline_denies():
+    nothing = dict.fromkeys(("public_backbone", "untrained", "most_frequent"))
+    assert reasons(report(0.7, 0.7).model_copy(update=nothing)) == [CODE]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_log_loss_that_is_no_number_denies(value, monkeypatch):
+    body = report(0.7, 0.7)
+    broken = SimpleNamespace(value=value, low=value, high=value)
+    monkeypatch.setattr(
+        ClassifierReport,
+        "log_loss",
+        lambda self, name: broken if name == "model" else self.public_backbone.log_loss,
+    )
+    assert reasons(body) == [CODE]
