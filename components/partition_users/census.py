@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,9 @@ class Census:
     """Of these, classes of more than one user."""
     shared_classes: int
     """Classes on both sides of the split."""
+    class_sizes: Mapping[int, tuple[int, int]]
+    """Class -> its images and the users who have one; of a classifier, by index in
+    `model.classes`."""
     median_side: float
     """Shorter side of a photo as stored, in pixels; of the first batch."""
     colour: bool
@@ -156,11 +159,14 @@ def _settled(
     sizes: tuple[list[int], list[int]] = ([], [])
     classes: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
     training: list[bytes] = []
+    images_of: Counter[int] = Counter()
     for key, part in users.items():
         settled = settle(key, part, config.partition.cohorts, assigner, counts)
         if settled is not None:
             sizes[settled.held_out].append(len(settled.images))
-            classes[settled.held_out].update({label for _, (label, _, _) in settled.images})
+            labels = [label for _, (label, _, _) in settled.images]
+            classes[settled.held_out].update(set(labels))
+            images_of.update(labels)
             if not settled.held_out:
                 training.append(key)
     groups = np.zeros(config.partition.virtual_clients, np.int64)
@@ -183,6 +189,7 @@ def _settled(
         len(owners),
         sum(count > 1 for count in owners.values()),
         len(classes[0].keys() & classes[1].keys()),
+        {label: (images_of[label], owners[label]) for label in sorted(owners)},
         float(np.median(sides)) if sides else 0.0,
         any(int(np.ptp(pixels.astype(int), axis=-1).max()) > _GREY for pixels in kept),
         frozenset(),

@@ -7,7 +7,9 @@ pipeline, because there data must never decide whether a run exists.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +52,7 @@ LEFT_OUT = {
     "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",
 }
 PAGE = "check_data.html"
+_SPELLINGS_SHOWN = 5
 _RARE = 0.01
 """Chance that is not worth a word."""
 
@@ -141,6 +144,7 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
         "evaluation_images": int(census.held_out_sizes.sum()),
         "largest_share": float(sizes.max() / images) if images else 0.0,
         "median_size": float(np.median(sizes)) if len(sizes) else 0.0,
+        "classes": _class_table(config, census),
         "virtual_clients": config.partition.virtual_clients,
         "group_sizes": (int(groups.min()), float(np.median(groups)), int(groups.max())),
         "empty_groups": int((groups == 0).sum()),
@@ -178,10 +182,46 @@ def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
     listed = len(config.model.classes)
     if rows and classes < listed:
         problems.append(
-            f"{listed - classes} of the {listed} classes of model.classes have no image; correct "
-            "the labels, or list the classes there are."
+            f"{listed - classes} of the {listed} classes of model.classes have no image."
+            f"{other_spellings(config.model.classes, census.labels)} Correct the labels, or list "
+            "the classes of the data."
         )
     return problems
+
+
+def other_spellings(listed: Sequence[str], labels: Collection[str]) -> str:
+    """Returns a sentence about labels that are listed classes in another spelling; else nothing.
+
+    Args:
+      listed: `model.classes`.
+      labels: labels of the data.
+    """
+    by_fold = {_folded(label): label for label in sorted(labels, reverse=True)}
+    missing = [name for name in listed if name not in labels]
+    close = [(name, by_fold[_folded(name)]) for name in missing if _folded(name) in by_fold]
+    if close:
+        shown = ", ".join(f"{label!r} for {name!r}" for name, label in close[:_SPELLINGS_SHOWN])
+        return f" The data have {shown}."
+    numbers = [label for label in labels if label.isdecimal()]
+    if missing and numbers and len(numbers) == len(labels):
+        return (
+            f" All labels are numbers ({', '.join(sorted(numbers, key=int)[:3])}, ...), and the "
+            "classes are names: set data.source.label_names to the names in the order of the "
+            "numbers."
+        )
+    return ""
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", name)).casefold()
+
+
+def _class_table(config: RunConfig, census: Census) -> list[tuple[str, str, str]]:
+    """Returns name, images and units of each listed class, most images first."""
+    names = config.model.classes
+    rows = [(name, *census.class_sizes.get(index, (0, 0))) for index, name in enumerate(names)]
+    rows.sort(key=lambda row: (-row[1], row[0]))
+    return [(name, f"{images:,}", f"{units:,}") for name, images, units in rows]
 
 
 def inexact_ids(census: Census) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
-from fedemb.steps.partition_users.check import check
+from fedemb.steps.partition_users.check import check, other_spellings
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 
 
@@ -102,6 +104,7 @@ def classifier(source: str, **overrides: Any) -> RunConfig:
             "units_per_round": 5,
             "noise_multiplier": 1.0,
         },
+        "release.train_despite_noise": "the run is small",
     }
     tree = make_config(source).model_dump(mode="json")
     for dotted, value in (settings | overrides).items():
@@ -169,6 +172,33 @@ def test_images_that_are_units_are_counted_as_images(tmp_path: Path) -> None:
     assert "images would train, fewer than" in problem
     assert "training images" in Path(found.page).read_text()
     assert "training users" not in Path(found.page).read_text().partition("Users by size")[0]
+
+
+def test_classifier_sees_its_classes_and_not_virtual_clients(tmp_path: Path) -> None:
+    rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(30))]
+    source = write_parquet(tmp_path / "rows.parquet", rows)
+    page = Path(check(classifier(source), str(tmp_path / "private")).page).read_text()
+    table = re.findall(r"<td[^>]*>\s*([^<]*?)\s*</td>", page.partition(">Classes</h2>")[2])
+    assert table[:6:3] == ["0", "1"]
+    assert sum(int(cell) for cell in table[1:6:3]) == 90
+    assert "virtual client" not in page
+    embedding = Path(check(make_config(source), str(tmp_path / "private")).page).read_text()
+    assert ">Classes</h2>" not in embedding
+    assert "virtual clients" in embedding
+
+
+@pytest.mark.parametrize(
+    ("labels", "listed", "hint"),
+    [
+        (("cat", "dog"), ("Cat", "dog"), "The data have 'cat' for 'Cat'."),
+        (("hot_dog", "dog"), ("hot dog", "dog"), "The data have 'hot_dog' for 'hot dog'."),
+        (("0", "1"), ("cat", "dog"), "All labels are numbers (0, 1, ...)"),
+        (("cat", "cow"), ("cat", "dog"), ""),
+    ],
+)
+def test_listed_class_in_another_spelling_is_named(labels, listed, hint):
+    assert hint in other_spellings(listed, frozenset(labels))
+    assert bool(other_spellings(listed, frozenset(labels))) == bool(hint)
 
 
 def test_empty_data_is_a_problem(tmp_path: Path) -> None:
