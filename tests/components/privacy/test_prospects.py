@@ -75,7 +75,7 @@ def test_noise_of_a_classifier_counts_weights_and_rounds():
     found = prospects(config, plan)
     assert found is not None
     weights = (config.model.embedding_dim + 1) * len(config.model.classes)
-    per_round = plan.noise_multiplier / plan.normaliser * math.sqrt(weights)
+    per_round = plan.noise_multiplier / plan.normalizer * math.sqrt(weights)
     assert found.noise == pytest.approx(per_round / math.sqrt(plan.rounds))
 
 
