@@ -312,7 +312,14 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
 
 def _imported(start: str, pixels: str | None) -> dict[str, Any]:
     if start.endswith(".keras"):
-        return {"import_pixels": _pixels_of(start, pixels)}
+        from fedemb.config import PretrainingConfig
+        from fedemb.models.imported import with_card
+
+        told = {"import_pixels": _pixels_of(start, pixels)}
+        given = PretrainingConfig.model_validate({"kind": "import", "import_path": start, **told})
+        found = with_card(Path(start), given)
+        fields = {"licence", "provenance"}
+        return told | found.model_dump(mode="json", include=fields, exclude_defaults=True)
     if pixels:
         raise ConfigError(f"--pixels is of a .keras file, and --public is {start}; leave it out")
     return {}

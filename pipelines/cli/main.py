@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import ConfigError, FedEmbError, InputError, Refused
+from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
@@ -49,6 +50,7 @@ app.add_typer(config_app, name="config")
 app.command()(init)
 app.command()(check_data)
 app.command()(make_data)
+app.add_typer(backbone_app, name="backbone")
 app.command()(plan)
 app.command()(frontier)
 app.command()(extrapolate)

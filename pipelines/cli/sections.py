@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Prepare": ("init", "check-data", "make-data", "config"),
+    "Prepare": ("init", "check-data", "make-data", "backbone", "config"),
     "Plan and run": ("plan", "frontier", "extrapolate", "run", "runs", "ledger"),
     "Review and release": ("report", "results", "approve", "verify", "lineage", "register"),
     "Use a model": ("embed", "search", "export", "serve"),

@@ -119,9 +119,13 @@ def checked(
         )
     check_stores(found, "RunConfig" if loaded is config else str(config), parent)
     if found.pretraining.kind == "import":
-        from fedemb.models.imported import check_import
+        from fedemb.models.imported import check_import, with_card
 
-        check_import(Path(found.pretraining.import_path or ""), found.model.trainable)
+        path = Path(found.pretraining.import_path or "")
+        check_import(path, found.model.trainable)
+        stated = with_card(path, found.pretraining)
+        if stated != found.pretraining:
+            found = found.updated({"pretraining": stated.model_dump(mode="json")})
     return found
 
 

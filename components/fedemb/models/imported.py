@@ -10,10 +10,11 @@ import math
 import re
 import zipfile
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedemb.config import ModelConfig
+from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import strict_json
 from fedemb.models.backbones import backbones, blocks, build_backbone
@@ -21,6 +22,7 @@ from fedemb.models.backbones.build import check_backbone, reinitialize
 from fedemb.models.classifier import HEAD, without_head
 from fedemb.models.imported_pixels import rescaled, told_pixels
 from fedemb.models.loading import load_model, require_finite
+from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_features import changes_features, features_of, tapped
 from fedemb.models.whitened import whitened_layer
 
@@ -30,12 +32,15 @@ ALLOWED_LAYERS = frozenset(
         "Add",
         "Average",
         "AveragePooling2D",
+        "ClassToken",
         "Concatenate",
         "Conv2D",
         "Cropping1D",
         "Cropping2D",
+        "CustomScaleLayer",
         "Dense",
         "DepthwiseConv2D",
+        "FirstToken",
         "Flatten",
         "Functional",
         "GainConv2D",
@@ -46,9 +51,11 @@ ALLOWED_LAYERS = frozenset(
         "Identity",
         "InputLayer",
         "LayerNormalization",
+        "LayerScale",
         "LeakyReLU",
         "MaxPooling2D",
         "MirrorImage",
+        "MultiHeadAttention",
         "Multiply",
         "Normalization",
         "PReLU",
@@ -63,7 +70,11 @@ ALLOWED_LAYERS = frozenset(
         "UnitNormalization",
         "Whitened",
         "ZeroPadding2D",
+        "fedemb>ClassToken",
+        "fedemb>CustomScaleLayer",
+        "fedemb>FirstToken",
         "fedemb>GainConv2D",
+        "fedemb>LayerScale",
         "fedemb>MirrorImage",
         "fedemb>Scattering",
         "fedemb>StandardizedConv2D",
@@ -95,12 +106,64 @@ def check_import(path: Path, trainable: str) -> None:
     allowed = ALLOWED_LAYERS | IF_FROZEN if trainable in FROZEN else ALLOWED_LAYERS
     layers = _layer_classes({**described, "compile_config": None})  # not loaded
     found = sorted(layers - allowed)
+    _check_ends(described["config"], path)
     if found:
         frozen = f", or keep it frozen with model.trainable: {' or '.join(FROZEN)}"
         raise ArtifactError(
             f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
             f"backbone of {', '.join(sorted(allowed))}{frozen if set(found) <= IF_FROZEN else ''}"
         )
+
+
+def _check_ends(net: Mapping[str, Any], path: Path) -> None:
+    """Rejects a network with several inputs or outputs."""
+    for name in ("input", "output"):
+        ends = net.get(f"{name}_layers")
+        if isinstance(ends, dict) or (isinstance(ends, list) and any(_nested(ends))):
+            count = len(ends)
+            if count != 1:
+                raise ArtifactError(
+                    f"{path.name} has {count} {name}s, and a backbone has one. Save a model from "
+                    "one image to one vector of features"
+                )
+
+
+def _nested(ends: list[Any]) -> Iterator[bool]:
+    """Yields whether each entry is a list: one end is `[layer, node, tensor]`."""
+    return (isinstance(end, list | dict) for end in ends)
+
+
+def with_card(path: Path, start: PretrainingConfig) -> PretrainingConfig:
+    """Returns the settings of an imported file with licence and provenance from its card.
+
+    Settings of the configuration win. A file without a card changes nothing.
+
+    Args:
+      path: the file.
+      start: `pretraining` with `kind: import`.
+
+    Raises:
+      InputError: the file does not exist.
+      ArtifactError: the file or its card is damaged.
+      ConfigError: `import_pixels` contradicts the card.
+    """
+    card = read_card(path)
+    if card is None:
+        return start
+    if start.import_pixels != card.pixels:
+        raise ConfigError(
+            f"pretraining.import_pixels={start.import_pixels} contradicts the card of {path.name}, "
+            f'which takes {card.pixels}. Set import_pixels: "{card.pixels}"'
+        )
+    unset = type(start)()
+    stated = {"licence": card.licence, "provenance": card.provenance}
+    return start.model_copy(
+        update={name: text for name, text in stated.items() if _same(start, unset, name)}
+    )
+
+
+def _same(start: PretrainingConfig, other: PretrainingConfig, name: str) -> bool:
+    return getattr(start, name) == getattr(other, name)
 
 
 def image_shape(path: Path) -> tuple[int, int] | None:
@@ -128,6 +191,9 @@ def known_pixels(path: Path) -> tuple[str, str] | None:
       InputError: the file does not exist.
       ArtifactError: not a `.keras` file.
     """
+    card = read_card(path)
+    if card is not None:
+        return card.pixels, "its card"
     return told_pixels(_description(path)["config"])
 
 
@@ -257,6 +323,11 @@ def _check_apart(backbone: Any, path: Path) -> None:
             np.asarray(net(np.stack([first, other]), training=False))[0]
             for other in (first, *others)
         )
+        if not all(np.isfinite(found).all() for found in (alone, *along)):
+            raise ConfigError(
+                f"outputs of {path.name} are not finite, so it cannot be checked whether it mixes "
+                "the images of different users. Import another backbone"
+            )
         if any(np.abs(found - alone).max() > 1e-3 * np.abs(alone).max() for found in along):
             raise ConfigError(
                 f"what {path.name} makes of an image depends on the other images of its batch, so "
@@ -273,9 +344,15 @@ def _drawn(shape: tuple[int, ...], random: Any) -> Any:
 
 def _frozen(backbone: Any) -> Any:
     """Returns the same model without dependence on other images or on randomness."""
-    chances = [layer for layer in backbone._flatten_layers() if type(layer).__name__ == "Dropout"]
+    layers = list(backbone._flatten_layers())
+    chances = [layer for layer in layers if type(layer).__name__ == "Dropout"]
+    attending = [layer for layer in layers if type(layer).__name__ == "MultiHeadAttention"]
     for layer in chances:
         layer.rate = 0.0
+    for layer in attending:
+        if layer._dropout:
+            layer._dropout = 0.0
+            chances.append(layer)
     if chances:  # rebuilt: dropout without a rate has no random state
         weights = backbone.get_weights()
         backbone = type(backbone).from_config(backbone.get_config())

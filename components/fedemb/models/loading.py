@@ -15,6 +15,7 @@ from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.files import write_bytes
 from fedemb.models.backbones import check_backbone
 from fedemb.models.mirror_image import mirror_layer
+from fedemb.models.scaled import first_token_layer, scaled_layers, token_layer
 from fedemb.models.scattering import scattering_layer
 from fedemb.models.standardized import gain_convolution, standardized_convolution
 from fedemb.models.whitened import whitened_layer
@@ -23,6 +24,8 @@ _LAYERS = (
     standardized_convolution,
     gain_convolution,
     mirror_layer,
+    token_layer,
+    first_token_layer,
     scattering_layer,
     whitened_layer,
 )
@@ -56,7 +59,9 @@ def load_model(path: Path) -> Any:
     for layer in _LAYERS:
         layer()
     try:
-        return keras.saving.load_model(path, compile=False, safe_mode=True)
+        return keras.saving.load_model(
+            path, custom_objects=scaled_layers(), compile=False, safe_mode=True
+        )
     except Exception as error:  # Keras raises many types for a broken file
         raise ArtifactError(
             f"{path.name} in {path.parent.name} cannot be loaded ({type(error).__name__}); run the "

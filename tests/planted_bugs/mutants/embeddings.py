@@ -9,6 +9,7 @@ TESTS = "tests/components/embedding/test_embedding_rounds.py"
 CROSSING = f"{TESTS}::test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round"
 SPREAD = f"{TESTS}::test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs"
 ADAPTIVE = f"{TESTS}::test_adaptive_clip_is_an_argument_and_not_a_constant_of_the_trace"
+IMPORTS = "tests/components/public_backbone/test_applications.py"
 
 MUTANTS = (
     one(
@@ -123,6 +124,28 @@ MUTANTS = (
             ),
         ),
         "tests/components/training/test_training_audit.py::test_sound_training_passes[averaged]",
+    ),
+    one(
+        14,
+        "imported_network_may_mix_the_images_of_a_batch",
+        (
+            modules.IMPORTED,
+            "_check_apart",
+            "any(np.abs(found - alone).max() > 1e-3 * np.abs(alone).max() for found in along)",
+            "False",
+        ),
+        f"{IMPORTS}::test_attention_between_images_is_refused",
+    ),
+    one(
+        14,
+        "imported_network_without_finite_outputs_is_not_checked",
+        (
+            modules.IMPORTED,
+            "_check_apart",
+            "not all(np.isfinite(found).all() for found in (alone, *along))",
+            "False",
+        ),
+        f"{IMPORTS}::test_outputs_that_are_not_finite_cannot_be_checked",
     ),
 )
 """Of clients, heads and their sum."""

@@ -1,0 +1,75 @@
+"""Makes a backbone of a Keras network: folded, flat, with one vector of features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+from fedemb.config import PretrainingConfig
+from fedemb.errors import ArtifactError, ConfigError
+from fedemb.foundation.digests import file_digest
+from fedemb.models.imported import check_import, known_pixels
+from fedemb.models.loading import load_model, require_finite
+from fedemb.models.public_backbone.built import Built
+from fedemb.models.public_backbone.folding import applied, without_batch_norm
+from fedemb.models.public_backbone.pixels import BY_KIND, OURS, Pixels, image_input
+
+
+def of_network(network: Any, pixels: Pixels, source: str, sha256: str) -> Built:
+    """Returns a backbone that computes what a network computes, on pixels `x / 128 - 1`.
+
+    Args:
+      network: `keras.Model` of one image.
+      pixels: pixel values that it was trained on.
+      source: file or package of the weights.
+      sha256: digest of the weights.
+
+    Raises:
+      ArtifactError: a weight is not finite, or the network has not one square image as input and
+        one vector or map of features as output.
+      ConfigError: its batch normalisation cannot be folded.
+    """
+    import keras
+
+    require_finite(network)
+    shape, ends = network.input_shape, network.output_shape
+    if len(shape) != 4 or shape[1] != shape[2] or shape[1] is None or len(ends) not in (2, 4):
+        raise ArtifactError(
+            f"{source} maps {shape} to {ends}, and a backbone maps square images of a fixed size "
+            "to one vector. Save it with a fixed input_shape"
+        )
+    if shape[3] != len(pixels.mean):
+        pixels = Pixels(pixels.mean[: shape[3]], pixels.deviation[: shape[3]])
+    inputs, x = image_input(shape[1], pixels)
+    outputs = applied(without_batch_norm(network), x)
+    if len(ends) == 4:
+        outputs = keras.layers.GlobalAveragePooling2D(name="pooled_features")(outputs)
+    backbone = keras.Model(inputs, outputs, name=network.name)
+    head = outputs._keras_history.operation.name
+    return Built(backbone, {"head": head}, str(pixels), "", source, sha256)
+
+
+def of_file(path: Path, pixels: str | None) -> Built:
+    """Returns the backbone of a `.keras` file, folded; see `of_network`.
+
+    Args:
+      path: the file.
+      pixels: name of the pixel values, as `pretraining.import_pixels`; None: as the file states.
+
+    Raises:
+      InputError: the file does not exist.
+      ArtifactError: the file is damaged or has layers that are not allowed.
+      ConfigError: the pixel values are not known.
+    """
+    check_import(path, "projection")
+    known = known_pixels(path)
+    kind = pixels or (known[0] if known else None)
+    if kind not in BY_KIND:
+        kinds = ", ".join(get_args(PretrainingConfig.model_fields["import_pixels"].annotation))
+        raise ConfigError(
+            f"{path.name} does not state which pixel values it was trained on. Pass --pixels with "
+            f"one of {kinds}"
+        )
+    of_ours = pixels is None and known is not None and known[1].endswith(("package", "card"))
+    values = OURS if of_ours else BY_KIND[kind]
+    return of_network(load_model(path), values, path.name, file_digest(path))

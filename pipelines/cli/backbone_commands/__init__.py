@@ -1,0 +1,1 @@
+"""`fedemb backbone` and its commands."""

