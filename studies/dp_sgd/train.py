@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -175,7 +175,7 @@ def poisson(settings: dict[str, Any], epsilon: float, population: int) -> Mechan
 def rounds(kind: Any, server: ServerConfig, units: Units, load: Callable[[Any], Any]) -> np.ndarray:
     """Runs all rounds; the weights that would be released."""
     state = initial_state(server, kind.initial_weights())
-    with Feed(kind, kind.mechanism, first=0, index=units, load=load) as feed:
+    with Feed(kind, kind.mechanism, first=0, index=cast("Any", units), load=load) as feed:
         for done in run_rounds(kind, kind.mechanism, server, state, feed):
             state = done.state
     return released_weights(server, state)

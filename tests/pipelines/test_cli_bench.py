@@ -73,7 +73,7 @@ def test_an_accelerator_that_is_not_seen_is_refused_before_anything_is_measured(
         check=False,
     )
     assert done.returncode == 2, done.stderr[-3000:]
-    assert "this step is to have nvidia.com/gpu, and JAX finds none" in done.stderr
+    assert "this step is to have nvidia.com/gpu, but JAX finds only the CPU" in done.stderr
     assert "plain" not in done.stdout
 
 

@@ -36,7 +36,7 @@ BAD = {
     ),
     "a batch above the population": (
         ["mechanism.units_per_round=10501"],
-        "units_per_round=10501 exceeds the 10500 units",
+        "units_per_round=10501 exceeds policy.users_lower_bound=10500",
     ),
     "a chance above one": (["mechanism.sampling_probability=1.5"], "sampling_probability"),
     "no noise": (["mechanism.noise_multiplier=0"], "noise_multiplier"),
@@ -57,7 +57,7 @@ BAD = {
             "mechanism={kind: group_poisson_gaussian, rounds: 2, sampling_probability: 0.1, "
             "noise_multiplier: 1.0}",
         ],
-        "policy.unit=image has no price under it",
+        "does not support policy.unit=image",
     ),
     "views of features": (
         ["model.trainable=head", f"{UNIT}.views=2"],

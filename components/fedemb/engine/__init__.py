@@ -1,6 +1,6 @@
-"""Training rounds: virtual clients, units, server step, JAX, evidence of the run.
+"""Training rounds: virtual clients, units, server step, JAX, audit evidence.
 
-Arrays in, weights out. The mechanism clips, sums, noises and prices; nothing else does:
+The mechanism does all clipping, summation, noise and accounting:
 
     >>> import secrets
     >>> import numpy as np
@@ -26,9 +26,9 @@ Arrays in, weights out. The mechanism clips, sums, noises and prices; nothing el
     >>> embed(backbone, random.integers(0, 256, (5, 12, 12, 1), np.uint8)).shape
     (5, 8)
 
-In a real run `mechanism.sample_clients` says who takes part, and the root key comes from the
-reservation. Call `configure_threads` first, and pass its answer as `workers`, to train virtual
-clients side by side. TensorFlow is imported when a function is called, not when this package is.
+In a real run, `mechanism.sample_clients` selects the participants, and the root key comes from the
+reservation. To train virtual clients in parallel, call `configure_threads` first and pass its
+result as `workers`. TensorFlow is imported when a function is called, not with this package.
 """
 
 from fedemb.engine.central import pretrain as pretrain

@@ -1,4 +1,4 @@
-"""Creates the training rounds of a configuration, on its backend."""
+"""Creates the training rounds of a configuration on its backend."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from typing import Any
 
 from fedemb.config import ModelConfig, TrainingConfig
 from fedemb.engine.feature_cache import keeps_features
-from fedemb.engine.rounds import RoundFunction
+from fedemb.engine.rounds import ClientExamples, RoundFunction
 from fedemb.engine.training_round import TrainingRound
 from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import cut, trainable_variables, with_bfloat16
 from fedemb.models.public_features import without_public_features
+from fedemb.privacy.queries import Mechanism
 
 
 def client_rounds(
-    backbone: Any,
-    mechanism: Any,
+    backbone: Model,
+    mechanism: Mechanism,
     model: ModelConfig,
     training: TrainingConfig,
     *,
     workers: int,
     devices: Sequence[str] | None = None,
     shared_head_rows: int = 0,
-) -> tuple[TrainingRound, Any]:
-    """Returns the round function of virtual clients.
+) -> tuple[TrainingRound[ClientExamples, Any], Model | None]:
+    """Returns the rounds of virtual clients.
 
     Args:
       backbone: `keras.Model` from `build_backbone`; not changed by rounds.
       mechanism: clips and rounds each update.
-      model: which variables train.
+      model: selects the trained variables.
       training: backend, local training, seed.
-      workers: of TensorFlow, see `RoundFunction`.
-      devices: of TensorFlow. JAX takes all there are.
+      workers: TensorFlow only, see `RoundFunction`.
+      devices: TensorFlow only; JAX uses all devices.
       shared_head_rows: DP-FedAvg, see `Objective`.
 
     Returns:
-      The round; and the frozen trunk whose features it takes in place of images, or None.
+      The rounds, and the frozen trunk whose features replace images, or None.
     """
     trunk = None
     backbone = without_public_features(backbone)
@@ -53,7 +55,7 @@ def client_rounds(
         from fedemb.engine.jax.client_rounds import JaxRoundFunction
 
         clients = training.parallel_clients
-        function: TrainingRound = JaxRoundFunction(
+        function: TrainingRound[ClientExamples, Any] = JaxRoundFunction(
             backbone, mechanism, training.local, parallel_clients=clients, **shared
         )
     else:
@@ -64,23 +66,23 @@ def client_rounds(
 
 
 def unit_rounds(
-    classifier: Any,
-    mechanism: Any,
+    classifier: Model,
+    mechanism: Mechanism,
     model: ModelConfig,
     training: TrainingConfig,
     *,
     workers: int,
     devices: Sequence[str] | None = None,
-) -> TrainingRound:
-    """Returns the round function of unit gradients.
+) -> TrainingRound[ClientExamples, Any]:
+    """Returns the rounds of unit gradients.
 
     Args:
-      classifier: `keras.Model` of `build_classifier`; see `client_rounds`, as are the others.
+      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
       mechanism: clips and rounds each record.
-      model: which variables train.
+      model: selects the trained variables.
       training: backend, units, seed.
-      workers: of TensorFlow.
-      devices: of TensorFlow.
+      workers: TensorFlow only.
+      devices: TensorFlow only.
     """
     if training.mixed_precision:
         classifier = with_bfloat16(classifier)

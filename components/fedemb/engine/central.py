@@ -1,7 +1,7 @@
 """Training on one pooled data set: public pretraining, and the baseline without privacy.
 
-Uses the same losses, augmentation and optimizer kernels as local training, in one loop over
-shuffled batches. The learning rate rises for a tenth of the steps, then falls along a half cosine.
+Uses the losses, augmentation and optimizer kernels of local training, in one loop over shuffled
+batches. The learning rate increases for a tenth of the steps, then decays along a half cosine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, Tra
 from fedemb.engine.clients.augmentation import augment, stateless_draws
 from fedemb.engine.clients.client_draws import glorot_head
 from fedemb.engine.gradient_sums import gradients_summed_in_order
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.losses import build_loss, contrastive_loss, penalized
 from fedemb.models.preprocessing import preprocess
@@ -30,7 +31,7 @@ LossOf = Callable[[Callable[[Any], Any], Sequence[Any], Any, Any, Any], Any]
 
 CONTRASTIVE_VIEWS = AugmentationConfig()
 WARM_UP = 0.1
-"""Share of the steps over which the learning rate rises: cosine losses have steep starts."""
+"""Share of the steps with increasing learning rate; cosine losses need a warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,12 @@ class Schedule:
     """Length and learning rates of a pooled training.
 
     Attributes:
-      epochs: passes over the images; the last, short batch of each is left out.
+      epochs: passes over the images; the last, short batch of each is dropped.
       batch_size: images per step.
-      learning_rate: the highest of the schedule.
-      momentum: of SGD.
-      weight_decay: share of each kernel that is added to its gradient; not of scales and offsets.
-      mixed_precision: whether all but weights, updates and the last layer is bfloat16.
+      learning_rate: maximum of the schedule.
+      momentum: momentum of SGD.
+      weight_decay: factor of each kernel that is added to its gradient; not of scales and offsets.
+      mixed_precision: whether everything except weights, updates and last layer is bfloat16.
     """
 
     epochs: int
@@ -55,7 +56,7 @@ class Schedule:
 
 
 def minimize(
-    backbone: Any,
+    backbone: Model,
     extra: Sequence[np.ndarray],
     loss_of: LossOf,
     images: UInt8[np.ndarray, "images size size channels"],
@@ -68,12 +69,12 @@ def minimize(
 
     Args:
       backbone: `keras.Model`; all its trainable variables change.
-      extra: initial values of variables that train along and are dropped afterwards: heads.
-      loss_of: the loss of a batch.
+      extra: initial values of additional trained variables (heads), dropped afterwards.
+      loss_of: loss of a batch.
       images: uint8 `[images, size, size, channels]`.
       labels: int32 `[images]`.
       schedule: length and rates.
-      seed: of shuffles and whatever `loss_of` draws.
+      seed: seed of shuffles and of the draws of `loss_of`.
 
     Returns:
       Mean loss of the last epoch.
@@ -114,7 +115,7 @@ def minimize(
 
 
 class _PooledTraining:
-    """Variables of a pooled training, and its step."""
+    """Variables and step of a pooled training."""
 
     def __init__(
         self, backbone: Any, extra: Sequence[np.ndarray], loss_of: LossOf, schedule: Schedule
@@ -135,7 +136,7 @@ class _PooledTraining:
         Args:
           images: uint8 `[batch, size, size, channels]`.
           labels: int32 `[batch]`.
-          at: float32 scalar, share of the training that is done.
+          at: float32 scalar, completed share of the training.
           seeds: int64 `[2]`.
         """
         import tensorflow as tf
@@ -192,7 +193,7 @@ def _glorot(rows: int, columns: int, seed: int) -> np.ndarray:
 
 
 def train_supervised(
-    backbone: Any,
+    backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"],
     labels: Int[np.ndarray, " images"],
     *,
@@ -215,7 +216,7 @@ def train_supervised(
 
 
 def train_contrastive(
-    backbone: Any,
+    backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"],
     *,
     augmentation: AugmentationConfig | None,
@@ -243,7 +244,7 @@ def train_contrastive(
 
 
 def pretrain(
-    backbone: Any,
+    backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"],
     labels: Int[np.ndarray, " images"],
     config: PretrainingConfig,
@@ -256,9 +257,9 @@ def pretrain(
       backbone: from `build_backbone`.
       images: uint8 `[images, size, size, channels]`, public.
       labels: int64 `[images]`; unused by `simclr`.
-      config: `supervised`, `random_process` (classes are laws) or `simclr`, and its schedule;
-        other kinds train nothing.
-      seed: of shuffles, heads and augmentation.
+      config: `supervised`, `random_process` (classes are processes) or `simclr`, and its
+        schedule; other kinds do not train.
+      seed: seed of shuffles, heads and augmentation.
 
     Returns:
       Mean loss of the last epoch; NaN if nothing was trained.
@@ -294,7 +295,7 @@ def pretrain(
 
 
 def train_centralized(
-    backbone: Any,
+    backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"],
     labels: Int[np.ndarray, " images"],
     training: TrainingConfig,
@@ -307,14 +308,14 @@ def train_centralized(
     """Trains the baseline without privacy, with loss and augmentation of the private run.
 
     Args:
-      backbone: start; trained in place.
+      backbone: initial backbone; trained in place.
       images: uint8 `[images, size, size, channels]` of all training users.
       labels: int64 `[images]`, any values.
-      training: of the run; its loss, augmentation and seed are used.
+      training: training configuration of the run; provides loss, augmentation and seed.
       epochs: passes over the images.
       batch_size: images per step.
-      learning_rate: the highest.
-      momentum: of SGD.
+      learning_rate: maximum of the schedule.
+      momentum: momentum of SGD.
 
     Returns:
       The backbone.

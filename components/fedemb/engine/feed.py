@@ -5,23 +5,24 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Generic, Self, TypeVar
 
-from fedemb.engine.rounds import Slab
-from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.training_round import Packed, TrainingRound
 from fedemb.privacy.queries import Mechanism
+from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
+_Unit = TypeVar("_Unit")
 _AHEAD = 2
 """Maximum number of waiting slabs; with the maximum slab size, this limits memory."""
 
 
-class Feed:
+class Feed(Generic[Packed]):
     """Slabs of all remaining rounds, produced ahead of time by one thread.
 
     Args:
       function: packs the virtual clients.
       mechanism: mechanism of the attempt; samples the virtual clients of a round.
-      first: number of the first round; the last one is the plan's.
+      first: number of the first round; the plan sets the last round.
       index: users of each virtual client, a `sampling.Index`.
       load: reads the examples of a `sampling.VirtualClient`.
       prepare: called with all virtual clients of a round before they are loaded; None does nothing.
@@ -29,15 +30,15 @@ class Feed:
 
     def __init__(
         self,
-        function: TrainingRound,
+        function: TrainingRound[_Unit, Packed],
         mechanism: Mechanism,
         *,
         first: int,
-        index: Any,
-        load: Callable[[Any], Any],
-        prepare: Callable[[Sequence[Any]], None] | None = None,
+        index: Index,
+        load: Callable[[VirtualClient], _Unit],
+        prepare: Callable[[Sequence[VirtualClient]], None] | None = None,
     ) -> None:
-        self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
+        self._queue: queue.Queue[Packed | BaseException | None] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
 
         def work() -> None:
@@ -57,7 +58,7 @@ class Feed:
         self._thread = threading.Thread(target=work, name="client-feed", daemon=True)
         self._thread.start()
 
-    def _put(self, item: Slab | BaseException | None) -> bool:
+    def _put(self, item: Packed | BaseException | None) -> bool:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -66,14 +67,14 @@ class Feed:
             return True
         return False
 
-    def next_round(self) -> Iterator[Slab]:
-        """Yields the slabs of the next round; what went wrong in the thread is raised here."""
+    def next_round(self) -> Iterator[Packed]:
+        """Yields the slabs of the next round; raises errors of the thread."""
         while (item := self._queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 _ANY_ORDER = 2
-"""Terms up to which the order does not matter."""
+"""Maximum number of terms whose order does not matter."""
 
 
 @contextmanager
 def gradients_summed_in_order() -> Iterator[None]:
-    """Inside, `tf.GradientTape` adds gradients up in one order, whatever else runs."""
+    """While entered, `tf.GradientTape` sums gradients in a fixed order."""
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.eager import backprop
 
@@ -42,7 +42,7 @@ def _summed(gradients: Sequence[Any]) -> Any:
     total, *rest = gradients
     while rest:
         term = rest.pop(0)
-        # Sums that wait for the next term are not made one `AddN` again by the graph's optimizer.
+        # The dependency prevents the graph optimizer from fusing the sums into one `AddN`.
         with tf.control_dependencies(rest[:1]):
             total = total + term
     return total

@@ -4,15 +4,15 @@ Every host runs one process. Process 0, the chief, is the ordinary training step
 
     python -m fedemb.training.hosts
 
-and hold only the units of the current step: coins, keys, noise, ledger and server state are only on
-the chief. The chief tells all hosts what to compute, and all hosts sum their integers. So one
-process and many processes give the same bits (on processors of one kind).
+and have only the units of the current step: coins, keys, noise, ledger and server state are only on
+the chief. The chief sends each step to all hosts, and all hosts sum their integers. One process and
+many processes therefore give the same bits (on processors of one kind).
 
-The variables of Kubeflow Trainer's JAX runtime say who a process is, the chief as process 0:
+The variables of Kubeflow Trainer's JAX runtime identify a process; process 0 is the chief:
 
     JAX_COORDINATOR_ADDRESS=host0:2222  JAX_NUM_PROCESSES=2  JAX_PROCESS_ID=0
 
-With `FEDEMB_CHIEF=address:port` besides, they count the other hosts alone, which a pipeline's step
+If `FEDEMB_CHIEF=address:port` is also set, they count only the other hosts, which a pipeline's step
 started (`training.train_job`).
 
 The traffic is not encrypted, not authenticated, and un-noised: images are sent out, and clipped
@@ -30,13 +30,14 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.foundation import step_logging as events
 
 _LOG = logging.getLogger(__name__)
 CHIEF = "FEDEMB_CHIEF"
-"""Environment variable: address and port of a chief that is not among those that are counted."""
+"""Environment variable: address and port of a chief that the other variables do not count."""
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _LOST_HOST_TERMS = (
     "Gloo",
@@ -47,36 +48,36 @@ _LOST_HOST_TERMS = (
     "Heartbeat",
     "heartbeat",
 )
-"""Words of what JAX says when a host is gone."""
+"""Terms in JAX errors after a host was lost."""
 LOST = (
-    "a host of the training job was lost in a round, which was not committed; start the hosts "
-    "again and resume the run"
+    "A host of the training job was lost; the current round was not committed. Start the hosts "
+    "again and resume the run."
 )
 _CONNECT_SECONDS = 1800
-"""Seconds until all hosts must have come: a node may have to be made first."""
+"""Timeout until all hosts are connected, in seconds; a new node may have to start."""
 _RECEIVE_MILLISECONDS = 24 * 3600 * 1000
-"""Milliseconds that the others wait for the chief to say something."""
+"""Timeout of the other hosts for a message of the chief, in milliseconds."""
 _LEAVE_MILLISECONDS = 10_000
-"""Milliseconds that hosts wait for each other at the end."""
+"""Timeout of the final barrier, in milliseconds."""
 _message_numbers = count(0)
-"""Of the messages of this process: the chief and the others count alike."""
+"""Message numbers; chief and other hosts count the same messages."""
 
 
 class JobHost(NamedTuple):
-    """Where a process stands among the hosts of its job."""
+    """A process of a job with several hosts."""
 
     address: str
-    """Of the chief, with its port."""
+    """Address of the chief with port."""
     processes: int
     number: int
-    """0: the chief."""
+    """Number of this process; 0 is the chief."""
 
     @classmethod
     def of_environment(cls) -> JobHost | None:
-        """What the variables say; None for a process that is alone.
+        """Returns the host that the environment variables describe; None for a single process.
 
         Raises:
-          ConfigError: they name no host of a job.
+          ConfigError: the variables are not valid.
         """
         address, processes, number = map(os.environ.get, _NAMES)
         if processes is None:
@@ -89,8 +90,8 @@ class JobHost(NamedTuple):
             found = cls("", 0, 0)
         if ":" not in found.address or not before <= found.number < found.processes:
             raise ConfigError(
-                f"{_NAMES[1]}={processes} and {_NAMES[2]}={number} name no host of a job; set them "
-                f"and {_NAMES[0]}, as Kubeflow Trainer's JAX runtime does"
+                f"{_NAMES[1]}={processes} and {_NAMES[2]}={number} do not name a host of a job. "
+                f"Set them and {_NAMES[0]} as Kubeflow Trainer's JAX runtime does."
             )
         return found if found.processes > 1 else None
 
@@ -109,40 +110,41 @@ class Message(IntEnum):
 
 
 def connect(host: JobHost | None) -> bool:
-    """Joins the hosts of this job, if there are several; call it before JAX is used.
+    """Connects to the other hosts of the job, if any; must be called before JAX is used.
 
     Returns:
-      Whether this process is the chief; one that is alone is.
+      Whether this process is the chief; True for a single process.
 
     Raises:
-      StorageError: not all hosts came.
+      StorageError: not all hosts connected in time.
     """
     if host is None:
         return True
     import jax
 
-    # Else JAX would end this process before our error is shown when another one is lost.
+    # Otherwise JAX would abort this process before it reports that another host was lost.
     jax.config.update("jax_enable_recoverability", True)
     try:
         jax.distributed.initialize(*host, initialization_timeout=_CONNECT_SECONDS)
     except RuntimeError as error:
         raise StorageError(
-            f"not all of the {host.processes} hosts of the job came to {host.address} within "
-            f"{_CONNECT_SECONDS // 60} minutes; see why their pods do not start, and resume the run"
+            f"Not all of the {host.processes} hosts of the job connected to {host.address} within "
+            f"{_CONNECT_SECONDS // 60} minutes. Check why their pods do not start, then resume "
+            "the run."
         ) from error
     _LOG.info(events.HOSTS, jax.process_count())
     return host.number == 0
 
 
 def is_multi_host() -> bool:
-    """Whether other hosts wait for messages of this one."""
+    """Returns whether the job has several hosts."""
     import jax
 
     return jax.process_count() > 1
 
 
-def send(message: Message, *parts: Any) -> None:
-    """Tells all other hosts, from the chief; does nothing if there are no others."""
+def send(message: Message, *parts: npt.ArrayLike) -> None:
+    """Sends a message from the chief to all other hosts; does nothing on a single host."""
     if is_multi_host():
         body = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
         _coordinator().key_value_set(_next_key(), f"{message:d} {len(body)}")
@@ -150,22 +152,22 @@ def send(message: Message, *parts: Any) -> None:
 
 
 def leave() -> None:
-    """The end of the job: the chief says so and lets the others hear it before it goes."""
+    """Ends the job: the chief sends the end and waits until all hosts received it."""
     import jax
 
     if jax.process_index() == 0:
         send(Message.END)
     try:
         _coordinator().wait_at_barrier("fedemb/end", _LEAVE_MILLISECONDS)
-    except RuntimeError:  # somebody is gone; all rounds are on record
-        _LOG.debug("not all hosts were there at the end")
+    except RuntimeError:  # a host is lost, but all rounds are committed
+        _LOG.debug("not all hosts reached the final barrier")
 
 
 def receive() -> tuple[Message, bytes]:
     """Waits for the chief's next message.
 
-    A collective would give up after half a minute, in which the chief may have other work: that
-    there is a message is left with the coordinator, and only its body is exchanged by all at once.
+    A collective operation would time out after half a minute, while the chief may be busy. The
+    announcement is therefore stored at the coordinator, and only the body uses a collective.
 
     Raises:
       StorageError: the chief or another host was lost.
@@ -178,7 +180,7 @@ def receive() -> tuple[Message, bytes]:
 
 
 def _coordinator() -> Any:
-    """Where the coordinator keeps short notes for all hosts."""
+    """Returns the key-value store of the job's coordinator."""
     from jax._src.distributed import global_state
 
     return global_state.client
@@ -188,8 +190,8 @@ def _next_key() -> str:
     return f"fedemb/{next(_message_numbers)}"
 
 
-def decoded_arrays(body: bytes, like: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays of a message, in shapes and types that both sides know."""
+def decoded_arrays(body: bytes, like: Sequence[npt.ArrayLike]) -> list[np.ndarray]:
+    """Returns the arrays of a message, in the shapes and types of `like`."""
     found, start = [], 0
     for part in map(np.asarray, like):
         found.append(np.frombuffer(body, part.dtype, part.size, start).reshape(part.shape))
@@ -198,7 +200,7 @@ def decoded_arrays(body: bytes, like: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _broadcast(data: np.ndarray) -> np.ndarray:
-    """The chief's numbers, on every host."""
+    """Returns the chief's array on every host."""
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     with lost_host_errors():
@@ -207,10 +209,10 @@ def _broadcast(data: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def lost_host_errors() -> Iterator[None]:
-    """Says in one sentence that a host was lost.
+    """Translates errors of JAX about a lost host.
 
     Raises:
-      StorageError: one was.
+      StorageError: a host was lost.
     """
     try:
         yield

@@ -6,14 +6,15 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+
+from fedemb.documents.fields import Json
 
 _HEAD = "head"
 
 
-def pack(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+def pack(head: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> bytes:
     """Packs a JSON object and arrays; no array is called `head`."""
     packed = io.BytesIO()
     text = np.frombuffer(json.dumps(head).encode(), np.uint8)
@@ -21,7 +22,7 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
     return packed.getvalue()
 
 
-def unpack(data: bytes, *names: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def unpack(data: bytes, *names: str) -> tuple[Json, dict[str, np.ndarray]]:
     """The object of `pack`, and the arrays of these names.
 
     Raises:

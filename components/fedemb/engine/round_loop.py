@@ -1,4 +1,4 @@
-"""The loop over private rounds: the only one, for a pipeline step and for a simulation.
+"""The loop over private rounds, used by pipeline steps and simulations.
 
 sample, load -> local training or gradient -> clip, exact sum -> noise -> commit -> server step
 """
@@ -8,19 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fedemb.config import ServerConfig
 from fedemb.engine.feed import Feed
 from fedemb.engine.rounds import RoundSums
 from fedemb.engine.server import ServerState
-from fedemb.engine.training_round import TrainingRound
-from fedemb.privacy.queries import Mechanism
+from fedemb.engine.training_round import Packed, TrainingRound
+from fedemb.privacy.queries import Mechanism, RoundOutput
+
+R = TypeVar("R")
+"""Record of a committed round."""
 
 
 @dataclass(frozen=True)
-class Round:
-    """One finished round. Raw, but for `state` and `record`."""
+class Round(Generic[R]):
+    """One finished round. Raw, except `state` and `record`."""
 
     index: int
     """Number of the round, from 0."""
@@ -28,30 +31,30 @@ class Round:
     """Clip of the round."""
     sums: RoundSums
     """Un-noised sums and per-client statistics."""
-    record: Any
-    """What `commit` returned."""
+    record: R | None
+    """Result of `commit`."""
     state: ServerState
-    """The server's state after the round. Noised."""
+    """Server state after the round. Noised."""
     seconds: dict[str, float]
-    """How long `train`, `noise`, `commit` (with the server's step) and, in `train`, `wait` took."""
+    """Seconds of `train`, `noise`, `commit` (with server step), and `wait` (part of `train`)."""
 
 
 def run_rounds(
-    function: TrainingRound,
+    function: TrainingRound[Any, Packed],
     mechanism: Mechanism,
     server: ServerConfig,
     state: ServerState,
-    feed: Feed,
+    feed: Feed[Packed],
     *,
-    commit: Callable[[int, Any], Any] | None = None,
-) -> Iterator[Round]:
-    """Runs the rounds that `state` has not seen yet, one for each step of the iterator.
+    commit: Callable[[int, RoundOutput], R] | None = None,
+) -> Iterator[Round[R]]:
+    """Runs the remaining rounds, one per iteration.
 
     Args:
       function: computes the clipped sum of a round.
       mechanism: mechanism of the attempt; noises the sum and accounts for it.
-      server: rule that applies the noised mean.
-      state: before the first round to run.
+      server: configuration of the server step.
+      state: server state before the first round to run.
       feed: virtual clients of the same rounds.
       commit: commits a round, from its number and its `RoundOutput`; called before the output is
         used. None keeps no record.

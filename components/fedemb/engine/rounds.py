@@ -1,10 +1,9 @@
-"""Training round: virtual clients in parallel, with an exact sum of clipped integer updates.
+"""Training rounds on TensorFlow: virtual clients in parallel, exact sums of clipped updates.
 
-One traced function holds one loop per worker, each on a core or an accelerator; a loop trains its
-virtual clients one after the other in the worker's own variables and adds their updates to its own
-int64 sum. Integer sums have no order, so any spread of clients over workers, devices and slabs
-gives the same bits. Clients come in slabs of bounded size: memory grows neither with clients per
-round nor with identities.
+One traced function has one loop per worker, on a core or an accelerator. A loop trains its virtual
+clients sequentially in the worker's variables and adds their updates to its int64 sum. Integer sums
+do not depend on order, so any assignment of clients to workers, devices and slabs gives the same
+bits. Slabs of bounded size keep memory independent of the number of clients and identities.
 """
 
 from __future__ import annotations
@@ -24,9 +23,11 @@ from fedemb.engine.clients.local_training import Worker, train_client
 from fedemb.engine.clients.objective import Objective
 from fedemb.engine.gradient_sums import gradients_summed_in_order
 from fedemb.engine.server import MeanStep, ServerRule
+from fedemb.models.arrays import Model, Variable
+from fedemb.privacy.queries import Mechanism, Parameters
 
 SLAB_BYTES = 64 << 20
-"""Images of one slab, at most (a single larger client makes a slab of its own)."""
+"""Maximum bytes of images in one slab; a larger client has a separate slab."""
 SLAB_CLIENTS_PER_WORKER = 16
 STATISTICS = ("norm", "first_loss", "last_loss", "examples")
 """Columns of `RoundSums.clients`."""
@@ -45,38 +46,38 @@ class ClientExamples:
     grouping: int
     group: int
     images: np.ndarray
-    """uint8 `[examples, size, size, channels]`; or float32 `[examples, features]`, which a frozen
-    trunk made of them (`FrozenFeatures`)."""
+    """uint8 `[examples, size, size, channels]`; or float32 `[examples, features]` of a frozen trunk
+    (`FrozenFeatures`)."""
     labels: np.ndarray
-    """int64 `[examples]`, any values that agree inside the client."""
+    """int64 `[examples]`, any values that are consistent inside the client."""
     worker_key: int = 0
-    """Decides which worker trains it: its number among all that were sampled in the round, those
-    without examples included; of units that are sampled alone their keyed hash."""
+    """Selects the worker: the client's index among all sampled clients of the round, including
+    empty ones; for units sampled independently, their keyed hash."""
 
 
 @dataclass(frozen=True)
 class RoundSums:
-    """Un-noised result of a round. Raw: goes to the mechanism and nowhere else."""
+    """Un-noised result of a round. Raw: only for the mechanism and private diagnostics."""
 
     sample_state: Any
-    """What `Mechanism.aggregate` takes."""
+    """Input of `Mechanism.aggregate`."""
     clients: np.ndarray
     """float32 `[clients, 4]`, columns `STATISTICS`; for the private diagnostics."""
 
 
 class Share(NamedTuple):
-    """The virtual clients of a slab that one worker trains, packed without padding. Raw."""
+    """Virtual clients of a slab for one worker, packed without padding. Raw."""
 
     data: LocalData
-    """Of all of them, one after the other."""
+    """Data of all clients, concatenated."""
     offsets: Any
-    """int32 `[clients + 1]`: client i owns images and rows offsets[i]:offsets[i+1]."""
+    """int32 `[clients + 1]`: client i has images and rows offsets[i]:offsets[i+1]."""
     heads: Any
-    """int32 `[clients + 1]`: and these rows of the heads."""
+    """int32 `[clients + 1]`: client i has rows heads[i]:heads[i+1] of the heads."""
 
 
 Slab = list[Any]
-"""Some virtual clients of a round, one share per worker."""
+"""Part of the virtual clients of a round, one share per worker."""
 
 
 def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random.SeedSequence:
@@ -85,7 +86,7 @@ def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random
 
 
 def pack(clients: Sequence[LocalData], nobody: LocalData) -> Share:
-    """Packs clients one after the other; `nobody` has the shapes and no example."""
+    """Concatenates clients; `nobody` has the shapes and no examples."""
 
     def starts(part: str) -> np.ndarray:
         return np.cumsum([0, *(len(getattr(c, part)) for c in clients)], dtype=np.int32)
@@ -94,8 +95,8 @@ def pack(clients: Sequence[LocalData], nobody: LocalData) -> Share:
     return Share(LocalData._make(map(np.concatenate, parts)), starts("rows"), starts("head"))
 
 
-def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"]) -> None:
-    """Writes flat weights into Keras variables, in order; what is left over (a head) is dropped."""
+def assign_weights(variables: Sequence[Variable], weights: Float32[np.ndarray, " dim"]) -> None:
+    """Writes flat weights into Keras variables, in order; drops the rest (a head)."""
     start = 0
     for variable in variables:
         shape = tuple(variable.shape)
@@ -105,20 +106,20 @@ def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"
 
 
 class SlabRounds(ABC):
-    """What all kinds of round share, on any backend: slabs of bounded size, one exact sum.
+    """Base class of rounds on any backend: slabs of bounded size, one exact sum.
 
     Args:
-      shapes: of the tensors that train.
-      mechanism: `privacy.queries.Mechanism`; clips and rounds each record.
-      slab_units: units of one slab, at most.
-      seed: of everything random but noise and sampling.
-      worker_count: of those who work side by side.
+      shapes: shapes of the trained tensors.
+      mechanism: clips and rounds each record.
+      slab_units: maximum number of units in one slab.
+      seed: seed of all random draws except noise and sampling.
+      worker_count: number of parallel workers.
     """
 
     def __init__(
         self,
         shapes: Sequence[tuple[int, ...]],
-        mechanism: Any,
+        mechanism: Mechanism,
         *,
         slab_units: int,
         seed: int,
@@ -126,7 +127,7 @@ class SlabRounds(ABC):
     ) -> None:
         self.mechanism, self.seed, self.worker_count = mechanism, seed, worker_count
         self.seconds_waited = 0.0
-        """Of the last round: how long it waited for data."""
+        """Seconds that the last round waited for data."""
         self._slab_units = slab_units
         self._shapes = list(shapes)
         self._sizes = [int(np.prod(shape)) for shape in shapes]
@@ -134,11 +135,11 @@ class SlabRounds(ABC):
 
     @abstractmethod
     def initial_weights(self) -> Float32[np.ndarray, " dim"]:
-        """Values of the trained variables, float32 `[dim]`."""
+        """Returns the values of the trained variables, float32 `[dim]`."""
 
     @abstractmethod
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        """At least one unit, spread over the workers."""
+        """Packs at least one unit, with a share for each worker."""
 
     @abstractmethod
     def _sums(
@@ -148,7 +149,7 @@ class SlabRounds(ABC):
 
     @property
     def advance(self) -> ServerRule:
-        """The server's step on the noised mean of a round of this kind."""
+        """Server step on the noised mean."""
         plan = self.mechanism.plan
         return MeanStep(plan.rounds, plan.l2_norm_clip, tuple(self._sizes))
 
@@ -157,14 +158,14 @@ class SlabRounds(ABC):
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def slabs(self, units: Iterable[ClientExamples], round_index: int) -> Iterator[Slab]:
-        """Packs the units of a round into slabs of bounded size; empty ones contribute zero."""
+        """Packs the units of a round into slabs of bounded size; empty units contribute zero."""
         waiting: list[ClientExamples] = []
         size = 0
         alone = self.mechanism.plan.samples_units
         for number, sampled in enumerate(units):
             if not len(sampled.labels):
                 continue
-            # A unit more or less moves the numbers of those after it, and no keyed hash.
+            # Adding or removing a unit changes later indices, but no keyed hash.
             unit = replace(sampled, worker_key=sampled.group if alone else number)
             full = len(waiting) == self._slab_units or size + unit.images.nbytes > SLAB_BYTES
             if waiting and full:
@@ -192,7 +193,7 @@ class SlabRounds(ABC):
         return self.run(weights, self.slabs(clients, round_index), parameters)
 
     def run(
-        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Parameters
     ) -> RoundSums:
         """Computes the clipped sum of one round from packed slabs.
 
@@ -207,7 +208,7 @@ class SlabRounds(ABC):
         return self._sums(weights, self._timed(slabs), parameters)
 
     def _timed(self, slabs: Iterable[Slab]) -> Iterator[Slab]:
-        """The same slabs; adds up time spent waiting for them."""
+        """Yields the slabs and measures the time spent waiting for them."""
         self.seconds_waited, asked = 0.0, time.perf_counter()
         for slab in slabs:
             self.seconds_waited += time.perf_counter() - asked
@@ -221,17 +222,17 @@ class ParallelRounds(SlabRounds):
     Args:
       shapes: see `SlabRounds`.
       mechanism: see `SlabRounds`.
-      share: `tf.TensorSpec`s of the part of a slab that one worker gets.
+      share: `tf.TensorSpec`s of a worker's share of a slab.
       slab_units: see `SlabRounds`.
       seed: see `SlabRounds`.
-      devices: one name for each worker that works side by side, or None: left to TensorFlow.
+      devices: one device name for each worker; None lets TensorFlow decide.
     """
 
     def __init__(
         self,
         shapes: Sequence[tuple[int, ...]],
-        mechanism: Any,
-        share: Any,
+        mechanism: Mechanism,
+        share: NamedTuple,
         *,
         slab_units: int,
         seed: int,
@@ -251,14 +252,14 @@ class ParallelRounds(SlabRounds):
                 [_specs(mechanism.initial_sample_state(self.dim))] * self.worker_count,
                 _specs(mechanism.sample_params()),
             ],
-            autograph=False,  # nothing to convert, and looking for it is a third of tracing
+            autograph=False,  # not needed, and a third of tracing time
         )
 
     @abstractmethod
     def _loop(
         self, number: int, broadcast: Any, share: Any, state: Any, parameters: Any
     ) -> tuple[Any, Any]:
-        """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
+        """Adds the records of one worker's units to its sum; also returns their `STATISTICS`."""
 
     def _sums(
         self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
@@ -270,7 +271,7 @@ class ParallelRounds(SlabRounds):
         states = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]
         statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
         for slab in slabs:
-            # The clip is an argument of the traced function, never a constant in it: it may move.
+            # The clip is an argument of the traced function, because it may change.
             states, rows = self._train(broadcast, slab, states, parameters)
             statistics.append(rows.numpy())
         total = states[0]
@@ -293,12 +294,12 @@ class ParallelRounds(SlabRounds):
 
 
 def assigned_devices(devices: Sequence[str] | None, workers: int) -> list[str | None]:
-    """Returns a device for each worker, in turn; None: TensorFlow decides."""
+    """Returns a device for each worker, in turn; None lets TensorFlow decide."""
     return [devices[number % len(devices)] if devices else None for number in range(workers)]
 
 
 class ClientRounds(SlabRounds):
-    """Rounds of virtual clients that train locally, whatever backend trains them."""
+    """Base class of rounds of virtual clients that train locally, on any backend."""
 
     def _set_model(
         self,
@@ -307,14 +308,14 @@ class ClientRounds(SlabRounds):
         variables: Sequence[Any] | None,
         shared_head_rows: int,
     ) -> list[tuple[int, ...]]:
-        """Takes what trains; returns the shapes of it."""
+        """Sets the trained model; returns the shapes of its trained tensors."""
         chosen = list(backbone.trainable_variables if variables is None else variables)
         self.objective = Objective(backbone, chosen, config, shared_head_rows)
         self._image = tuple(int(n) for n in backbone.input_shape[1:])
         return self.objective.shapes
 
     def initial_weights(self) -> Float32[np.ndarray, " dim"]:
-        """Values of the trained variables, float32 `[dim]`; a shared head starts at random."""
+        """Returns the values of the trained variables, float32 `[dim]`; a shared head is random."""
         parts = [v.numpy().ravel() for v in self.objective.variables]
         if self.objective.shared_head_rows:
             random = np.random.default_rng(np.random.SeedSequence([self.seed]))
@@ -337,25 +338,24 @@ class RoundFunction(ClientRounds, ParallelRounds):
     """Trains the virtual clients of a round and sums their updates through a mechanism.
 
     Args:
-      backbone: `keras.Model` from `build_backbone`, or what `cut` leaves of it; not changed by
-        rounds.
-      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each update.
+      backbone: `keras.Model` from `build_backbone` or `cut`; not changed by rounds.
+      mechanism: its query clips and rounds each update.
       config: local training.
-      variables: backbone variables that train; default all trainable ones.
-      seed: of shuffles, augmentation and heads. Never of noise or sampling.
-      workers: virtual clients trained side by side; best with as many cores and one intra-op
-        thread (`configure_threads`), or one per device.
-      devices: names of devices; assigned to workers in turn. None: TensorFlow decides.
+      variables: trained variables of the backbone; all trainable variables by default.
+      seed: seed of shuffles, augmentation and heads; never of noise or sampling.
+      workers: virtual clients trained in parallel; best one per core with one intra-op thread
+        (`configure_threads`), or one per device.
+      devices: device names, assigned to workers in turn. None lets TensorFlow decide.
       shared_head_rows: DP-FedAvg, see `Objective`.
     """
 
     def __init__(
         self,
-        backbone: Any,
-        mechanism: Any,
+        backbone: Model,
+        mechanism: Mechanism,
         config: LocalTrainingConfig,
         *,
-        variables: Sequence[Any] | None = None,
+        variables: Sequence[Variable] | None = None,
         seed: int = 0,
         workers: int = 1,
         devices: Sequence[str] | None = None,
@@ -396,7 +396,7 @@ class RoundFunction(ClientRounds, ParallelRounds):
     def _loop(
         self, number: int, broadcast: Any, share: Share, state: Any, parameters: Any
     ) -> tuple[Any, Any]:
-        """One worker's clients, one after the other."""
+        """Trains the clients of one worker sequentially."""
         import tensorflow as tf
 
         query, worker = self.mechanism.query, self._workers[number]

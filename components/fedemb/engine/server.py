@@ -53,7 +53,7 @@ class ServerState:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All but the count of rounds, by `STATE_ARRAYS`."""
+        """All arrays by name, see `STATE_ARRAYS`."""
         return {name: getattr(self, name) for name in STATE_ARRAYS}
 
 
@@ -155,12 +155,12 @@ class MeanStep:
 
 
 def _as_long_as(step: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """The step, each tensor of it brought to the length of its weights (arXiv 1904.00962)."""
+    """Returns the step with each tensor scaled to the norm of its weights (arXiv 1904.00962)."""
     cuts = np.cumsum(sizes)[:-1]
     parts = []
     for part, tensor in zip(np.split(step, cuts), np.split(weights, cuts), strict=True):
         length, wanted = np.linalg.norm(part), np.linalg.norm(tensor)
-        # A head that starts at zero has no length yet and moves by the step as it is.
+        # A head of zeros has norm 0, so its step is not scaled.
         parts.append(part * (wanted / length) if length > 0 and wanted > 0 else part)
     return np.concatenate(parts).astype(np.float32)
 

@@ -14,14 +14,14 @@ def available_cores() -> int:
 
 
 def configure_threads(parallel_clients: int = 0) -> int:
-    """Gives every virtual client that trains one core of its own, and returns how many may train.
+    """Configures one thread per virtual client; returns the number of parallel clients.
 
-    The threads of one operation (intra-op) are a setting of the process that cannot be changed once
-    TensorFlow has started. Clients side by side with one thread each are faster than one client
-    with many, and make the bits of a client independent of how many train beside it.
+    The intra-op threads of the process cannot be changed after TensorFlow has started. Parallel
+    clients with one thread each are faster than one client with many threads, and the bits of a
+    client then do not depend on the number of parallel clients.
 
     Args:
-      parallel_clients: from the configuration; 0: one per core, or per accelerator.
+      parallel_clients: number from the configuration; 0: one per core, or per accelerator.
     """
     import tensorflow as tf
 
@@ -31,7 +31,7 @@ def configure_threads(parallel_clients: int = 0) -> int:
         tf.config.threading.set_inter_op_parallelism_threads(max(2, workers))
     except RuntimeError:
         if tf.config.threading.get_intra_op_parallelism_threads() != 1:
-            _LOG.info("TensorFlow runs already; its thread settings stay as they are")
+            _LOG.info("TensorFlow has already started; its thread settings are unchanged")
     return workers
 
 

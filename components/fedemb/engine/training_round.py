@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from fedemb.engine.rounds import RoundSums
 from fedemb.engine.server import ServerRule
+from fedemb.privacy.queries import Mechanism, Parameters
+
+Unit_contra = TypeVar("Unit_contra", contravariant=True)
+"""Examples or features of one virtual client or unit."""
+Packed = TypeVar("Packed")
+"""Some packed units of a round."""
 
 
-class TrainingRound(Protocol):
+class TrainingRound(Protocol[Unit_contra, Packed]):
     """Training round: takes units and returns their clipped integer sum."""
 
-    mechanism: Any
-    """`privacy.queries.Mechanism`: samples, clips, sums, noises and prices."""
+    mechanism: Mechanism
+    """Clips and sums; may have no keys. The mechanism of the attempt is passed separately."""
     dim: int
     """Number of trained values."""
     seconds_waited: float
@@ -30,11 +36,13 @@ class TrainingRound(Protocol):
         """Returns the initial trained values, float32 `[dim]`."""
         ...
 
-    def slabs(self, units: Iterable[Any], round_index: int) -> Iterator[Any]:
+    def slabs(self, units: Iterable[Unit_contra], round_index: int) -> Iterator[Packed]:
         """Packs the units of a round, some at a time; see `Feed`."""
         ...
 
-    def run(self, weights: np.ndarray, slabs: Iterable[Any], parameters: Any) -> RoundSums:
+    def run(
+        self, weights: np.ndarray, slabs: Iterable[Packed], parameters: Parameters
+    ) -> RoundSums:
         """Returns the clipped sum of a round over its packed units.
 
         Args:

@@ -1,4 +1,4 @@
-"""Rounds with a vectorised map over units, and the exactness check before private data is read."""
+"""Rounds with a vectorized map over units, and an exactness check before private data is read."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from jaxtyping import Float32
 
 from fedemb.engine.rounds import ClientExamples, RoundSums, Slab, SlabRounds
 from fedemb.errors import Refused
+from fedemb.privacy.queries import Parameters
 
 
 class VectorizedRounds(SlabRounds):
-    """Rounds whose units share a layout. It must not matter to any of them.
+    """Rounds that compute several units in one batch.
 
-    Where the last numbers of a batch are computed in another way than the rest, a record depends on
-    its place, and one unit more or less moves those of others.
+    A record must not depend on its position in the batch. If the last elements of a batch are
+    computed differently, adding or removing one unit would change the records of others.
     """
 
     probe_units = 64
-    """Generated units, at least, that show whether the layout matters: one record in ten does."""
+    """Minimum number of generated units of the check; about one record in ten is affected."""
     layout = ""
-    """The setting that says how many there are side by side."""
+    """Setting of the batch size."""
     _parallel_units: int
     _layout_checked = False
 
     @abstractmethod
     def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> Any:
-        """Units filled up to a multiple, a named tuple of arrays of as many rows; last `count`."""
+        """Returns units padded to a multiple: a named tuple of arrays, with `count` last."""
 
     @abstractmethod
     def _generated_unit(self, group: int, random: np.random.Generator) -> ClientExamples:
@@ -39,10 +40,10 @@ class VectorizedRounds(SlabRounds):
     def _sums_by_worker(
         self, weights: np.ndarray, units: Sequence[ClientExamples]
     ) -> list[np.ndarray]:
-        """The integers that each worker makes of the same units."""
+        """Returns the integer sums of each worker for the same units."""
 
     def run(
-        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Parameters
     ) -> RoundSums:
         """See `SlabRounds`; calls `rehearse` before the first slab is read."""
         if not self._layout_checked:
@@ -55,14 +56,14 @@ class VectorizedRounds(SlabRounds):
         self._layout_checked = True
 
     def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
-        """Refuses to train where a record's bits depend on its place or its neighbours.
+        """Checks that the bits of a record do not depend on its position or its batch.
 
-        Generated units: in order, reversed, and the first few also half of them at a time beside
-        filled places. All ways must give the same integers on every worker. The weights are moved a
-        little first: where a head starts at zero, all gradients below it would vanish.
+        Computes generated units in order, reversed, and in half batches with padding. All must give
+        the same integers on every worker. The weights are perturbed first, because a head of zeros
+        has no gradients below it.
 
         Raises:
-          Refused: they do not.
+          Refused: the integers differ.
         """
         size, random = self._parallel_units, np.random.default_rng(0)
         units = [

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Model
 
 HEAD = "logits"
 """Name of the last layer."""
 
 
-def with_head(backbone: Any, model: ModelConfig, seed: int = 0) -> Any:
+def with_head(backbone: Model, model: ModelConfig, seed: int = 0) -> Model:
     """Adds a head to a backbone, whose layers are shared.
 
     A zero head makes the first steps those of a convex problem; see `ModelConfig.head_init`.
@@ -31,7 +32,7 @@ def with_head(backbone: Any, model: ModelConfig, seed: int = 0) -> Any:
     return keras.Model(backbone.input, head(backbone.output), name=backbone.name)
 
 
-def without_head(classifier: Any) -> Any:
+def without_head(classifier: Model) -> Model:
     """Returns the backbone of a classifier; the layers are shared."""
     import keras
 

@@ -17,6 +17,7 @@ from typing import Any
 from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import strict_json
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import backbones, blocks, build_backbone
 from fedemb.models.backbones.build import check_backbone, reinitialize
 from fedemb.models.classifier import HEAD, without_head
@@ -235,7 +236,9 @@ def _layer_classes(described: Any) -> set[str]:
     return names
 
 
-def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", seed: int = 0) -> Any:
+def import_backbone(
+    path: Path, model: ModelConfig, *, pixels: str = "-1..1", seed: int = 0
+) -> Model:
     """Loads an external `.keras` backbone: known layers only, checked before Keras reads the file.
 
     Batch normalisation is frozen: with the statistics of the file it is a constant scale and offset
@@ -269,7 +272,9 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
     fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
     project = model.trainable == "projection" and not fits
     if project or mirror or pixels != "-1..1" or changes_features(model):
-        inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
+        inputs: Any = keras.Input(
+            (model.image_size, model.image_size, model.channels), name="images"
+        )
         features = features_of(backbone, rescaled(inputs, pixels), model, mirror=mirror)
         outputs = blocks.embedding(features, model) if project else features
         whole = keras.Model(inputs, outputs, name=backbone.name)

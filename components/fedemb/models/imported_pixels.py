@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedemb.errors import ConfigError
+
+if TYPE_CHECKING:
+    import keras
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's red, green and blue in [0, 1]."""
@@ -66,14 +69,15 @@ def _by_name(name: str, inputs: list[Any]) -> tuple[str, str] | None:
     return None
 
 
-def rescaled(images: Any, pixels: str) -> Any:
+def rescaled(images: keras.KerasTensor, pixels: str) -> keras.KerasTensor:
     """Converts images in [-1, 1] to the file's pixel format by a fixed convolution of one pixel."""
     import keras
     import numpy as np
 
     if pixels == "-1..1":
         return images
-    channels = images.shape[-1]
+    shape: Any = images.shape
+    channels: int = shape[-1]
     scale, offset, order = np.ones(channels), np.zeros(channels), np.arange(channels)
     if pixels in ("imagenet", "caffe") and channels == 1:
         raise ConfigError(

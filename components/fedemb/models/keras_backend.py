@@ -12,6 +12,7 @@ from typing import Any
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.runtime_env import ACCELERATOR, require_backend
+from fedemb.models.arrays import JaxDevice
 
 ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
 """Device files of accelerators in a container: one of NVIDIA, two of Google."""
@@ -90,7 +91,7 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
     return tf.function(function, autograph=False, reduce_retracing=True)
 
 
-def jax_devices() -> list[Any]:
+def jax_devices() -> list[JaxDevice]:
     """Returns the devices that JAX finds in this process.
 
     Raises:
@@ -122,8 +123,8 @@ def _unseen(why: str) -> str:
     try:
         driver = f"the driver is {DRIVER_FILE.read_text().splitlines()[0]!r}, and CUDA 12 needs 525"
     except (OSError, IndexError):
-        driver = "there is no driver of NVIDIA"
+        driver = "no NVIDIA driver found"
     return (
-        f"{why}, and JAX finds none but the processor ({driver}); use the image gpu or tpu on a "
-        "node whose driver fits, or a profile without accelerators"
+        f"{why}, but JAX finds only the CPU ({driver}). Use the image gpu or tpu on a node with a "
+        "matching driver, or a profile without accelerators."
     )

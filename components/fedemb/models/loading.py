@@ -13,6 +13,7 @@ from fedemb.config import ModelConfig
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.files import write_bytes
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import check_backbone
 from fedemb.models.mirror_image import mirror_layer
 from fedemb.models.scaled import first_token_layer, scaled_layers, token_layer
@@ -31,7 +32,7 @@ _LAYERS = (
 )
 
 
-def load_backbone(path: Path, model: ModelConfig) -> Any:
+def load_backbone(path: Path, model: ModelConfig) -> Model:
     """Loads a `.keras` file in safe mode (no code in it runs) and checks its shape.
 
     Args:
@@ -47,7 +48,7 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
     return backbone
 
 
-def load_model(path: Path) -> Any:
+def load_model(path: Path) -> Model:
     """Loads a `.keras` file in safe mode; see `load_backbone`.
 
     Raises:
@@ -59,9 +60,10 @@ def load_model(path: Path) -> Any:
     for layer in _LAYERS:
         layer()
     try:
-        return keras.saving.load_model(
+        model: Any = keras.saving.load_model(
             path, custom_objects=scaled_layers(), compile=False, safe_mode=True
         )
+        return model
     except Exception as error:  # Keras raises many types for a broken file
         raise ArtifactError(
             f"{path.name} in {path.parent.name} cannot be loaded ({type(error).__name__}); run the "
@@ -69,7 +71,7 @@ def load_model(path: Path) -> Any:
         ) from error
 
 
-def save_backbone(backbone: Any, path: Path) -> str:
+def save_backbone(backbone: Model, path: Path) -> str:
     """Writes a `.keras` file of the backbone only and returns its SHA-256.
 
     The same weights give the same bytes: Keras's date of saving is omitted.
@@ -93,7 +95,7 @@ def save_backbone(backbone: Any, path: Path) -> str:
     return sha256_hex(packed.getvalue())
 
 
-def require_finite(backbone: Any) -> None:
+def require_finite(backbone: Model) -> None:
     """Rejects a public backbone with invalid weights, before any charge.
 
     Raises:

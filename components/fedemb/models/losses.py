@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float32, Int32
 
 from fedemb.config import LossConfig
+from fedemb.models.arrays import AnyTensor, Variable
 from fedemb.models.keras_backend import keras_ops
 
 Loss = Callable[..., Any]
@@ -35,7 +36,7 @@ class Real(NamedTuple):
     """bool `[classes]`."""
 
 
-def cross_entropy(logits: Any, labels: Any, real: Real | None = None) -> Any:
+def cross_entropy(logits: AnyTensor, labels: AnyTensor, real: Real | None = None) -> AnyTensor:
     """Returns the mean cross-entropy of logits `[examples, classes]`."""
     ops = keras_ops()
     if real is not None:
@@ -47,64 +48,64 @@ def cross_entropy(logits: Any, labels: Any, real: Real | None = None) -> Any:
     return ops.sum(ops.where(real.examples, losses, 0.0)) / count
 
 
-def unit_rows(rows: Any) -> Any:
+def unit_rows(rows: AnyTensor) -> AnyTensor:
     """Scales rows `[rows, dim]` to length 1; zero rows stay zero."""
     ops = keras_ops()
     squares = ops.sum(ops.square(rows), axis=1, keepdims=True)
     return ops.multiply(rows, ops.rsqrt(ops.maximum(squares, 1e-12)))
 
 
-def _products(left: Any, right: Any) -> Any:
+def _products(left: Any, right: Any) -> AnyTensor:
     """Returns the inner product of every row with every row."""
     ops = keras_ops()
     return ops.matmul(left, ops.transpose(right))
 
 
 def softmax_loss(
-    embeddings: Float32[Any, "examples dim"],
-    head: Float32[Any, "classes dim"],
-    labels: Int32[Any, " examples"],
+    embeddings: Float32[AnyTensor, "examples dim"],
+    head: Float32[AnyTensor, "classes dim"],
+    labels: Int32[AnyTensor, " examples"],
     real: Real | None = None,
-) -> Float32[Any, ""]:
+) -> Float32[AnyTensor, ""]:
     """Returns the cross-entropy of `embeddings @ head.T`, without normalisation."""
     return cross_entropy(_products(embeddings, head), labels, real)
 
 
 def cosines(
-    embeddings: Float32[Any, "examples dim"], head: Float32[Any, "classes dim"]
-) -> Float32[Any, "examples classes"]:
+    embeddings: Float32[AnyTensor, "examples dim"], head: Float32[AnyTensor, "classes dim"]
+) -> Float32[AnyTensor, "examples classes"]:
     """Returns the cosine of every embedding with every row of the head."""
     rows, unit = unit_rows(head), unit_rows(embeddings)
     return _products(unit, rows)
 
 
 def normalized_softmax_loss(
-    embeddings: Float32[Any, "examples dim"],
-    head: Float32[Any, "classes dim"],
-    labels: Int32[Any, " examples"],
+    embeddings: Float32[AnyTensor, "examples dim"],
+    head: Float32[AnyTensor, "classes dim"],
+    labels: Int32[AnyTensor, " examples"],
     real: Real | None = None,
     *,
     scale: float,
-) -> Float32[Any, ""]:
+) -> Float32[AnyTensor, ""]:
     """Returns the cross-entropy of `scale` x cosine. The paper's initial scale, 1, is too small."""
     return cross_entropy(scale * cosines(embeddings, head), labels, real)
 
 
-def _is_class(labels: Any, head: Any) -> Any:
+def _is_class(labels: Any, head: Any) -> AnyTensor:
     """Returns whether a row of the head is an example's class, `[examples, classes]`."""
     ops = keras_ops()
     return labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32")[None, :]
 
 
 def cosface_loss(
-    embeddings: Float32[Any, "examples dim"],
-    head: Float32[Any, "classes dim"],
-    labels: Int32[Any, " examples"],
+    embeddings: Float32[AnyTensor, "examples dim"],
+    head: Float32[AnyTensor, "classes dim"],
+    labels: Int32[AnyTensor, " examples"],
     real: Real | None = None,
     *,
     scale: float,
     margin: float,
-) -> Float32[Any, ""]:
+) -> Float32[AnyTensor, ""]:
     """Returns the cross-entropy of `scale` x cosine, minus `margin` at the true class."""
     ops = keras_ops()
     values = cosines(embeddings, head)
@@ -113,14 +114,14 @@ def cosface_loss(
 
 
 def arcface_loss(
-    embeddings: Float32[Any, "examples dim"],
-    head: Float32[Any, "classes dim"],
-    labels: Int32[Any, " examples"],
+    embeddings: Float32[AnyTensor, "examples dim"],
+    head: Float32[AnyTensor, "classes dim"],
+    labels: Int32[AnyTensor, " examples"],
     real: Real | None = None,
     *,
     scale: float,
     margin: float,
-) -> Float32[Any, ""]:
+) -> Float32[AnyTensor, ""]:
     """Returns the cross-entropy of `scale` x cosine, with `margin` radians added at the true class.
 
     If the angle would exceed pi, the cosine is lowered by `margin * sin(margin)` instead, as in the
@@ -138,13 +139,13 @@ def arcface_loss(
 
 
 def triplet_loss(
-    embeddings: Float32[Any, "examples dim"],
-    head: Float32[Any, "classes dim"],
-    labels: Int32[Any, " examples"],
+    embeddings: Float32[AnyTensor, "examples dim"],
+    head: Float32[AnyTensor, "classes dim"],
+    labels: Int32[AnyTensor, " examples"],
     real: Real | None = None,
     *,
     margin: float,
-) -> Float32[Any, ""]:
+) -> Float32[AnyTensor, ""]:
     """Returns the batch-hard triplet loss on unit embeddings; the head is not used.
 
     Each example with both a positive and a negative in the batch is an anchor. The mean is over
@@ -170,11 +171,11 @@ def triplet_loss(
 
 
 def contrastive_loss(
-    first: Float32[Any, "examples dim"],
-    second: Float32[Any, "examples dim"],
+    first: Float32[AnyTensor, "examples dim"],
+    second: Float32[AnyTensor, "examples dim"],
     *,
     temperature: float,
-) -> Float32[Any, ""]:
+) -> Float32[AnyTensor, ""]:
     """Returns SimCLR's loss (arXiv 2002.05709): two views of an image match in the batch."""
     ops = keras_ops()
     views = unit_rows(ops.concatenate([first, second], axis=0))
@@ -184,7 +185,9 @@ def contrastive_loss(
     return cross_entropy(logits, partner)
 
 
-def penalized(loss: Any, variables: Sequence[Any], weights: Sequence[Any]) -> Any:
+def penalized(
+    loss: AnyTensor, variables: Sequence[Variable], weights: Sequence[AnyTensor]
+) -> AnyTensor:
     """Adds the weight decay of the layers: `variables[i].regularizer` of `weights[i]`."""
     terms = [
         variable.regularizer(weight)

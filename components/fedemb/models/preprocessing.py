@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxtyping import Float32, Num
 
+from fedemb.models.arrays import Model, Tensor
 from fedemb.models.keras_backend import keras_ops
 
 
 def preprocess(
-    images: Num[Any, "*batch height width channels"],
-) -> Float32[Any, "*batch height width channels"]:
+    images: Num[Tensor, "*batch height width channels"],
+) -> Float32[Tensor, "*batch height width channels"]:
     """Scales pixels to the range the backbones are trained on: `x / 128 - 1`.
 
     Args:
@@ -24,6 +23,6 @@ def preprocess(
     return ops.cast(images, "float32") * (1.0 / 128.0) - 1.0
 
 
-def input_of(model: Any, examples: Any) -> Any:
+def input_of(model: Model, examples: Tensor) -> Tensor:
     """Returns a model's input: scaled pixels, or the features of its trunk if it has been cut."""
     return preprocess(examples) if len(model.input_shape) == 4 else examples

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Model
 
 MOST_VALUES = 1024
 """Maximum number of values of one image; larger images are first averaged over squares."""
 
 
-def raw_pixels(model: ModelConfig) -> Any:
+def raw_pixels(model: ModelConfig) -> Model:
     """Returns a model without weights: float32 `[n, size, size, channels]` to `[n, values]`."""
     import keras
 

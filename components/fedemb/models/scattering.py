@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.models.arrays import Tensor
+
 OCTAVES, DIRECTIONS = 2, 8
 PATHS = 1 + OCTAVES * DIRECTIONS + DIRECTIONS**2 * OCTAVES * (OCTAVES - 1) // 2
 """Number of values per location and channel: 81."""
@@ -81,7 +83,7 @@ def mirrored_paths() -> np.ndarray:
     return np.concatenate([[0], first.ravel(), second.ravel()])
 
 
-def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
+def scatter(images: Tensor, waves: Tensor, every: Tensor, second: Tensor) -> Tensor:
     """Computes the scattering transform of images.
 
     Args:
@@ -97,7 +99,8 @@ def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
     import keras
 
     ops: Any = keras.ops
-    size, channels = images.shape[1], images.shape[3]
+    shape: Any = images.shape
+    size, channels = shape[1], shape[3]
     border = [[0, 0], [0, 0], [_BLUR, _BLUR], [_BLUR, _BLUR]]
     x = ops.pad(ops.transpose(images, (0, 3, 1, 2)), border, mode="reflect")
 
@@ -135,7 +138,7 @@ def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
     return ops.transpose(paths, (0, 2, 3, 1))
 
 
-def shared_with_mirror(features: Any) -> Any:
+def shared_with_mirror(features: Tensor) -> Tensor:
     """Returns the left half of the mean of features and mirrored features; both halves match.
 
     Args:
@@ -144,7 +147,8 @@ def shared_with_mirror(features: Any) -> Any:
     import keras
 
     ops: Any = keras.ops
-    channels, columns = features.shape[-1] // PATHS, features.shape[2]
+    shape: Any = features.shape
+    channels, columns = shape[-1] // PATHS, shape[2]
     turned = (PATHS * np.arange(channels)[:, None] + mirrored_paths()).ravel()
     mirrored = ops.take(ops.flip(features, axis=2), turned, axis=-1)
     return ((features + mirrored) / 2.0)[:, :, : columns // 2]

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedemb.config import RunConfig, TrainingConfig
+from fedemb.documents.fields import Json
 from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.engine.hosts import connect, is_multi_host
@@ -30,6 +31,7 @@ from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.canonical_json import canonical_json, strict_json
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import remove_leftovers, write_bytes
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.keras_backend import use_backend
 from fedemb.models.loading import load_backbone, save_backbone
@@ -61,7 +63,7 @@ class Workers(NamedTuple):
     """Devices for the workers, see `RoundFunction`."""
 
 
-BuildRounds = Callable[[RunConfig, Any, Mechanism, int, Sequence[str] | None], Rounds]
+BuildRounds = Callable[[RunConfig, Model, Mechanism, int, Sequence[str] | None], Rounds]
 """Builds the rounds from configuration, backbone, mechanism, workers and devices."""
 
 
@@ -71,7 +73,7 @@ def run_attempt(
     build_rounds: BuildRounds | None,
     train: Callable[[Attempt], Trained],
     root_key: bytes | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Trains an attempt, or resumes it after its trainer was killed.
 
     Args:
@@ -134,7 +136,7 @@ def _finished(bound: BoundAttempt) -> ServerState | None:
 def _train(
     context: StepContext,
     bound: BoundAttempt,
-    backbone: Any,
+    backbone: Model,
     rounds: Rounds | None,
     *,
     workers: Workers,
@@ -167,7 +169,7 @@ def _train(
 
 
 def _write_model(
-    artifacts: RunArtifacts, bound: BoundAttempt, backbone: Any, state: ServerState
+    artifacts: RunArtifacts, bound: BoundAttempt, backbone: Model, state: ServerState
 ) -> Written[ModelCard]:
     """Writes model, card and averages; returns the card."""
     inputs, plain = bound.inputs, plain_form(backbone)
@@ -229,7 +231,7 @@ def _workers(training: TrainingConfig) -> Iterator[Workers]:
         yield Workers(1, None)
 
 
-def _release(config: RunConfig, backbone: Any, state: ServerState) -> np.ndarray:
+def _release(config: RunConfig, backbone: Model, state: ServerState) -> np.ndarray:
     """Sets the released weights in the backbone and returns them as stored there."""
     variables = trainable_variables(backbone, config.model.trainable)
     assign_weights(variables, released_weights(config.training.server, state))

@@ -7,8 +7,6 @@ average.
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import RunConfig
 from fedemb.documents.model import Averages, ModelCard, average_file
 from fedemb.documents.run_artifacts import RunArtifacts
@@ -16,6 +14,7 @@ from fedemb.engine.rounds import assign_weights
 from fedemb.engine.server import ServerState, released_weights
 from fedemb.foundation.files import remove_leftovers
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.loading import save_backbone
 from fedemb.models.standardized import plain_form
@@ -24,7 +23,7 @@ from fedemb.models.standardized import plain_form
 def write_averages(
     artifacts: RunArtifacts,
     config: RunConfig,
-    backbone: Any,
+    backbone: Model,
     *,
     state: ServerState,
     card: ModelCard,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fedemb.engine.packed_state import pack, unpack
 from fedemb.engine.server import STATE_ARRAYS, ServerState
 from fedemb.errors import ArtifactError, PlanMismatch
+from fedemb.privacy.queries import MechanismState
 from fedemb.storage import Store
 
 SCHEMA = "fedemb/checkpoint/2"
@@ -19,7 +19,7 @@ class Progress:
     """The state of a run after a committed round. Noised."""
 
     state: ServerState
-    mechanism: dict[str, Any] | None
+    mechanism: MechanismState | None
     """`Mechanism.state_to_json()`; None before the first round."""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 
 from fedemb.config import ModelConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.engine.rounds import ClientExamples
+from fedemb.privacy.randomness.sampling import VirtualClient
 
 CACHE_BYTES = 256 << 20
 """Maximum bytes of decoded images cached for later rounds."""
@@ -47,7 +47,7 @@ class ClientLoader:
         self._cache: OrderedDict[bytes, tuple[np.ndarray, np.ndarray]] = OrderedDict()
         self._room = cache_bytes
 
-    def load(self, client: Any) -> ClientExamples:
+    def load(self, client: VirtualClient) -> ClientExamples:
         """Loads a `sampling.VirtualClient`; a client without users returns no examples."""
         key = client.users.tobytes()
         found = self._cache.pop(key, None)

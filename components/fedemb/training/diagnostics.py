@@ -17,17 +17,18 @@ import numpy as np
 
 from fedemb.engine.round_loop import Round
 from fedemb.engine.rounds import STATISTICS
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.storage import Store, put_tree
 
 _FILE = "diagnostics.jsonl"
 
 
-def describe(done: Round, plan: Any) -> dict[str, float]:
+def describe(done: Round[Any], plan: MechanismPlan) -> dict[str, float]:
     """Returns the diagnostics of one round.
 
     Args:
       done: the round, with its un-noised sums.
-      plan: the `MechanismPlan`.
+      plan: plan of the mechanism.
     """
     sums, l2_norm_clip = done.sums, done.l2_norm_clip
     columns = dict(zip(STATISTICS, sums.clients.T, strict=True))

@@ -22,7 +22,9 @@ from fedemb.config import RunConfig
 from fedemb.engine.backend_rounds import client_rounds, unit_rounds
 from fedemb.engine.hosts import LOST, JobHost, Message, connect, is_multi_host, leave, receive, send
 from fedemb.engine.jax.rounds import JaxRounds
+from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ConfigError, PlanMismatch, StorageError
+from fedemb.models.arrays import Model
 from fedemb.models.keras_backend import use_backend
 from fedemb.models.loading import load_backbone, save_backbone
 from fedemb.privacy.mechanisms.registry import plan_mechanism
@@ -32,7 +34,7 @@ from fedemb.runtime.step import watched
 
 
 @contextmanager
-def led(config: RunConfig, backbone: Any, function: Any) -> Iterator[None]:
+def led(config: RunConfig, backbone: Model, function: TrainingRound[Any, Any]) -> Iterator[None]:
     """Connects all hosts of the job to the chief while entered; does nothing on a single host.
 
     Args:

@@ -8,7 +8,7 @@ removed; the record's name stays reserved permanently.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.document import parse, written
 from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.queries import Mechanism, MechanismState, RoundOutput
 from fedemb.storage import Store
 
 _END = b"\n\0"
@@ -30,7 +31,7 @@ class RoundRecord:
 
     public: RoundLine
     """Line of the round in `rounds.jsonl`."""
-    mechanism_state: dict[str, Any]
+    mechanism_state: MechanismState
     """`Mechanism.state_to_json()` after the round."""
     mean: np.ndarray | None
     """float32 `[dim]`, noised mean update; None once a checkpoint covers it."""
@@ -52,7 +53,7 @@ class RoundLog:
     def __init__(self, store: Store, inputs_sha: str) -> None:
         self._store, self.inputs_sha = store, inputs_sha
 
-    def commit(self, index: int, mechanism: Any, output: Any) -> RoundRecord:
+    def commit(self, index: int, mechanism: Mechanism, output: RoundOutput) -> RoundRecord:
         """Creates the record of a round, which commits the round.
 
         Args:
@@ -104,7 +105,7 @@ class RoundLog:
                 f"the record of round {index} is damaged; restore the working state from a backup,"
                 " or start a run with a new id"
             )
-        return RoundRecord(body.public, body.mechanism_state, mean)
+        return RoundRecord(body.public, cast("MechanismState", body.mechanism_state), mean)
 
     def cut(self, record: RoundRecord) -> None:
         """Removes the mean of a round that a checkpoint covers."""
@@ -131,7 +132,7 @@ class RoundLog:
         head = RoundHead(
             inputs_sha=self.inputs_sha,
             public=record.public,
-            mechanism_state=record.mechanism_state,
+            mechanism_state={**record.mechanism_state},
             mean_sha=sha256_hex(payload),
         )
         return written(head).data.removesuffix(b"\n") + _END + payload

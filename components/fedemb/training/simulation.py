@@ -26,6 +26,7 @@ from fedemb.evaluation.bootstrap import Estimate
 from fedemb.evaluation.metrics import recall
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.keys import derive
+from fedemb.models.arrays import Model
 from fedemb.models.keras_backend import use_backend
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -173,9 +174,9 @@ class Simulation(Section):
         labels: Int[np.ndarray, " images"],
         users: np.ndarray,
         *,
-        start: Any = None,
+        start: Model | None = None,
         root_key: bytes | None = None,
-        on_round: Callable[[Round], None] | None = None,
+        on_round: Callable[[Round[None]], None] | None = None,
     ) -> SimulationResult:
         """Trains a model.
 
@@ -196,14 +197,6 @@ class Simulation(Section):
           ConfigError: the mechanism cannot run on these virtual clients, or the algorithm is
               `centralized`, which has no rounds.
         """
-        from fedemb.engine.rounds import assign_weights
-        from fedemb.engine.server import released_weights
-        from fedemb.engine.threads import configure_threads
-        from fedemb.models.backbones import build_backbone, trainable_variables
-        from fedemb.models.public_features import with_public_features
-        from fedemb.models.standardized import plain_form
-        from fedemb.privacy.queries import build_mechanism
-
         training, model = self.training, self.model
         if training.algorithm not in UNCOVERED:
             raise ConfigError(
@@ -220,6 +213,29 @@ class Simulation(Section):
             groupings=self.groupings,
             key=derive(key, "partition"),
         )
+        return self._trained(
+            people, key, start=start, injected=root_key is not None, on_round=on_round
+        )
+
+    def _trained(
+        self,
+        people: ArrayUsers,
+        key: bytes,
+        *,
+        start: Model | None,
+        injected: bool,
+        on_round: Callable[[Round[None]], None] | None,
+    ) -> SimulationResult:
+        """Plans the mechanism, trains on the users and returns the result."""
+        from fedemb.engine.rounds import assign_weights
+        from fedemb.engine.server import released_weights
+        from fedemb.engine.threads import configure_threads
+        from fedemb.models.backbones import build_backbone, trainable_variables
+        from fedemb.models.public_features import with_public_features
+        from fedemb.models.standardized import plain_form
+        from fedemb.privacy.queries import build_mechanism
+
+        training, model = self.training, self.model
         population = self.population or people.user_count
         planned = plan(
             self.mechanism,
@@ -243,7 +259,7 @@ class Simulation(Section):
             model=with_public_features(plain_form(backbone), model.keep_public_features),
             plan=planned,
             delta=population**-1.1 if self.delta is None else self.delta,
-            key_injected=root_key is not None,
+            key_injected=injected,
             uncovered=UNCOVERED[training.algorithm],
         )
 
@@ -254,7 +270,7 @@ class Simulation(Section):
         people: ArrayUsers,
         *,
         workers: int,
-        on_round: Callable[[Round], None] | None,
+        on_round: Callable[[Round[None]], None] | None,
     ) -> ServerState:
         """Runs all rounds and returns the state after the last one."""
         from fedemb.engine.backend_rounds import client_rounds

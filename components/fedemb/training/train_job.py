@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fedemb.documents.fields import Json
 from fedemb.engine.hosts import CHIEF, JobHost
 from fedemb.errors import ConfigError, StorageError
 
@@ -37,7 +38,7 @@ CONTAINER = "node"
 """Kubeflow Trainer's name of the training container and of its set of pods."""
 
 
-def train_job() -> dict[str, Any]:
+def train_job() -> Json:
     """Returns the manifest of the TrainJob that the environment variables describe.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupIndex
@@ -15,10 +15,12 @@ from fedemb.engine.audit.round_audit import RoundAudit
 from fedemb.engine.feed import Feed
 from fedemb.engine.round_loop import run_rounds
 from fedemb.engine.server import ServerState, initial_state
-from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.training_round import Packed, TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
 from fedemb.foundation import step_logging as events
-from fedemb.privacy.queries import Mechanism
+from fedemb.models.arrays import Model
+from fedemb.privacy.queries import Mechanism, RoundOutput
+from fedemb.privacy.randomness.sampling import Index, VirtualClient
 from fedemb.storage import Store
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
@@ -28,8 +30,9 @@ from fedemb.training.interrupt import StopRequest
 from fedemb.training.round_log import RoundLog, RoundRecord
 
 _LOG = logging.getLogger(__name__)
+_Unit = TypeVar("_Unit")
 
-Rounds = tuple[TrainingRound, Any]
+Rounds = tuple[TrainingRound[Any, Any], Model | None]
 """Training rounds, and the frozen trunk whose features replace images, or None."""
 
 
@@ -38,7 +41,7 @@ class Attempt:
     """The inputs of one attempt, all verified and bound in the ledger. Raw."""
 
     config: RunConfig
-    backbone: Any
+    backbone: Model
     """Initial backbone of the rounds."""
     mechanism: Mechanism
     """Mechanism of the attempt: samples, clips, sums, adds noise and accounts for it."""
@@ -70,7 +73,7 @@ class Trained:
     """Audit that the accounted mechanism ran; None without noise."""
 
 
-class Trainer:
+class Trainer(Generic[_Unit, Packed]):
     """Runs the rounds of one attempt.
 
     Args:
@@ -83,9 +86,9 @@ class Trainer:
     def __init__(
         self,
         attempt: Attempt,
-        function: TrainingRound,
-        load: Callable[[Any], Any],
-        prepare: Callable[[Sequence[Any]], None] | None = None,
+        function: TrainingRound[_Unit, Packed],
+        load: Callable[[VirtualClient], _Unit],
+        prepare: Callable[[Sequence[VirtualClient]], None] | None = None,
     ) -> None:
         self._attempt, self._function = attempt, function
         self._load, self._prepare = load, prepare
@@ -143,7 +146,7 @@ class Trainer:
     def _train(self) -> Trained:
         attempt, mechanism = self._attempt, self._attempt.mechanism
 
-        def commit(index: int, output: Any) -> RoundRecord:
+        def commit(index: int, output: RoundOutput) -> RoundRecord:
             return attempt.log.commit(index, mechanism, output)
 
         progress = self.restore()
@@ -153,14 +156,21 @@ class Trainer:
         if first:
             _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(attempt.diagnostics, first)
-        index = GroupIndex.load(attempt.users)
-        reads = {"load": self._load, "prepare": self._prepare}
-        feed = Feed(self._function, mechanism, first=first, index=index, **reads)
+        index = cast("Index", GroupIndex.load(attempt.users))
+        feed = Feed(
+            self._function,
+            mechanism,
+            first=first,
+            index=index,
+            load=self._load,
+            prepare=self._prepare,
+        )
         try:
             with feed, StopRequest() as stop:
                 for done in run_rounds(
                     self._function, mechanism, self._server, progress.state, feed, commit=commit
                 ):
+                    assert done.record is not None, "`commit` returns the record"
                     self._uncovered.append(replace(done.record, mean=None))
                     progress = Progress(done.state, done.record.mechanism_state)
                     slope = self._audit_round(done.record)
@@ -173,8 +183,8 @@ class Trainer:
                         figures.flush()
                     if stop.requested and ended < rounds:
                         raise Interrupted(
-                            f"stopped as asked after round {ended} of {rounds}; the run goes on "
-                            "from there when it is resumed"
+                            f"Stopped on request after round {ended} of {rounds}. Resume the run "
+                            "to continue from there."
                         )
         finally:
             figures.close()

@@ -228,5 +228,5 @@ def test_units_of_one_image_are_summed_as_those_of_several_are():
 
 
 def test_views_of_cached_features_are_refused_with_a_sentence():
-    with pytest.raises(ConfigError, match="there are no views"):
+    with pytest.raises(ConfigError, match="does not support views"):
         _function(1.0, UnitGradientConfig(views=2))

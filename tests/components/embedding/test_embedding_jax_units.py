@@ -199,8 +199,8 @@ def test_a_step_is_planned_before_it_runs_and_says_about_how_many_fit(found):
 def test_an_accelerator_that_jax_does_not_see_is_one_sentence(found):
     said = found["refusals"]
     assert said["alone"] == 8
-    assert "this step is to have nvidia.com/gpu, and JAX finds none" in said["promised"]
-    assert "there is no driver of NVIDIA" in said["promised"]
+    assert "this step is to have nvidia.com/gpu, but JAX finds only the CPU" in said["promised"]
+    assert "no NVIDIA driver found" in said["promised"]
     assert "470.57.02', and CUDA 12 needs 525" in said["old"]
 
 

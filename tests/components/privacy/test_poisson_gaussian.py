@@ -157,7 +157,7 @@ def test_a_unit_that_the_data_or_mechanism_cannot_have_is_refused():
         settings("image")
     with pytest.raises(ValueError, match="user_id: null with unit: image"):
         settings("user", None)
-    with pytest.raises(ValueError, match="groups what it samples"):
+    with pytest.raises(ValueError, match=r"does not support policy\.unit=image"):
         settings("image", None, "group_poisson_gaussian")
 
 

@@ -1,1 +1,1 @@
-"""Evidence that the priced mechanism ran."""
+"""Evidence that the planned mechanism is the mechanism that ran."""

@@ -30,17 +30,17 @@ COORDINATES = 4096
 CANARIES = 256
 """Number of included canaries; the same number is excluded and never added."""
 ROUNDS = 32
-"""Rounds with canaries at least, if there are so many; they are spread evenly."""
+"""Minimum number of rounds with canaries, spread evenly."""
 _LENGTH = 10.0
-"""Of a canary's record before the clip, in clips."""
+"""Norm of a canary's record before the clip, in clips."""
 _OWN = COORDINATES // (2 * CANARIES)
 _SCORES, _BEFORE = "scores", "before"
 
 
 class CanaryIndex:
-    """Canaries as users: in virtual client i mod G of every grouping lies canary i.
+    """Canaries as users: canary i is in virtual client i mod G of every grouping.
 
-    Where images of a user are sampled alone, each canary is such an image.
+    If images are sampled independently, each canary is an image.
     """
 
     def __init__(self, plan: MechanismPlan):
@@ -80,7 +80,7 @@ class CanaryMechanism:
         from fedemb.privacy.queries import build_mechanism
 
         ops = keras_ops()
-        # A constant clip, and a virtual client for each canary where whole ones are sampled.
+        # A constant clip, and one virtual client per canary if virtual clients are sampled.
         self.plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
         if plan.adaptive_clip is not None:
             self.plan = self.plan.replaced(adaptive_clip=None)
@@ -88,7 +88,7 @@ class CanaryMechanism:
         self._mechanism = build_mechanism(self.plan, key, run_id, attempt, inputs_sha)
         self._index = CanaryIndex(self.plan)
         random = np.random.default_rng(list(derive(key, "membership")))
-        # The included canaries are secret until the run ends, so no code can treat them apart.
+        # The included canaries are secret until the run ends, so no code can single them out.
         self._included = random.permutation(2 * CANARIES)[:CANARIES]
         self._counts = {"rounds": 0, "contributions": 0, "taken": 0}
         self._sums = {"energy": 0.0, "length": 0.0, "between": 0.0}
@@ -108,7 +108,7 @@ class CanaryMechanism:
             return
         clients = self._mechanism.sample_clients(round_index, self._index)
         taken = [found for client in clients if len(found := self._index.canaries(client))]
-        # As many rows in every round, so that it is compiled once: a row of zeros adds nothing.
+        # A fixed number of rows, so that it is compiled once; rows of zeros add nothing.
         directions = np.zeros((CANARIES, 2 * CANARIES, _OWN), np.float32)
         for row, canaries in enumerate(taken):
             directions[row, self._included[canaries]] = 1.0
@@ -132,9 +132,9 @@ class CanaryMechanism:
 
     @property
     def rounds_differ(self) -> bool:
-        """Whether what is noise alone in one round is uncorrelated with that of the round before.
+        """Whether pure noise coordinates of successive rounds are uncorrelated.
 
-        Given the round before, a product is a normal number of standard deviation sigma |rest|.
+        Given the previous round, the product is normal with standard deviation sigma |rest|.
         """
         pairs = max(0, self._counts["rounds"] - 1) * COORDINATES
         most = SIGMAS * self.plan.noise_multiplier**2 * math.sqrt(pairs)
@@ -158,10 +158,10 @@ class CanaryMechanism:
         )
 
     def lower_bounds(self, delta: float) -> LowerBounds:
-        """Bounds on epsilon from the canaries' scores, 95 %.
+        """Returns lower bounds on epsilon from the canaries' scores, at 95 % confidence.
 
         Args:
-          delta: of the guarantee.
+          delta: delta of the guarantee.
         """
         from jax_privacy.auditing import CanaryScoreAuditor
 
@@ -176,7 +176,7 @@ class CanaryMechanism:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures so far."""
+        """Returns the state as JSON."""
         kept = {_SCORES: self._scores.tolist(), _BEFORE: self._before.tolist()}
         return {**self._counts, **self._sums, **kept}
 

@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 FALSE_ALARM = 1e-8
-"""Chance that a sound run fails one check, at most. There are ten."""
+"""Maximum probability that a correct run fails one of the ten checks."""
 NORMALS = 2 * CANARIES
-"""Normals of each keystream that are compared."""
+"""Compared normals of each keystream."""
 _FIRST = 64
-"""Rounds at the start that are compared in pairs; further ones lie at powers of two and at the
-end."""
+"""First rounds that are compared in pairs; further compared rounds are powers of two and the last
+rounds."""
 _LAST = 8
 _BLOCK = 1 << 16
-"""Normals of a block of the keystream, `noise`; a block starts where its number says."""
+"""Normals per keystream block of `noise`."""
 _LONGEST = 1 << 18
-"""Normals that are compared at every offset."""
+"""Normals compared at every offset."""
 _MOST_COINS = 10**7
-"""Coins that are tossed for each key, at most, but for `_FEWEST` rounds."""
+"""Maximum coins per key, except for `_FEWEST` rounds."""
 _FEWEST = 12
 _CALLS = 4096
-"""Rounds of a random allocation whose participants are drawn."""
+"""Rounds of a random allocation with drawn participants."""
 
 Bits = npt.NDArray[np.bool_]
 _Transform = Callable[..., Any]
@@ -59,13 +59,13 @@ def independence(
     """Compares the noise and the coins of a finished run.
 
     Args:
-      plan: what was priced.
+      plan: plan of the run.
       keys: of the attempt.
-      tags: of the noise of each round, in order.
-      size: number of weights that are noised in a round.
+      tags: tags of the noise of each round, in order.
+      size: number of noised weights per round.
 
     Returns:
-      How many rounds were compared, and the names of the checks that failed.
+      Number of compared rounds and names of failed checks.
     """
     checks: dict[str, Callable[[], bool]] = {
         "noise_tags": lambda: _tags_differ(keys.key("noise"), tags),
@@ -120,7 +120,7 @@ def _rounds_differ(keys: AttemptKeys, tags: Sequence[bytes], size: int) -> bool:
 
 
 def _vector_is_fresh(keys: AttemptKeys, tags: Sequence[bytes], size: int) -> bool:
-    """Whether the noise of one round never repeats: between variables, and in distant blocks."""
+    """Returns whether the noise of one round never repeats, also in distant blocks."""
     noise = gaussian(tensor_key(keys.key("noise"), tags[-1], "update"), size)
     starts = [noise[at : at + 2].tobytes() for at in range(0, size - 1, _BLOCK)]
     near = noise[:_LONGEST]

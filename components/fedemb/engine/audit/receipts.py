@@ -1,10 +1,10 @@
-"""Noise receipts: a round's output, regressed on its noise drawn again from key and tag.
+"""Noise receipts: regression of a round's output on its noise, redrawn from key and tag.
 
 An output S + N, with N drawn independently of S with standard deviation s in each of d coordinates,
-has slope 1 on N, give or take |S| / (s d). Noise that was discarded, scaled, drawn under another
-key or shrunk with the sum gives another slope, and no data set can hide it. Where sums are so long
-that a slope says little (few weights, or one round of everybody), rounds that are run again tell to
-the last digit (`embedding.round_audit`).
+has slope 1 on N, up to about |S| / (s d). Noise that was discarded, scaled, drawn under another key
+or scaled with the sum gives another slope for every data set. If sums are so large that the slope
+is inaccurate (few weights, or a round of all users), replayed rounds give exact evidence
+(`round_audit`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 _DIGITS = 1e-5
-"""Room for committed means, which are float32."""
+"""Tolerance for committed means, which are float32."""
 
 
 class NoiseReceipts:
     """Receipts of the rounds so far.
 
     Args:
-      plan: what was priced; its `noise_multiplier` is used unchanged.
+      plan: plan of the run; its `noise_multiplier` is used unchanged.
       noise_key: `noise.run_key(root, "noise", ...)`.
-      tags: of the rounds before, where rounds share their noise.
+      tags: tags of earlier rounds, if rounds share noise.
     """
 
     def __init__(self, plan: MechanismPlan, noise_key: bytes, tags: Sequence[bytes] = ()):
@@ -46,9 +46,9 @@ class NoiseReceipts:
         """Adds a round and returns its slope. Raw.
 
         Args:
-          mean: `[dim]`, as committed.
-          l2_norm_clip: of the round.
-          tag: of its noise.
+          mean: committed mean, `[dim]`.
+          l2_norm_clip: clip of the round.
+          tag: tag of its noise.
         """
         output = mean.astype(np.float64) * (self._plan.normalizer / l2_norm_clip)
         known = self._known(tag, output.size)
@@ -68,7 +68,7 @@ class NoiseReceipts:
         return slope
 
     def drawn(self, tag: bytes, size: int) -> Floats:
-        """The noise of the next round on the sum / clip, again."""
+        """Redraws the noise of the next round on the sum / clip."""
         if not self._plan.tracks_participation:
             key = tensor_key(self._key, tag, "update")
             return gaussian(key, size) * self._plan.noise_multiplier
@@ -76,15 +76,15 @@ class NoiseReceipts:
         return self._row(self._stream, tensor_key(self._key, tag, "update"))
 
     def drawn_count(self, tag: bytes, count_noise_multiplier: float) -> float:
-        """The noise of a round on the count of records below an adaptive clip, again."""
+        """Redraws the noise of a round on the count of records below an adaptive clip."""
         return float(gaussian(tensor_key(self._key, tag, "below"), 1)[0]) * count_noise_multiplier
 
     def _known(self, tag: bytes, size: int) -> Floats | float:
-        """What the round might as well have been noised with, where rounds share noise.
+        """Returns a control variate if rounds share noise, else 0.
 
-        Its sums may follow the noise of earlier rounds, and so not be independent of what is left
-        of it in this one. With another fresh part in its place that is the same in both, and their
-        difference is noise that no sum can follow.
+        The sums of a round may depend on the noise of earlier rounds, part of which is in this
+        round. Noise with the same earlier part and another fresh part is subtracted from both sides
+        of the regression; the difference is independent of the sums.
         """
         if not self._plan.tracks_participation:
             return 0.0

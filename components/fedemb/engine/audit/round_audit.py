@@ -7,12 +7,13 @@ not affect training: a run releases the same bits with or without it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import Fold, Independence, MechanismAudit, Replay
+from fedemb.documents.model import RoundLine
 from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.canaries import CanaryMechanism
 from fedemb.engine.audit.independence import independence
@@ -20,25 +21,51 @@ from fedemb.engine.audit.receipts import NoiseReceipts
 from fedemb.engine.audit.round_replay import RoundReplay
 from fedemb.engine.packed_state import pack, unpack
 from fedemb.engine.server import STATE_ARRAYS, ServerRule, ServerState, released_weights
-from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.training_round import Packed, TrainingRound
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.queries import Mechanism
+from fedemb.privacy.queries import Mechanism, MechanismState
+from fedemb.privacy.randomness.sampling import Index, VirtualClient
 from fedemb.storage import Store
 
 _NAME = "audit.npz"
+_Unit = TypeVar("_Unit")
+
+
+class AuditedRecord(Protocol):
+    """Committed record of a round. Noised."""
+
+    @property
+    def index(self) -> int:
+        """Number of the round, from 0."""
+        ...
+
+    @property
+    def public(self) -> RoundLine:
+        """Public line of the round."""
+        ...
+
+    @property
+    def mechanism_state(self) -> MechanismState:
+        """State of the mechanism after the round."""
+        ...
+
+    @property
+    def mean(self) -> np.ndarray | None:
+        """Noised mean, float32 `[dim]`; None once a checkpoint covers it."""
+        ...
 
 
 class RoundAudit:
-    """Receipts, fold, canaries, tags, and the initial weights of two rounds.
+    """Collects receipts, fold, canaries, tags, and the initial weights of two rounds.
 
     Args:
-      plan: what was priced.
-      keys: of the attempt.
-      server: rule that applies the noised mean.
-      advance: its step on a noised mean.
-      start: its state before round 0.
+      plan: plan of the run.
+      keys: keys of the attempt.
+      server: configuration of the server step.
+      advance: server step on a noised mean.
+      start: server state before round 0.
     """
 
     def __init__(
@@ -59,7 +86,7 @@ class RoundAudit:
         if not plan.tracks_participation:
             self._canaries = CanaryMechanism(plan, **vars(keys))
         self._named = True
-        """Whether every public digest is that of the committed mean."""
+        """Whether every public digest matches the committed mean."""
         self._chosen = keys.chosen_rounds(plan.rounds)
         self._began: dict[int, np.ndarray] = {}
         self._means: dict[int, np.ndarray] = {}
@@ -70,73 +97,74 @@ class RoundAudit:
         """Returns the number of audited rounds."""
         return self._state.rounds
 
-    def add(self, record: Any) -> float:
+    def add(self, record: AuditedRecord) -> float:
         """Adds the next committed round; returns the slope of its noise. Raw.
 
         Args:
-          record: its `RoundRecord`, mean included.
+          record: record of the round, with its mean.
         """
+        mean, state = record.mean, record.mechanism_state
+        assert mean is not None, f"round {record.index} was audited before"
         if record.index in self._chosen:
             self._began[record.index] = self._state.weights
-            self._means[record.index] = record.mean
-        state = record.mechanism_state
+            self._means[record.index] = mean
         self._tags.append(bytes.fromhex(state["tag"]))
-        self._size = record.mean.size
-        slope = self._receipts.add(record.mean, self._clip, self._tags[-1])
+        self._size = mean.size
+        slope = self._receipts.add(mean, self._clip, self._tags[-1])
         self._clip = float(state["l2_norm_clip"])
-        self._named &= record.public.output_sha == sha256_hex(record.mean.tobytes())
-        self._state = self._advance(self._server, self._state, record.mean)
+        self._named &= record.public.output_sha == sha256_hex(mean.tobytes())
+        self._state = self._advance(self._server, self._state, mean)
         if self._canaries is not None:
             self._canaries.add(record.index)
         return slope
 
     def replay(
         self,
-        function: TrainingRound,
+        function: TrainingRound[_Unit, Packed],
         mechanism: Mechanism,
-        index: Any,
-        load: Callable[[Any], Any],
-        read: Callable[[int], Any],
+        index: Index,
+        load: Callable[[VirtualClient], _Unit],
+        read: Callable[[int], AuditedRecord | None],
     ) -> None:
-        """Runs the chosen rounds again, each with one of its users removed.
+        """Replays the chosen rounds, each with one of its users removed.
 
-        The sum without the user, plus what their virtual client gave with them and less what it
-        gives without, must be the sum whose keyed digest the round's record holds: then the same
-        coins fell, and nothing of anybody else depended on that user. And what was committed must
-        be that sum and its noise.
+        The sum without the user, corrected by the difference of the user's virtual client with and
+        without the user, must match the keyed digest in the round's record. Then the coins were the
+        same, and no other record depended on the user. The committed mean must be that sum plus its
+        noise.
 
         Args:
           function: rounds of the training.
           mechanism: mechanism of the training; it is rewound.
           index: the users.
-          load: reads the examples of a `sampling.VirtualClient`.
-          read: the record of a round.
+          load: reads the examples of a virtual client.
+          read: reads the record of a round.
         """
         failed: set[str] = set()
         chosen = [number for number in self._chosen if number in self._began]
         for number in chosen:
-            before = None if number == 0 else read(number - 1).mechanism_state
-            tags = [bytes.fromhex(tag) for tag in (before or {}).get("tags", ())]
+            before = _state_after(read, number - 1) if number else None
+            tags = [bytes.fromhex(tag) for tag in before["tags"]] if before else []
+            mechanism.rewind(before)
             one = RoundReplay(
                 function,
                 mechanism,
                 load,
                 number=number,
                 weights=self._began[number],
-                before=before,
                 mean=self._means[number],
                 receipts=NoiseReceipts(self._plan, self._keys.noise_key, tags),
                 noise_key=self._keys.noise_key,
             )
-            failed |= one.problems(index, read(number).mechanism_state)
+            failed |= one.problems(index, _state_after(read, number))
         self._replay = Replay(rounds=len(chosen), failed=sorted(failed))
 
     def found(self, released: np.ndarray, delta: float) -> MechanismAudit:
         """Returns all evidence of a finished training, after `replay`.
 
         Args:
-          released: weights that leave the training, float32 `[dim]`.
-          delta: of the guarantee.
+          released: released weights, float32 `[dim]`.
+          delta: delta of the guarantee.
         """
         folded = released_weights(self._server, self._state)
         same = np.array_equal(folded[: released.size], released)
@@ -149,22 +177,22 @@ class RoundAudit:
             lower_bounds=canaries.lower_bounds(delta) if canaries else None,
         )
 
-    def evidence(self, released: np.ndarray, delta: float) -> dict[str, Any]:
-        """Fields of the model card, see `found` and `compared`."""
+    def evidence(self, released: np.ndarray, delta: float) -> dict[str, object]:
+        """Returns fields of the model card, see `found` and `compared`."""
         return {
             "mechanism_audit": self.found(released, delta).model_dump(mode="json"),
             "independence": self.compared().model_dump(mode="json"),
         }
 
     def compared(self) -> Independence:
-        """Noise and coins of a finished training, compared with each other."""
+        """Compares noise and coins of a finished training; returns the result."""
         found = independence(self._plan, self._keys, self._tags, self._size)
         if self._canaries is None or self._canaries.rounds_differ:
             return found
         return found.model_copy(update={"failed": [*found.failed, "canary_rounds"]})
 
     def save(self, store: Store) -> None:
-        """Writes the state, next to the trainer's checkpoint and before it."""
+        """Writes the state, before the trainer writes its checkpoint."""
         head = {
             "inputs_sha": self._keys.inputs_sha,
             "rounds": self.rounds,
@@ -182,16 +210,16 @@ class RoundAudit:
         }
         store.write(_NAME, pack(head, kept | self._state.arrays))
 
-    def restore(self, store: Store, read: Callable[[int], Any]) -> None:
+    def restore(self, store: Store, read: Callable[[int], AuditedRecord | None]) -> None:
         """Resumes from the last state saved by a trainer of the same attempt, or starts.
 
         Args:
           store: working state of the attempt.
-          read: the record of a round. The last audited record has the tags of all before, where
-            rounds share their noise; a checkpoint may be older.
+          read: reads the record of a round. If rounds share noise, the last audited record has the
+            tags of all earlier rounds; a checkpoint may be older.
 
         Raises:
-          ArtifactError: it is damaged or of other inputs.
+          ArtifactError: the state is damaged or belongs to other inputs.
         """
         try:
             data = store.read(_NAME)
@@ -205,17 +233,26 @@ class RoundAudit:
             self._means = dict(zip(head["began"], means, strict=True))
         except (ValueError, KeyError) as error:
             raise ArtifactError(
-                "the audit's state cannot be read; restore the working state of the run from a "
-                "backup, or start a run with a new id"
+                "The state of the audit cannot be read. Restore the working state of the run from "
+                "a backup, or start a run with a new id."
             ) from error
         if head["inputs_sha"] != self._keys.inputs_sha:
-            raise ArtifactError("the audit's state is of other inputs; start a run with a new id")
+            raise ArtifactError(
+                "The state of the audit belongs to other inputs. Start a run with a new id."
+            )
         self._tags, self._size = [row.tobytes() for row in tags], head["size"]
         self._state = ServerState(**arrays, rounds=head["rounds"])
         self._clip, self._named = head["l2_norm_clip"], head["named"]
-        last = read(self.rounds - 1).mechanism_state if self.rounds else {}
-        before = [bytes.fromhex(tag) for tag in last.get("tags", ())]
+        last = _state_after(read, self.rounds - 1)["tags"] if self.rounds else []
+        before = [bytes.fromhex(tag) for tag in last]
         self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, before)
         self._receipts.restore(head["receipts"])
         if self._canaries is not None:
             self._canaries.restore(head["canaries"])
+
+
+def _state_after(read: Callable[[int], AuditedRecord | None], number: int) -> MechanismState:
+    """Returns the mechanism's state after a committed round."""
+    record = read(number)
+    assert record is not None, f"round {number} is committed"
+    return record.mechanism_state

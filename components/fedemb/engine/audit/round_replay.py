@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from fedemb.engine.audit.receipts import NoiseReceipts
-from fedemb.engine.training_round import TrainingRound
-from fedemb.privacy.queries import Mechanism
+from fedemb.engine.training_round import Packed, TrainingRound
+from fedemb.privacy.queries import Mechanism, MechanismState
 from fedemb.privacy.queries.clipped_sum import next_clip
 from fedemb.privacy.randomness.noise import round_tag
-from fedemb.privacy.randomness.sampling import VirtualClient
+from fedemb.privacy.randomness.sampling import Index, VirtualClient
+
+Unit = TypeVar("Unit")
 
 
-class RoundReplay:
-    """Repeats one round from its initial weights and mechanism state."""
+class RoundReplay(Generic[Unit, Packed]):
+    """Repeats one round from its initial weights; the mechanism is rewound to before the round."""
 
     def __init__(
         self,
-        function: TrainingRound,
+        function: TrainingRound[Unit, Packed],
         mechanism: Mechanism,
-        load: Callable[[Any], Any],
+        load: Callable[[VirtualClient], Unit],
         *,
         number: int,
         weights: np.ndarray,
-        before: dict[str, Any] | None,
         mean: np.ndarray,
         receipts: NoiseReceipts,
         noise_key: bytes,
@@ -34,14 +35,13 @@ class RoundReplay:
         self._function, self._mechanism, self._load = function, mechanism, load
         self._number, self._weights, self._mean = number, weights, mean
         self._receipts, self._noise_key = receipts, noise_key
-        mechanism.rewind(before)
 
-    def problems(self, index: Any, after: dict[str, Any]) -> set[str]:
+    def problems(self, index: Index, after: MechanismState) -> set[str]:
         """Returns the codes of failed checks.
 
         Args:
           index: the users.
-          after: the mechanism's state that the round's record holds.
+          after: mechanism state in the round's record.
         """
         clients = self._mechanism.sample_clients(self._number, index)
         failed, total = self._without_one(index, clients)
@@ -53,12 +53,12 @@ class RoundReplay:
         return failed
 
     def _without_one(
-        self, index: Any, clients: list[VirtualClient]
+        self, index: Index, clients: list[VirtualClient]
     ) -> tuple[set[str], list[np.ndarray]]:
         """Returns failed checks without one of the users, and the sums with the user added back.
 
-        Where images are sampled alone, all images of the user are taken out at once, and what each
-        of them brought is put back by itself: each has a clip of its own.
+        If images are sampled independently, all images of the user are removed at once, and the
+        contribution of each is added back separately, because each is clipped separately.
         """
         members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
         if not len(members):
@@ -76,7 +76,7 @@ class RoundReplay:
             failed.add("coins")
         total, grid = self._sums(left), 2.0**mechanism.plan.grid_bits
         for one in mine:
-            # The others are empty here but keep their places, which decide where each one trains.
+            # Other clients are empty but keep their index, which selects the worker.
             there = [client if client is one else _no_client(client) for client in clients]
             gone = [_less(client, removed) for client in there]
             with_them, without = self._sums(there), self._sums(gone)
@@ -87,7 +87,7 @@ class RoundReplay:
         return failed, total
 
     def _holds(self, total: np.ndarray, tag: bytes) -> bool:
-        """Whether what was committed is the sum and its noise, but for the digits of a float32."""
+        """Returns whether the committed mean is sum plus noise, up to float32 rounding."""
         mechanism = self._mechanism
         plan = mechanism.plan
         output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
@@ -95,7 +95,7 @@ class RoundReplay:
         return bool(np.abs(self._mean - output).max() <= 1e-6 * np.abs(output).max())
 
     def _moves(self, total: list[np.ndarray], tag: bytes, found: float) -> bool:
-        """Whether the clip stayed, or moved by the noised count, but for a float32's digits."""
+        """Returns whether the next clip follows from the noised count, up to float32 rounding."""
         mechanism = self._mechanism
         plan, wanted = mechanism.plan, mechanism.l2_norm_clip
         if (settings := plan.adaptive_clip) is not None:
@@ -117,9 +117,9 @@ def _quantities(sums: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class _Without:
-    """The users without one of them, numbered as if that one had never been there."""
+    """Index of all users except one, with consecutive row numbers."""
 
-    def __init__(self, index: Any, removed: int):
+    def __init__(self, index: Index, removed: int):
         self._index, self._removed = index, removed
         self.virtual_clients, self.groupings = index.virtual_clients, index.groupings
         self.user_count = index.user_count - 1
@@ -136,7 +136,7 @@ class _Without:
         return rows - (rows > self._removed)
 
     def named(self, client: VirtualClient) -> VirtualClient:
-        """The client with rows as they are in the store."""
+        """Returns the client with row numbers of the store."""
         rows = client.users + (client.users >= self._removed)
         return VirtualClient(client.grouping, client.group, rows)
 

@@ -1,24 +1,25 @@
-"""Random affine copies of images; the caller draws the random numbers from its own seed."""
+"""Random affine copies of images; the caller provides the random numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxtyping import Float32, Int, Num
 
 from fedemb.config import AugmentationConfig
+from fedemb.models.arrays import AnyTensor, Tensor, TfTensor
 from fedemb.models.keras_backend import keras_ops
 
 DRAWS = 7
-"""Numbers in [-1, 1) that each copy takes."""
+"""Random numbers in [-1, 1) per copy."""
 
 
 def affine_transforms(
-    config: AugmentationConfig, size: int, draws: Float32[Any, "draws count"]
-) -> Float32[Any, "count 8"]:
-    """Makes projective transforms about the image centre, output pixel to input pixel.
+    config: AugmentationConfig, size: int, draws: Float32[Tensor, "draws count"]
+) -> Float32[Tensor, "count 8"]:
+    """Returns projective transforms about the image center, output pixel to input pixel.
 
     Args:
       config: ranges of rotation, scale, shear, translation; whether to mirror.
@@ -46,15 +47,15 @@ def affine_transforms(
 
 
 def augment(
-    images: Num[Any, "examples size size channels"],
-    labels: Int[Any, " examples"],
+    images: Num[AnyTensor, "examples size size channels"],
+    labels: Int[AnyTensor, " examples"],
     config: AugmentationConfig,
-    uniform: Callable[[Any], Any],
-) -> tuple[Float32[Any, "copies size size channels"], Int[Any, " copies"]]:
-    """Returns `multiplicity` affine copies of every image, and the labels to go with them.
+    uniform: Callable[[Sequence[int]], AnyTensor],
+) -> tuple[Float32[AnyTensor, "copies size size channels"], Int[AnyTensor, " copies"]]:
+    """Returns `multiplicity` affine copies of every image, with their labels.
 
-    Augmentation happens inside the virtual client, before its update is clipped, and so costs
-    nothing in privacy (arXiv 2204.13650, section 3.2).
+    Augmentation is done inside the virtual client, before its update is clipped, so it costs no
+    privacy (arXiv 2204.13650, section 3.2).
 
     Args:
       images: `[examples, size, size, channels]`, uint8 or float32; edges are repeated outwards.
@@ -63,20 +64,20 @@ def augment(
       uniform: shape to numbers in [-1, 1), float32.
     """
     ops = keras_ops()
-    size = images.shape[1]
+    size: Any = images.shape[1]
     if config.multiplicity > 1:
         images = ops.repeat(images, config.multiplicity, axis=0)
         labels = ops.repeat(labels, config.multiplicity, axis=0)
     draws = uniform([DRAWS, ops.shape(images)[0]])
-    # Of whole numbers one backend would round what lies between pixels, and another cut it off.
+    # float32, because backends round interpolated integers differently.
     moved = ops.image.affine_transform(
         ops.cast(images, "float32"), affine_transforms(config, size, draws), fill_mode="nearest"
     )
     return moved, labels
 
 
-def stateless_draws(seed: Int[Any, "2"]) -> Callable[[Any], Any]:
-    """Numbers for `augment` from a seed `[2]`, in a TensorFlow graph."""
+def stateless_draws(seed: Int[TfTensor, "2"]) -> Callable[[Sequence[int]], TfTensor]:
+    """Returns the draws of `augment` from a seed `[2]`, in a TensorFlow graph."""
     import tensorflow as tf
 
     return lambda shape: tf.random.stateless_uniform(shape, seed, minval=-1.0, maxval=1.0)

@@ -1,7 +1,7 @@
 """Draws head, order and augmentation of a virtual client on the host, for every backend.
 
-All draws depend only on the seed of the client in the round. So a run has the same draws on each
-backend, and no framework's random generator is used.
+All draws depend only on the seed of the client in the round. A run therefore has the same draws on
+each backend, and no framework's random generator is used.
 
 A head exists only inside one virtual client and one round. Its size is the number of distinct
 labels of that client, never the total number of identities. No artifact contains it.
@@ -26,17 +26,17 @@ class LocalData(NamedTuple):
     images: Any
     """uint8 `[examples, size, size, channels]`, at least one; or features, see `ClientExamples`."""
     rows: Any
-    """int32 `[examples]`: the row of the head that each example belongs to."""
+    """int32 `[examples]`: row of the head for each example."""
     order: Any
-    """int32 `[epochs * examples]`: examples in the order they are visited."""
+    """int32 `[epochs * examples]`: indices of examples in training order."""
     draws: Any
-    """float32 `[epochs * examples, copies, DRAWS]` in [-1, 1): augmentation; or no copies."""
+    """float32 `[epochs * examples, copies, DRAWS]` in [-1, 1): draws of the augmentation."""
     head: Any
-    """float32 `[classes, dim]`: where a fresh head starts, or zeros; of a shared one no rows."""
+    """float32 `[classes, dim]`: initial local head, or zeros; no rows if the head is shared."""
 
 
 def copies(config: LocalTrainingConfig) -> int:
-    """Augmented copies of each image and visit; 0: images are shown as they are."""
+    """Returns the augmented copies per image and epoch; 0 means no augmentation."""
     return config.augmentation.multiplicity if config.augmentation else 0
 
 
@@ -49,17 +49,17 @@ def local_data(
     dim: int,
     shared_head: bool = False,
 ) -> LocalData:
-    """Numbers the labels of a client, and draws its head, its order and its augmentation.
+    """Numbers the labels of a client and draws its head, order and augmentation.
 
     Args:
-      images: of the client, or features of them.
-      labels: any values; for a shared head, row numbers in it.
+      images: images of the client, or their features.
+      labels: any values; row numbers for a shared head.
       config: epochs, cap, head, augmentation.
-      seed: of the client in the round.
+      seed: seed of the client in the round.
       dim: length of an embedding.
-      shared_head: DP-FedAvg.
+      shared_head: whether the head is shared, DP-FedAvg only.
     """
-    # The cap holds per epoch, in the keyed order in which examples are stored.
+    # The cap applies per epoch, in the keyed order of the stored examples.
     images = images[: config.max_examples_per_client]
     labels = labels[: config.max_examples_per_client]
     order, head, augmentation = map(np.random.default_rng, seed.spawn(3))
@@ -86,14 +86,14 @@ def no_data(config: LocalTrainingConfig, image: Sequence[int], dim: int) -> Loca
 
 
 def type_of(image: Sequence[int]) -> type[np.generic]:
-    """Of pixels `[size, size, channels]`, or of the features that a frozen trunk gives."""
+    """Returns uint8 for pixels `[size, size, channels]`, float32 for features."""
     return np.uint8 if len(image) == 3 else np.float32
 
 
 def local_rows(
     labels: Int64[np.ndarray, " examples"],
 ) -> tuple[Int32[np.ndarray, " examples"], int]:
-    """Labels renumbered inside one client, in order of first appearance; and how many there are."""
+    """Returns labels renumbered by first appearance, and the number of distinct labels."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first)).astype(np.int32)[inverse], len(first)
 
@@ -101,6 +101,6 @@ def local_rows(
 def glorot_head(
     classes: int, dim: int, random: np.random.Generator
 ) -> Float32[np.ndarray, "classes dim"]:
-    """Glorot-uniform head, the paper's."""
+    """Returns a Glorot-uniform head, as in the paper."""
     limit = math.sqrt(6.0 / (classes + dim))
     return random.uniform(-limit, limit, (classes, dim)).astype(np.float32)

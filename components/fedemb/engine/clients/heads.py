@@ -1,4 +1,4 @@
-"""Heads that start at the class means of a virtual client's own embeddings."""
+"""Initial heads from class means of a virtual client's embeddings."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import Any
 
 from jaxtyping import Float32, Int32, UInt8
 
+from fedemb.models.arrays import TfTensor
+
 
 def prototype_head(
-    embed: Callable[[Any], Any],
-    images: UInt8[Any, "examples size size channels"],
-    labels: Int32[Any, " examples"],
-    classes: Int32[Any, ""],
+    embed: Callable[[TfTensor], TfTensor],
+    images: UInt8[TfTensor, "examples size size channels"],
+    labels: Int32[TfTensor, " examples"],
+    classes: Int32[TfTensor, ""],
     *,
     dim: int,
     batch_size: int,
-) -> Float32[Any, "classes {dim}"]:
-    """Head of normalised class means of the client's own embeddings.
+) -> Float32[TfTensor, "classes {dim}"]:
+    """Returns a head of normalized class means of the client's embeddings.
 
-    Deterministic in the broadcast backbone and the client's examples, so it adds nothing to the
-    client's sensitivity.
+    The head is a function of the broadcast backbone and the client's examples, so it does not
+    increase the client's sensitivity.
 
     Args:
       embed: uint8 images `[batch, ...]` to embeddings `[batch, dim]` under the broadcast backbone.
@@ -40,7 +42,7 @@ def prototype_head(
     def add(start: Any, total: Any) -> tuple[Any, Any]:
         stop = tf.minimum(start + batch_size, count)
         unit = tf.math.l2_normalize(embed(images[start:stop]), axis=1)
-        # A product instead of a scatter: the order of the additions is fixed.
+        # A product, not a scatter, because the order of its additions is fixed.
         member = tf.one_hot(labels[start:stop], classes, axis=0, dtype=tf.float32)
         return stop, total + tf.matmul(member, unit)
 

@@ -1,12 +1,12 @@
 """Local training of one virtual client, as a graph of TensorFlow.
 
-Fresh head, local steps, difference of the weights: algorithm of DP-FedEmb (arXiv 2211.10844;
-docs/explanation/method.md#algorithm). The state of a client lives in the variables of the worker
-that trains it and is overwritten by the next one; nothing of it is returned but the update. Fused
-in-place optimizer kernels keep a local step as cheap as one of a plain loop.
+Implements DP-FedEmb (arXiv 2211.10844; docs/explanation/method.md#algorithm): new head, local
+steps, difference of the weights. The state of a client is in the variables of its worker and is
+overwritten by the next client; only the update is returned. Fused in-place optimizer kernels make a
+local step as cheap as in a plain loop.
 
-Nothing is drawn here (`client_draws.py`). All batch shapes depend on the number of the client's
-examples alone: the last batch of an epoch is short, never padded.
+All random draws are made in `client_draws.py`. Batch shapes depend only on the number of examples
+of the client: the last batch of an epoch is short, never padded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fedemb.engine.clients.augmentation import DRAWS, augment
 from fedemb.engine.clients.client_draws import LocalData
 from fedemb.engine.clients.heads import prototype_head
 from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
+from fedemb.models.arrays import TfTensor, TfVariable
 from fedemb.models.losses import build_loss, penalized
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ _State = tuple["tf.Tensor", "tf.Tensor"]
 
 
 class Worker:
-    """Variables in which one virtual client after the other trains; one worker per core or device.
+    """Variables in which virtual clients train sequentially; one worker per core or device.
 
     Args:
-      objective: what trains.
-      index: number of the worker, for names only.
+      objective: trained model and its local configuration.
+      index: number of the worker, used in names.
     """
 
     def __init__(self, objective: Objective, index: int) -> None:
@@ -54,8 +55,8 @@ class Worker:
         self.head = make(head, "head")
         self.slots = [[make(shape, "slot") for _ in range(per_weight)] for shape in [*body, head]]
 
-    def start(self, values: Sequence[Any]) -> None:
-        """Overwrites whatever the last client left behind; `values` are weights, then the head."""
+    def start(self, values: Sequence[TfTensor]) -> None:
+        """Overwrites the state of the last client; `values` are weights, then the head."""
         import tensorflow as tf
 
         for variable, value, slots in zip(
@@ -66,7 +67,9 @@ class Worker:
                 slot.assign(tf.zeros_like(value))
 
 
-def first_head(objective: Objective, broadcast: Sequence[Any], examples: LocalData) -> Any:
+def first_head(
+    objective: Objective, broadcast: Sequence[TfTensor], examples: LocalData
+) -> TfTensor:
     """Returns the initial head of a client, one row per label."""
     config = objective.config
     if config.head_init == "glorot":
@@ -84,9 +87,14 @@ def first_head(objective: Objective, broadcast: Sequence[Any], examples: LocalDa
 
 
 def apply_gradient(
-    config: LocalTrainingConfig, trained: Any, *, gradient: Any, rate: float, step: Any
+    config: LocalTrainingConfig,
+    trained: tuple[TfVariable, Sequence[TfVariable]],
+    *,
+    gradient: TfTensor,
+    rate: float,
+    step: TfTensor,
 ) -> None:
-    """One optimizer step in place, on a variable and its slots."""
+    """Applies one optimizer step in place to a variable and its slots."""
     import tensorflow as tf
 
     variable, slots = trained
@@ -117,7 +125,7 @@ def apply_gradient(
 
 
 def _complete(gradients: Sequence[Any]) -> list[Any]:
-    """The same gradients, after all are computed: no weight has to be copied before its update."""
+    """Returns the gradients after all are computed, so that no weight is copied."""
     import tensorflow as tf
 
     with tf.control_dependencies(gradients):
@@ -170,9 +178,10 @@ class _LocalSteps:
             embeddings = self._objective.embeddings(weights, batch)
             loss = self._loss(embeddings, head, rows)
             loss = penalized(loss, self._objective.variables, weights)
-        gradients = _complete(
-            tape.gradient(loss, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients: Any = tape.gradient(
+            loss, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        gradients = _complete(gradients)
         trained = list(zip([*worker.weights, worker.head], worker.slots, strict=True))
         trained = {"joint": trained, "head": trained[-1:], "backbone": trained[:-1]}[phase]
         for pair, gradient in zip(trained, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""Objective that virtual clients train, on any backend."""
+"""Training objective of virtual clients, on any backend."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedemb.config import LocalTrainingConfig
+from fedemb.models.arrays import AnyTensor
 from fedemb.models.keras_backend import keras_ops
 from fedemb.models.preprocessing import input_of
 
 ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
-"""Local Adam of the paper's code."""
+"""Constants of the local Adam in the paper's code."""
 
 PROTOTYPE_BATCH = 128
-"""Images embedded at once for a prototype head, at least."""
+"""Minimum number of images embedded at once for a prototype head."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A backbone, the variables of it that train, and how they train locally."""
+    """A backbone, its trained variables, and the local training configuration."""
 
     backbone: Any
-    """`keras.Model`; weights outside `variables` stay as they are."""
+    """Backbone; weights outside `variables` are frozen."""
     variables: Sequence[Any]
-    """Keras variables that train, in the order of the update."""
+    """Trained variables, in the order of the update."""
     config: LocalTrainingConfig
     shared_head_rows: int = 0
-    """DP-FedAvg: rows of the head that is broadcast and trained with the backbone; 0: a fresh
-    local head for every client."""
+    """DP-FedAvg: rows of the head that is broadcast and trained with the backbone; 0: a new local
+    head for every client."""
     fixed: Mapping[int, Any] | None = None
-    """Values of the other weights by `id` of their variable; None: read where they are used."""
+    """Values of the frozen weights by `id` of their variable; None: read when used."""
 
     def on_this_device(self) -> Objective:
-        """The same, with the weights that do not train read once, here, before any loop."""
+        """Returns the objective with frozen weights read once, before any loop."""
         ops = keras_ops()
         trained = {id(v) for v in self.variables}
         rest = (v for v in self.backbone.variables if id(v) not in trained)
@@ -50,8 +51,8 @@ class Objective:
         shapes = [tuple(int(n) for n in v.shape) for v in self.variables]
         return [*shapes, (self.shared_head_rows, self.dim)] if self.shared_head_rows else shapes
 
-    def embeddings(self, weights: Sequence[Any], images: Any) -> Any:
-        """Embeds examples under `weights` in place of `variables`; float32."""
+    def embeddings(self, weights: Sequence[AnyTensor], images: AnyTensor) -> AnyTensor:
+        """Returns embeddings of examples with `weights` instead of `variables`, float32."""
         given = dict(self.fixed or {})
         given.update((id(v), w) for v, w in zip(self.variables, weights, strict=True))
 

@@ -16,13 +16,15 @@ from fedemb.engine.clients.client_draws import no_data, type_of
 from fedemb.engine.jax.local_training import Client, train_client
 from fedemb.engine.jax.rounds import JaxRounds
 from fedemb.engine.rounds import ClientExamples, ClientRounds
+from fedemb.models.arrays import JaxDevice, Model, Variable
+from fedemb.privacy.queries import Mechanism
 
 SIDE_BY_SIDE = 8
-"""Virtual clients on each device, where the configuration names no number."""
+"""Default number of virtual clients per device."""
 
 
 class ClientShare(NamedTuple):
-    """The virtual clients of one step, in the fields of `Client` with a first axis. Raw."""
+    """Virtual clients of one step: fields of `Client`, stacked. Raw."""
 
     images: Any
     rows: Any
@@ -32,20 +34,20 @@ class ClientShare(NamedTuple):
     examples: Any
     classes: Any
     count: Any
-    """int32 scalar: clients that are real; the rest fills places."""
+    """int32 scalar: number of clients; the rest is padding."""
 
 
 class JaxRoundFunction(ClientRounds, JaxRounds):
     """Trains the virtual clients of a round and sums their updates, on JAX.
 
     Args:
-      backbone: see `RoundFunction`, as are the others.
+      backbone: see `RoundFunction`.
       mechanism: clips and rounds each update.
       config: local training.
       variables: backbone variables that train; default all trainable ones.
-      seed: of shuffles, augmentation and heads. Never of noise or sampling.
-      parallel_clients: side by side on each device; other numbers give other bits. 0: eight.
-      devices: `jax.Device`s. None: all there are.
+      seed: seed of shuffles, augmentation and heads; never of noise or sampling.
+      parallel_clients: clients per device in one step; changes the bits. 0 means 8.
+      devices: devices to use. None uses all devices.
       shared_head_rows: DP-FedAvg, see `Objective`.
     """
 
@@ -54,14 +56,14 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
 
     def __init__(
         self,
-        backbone: Any,
-        mechanism: Any,
+        backbone: Model,
+        mechanism: Mechanism,
         config: LocalTrainingConfig,
         *,
-        variables: Sequence[Any] | None = None,
+        variables: Sequence[Variable] | None = None,
         seed: int = 0,
         parallel_clients: int = 0,
-        devices: Sequence[Any] | None = None,
+        devices: Sequence[JaxDevice] | None = None,
         shared_head_rows: int = 0,
     ) -> None:
         super().__init__(
@@ -78,7 +80,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
 
     def _generated_unit(self, group: int, random: np.random.Generator) -> ClientExamples:
         config = self.objective.config
-        # Of different sizes: who has ended waits for the others. One class alone has no gradient.
+        # Different sizes, because finished clients wait. A single class has no gradient.
         count = min(config.max_examples_per_client, 2 + group % (2 * config.batch_size))
         images = random.integers(0, 256, (count, *self._image)).astype(type_of(self._image))
         rows = min(3, self.objective.shared_head_rows or 3)
@@ -112,7 +114,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
         del clip
         objective = self.objective.on_this_device()
         train = jax.vmap(partial(train_client, objective, broadcast))
-        with jax.enable_x64(False):  # 64 bits are for the clip and the sum alone
+        with jax.enable_x64(False):  # only clip and sum use 64 bits
             updates, losses = train(Client(*units[:-1]))
         flat = jnp.concatenate([u.reshape(self._parallel_units, -1) for u in updates], axis=1)
         norms = jnp.sqrt(jnp.sum(jnp.square(flat.astype("float64")), axis=1))

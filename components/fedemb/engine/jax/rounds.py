@@ -1,8 +1,8 @@
-"""Rounds on JAX: some units on each device side by side, their integers added up by `psum`.
+"""Rounds on JAX: units in parallel on each device, with integer sums by `psum`.
 
-One compiled function takes as many units as all devices hold at once, whatever the size of the
-round; it is compiled once. Units lie under `vmap`, each clipped in float64. Integer sums have no
-order, so one device and many give the same bits.
+One function is compiled for a fixed number of units on all devices, independent of the size of the
+round. Units are vectorized by `vmap`, and each is clipped in float64. Integer sums do not depend on
+order, so one device and many devices give the same bits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
@@ -20,40 +20,44 @@ from fedemb.engine.hosts import Message
 from fedemb.engine.rounds import STATISTICS, ClientExamples, RoundSums, Slab
 from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import JaxDevice
 from fedemb.models.keras_backend import exact_numbers, jax_devices
+from fedemb.privacy.queries import Mechanism, Parameters
 
+Tree = TypeVar("Tree")
+"""Nested arrays."""
 _UNITS = "units"
 """Axis of the mesh of devices."""
 
 
 class JaxRounds(VectorizedRounds):
-    """What rounds on JAX share.
+    """Base class of rounds on JAX.
 
-    On a job of several hosts the chief calls them and the others `follow`.
+    With several hosts, the chief calls `run` and the other hosts call `follow`.
 
     Args:
       shapes: see `SlabRounds`.
       mechanism: see `SlabRounds`.
-      together: units side by side on each device.
-      steps: of all devices together, in one slab at most.
-      smaller: the settings to lower where memory ends.
+      together: units per device in one step.
+      steps: maximum number of steps in one slab.
+      smaller: settings to lower if a step does not fit into memory.
       seed: see `SlabRounds`.
-      devices: `jax.Device`s, each with units of its own. None: all there are.
+      devices: devices, with separate units each. None uses all devices.
     """
 
     shared_head_rows = 0
-    """Of DP-FedAvg."""
+    """Rows of the shared head, DP-FedAvg only."""
 
     def __init__(
         self,
         shapes: Sequence[tuple[int, ...]],
-        mechanism: Any,
+        mechanism: Mechanism,
         *,
         together: int,
         steps: int,
         smaller: str,
         seed: int,
-        devices: Sequence[Any] | None,
+        devices: Sequence[JaxDevice] | None,
     ) -> None:
         import jax
         from jax.sharding import Mesh, NamedSharding
@@ -82,7 +86,7 @@ class JaxRounds(VectorizedRounds):
         )
 
     def run(
-        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Parameters
     ) -> RoundSums:
         """See `VectorizedRounds`; calls `require_room` before the first slab is read.
 
@@ -94,10 +98,10 @@ class JaxRounds(VectorizedRounds):
         return super().run(weights, slabs, parameters)
 
     def require_room(self) -> None:
-        """Plans the memory of a step from the net and the device, before anything is computed.
+        """Checks that a step fits into device memory, before any computation.
 
         Raises:
-          ConfigError: a device has less.
+          ConfigError: a step needs more memory than a device has.
         """
         room = min((memory_of(device) for device in self._local_devices), default=0)
         if room and not hosts.is_multi_host() and (needed := self.step_bytes()) > room:
@@ -108,7 +112,7 @@ class JaxRounds(VectorizedRounds):
             )
 
     def step_bytes(self) -> int:
-        """What one step takes on each device, as the compiler plans it. It is compiled once."""
+        """Returns the bytes of one step on each device, from the compiler; compiles it once."""
         with self._exact_numbers():
             sums, (broadcast, clip) = self._begun(
                 np.zeros(self.dim, np.float32), self.mechanism.sample_params()
@@ -126,18 +130,18 @@ class JaxRounds(VectorizedRounds):
 
     @property
     def together(self) -> int:
-        """Units side by side on each device."""
+        """Units per device in one step."""
         return self._parallel_units
 
     @abstractmethod
     def _records(self, broadcast: Any, units: Any, clip: Any) -> tuple[Any, Any]:
-        """Updates `[together, dim]` and their `STATISTICS`, float32, on one device."""
+        """Returns updates `[together, dim]` and their `STATISTICS`, float32, on one device."""
 
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
         return [self._share(units, round_index, self._parallel_units * self.worker_count)]
 
     def _steps(self, share: Any) -> Iterator[tuple[Any, int]]:
-        """Units for each device, the real ones counted, and how many are real in all."""
+        """Yields the units of each step, with counts per device, and their total number."""
         size = self._parallel_units
         all_devices = size * self.worker_count
         for start in range(0, len(share[0]), all_devices):
@@ -157,7 +161,7 @@ class JaxRounds(VectorizedRounds):
                 for step, real in self._steps(share):
                     sums, rows = self._advanced(sums, start, step)
                     running.append((rows, real))
-                    if len(running) > 1:  # the next step is on its way; more would take memory
+                    if len(running) > 1:  # overlap one step; more would need memory
                         statistics.append(_rows(*running.pop(0)))
             statistics += [_rows(*step) for step in running]
             return RoundSums(tuple(map(np.asarray, sums)), np.concatenate(statistics))
@@ -168,7 +172,7 @@ class JaxRounds(VectorizedRounds):
         return self._begun(weights, clip)
 
     def _begun(self, weights: np.ndarray, clip: Any) -> tuple[Any, Any]:
-        # Placed as the function returns them, or the second step would be compiled again.
+        # Same placement as results of the function; otherwise the second step recompiles.
         empty = self.mechanism.initial_sample_state(self.dim)
         return self._placed(empty, self._everywhere), (
             self._placed(self._split(weights), self._everywhere),
@@ -176,7 +180,7 @@ class JaxRounds(VectorizedRounds):
         )
 
     def _advanced(self, sums: Any, start: Any, step: Any) -> tuple[Any, Any]:
-        """The sums with the units of a step, and their statistics."""
+        """Returns the sums after a step, and the statistics of its units."""
         hosts.send(Message.STEP, *step)
         return self._stepped(sums, start, step)
 
@@ -186,7 +190,7 @@ class JaxRounds(VectorizedRounds):
 
     @staticmethod
     def _placed(tree: Any, sharding: Any) -> Any:
-        """Numbers that every host has, each part where it belongs."""
+        """Places arrays that every host has, each shard on its device."""
         import jax
 
         def place(part: Any) -> Any:
@@ -196,7 +200,7 @@ class JaxRounds(VectorizedRounds):
         return jax.tree.map(place, tree)
 
     def follow(self) -> None:
-        """Computes what the chief says, until it says that all is done.
+        """Computes the steps that the chief sends, until it sends the end.
 
         Raises:
           StorageError: the chief or another host was lost.
@@ -207,7 +211,10 @@ class JaxRounds(VectorizedRounds):
             while True:
                 message, body = hosts.receive()
                 if message is Message.BEGIN:
-                    like = (np.zeros(self.dim, np.float32), self.mechanism.sample_params())
+                    like = (
+                        np.zeros(self.dim, np.float32),
+                        np.asarray(self.mechanism.sample_params()),
+                    )
                     weights, clip = hosts.decoded_arrays(body, like)
                     state = self._begun(weights, np.float64(clip))
                 elif message is Message.STEP:
@@ -226,7 +233,7 @@ class JaxRounds(VectorizedRounds):
             for worker in range(workers):
                 sums, begun = self._begin(weights, self.mechanism.sample_params())
                 for start in range(0, len(share[0]), size):
-                    # Other devices hold others at each place, none of them to be counted.
+                    # Other devices get rotated units, which are not counted.
                     parts = [
                         np.concatenate(
                             [
@@ -243,22 +250,22 @@ class JaxRounds(VectorizedRounds):
         return found
 
     def _step(self, sums: Any, broadcast: Any, units: Any, clip: Any) -> Any:
-        """Adds the records of the units on each device; also returns their `STATISTICS`."""
+        """Adds the records of each device to the sums; also returns their `STATISTICS`."""
         import jax
         import jax.numpy as jnp
 
-        # Each device derives by weights of its own: by shared ones JAX would add up the gradients
-        # of all devices, before any clip.
+        # Weights vary by device: for shared weights, JAX would sum the gradients of all devices
+        # before the clip.
         updates, rows = self._records(on_each_device(broadcast), units, clip)
         records = jax.vmap(lambda update: self.mechanism.record(clip, [update]))(updates)
         real = jnp.arange(self._parallel_units) < units.count[0]
 
         def added(total: Any, part: Any) -> Any:
-            # What fills the places adds nothing, whatever its record is.
+            # Padding adds zero, whatever its record is.
             mine = jnp.where(real.reshape((-1,) + (1,) * (part.ndim - 1)), part, 0)
             return total + jax.lax.psum(jnp.sum(mine, axis=0), _UNITS)
 
-        # Each device's rows at its own place: what is added to them is zero.
+        # Each device fills its own rows; the other rows are zero.
         every = jnp.zeros((self.worker_count, *rows.shape), rows.dtype)
         every = on_each_device(every).at[jax.lax.axis_index(_UNITS)].set(rows)
         rows = jax.lax.psum(every, _UNITS).reshape(-1, rows.shape[1])
@@ -266,7 +273,7 @@ class JaxRounds(VectorizedRounds):
 
     @contextmanager
     def _exact_numbers(self) -> Iterator[None]:
-        """Lets the clip and the sum have 64 bits; where memory ends, one sentence.
+        """Enables 64 bits for clip and sum, and translates errors of memory and hosts.
 
         Raises:
           ConfigError: the device has too little memory.
@@ -289,15 +296,15 @@ class JaxRounds(VectorizedRounds):
             ) from error
 
 
-def on_each_device(tree: Any) -> Any:
-    """The same values, as each device's own: inside a step they may then differ."""
+def on_each_device(tree: Tree) -> Tree:
+    """Returns the same arrays marked as varying by device, inside a step."""
     import jax
 
     return jax.tree.map(lambda leaf: jax.lax.pcast(leaf, _UNITS, to="varying"), tree)
 
 
-def memory_of(device: Any) -> int:
-    """Bytes that JAX may take on a device; 0 where it does not tell, as on a processor."""
+def memory_of(device: JaxDevice) -> int:
+    """Returns the memory limit of a device in bytes; 0 if unknown, as on a CPU."""
     return (device.memory_stats() or {}).get("bytes_limit", 0)
 
 

@@ -79,7 +79,7 @@ class Speed(NamedTuple):
     """The device's peak so far, where it tells."""
 
 
-def describe_device() -> dict[str, Any]:
+def describe_device() -> dict[str, object]:
     """Device, versions and processors a measurement was taken with.
 
     Raises:

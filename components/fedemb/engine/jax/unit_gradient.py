@@ -1,6 +1,6 @@
-"""The round of DP-SGD on JAX: the same records as `UnitGradientFunction` makes.
+"""DP-SGD rounds on JAX, with the records of `UnitGradientFunction`.
 
-Units of a micro-batch lie side by side under `vmap`, their views inside.
+Units of a micro-batch are vectorized by `vmap`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 from fedemb.config import UnitGradientConfig
 from fedemb.engine.jax.rounds import JaxRounds
 from fedemb.engine.units.unit_gradient import SLAB_MICROBATCHES, UnitRounds, UnitShare
+from fedemb.models.arrays import JaxDevice, Model, Variable
+from fedemb.privacy.queries import Mechanism
 
 
 class JaxUnitGradientFunction(UnitRounds, JaxRounds):
@@ -19,22 +21,22 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds):
 
     Args:
       classifier: `keras.Model` of `build_classifier`; not changed by rounds.
-      mechanism: `privacy.queries.Mechanism`; clips and rounds each record.
+      mechanism: clips and rounds each record.
       config: micro-batches, views, automatic clip.
       variables: variables that train.
-      seed: of the views. Never of noise or sampling.
-      devices: `jax.Device`s, each with a micro-batch of its own. None: all there are.
+      seed: seed of the views; never of noise or sampling.
+      devices: devices, with a separate micro-batch each. None uses all devices.
     """
 
     def __init__(
         self,
-        classifier: Any,
-        mechanism: Any,
+        classifier: Model,
+        mechanism: Mechanism,
         config: UnitGradientConfig,
         *,
-        variables: Sequence[Any],
+        variables: Sequence[Variable],
         seed: int = 0,
-        devices: Sequence[Any] | None = None,
+        devices: Sequence[JaxDevice] | None = None,
     ) -> None:
         super().__init__(
             self._set_model(classifier, config, variables),
@@ -59,7 +61,7 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds):
         return updates, jnp.stack([norms, losses, losses, images], axis=1).astype("float32")
 
     def _record(self, broadcast: Any, images: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
-        """Downhill mean gradient of a unit, float32 `[dim]`, and its loss."""
+        """Returns the negative mean gradient of a unit, float32 `[dim]`, and its loss."""
         import jax
         import jax.numpy as jnp
 

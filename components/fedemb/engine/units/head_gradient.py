@@ -1,7 +1,7 @@
-"""DP-SGD of a head only, on features that a frozen backbone computes once.
+"""DP-SGD of a head only, on features of a frozen backbone.
 
-No gradient is computed: the norm of a record follows from features and errors, and the clipped
-sum is one matrix product (`privacy.queries.product_sum`). A round costs two products and the noise.
+The norm of a record is computed from features and errors, and the clipped sum is one matrix product
+(`privacy.queries.product_sum`). A round needs two products and the noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fedemb.engine.feature_cache import UnitFeatures, row_type
 from fedemb.engine.rounds import RoundSums
 from fedemb.engine.server import MeanStep, ServerRule
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Model
 from fedemb.models.classifier import HEAD
+from fedemb.privacy.queries import Mechanism, Parameters
 from fedemb.privacy.queries.product_sum import (
     Features,
     WholeWeights,
@@ -29,37 +31,39 @@ from fedemb.privacy.queries.product_sum import (
 )
 
 _CHUNK_BYTES = 4 << 20
-"""Features of one matrix product, as float64: about what a core's cache holds."""
+"""Bytes of features in one matrix product, float64; about the cache of a core."""
+Slab = tuple[np.ndarray, np.ndarray]
+"""Rows of images, and their weights in the mean of their unit, `[units, images]` each. Raw."""
 SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of packed units: their sum, int64 `[dim]`, norms and mean losses, `[units]`. Raw."""
+"""Sum of packed units, int64 `[dim]`; their norms and mean losses, `[units]`. Raw."""
 
 
 class HeadGradientFunction:
     """Sums the clipped mean gradients of the head over the units of a round.
 
-    The same face as `ParallelRounds`, for the same loop.
+    Implements `TrainingRound`.
 
     Args:
-      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
-      mechanism: `privacy.queries.Mechanism`, with a fixed clip.
+      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
+      mechanism: mechanism with a constant clip.
       config: images of a unit, automatic clip.
 
     Raises:
-      ConfigError: the mechanism moves its clip, views are asked for, or a unit has too many images
-        for an exact sum.
+      ConfigError: the mechanism has an adaptive clip, views are configured, or a unit has too many
+        images for an exact sum.
     """
 
-    def __init__(self, classifier: Any, mechanism: Any, config: UnitGradientConfig) -> None:
+    def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
         head = classifier.get_layer(HEAD)
         if getattr(mechanism.plan, "adaptive_clip", None) is not None:
             raise ConfigError(
-                "model.trainable=head clips in closed form and cannot move its clip; set "
-                "mechanism.adaptive_clip: null, or another trainable group"
+                "model.trainable=head does not support an adaptive clip. Set "
+                "mechanism.adaptive_clip: null, or another model.trainable."
             )
         if config.views > 1 or config.flip or config.crop_padding:
             raise ConfigError(
-                "model.trainable=head computes the features of an image once, so there are no views"
-                " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
+                "model.trainable=head does not support views, because features are computed once. "
+                "Set training.unit_gradient.views: 1, flip: false and crop_padding: 0."
             )
         self.mechanism, self._config = mechanism, config
         self.variables = [head.kernel, head.bias]
@@ -71,11 +75,11 @@ class HeadGradientFunction:
         self._chunk = min(held, most_units(images, mechanism.plan.grid_bits))
 
     def initial_weights(self) -> np.ndarray:
-        """Kernel, then bias, float32 `[dim]`."""
+        """Returns kernel, then bias, float32 `[dim]`."""
         return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
-    def slabs(self, units: Iterable[UnitFeatures], round_index: int) -> Iterator[Any]:
-        """Packs the units of a round, some at a time; those without images contribute nothing."""
+    def slabs(self, units: Iterable[UnitFeatures], round_index: int) -> Iterator[Slab]:
+        """Packs the units of a round in chunks; units without images contribute nothing."""
         del round_index  # nothing here is random
         waiting = iter(units)
         while taken := list(islice(waiting, self._chunk)):
@@ -83,7 +87,7 @@ class HeadGradientFunction:
                 yield self._pack(filled)
 
     def _pack(self, units: Sequence[UnitFeatures]) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of images, and their weights in the mean of their unit, both `[units, images]`."""
+        """Returns image rows and their weights in the mean of their unit, `[units, images]`."""
         images = self._config.images_per_unit
         buffers = cast("Sequence[bytes]", units)  # an array is one
         joined = np.frombuffer(b"".join(buffers), row_type(self._rows - 1))
@@ -101,11 +105,11 @@ class HeadGradientFunction:
     def __call__(
         self, weights: np.ndarray, units: Iterable[UnitFeatures], round_index: int
     ) -> RoundSums:
-        """The clipped sum of one round, from the head all units start from, float32 `[dim]`."""
+        """Returns the clipped sum of one round; `weights` is the head, float32 `[dim]`."""
         parameters = self.mechanism.sample_params()
         return self.run(weights, self.slabs(units, round_index), parameters)
 
-    def run(self, weights: np.ndarray, slabs: Iterable[Any], parameters: Any) -> RoundSums:
+    def run(self, weights: np.ndarray, slabs: Iterable[Slab], parameters: Parameters) -> RoundSums:
         """Returns the clipped sum of one round from packed units; see `SlabRounds.run`."""
         del parameters  # the clip is constant
         head = self._head(weights)
@@ -122,11 +126,11 @@ class HeadGradientFunction:
         return RoundSums((total,), np.concatenate(rows))
 
     def _head(self, weights: np.ndarray) -> Any:
-        """What sums of a round need of the weights."""
+        """Returns the weights in the form that the sums of a round use."""
         return whole_weights(weights.reshape(self._rows, self._classes))
 
     def _sum(self, head: Any, images: np.ndarray, shares: np.ndarray) -> SlabSum:
-        """The clipped sum of packed units."""
+        """Returns the clipped sum of packed units."""
         features = Features(images["mantissas"].astype(np.float64), images["scale"])
         errors, losses = self._errors(head, features, images["label"], shares)
         summed, norms = clipped_product_sum(
@@ -141,7 +145,7 @@ class HeadGradientFunction:
     def _errors(
         self, head: WholeWeights, features: Features, labels: np.ndarray, shares: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Downhill errors `[units, images, classes]` and mean losses `[units]`."""
+        """Returns negative errors `[units, images, classes]` and mean losses `[units]`."""
         flat = Features(features.mantissas.reshape(-1, self._rows), features.scales.ravel())
         logits = exact_logits(flat, head).reshape(*labels.shape, self._classes)
         logits = logits - logits.max(-1, keepdims=True)
@@ -153,7 +157,7 @@ class HeadGradientFunction:
 
     @property
     def advance(self) -> ServerRule:
-        """The server's step; see `ParallelRounds`."""
+        """Server step on the noised mean."""
         plan = self.mechanism.plan
         sizes = (self.dim - self._classes, self._classes)
         return MeanStep(plan.rounds, plan.l2_norm_clip, sizes)

@@ -1,12 +1,11 @@
 """Gradients of convolution kernels, one for each unit of a micro-batch.
 
-`tf.vectorized_map` cannot take them at once: it calls the library unit by unit, and a call costs
-about 30 µs beside its arithmetic. For small convolutions the products of shifted images and
-gradients, all units together and compiled, take a tenth to two thirds of that time
-(`tests/benchmarks/README.md`). Either way the sums of a unit hold that unit alone.
+`tf.vectorized_map` calls the library once per unit, with an overhead of about 30 µs per call. For
+small convolutions, compiled products of shifted images and gradients of all units take a tenth to
+two thirds of that time (`tests/benchmarks/README.md`). In both cases a sum contains one unit only.
 
-TensorFlow keeps its table of converters to itself; its version is pinned, and a test holds this
-module against gradients that TensorFlow takes of one unit.
+The table of converters is internal to TensorFlow. Its version is pinned, and a test compares this
+module with TensorFlow's gradients of single units.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any
 
 _OPERATION = "Conv2DBackpropFilter"
 MOST_PRODUCTS = 1_500_000
-"""Multiplications for one unit and kernel, above which the library's call is the faster way."""
+"""Multiplications per unit and kernel above which the library is faster."""
 FEWEST_UNITS = 16
-"""Units side by side, below which the compiler's second or two are not earned back."""
+"""Minimum number of units for which compilation pays off."""
 
 
 @contextmanager
 def kernel_gradients_at_once() -> Iterator[None]:
-    """Inside, `tf.vectorized_map` takes gradients of small kernels of all units at once."""
+    """While entered, `tf.vectorized_map` computes small kernel gradients of all units at once."""
     from tensorflow.python.ops.parallel_for import pfor
 
     converters: dict[str, Any] = pfor._pfor_converter_registry

@@ -1,4 +1,4 @@
-"""A head solved from one noised sum of second moments, on features of a frozen backbone."""
+"""Head solved from one noised sum of second moments, on features of a frozen backbone."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ from typing_extensions import override
 from fedemb.config import ServerConfig, UnitGradientConfig
 from fedemb.engine.server import ServerRule, ServerState
 from fedemb.engine.units.head_gradient import HeadGradientFunction, SlabSum
+from fedemb.models.arrays import Model
+from fedemb.privacy.queries import Mechanism
 from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
 
 
 class LeastSquaresFunction(HeadGradientFunction):
     """Sums the second moments of units in the only round, and solves for the head.
 
-    The same face as `ParallelRounds`: the record of the round is the noised mean moment, the state
-    after it holds the head.
+    The record of the round is the noised mean moment; the server state after it contains the head.
 
     Args:
-      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
-      mechanism: `privacy.queries.Mechanism` of kind least_squares.
+      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
+      mechanism: mechanism of kind least_squares.
       config: images of a unit.
     """
 
-    def __init__(self, classifier: Any, mechanism: Any, config: UnitGradientConfig) -> None:
+    def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
         super().__init__(classifier, mechanism, config)
+        self._plan: Any = mechanism.plan
         self.dim = moment_size(self._rows - 1, self._classes)
 
     @override
     def _head(self, weights: np.ndarray) -> None:
-        """Moments do not depend on the weights."""
+        """Returns None: moments do not depend on the weights."""
 
     @override
     def _sum(self, head: None, images: np.ndarray, shares: np.ndarray) -> SlabSum:
-        """The moments of packed units, and their longest features in place of norms."""
-        plan = self.mechanism.plan
+        """Returns the moments of packed units, with their largest feature norms."""
+        plan = self._plan
         features = images["mantissas"][..., :-1] / images["scale"][..., None]
         summed = moment_sum(
             features,
@@ -53,8 +55,8 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     @property
     def advance(self) -> ServerRule:
-        """The head of the noised mean moments, taken as it is: nothing is averaged over rounds."""
-        return SolvedHead(self.mechanism.plan, self._rows, self._classes)
+        """Server step that solves the noised mean moments for the head."""
+        return SolvedHead(self._plan, self._rows, self._classes)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class SolvedHead:
 
     plan: Any
     rows: int
-    """Features, and one for the bias."""
+    """Number of features, plus 1 for the bias."""
     classes: int
 
     def __call__(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:

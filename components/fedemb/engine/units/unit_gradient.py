@@ -5,10 +5,10 @@ its images and their augmented views, taken before the clip (Abadi et al., arXiv
 De et al., arXiv 2204.13650, section 3.2). Units go through the net in micro-batches of a fixed
 public size, side by side in one vectorised map, and are clipped one after the other.
 
-How a batch is laid out can move a record by a thousandth of the clip (an activation flips at its
-kink), so the layout must not depend on data: every micro-batch has the same size, the last one is
-filled up, and what fills it is never added. `require_exact` shows before the first private image
-that a record has the same bits at any place and beside any neighbour.
+The layout of a batch can change a record by a thousandth of the clip (an activation near its kink),
+so it must not depend on data: every micro-batch has the same size, the last one is padded, and
+padding is never added. Before the first private image is read, `require_exact` checks that a record
+has the same bits at any position and in any batch.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ from fedemb.engine.rounds import ClientExamples, ParallelRounds, Slab, assigned_
 from fedemb.engine.units.kernel_gradients import kernel_gradients_at_once
 from fedemb.engine.units.views import apply_moves, draw_moves
 from fedemb.engine.vectorized_rounds import VectorizedRounds
+from fedemb.models.arrays import Model, Variable
 from fedemb.models.classifier import HEAD, without_head
 from fedemb.models.keras_backend import keras_ops
 from fedemb.models.losses import NEVER
 from fedemb.models.preprocessing import preprocess
+from fedemb.privacy.queries import Mechanism
 
 SLAB_MICROBATCHES = 16
-"""Micro-batches of one slab and worker, at most."""
+"""Maximum number of micro-batches per slab and worker."""
 _LANES = 16
-"""Numbers that a processor works on at once, at most."""
+"""Maximum vector width of a processor."""
 
 
 class UnitShare(NamedTuple):
-    """The units of a slab that one worker gets, in whole micro-batches. Raw."""
+    """Units of a slab for one worker, in whole micro-batches. Raw."""
 
     images: Any
-    """uint8 `[units, images, size, size, channels]`; zeros where an image is missing."""
+    """uint8 `[units, images, size, size, channels]`; zeros for missing images."""
     labels: Any
     """int32 `[units, images]`."""
     weights: Any
-    """float32 `[units, images]`: 1 / images of the unit, and 0 where an image is missing."""
+    """float32 `[units, images]`: 1 / images of the unit; 0 for missing images."""
     moves: Any
     """int32 `[units, images, views, 3]`."""
     count: Any
-    """int32 scalar: units that are real; the rest fills the last micro-batch."""
+    """int32 scalar: number of units; the rest is padding."""
 
 
 class UnitRounds(VectorizedRounds):
-    """Units in whole micro-batches, whatever backend takes their gradients."""
+    """Base class of rounds of units in whole micro-batches, on any backend."""
 
     layout = "training.unit_gradient.microbatch"
 
     def _set_model(
         self, classifier: Any, config: UnitGradientConfig, variables: Sequence[Any]
     ) -> list[tuple[int, ...]]:
-        """Takes what trains; returns the shapes of it."""
+        """Sets the trained model; returns the shapes of its trained tensors."""
         self._classifier, self._trunk = classifier, without_head(classifier)
         self._config, self._parallel_units = config, config.microbatch
         self.variables = list(variables)
@@ -67,7 +69,7 @@ class UnitRounds(VectorizedRounds):
         return [tuple(int(n) for n in v.shape) for v in self.variables]
 
     def initial_weights(self) -> Float32[np.ndarray, " dim"]:
-        """Values of the trained variables, float32 `[dim]`."""
+        """Returns the values of the trained variables, float32 `[dim]`."""
         return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
     def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> UnitShare:
@@ -96,7 +98,7 @@ class UnitRounds(VectorizedRounds):
         return ClientExamples(0, group, images, labels)
 
     def _views(self, units: UnitShare) -> Any:
-        """All views of each unit of a micro-batch, preprocessed: `[units, views, ...]`."""
+        """Returns all preprocessed views of the units of a micro-batch, `[units, views, ...]`."""
         ops, config = keras_ops(), self._config
         size, images = config.microbatch, config.images_per_unit
         pixels = ops.reshape(units.images, (size * images, *self._image))
@@ -105,11 +107,11 @@ class UnitRounds(VectorizedRounds):
         return ops.reshape(views, (size, images * config.views, *self._image))
 
     def _logits(self, weights: Sequence[Any], images: Any) -> Any:
-        """Logits under `weights` in place of `variables`.
+        """Returns logits with `weights` instead of `variables`.
 
-        The head is one product with its bias as a last row, and is padded with unused classes to
-        a whole number of lanes: rows ten numbers wide are split differently at different places
-        of a micro-batch, and the last of them are computed in another way.
+        The head is one product with the bias as last row, padded with unused classes to a multiple
+        of the vector width. Otherwise rows of, for example, ten numbers would be vectorized
+        differently at different positions of a micro-batch.
         """
         ops = keras_ops()
         given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
@@ -118,7 +120,7 @@ class UnitRounds(VectorizedRounds):
             return [given.get(id(v), v.value) for v in variables]
 
         trunk, head = self._trunk, self._classifier.get_layer(HEAD)
-        outputs, _ = trunk.stateless_call(
+        outputs, *_ = trunk.stateless_call(
             values(trunk.trainable_variables),
             values(trunk.non_trainable_variables),
             images,
@@ -133,10 +135,10 @@ class UnitRounds(VectorizedRounds):
         return ops.matmul(outputs, ops.concatenate([kernel, bias[None]], axis=0))
 
     def _automatic(self, update: Any, norm: Any, clip: Any) -> Any:
-        """Scales every record to just below the clip (Bu et al., arXiv 2206.07136).
+        """Returns a record scaled to just below the clip (Bu et al., arXiv 2206.07136).
 
-        The floor under the norm keeps a record of no length from becoming noise of full length. The
-        query clips all the same: the guarantee does not rest on this.
+        The constant added to the norm prevents a record of norm 0 from being scaled to full norm.
+        The query also clips, so the guarantee does not depend on this scaling.
         """
         ops = keras_ops()
         factor = clip / (norm + self._config.automatic_clip)
@@ -147,22 +149,22 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
     """Sums the clipped mean gradients of the units of a round, on TensorFlow.
 
     Args:
-      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
-      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each record.
+      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
+      mechanism: its query clips and rounds each record.
       config: micro-batches, views, automatic clip.
-      variables: variables that train.
-      seed: of the views. Never of noise or sampling.
-      workers: micro-batches computed side by side; best as for `RoundFunction`.
-      devices: names of devices; assigned to workers in turn. None: TensorFlow decides.
+      variables: trained variables.
+      seed: seed of the views; never of noise or sampling.
+      workers: micro-batches computed in parallel, see `RoundFunction`.
+      devices: device names, assigned to workers in turn. None lets TensorFlow decide.
     """
 
     def __init__(
         self,
-        classifier: Any,
-        mechanism: Any,
+        classifier: Model,
+        mechanism: Mechanism,
         config: UnitGradientConfig,
         *,
-        variables: Sequence[Any],
+        variables: Sequence[Variable],
         seed: int = 0,
         workers: int = 1,
         devices: Sequence[str] | None = None,
@@ -207,7 +209,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
     def _loop(
         self, number: int, broadcast: Any, share: UnitShare, state: Any, parameters: Any
     ) -> tuple[Any, Any]:
-        """One worker's micro-batches, one after the other."""
+        """Computes the micro-batches of one worker sequentially."""
         import tensorflow as tf
 
         del number  # all workers read the same weights
@@ -242,7 +244,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         return state, rows.stack()
 
     def _clip_and_add(self, update: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
-        """One unit's record added to the sums; and the norm it had, float32."""
+        """Adds the record of one unit to the sums; also returns its norm, float32."""
         import tensorflow as tf
 
         query = self.mechanism.query
@@ -253,7 +255,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         return query.accumulate_preprocessed_record(state, record), tf.cast(norm, tf.float32)
 
     def _records(self, broadcast: Any, units: UnitShare) -> tuple[Any, Any, Any]:
-        """Downhill mean gradients `[microbatch, dim]`, losses and image counts `[microbatch]`."""
+        """Returns negative mean gradients `[microbatch, dim]`, losses and counts `[microbatch]`."""
         import tensorflow as tf
 
         size, config = self._config.microbatch, self._config

@@ -1,7 +1,7 @@
-"""Augmented views of an image: crops of the mirrored border, and mirror images.
+"""Augmented views of an image: crops with a mirrored border, and mirror images.
 
-Moves are drawn on the host from the unit's own seed and applied as whole pixels, so that a view has
-the same bits wherever it is computed.
+Moves are drawn on the host from the unit's seed and applied as whole pixels, so a view has the same
+bits on any device.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import UnitGradientConfig
+from fedemb.models.arrays import Tensor
 from fedemb.models.keras_backend import keras_ops
 
 
 def draw_moves(config: UnitGradientConfig, seed: np.random.SeedSequence) -> np.ndarray:
-    """Draws the views of all images a unit may have.
+    """Draws the views of all images of a unit.
 
     Args:
       config: images, views, crop and flip.
-      seed: of the unit in the round, and of nothing else.
+      seed: seed of the unit in the round; used for nothing else.
 
     Returns:
       int32 `[images_per_unit, views, 3]`: pixels down, pixels right, whether mirrored.
@@ -34,8 +35,8 @@ def draw_moves(config: UnitGradientConfig, seed: np.random.SeedSequence) -> np.n
     return moves - np.array([config.crop_padding, config.crop_padding, 0], np.int32)
 
 
-def apply_moves(images: Any, moves: Any) -> Any:
-    """Moves each image by whole pixels; what comes in from outside is the image mirrored.
+def apply_moves(images: Tensor, moves: Tensor) -> Tensor:
+    """Moves each image by whole pixels, with a mirrored border.
 
     Args:
       images: uint8 `[images, size, size, channels]`.
@@ -45,7 +46,8 @@ def apply_moves(images: Any, moves: Any) -> Any:
       uint8 `[images * views, size, size, channels]`.
     """
     ops = keras_ops()
-    size, channels = images.shape[1], images.shape[3]
+    shape: Any = images.shape
+    size, channels = shape[1], shape[3]
     per_image = moves.shape[1]
     moves = ops.reshape(moves, (-1, 3))
     places = ops.arange(size, dtype="int32")[None, :]
@@ -56,7 +58,7 @@ def apply_moves(images: Any, moves: Any) -> Any:
 
     down, right = inside(moves[:, 0]), inside(moves[:, 1])
     right = ops.where(moves[:, 2:3] > 0, ops.flip(right, axis=1), right)
-    # Which row of all pixels goes where: whole pixels move, so no value is computed.
+    # Gathers whole pixels; no value is computed.
     image = ops.arange(ops.shape(moves)[0], dtype="int32") // per_image
     rows = (image[:, None] * size + down)[:, :, None] * size + right[:, None, :]
     return ops.take(ops.reshape(images, (-1, channels)), rows, axis=0)

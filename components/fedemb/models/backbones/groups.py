@@ -47,7 +47,7 @@ def cut(model: Any, group: str) -> tuple[Any, Any]:
     if first is None or len(first.input.shape) != 2:
         raise ConfigError(
             f"model.trainable={group} needs a layer {names[-1]} at the end of {model.name}, on "
-            "features of one axis, and there is none; name it so, or take another group"
+            "features of one axis. Rename the layer, or set another model.trainable."
         )
     return (
         keras.Model(model.input, first.input, name=model.name),

@@ -1,4 +1,4 @@
-"""How many images of one user their coins bring up, as the event of a round."""
+"""Event of a round in which a user contributes a binomial number of images."""
 
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def binomial_mixture(images: int, probability: float, noise_multiplier: float) -> dpe.DpEvent:
-    """The sum of as many vectors of length 1 as `images` coins bring up, in Gaussian noise.
+    """Returns the event of a sum of a binomial number of unit vectors, in Gaussian noise.
 
-    Counts of a chance below 5e-324 are left out: no delta is that small.
+    Counts with a probability below 5e-324 are omitted, because no delta is that small.
 
     Args:
-      images: coins.
-      probability: of each.
+      images: maximum number of images of a user.
+      probability: sampling probability of each image.
       noise_multiplier: standard deviation of the noise.
     """
     import numpy as np

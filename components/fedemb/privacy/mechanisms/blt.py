@@ -1,8 +1,8 @@
-"""Buffered linear Toeplitz noise, where sampling cannot be trusted (arXiv 2408.08868)."""
+"""Buffered linear Toeplitz noise, for cohorts that cannot be sampled (arXiv 2408.08868)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -25,10 +25,10 @@ class BltConfig(RoundRobinConfig):
 
 
 class Blt(BltConfig, RoundRobinPlan):
-    """The noise of a round partly cancels that of earlier ones.
+    """Correlated noise: the noise of a round partly cancels the noise of earlier rounds.
 
-    jax-privacy finds the parameters when a run is planned, which takes seconds to a minute; what
-    the guarantee rests on is computed again by `check`.
+    jax-privacy optimizes the parameters during planning, which takes seconds to a minute. `check`
+    recomputes all values that the guarantee depends on.
     """
 
     section = BltConfig
@@ -40,7 +40,8 @@ class Blt(BltConfig, RoundRobinPlan):
 
     @override
     @classmethod
-    def derived(cls, section: BltConfig, numbers: PublicNumbers) -> dict[str, Any]:
+    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
+        assert isinstance(section, BltConfig)
         from fedemb.privacy.randomness import toeplitz
 
         bounds = section.min_separation, section.max_participations
@@ -54,7 +55,7 @@ class Blt(BltConfig, RoundRobinPlan):
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {
             **super().section_at(cohort, **options),
             "buffers": options.get("buffers") or cls.model_fields["buffers"].default,
@@ -62,12 +63,12 @@ class Blt(BltConfig, RoundRobinPlan):
 
     @override
     def expected(self, section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
-        """What the configuration asks for with the decays and scales of this plan."""
+        """Returns the plan of the configuration with the decays and scales of this plan."""
         assert isinstance(section, BltConfig)
         if len(self.blt_decay or ()) != section.buffers:
             raise PlanMismatch(
-                f"the privacy plan has {len(self.blt_decay or ())} noise buffers, the configuration"
-                f" {section.buffers}; run plan_privacy again"
+                f"The privacy plan has {len(self.blt_decay or ())} noise buffers, but the "
+                f"configuration has {section.buffers}. Run plan_privacy again."
             )
         return Blt(
             **section.model_dump(),
@@ -125,5 +126,5 @@ class Blt(BltConfig, RoundRobinPlan):
         return self.blt_scale or ()
 
     @override
-    def matrix(self) -> dict[str, Any] | None:
+    def matrix(self) -> dict[str, float | None] | None:
         return {**(super().matrix() or {}), "buffers": len(self._decay)}

@@ -1,7 +1,7 @@
-"""DP-SGD for users, image by image: every image has a coin of its own, a user at most m images.
+"""User-level DP-SGD that samples images independently, at most m images of a user.
 
 Charles et al., Fine-tuning LLMs with user-level DP (arXiv 2407.07737), "example-level sampling".
-The other way to protect users is to sample them whole, as DP-SGD's own mechanism does.
+DP-SGD's own mechanism samples whole users instead.
 """
 
 # dp-accounting ships no types.
@@ -10,7 +10,7 @@ The other way to protect users is to sample them whole, as DP-SGD's own mechanis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -18,7 +18,7 @@ from typing_extensions import override
 from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, MechanismPlan, PublicNumbers
-from fedemb.privacy.mechanisms.section import NoisedConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig
 from fedemb.privacy.randomness.grid import MOST_UNITS
 
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class CappedImagePoissonConfig(NoisedConfig):
-    """DP-SGD for users by images sampled alone; sensitivity C for each image of a user."""
+    """User-level DP-SGD by independently sampled images; sensitivity C per image of a user."""
 
     samples_units = True
     samples_images = True
 
     kind: Literal["capped_image_poisson"] = "capped_image_poisson"
     sampling_probability: Probability
-    """Chance (q) of each image in each round."""
+    """Sampling probability (q) of each image in each round."""
     images_per_round: PositiveInt
-    """Expected images per round (B), a public constant: what the noised sum is divided by."""
+    """Expected images per round (B), a public constant that divides the noised sum."""
 
     @override
     def check_run(self, config: RunSettings) -> None:
@@ -47,7 +47,7 @@ class CappedImagePoissonConfig(NoisedConfig):
         if config.policy.unit == "image":
             raise ValueError(
                 f"mechanism.kind={self.kind} protects users by a cap on their images, got "
-                "policy.unit=image; set mechanism.kind: poisson_gaussian, or unit: user"
+                "policy.unit=image. Set mechanism.kind: poisson_gaussian, or policy.unit: user."
             )
         if config.task != "classification" or config.training.unit_gradient.images_per_unit != 1:
             raise ValueError(
@@ -72,11 +72,11 @@ class CappedImagePoissonConfig(NoisedConfig):
 
 
 class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
-    """A user's images take part each with probability q, alone, one vector of norm <= C each.
+    """Samples each image with probability q; each contributes one vector of norm at most C.
 
-    A user has at most m images. Their coins are independent, so the user adds the sum of a random
-    set of at most m vectors, of norm at most C times its size: a mixture of Gaussians, which is
-    dominated by the one-dimensional mixture at 0, C, ..., mC with binomial chances
+    A user has at most m images with independent coins. The user adds the sum of a random set of at
+    most m vectors, of norm at most C times its size: a mixture of Gaussians, which is dominated by
+    the one-dimensional mixture at 0, C, ..., mC with binomial probabilities
     (docs/privacy/sensitivity.md#rule-j).
     """
 
@@ -84,16 +84,16 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
     proof = "a user adds one vector of norm at most C for each of at most m sampled images"
 
     images_per_user: PositiveInt = 1
-    """Images of a user at most (m)."""
+    """Maximum number of images of a user (m)."""
 
     @override
     @classmethod
-    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
+    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
         return {"images_per_user": numbers.max_images_per_user}
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {
             "noise_multiplier": cohort.noise_multiplier,
             "sampling_probability": min(1.0, cohort.clients_per_round / cohort.groups),
@@ -130,11 +130,11 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
 
     @override
     def conservative_event(self) -> None:
-        """None: no user shares a contribution with another."""
+        """Returns None: the mechanism does not group users."""
 
     @override
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Users sampled whole, at the same noise on the mean: m times fewer records."""
+        """Returns the event of whole sampled users, with m times fewer records, same noise."""
         from dp_accounting import dp_event as dpe
 
         whole = dpe.GaussianDpEvent(self.noise_multiplier / self.images_per_user)

@@ -1,4 +1,4 @@
-"""The paper's sampler: a fixed number of users without replacement, cut into virtual clients."""
+"""The paper's sampler: a fixed number of users without replacement, in virtual clients."""
 
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -14,13 +14,14 @@ from typing_extensions import override
 from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.grouped_users import GroupedUsers, GroupedUsersConfig
 from fedemb.privacy.mechanisms.mechanism import Cohort, PublicNumbers, times
+from fedemb.privacy.mechanisms.section import MechanismConfig
 
 if TYPE_CHECKING:
     from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class FixedSizeConfig(GroupedUsersConfig):
-    """The paper's sampler: a fixed number of users without replacement, in groups; priced at 2C."""
+    """The paper's sampler: a fixed number of users without replacement, in groups; price at 2C."""
 
     kind: Literal["fixed_size"] = "fixed_size"
     users_per_client: PositiveInt
@@ -28,7 +29,7 @@ class FixedSizeConfig(GroupedUsersConfig):
 
 
 class FixedSize(FixedSizeConfig, GroupedUsers):
-    """K * M users without replacement, cut into K groups of M; a user moves a group by up to 2C."""
+    """Draws K * M users without replacement, in K groups of M; a user changes one by up to 2C."""
 
     section = FixedSizeConfig
     proof = "a user is drawn with chance K M / n and changes one group by at most 2C"
@@ -36,13 +37,14 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
     compared = True
 
     sampling_probability: Probability
-    """Chance of a user in a round: K M / users_lower_bound."""
+    """Sampling probability of a user in a round: K M / users_lower_bound."""
     users_lower_bound: PositiveInt
-    """The sampler draws from at least this many slots."""
+    """Minimum number of slots that the sampler draws from."""
 
     @override
     @classmethod
-    def derived(cls, section: FixedSizeConfig, numbers: PublicNumbers) -> dict[str, Any]:
+    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
+        assert isinstance(section, FixedSizeConfig)
         drawn = section.clients_per_round * section.users_per_client
         return {
             "sampling_probability": drawn / numbers.users_lower_bound,
@@ -51,7 +53,7 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {
             "noise_multiplier": cohort.noise_multiplier,
             "clients_per_round": cohort.clients_per_round,
@@ -71,6 +73,6 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
         )
 
     @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
         users = times(self.users_lower_bound, population)
         return {**super().scaled_sampling(population, compute), "users_lower_bound": users}

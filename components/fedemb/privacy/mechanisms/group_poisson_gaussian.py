@@ -1,4 +1,4 @@
-"""The default mechanism: whole virtual clients are sampled, independently of each other."""
+"""The default mechanism: whole virtual clients are sampled independently."""
 
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
@@ -25,13 +25,13 @@ class GroupPoissonGaussianConfig(NoisedConfig):
 
     kind: Literal["group_poisson_gaussian"] = "group_poisson_gaussian"
     sampling_probability: Probability
-    """Chance (q) of each virtual client in each round."""
+    """Sampling probability (q) of each virtual client in each round."""
     adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+    """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
 
 
 class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
-    """Each virtual client takes part with probability q, whoever is in it; sensitivity C."""
+    """Samples each virtual client with probability q, regardless of its users; sensitivity C."""
 
     section = GroupPoissonGaussianConfig
     relation_name = "REPLACE_ONE"
@@ -40,7 +40,7 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {
             "noise_multiplier": cohort.noise_multiplier,
             "sampling_probability": cohort.clients_per_round / cohort.groups,

@@ -1,4 +1,4 @@
-"""What mechanisms share that draw users and then group them: a group moves by up to 2C."""
+"""Base of mechanisms that sample users and then group them: a group changes by up to 2C."""
 
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class GroupedUsersConfig(NoisedConfig):
-    """Users are drawn in every round and cut into virtual clients; priced at 2C."""
+    """Users are sampled in every round and grouped into virtual clients; price at 2C."""
 
     clients_per_round: PositiveInt
-    """Groups (K) the drawn users fall into; the normalizer."""
+    """Number of groups (K) of sampled users; the normalizer."""
     adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+    """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
 
 
 class GroupedUsers(GroupedUsersConfig, MechanismPlan):
-    """A user takes part with some chance and changes the update of a group that is there anyway."""
+    """Mechanism in which a sampled user changes the update of a group by up to 2C."""
 
     sampling_probability: Probability
-    """Chance of a user in a round."""
+    """Sampling probability of a user in a round."""
 
     @property
     @override

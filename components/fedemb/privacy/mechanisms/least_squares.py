@@ -1,7 +1,7 @@
-"""One noised round for a linear head: the second moments of everybody's features.
+"""One noised round for a linear head: the second moments of the features of all units.
 
-Mehta et al. (TMLR 2023, arXiv 2211.13403). On a frozen backbone nothing else depends on the data,
-so nothing is trained step by step and there is no learning rate to tune.
+Mehta et al. (TMLR 2023, arXiv 2211.13403). The backbone is frozen, and the head is solved in closed
+form, without a learning rate.
 """
 
 # dp-accounting ships no types.
@@ -10,7 +10,7 @@ so nothing is trained step by step and there is no learning rate to tune.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 from typing_extensions import override
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class LeastSquaresConfig(UnitsAloneConfig):
-    """A head solved from one noised round: no sampling, no learning rate; sensitivity C."""
+    """Head solved from one noised round, without sampling and learning rate; sensitivity C."""
 
     solves_head = True
 
     kind: Literal["least_squares"] = "least_squares"
     rounds: Annotated[int, Field(ge=1, le=1)] = 1
-    """There is one."""
+    """Always 1."""
     units_per_round: PositiveInt
-    """About how many units there are, a public constant: what the noised sum is divided by."""
+    """Expected number of units, a public constant that divides the noised sum."""
     feature_norm: PositiveFloat = 1.0
-    """Features of an image that are longer than this are shortened to it."""
+    """Norm that longer features of an image are clipped to."""
     label_weight: Annotated[float, Field(ge=0.125, le=8.0)] = 1.0
-    """Length of the part of a record that knows the label, over that of the part that does not."""
+    """Norm of the record part with labels, relative to the part without labels."""
 
     @override
     def check_run(self, config: RunSettings) -> None:
@@ -46,13 +46,13 @@ class LeastSquaresConfig(UnitsAloneConfig):
         if config.task != "classification" or config.model.trainable != "head":
             raise ValueError(
                 f"mechanism.kind={self.kind} solves for the head of a classifier, got task="
-                f"{config.task} and model.trainable={config.model.trainable}; set task: "
-                "classification and model.trainable: head, or name another mechanism"
+                f"{config.task} and model.trainable={config.model.trainable}. Set task: "
+                "classification and model.trainable: head, or set another mechanism.kind."
             )
 
 
 class LeastSquares(LeastSquaresConfig, PerUnitSampling):
-    """Every unit adds one record (u u^T, label_weight x u y^T), of norm at most C, to one sum.
+    """Adds one record (u u^T, label_weight x u y^T) per unit, of norm at most C, to one sum.
 
     |u| <= 1 before the products are formed, so the two parts have norms of at most 1 and
     label_weight, and sqrt(1 + label_weight^2) is scaled to C. One Gaussian under
@@ -64,7 +64,7 @@ class LeastSquares(LeastSquaresConfig, PerUnitSampling):
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {
             "rounds": 1,
             "noise_multiplier": cohort.noise_multiplier,
@@ -89,5 +89,5 @@ class LeastSquares(LeastSquaresConfig, PerUnitSampling):
         return self.round_event
 
     @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
         return {"units_per_round": times(self.units_per_round, population)}

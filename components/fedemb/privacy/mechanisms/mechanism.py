@@ -1,12 +1,11 @@
-"""One frozen object that holds sampler, clip, noise, normalizer and price of a run.
+"""Frozen plan of a run: sampler, clipping norm, noise, normalizer and privacy loss in one object.
 
-Whoever samples, clips or adds noise asks it, and so does the accountant: what is priced cannot
-drift from what runs. Every mechanism is a class of its own in a module of its own, below
-`MechanismPlan`; `registry` finds it by `kind`. Sensitivity is counted for units, not for virtual
-clients (docs: privacy).
+Sampling, clipping, noise and accounting read the same fields, so the accountant prices exactly the
+mechanism that runs. Each mechanism is a subclass of `MechanismPlan` in a separate module, and
+`registry` finds it by `kind`. Sensitivity is that of a unit, not of a virtual client.
 
-Only data and words at import: numpy, dp-accounting and the samplers are imported where they are
-used, since every configuration and every help page imports these modules.
+NumPy, dp-accounting and the samplers are imported inside functions, because every configuration and
+every help page imports these modules.
 """
 
 # dp-accounting ships no types.
@@ -38,15 +37,15 @@ if TYPE_CHECKING:
 
 SCHEMA = "fedemb/mechanism_plan/2"
 LEAST_NOISE = 1e-6
-"""Of the two noise multipliers of an adaptive clip, whose squares are inverted to join them."""
+"""Minimum of both noise multipliers of an adaptive clip, whose inverse squares are added."""
 
 _PER_ROUND = {"clients_per_round", "units_per_round", "images_per_round"}
-"""Fields of a sampler that say how many take part."""
+"""Sampler fields that count participants of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicNumbers:
-    """What a plan takes from partition and policy."""
+    """Public numbers that a plan reads from partition and policy."""
 
     virtual_clients: int
     groupings: int
@@ -57,7 +56,7 @@ class PublicNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
-    """The few public numbers that any mechanism can be planned from."""
+    """Public numbers from which any mechanism can be planned."""
 
     population: int
     users_per_client: int
@@ -65,7 +64,7 @@ class Cohort:
     noise_multiplier: float
     rounds: int
     virtual_clients: int = 0
-    """0: as many as the population fills."""
+    """Number of virtual clients; 0 derives it from the population."""
     unit: Unit = "user"
     max_images_per_user: int = 1
 
@@ -76,7 +75,7 @@ class Cohort:
 
     @property
     def numbers(self) -> PublicNumbers:
-        """As if partition and policy said so."""
+        """Public numbers of a partition and policy for this cohort."""
         return PublicNumbers(
             virtual_clients=self.groups,
             groupings=1,
@@ -88,7 +87,7 @@ class Cohort:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The same noise under another sampler or reading: shown beside the price, never claimed."""
+    """Event of the same noise under another sampler, for comparison only."""
 
     name: str
     event: dpe.DpEvent
@@ -96,66 +95,69 @@ class Comparison:
 
 
 class MechanismPlan(MechanismConfig):
-    """Everything that decides the guarantee of a run, all of it public.
+    """All public parameters that determine the guarantee of a run.
 
-    A section of the configuration, and the numbers of partition and policy that it runs on.
+    Fields: those of the mechanism's section of the configuration, and public numbers of partition
+    and policy.
     """
 
     section: ClassVar[type[MechanismConfig]]
-    """What a configuration says of this mechanism."""
+    """Section of the configuration for this mechanism."""
     relation_name: ClassVar[str] = "ADD_OR_REMOVE_ONE"
-    """Relation the events are meant under; it covers adding or removing one unit."""
+    """Neighboring relation of the events; covers adding or removing one unit."""
     proof: ClassVar[str] = ""
-    """Why the event prices one unit (docs/privacy/sensitivity.md); without it the gate denies."""
+    """Reason why the event bounds one unit (docs/privacy/sensitivity.md); the gate requires it."""
     samples_by_index: ClassVar[bool] = False
-    """Whether users are drawn by their place in the store, where one who leaves moves others; the
-    proof then pairs the draws on both data sets in another way."""
+    """Whether the sampler draws user indices, so that removing a user changes the draws of others;
+    the proof then couples the draws on both data sets."""
     compared: ClassVar[bool] = False
-    """Whether extrapolations show it beside other plans; it must be planned at once."""
+    """Whether extrapolations compare it with other plans; planning it must be fast."""
 
     virtual_clients: PositiveInt
     """Virtual clients per grouping (G)."""
     groupings: PositiveInt
     """Independent groupings (R)."""
     unit: Unit = "user"
-    """Whose presence the guarantee hides."""
+    """Privacy unit: one user with all of their data, or one image."""
     noise_multiplier: NonNegativeFloat = 0.0
-    """Standard deviation of the noise on the sum / clip; 0 only where there is no guarantee."""
+    """Standard deviation of the noise on the sum / clip; 0 only without a guarantee."""
     adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+    """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
     grid_bits: int = Field(default=GRID_BITS, le=MOST_GRID_BITS)
-    """Updates and noise live on multiples of clip / 2^grid_bits."""
+    """Updates and noise are multiples of clip / 2^grid_bits."""
 
-    # ---- where it comes from ------------------------------------------------------------------
+    # ---- construction -------------------------------------------------------------------------
 
     @classmethod
     def of(cls, section: MechanismConfig, numbers: PublicNumbers) -> Self:
-        """The plan of a section.
+        """Returns the plan of a section.
 
         Raises:
-          ConfigError: it cannot run on these numbers with the guarantee it claims.
+          ConfigError: the mechanism cannot run on these numbers with the guarantee it claims.
         """
-        return cls(
-            **_fields(section),
-            virtual_clients=numbers.virtual_clients,
-            groupings=numbers.groupings,
-            unit=numbers.unit,
-            **cls.derived(section, numbers),
+        return cls.model_validate(
+            {
+                **_fields(section),
+                "virtual_clients": numbers.virtual_clients,
+                "groupings": numbers.groupings,
+                "unit": numbers.unit,
+                **cls.derived(section, numbers),
+            }
         )
 
     @classmethod
-    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
-        """Further fields that follow from section and public numbers."""
+    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
+        """Returns the fields that are derived from section and public numbers."""
         return {}
 
     @classmethod
     @abstractmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
-        """The section, as a tree, that suits a cohort; `options` are those of the command line."""
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
+        """Returns fields of the section for a cohort; `options` override derived schedules."""
 
     @classmethod
     def at(cls, cohort: Cohort) -> Self:
-        """The plan for a cohort; participation as even as the schedule allows.
+        """Returns the plan for a cohort, with participation as even as the schedule allows.
 
         Raises:
           ConfigError: the cohort asks for more clients than there are.
@@ -169,16 +171,16 @@ class MechanismPlan(MechanismConfig):
         return cls.of(cls.section.model_validate(tree), cohort.numbers)
 
     def expected(self, section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
-        """What a configuration asks for, given what the planner of this plan chose freely.
+        """Returns the plan of a configuration, with the free choices of this plan.
 
         Raises:
-          PlanMismatch: the choice is not one that the configuration allows.
+          PlanMismatch: the configuration does not allow these choices.
         """
         return type(self).of(section, numbers)
 
-    def replaced(self, **changes: Any) -> Self:
-        """A checked copy with other fields."""
-        return type(self)(**{**_fields(self), **changes})
+    def replaced(self, **changes: object) -> Self:
+        """Returns a validated copy with changed fields."""
+        return type(self).model_validate({**_fields(self), **changes})
 
     @model_validator(mode="wrap")
     @classmethod
@@ -200,23 +202,25 @@ class MechanismPlan(MechanismConfig):
         return self
 
     def check(self) -> None:
-        """Refuses a plan that cannot run with the guarantee it claims.
+        """Checks that the plan can run with the guarantee it claims.
 
         Raises:
           ConfigError: a number is out of bounds or contradicts another.
-          PlanMismatch: a derived number is not the one we compute.
+          PlanMismatch: a derived number differs from the recomputed one.
         """
         if self.private:
             _above("noise_multiplier", self.noise_multiplier)
             if self.grid_bits < GRID_BITS:
                 raise ConfigError(
-                    f"grid_bits={self.grid_bits} is below {GRID_BITS}, where records of a large "
-                    "net would be cut to a few digits"
+                    f"grid_bits={self.grid_bits} is below {GRID_BITS}, which leaves too few digits "
+                    f"for records of a large network. Set at least {GRID_BITS}."
                 )
         count_noise = 0.0
         if self.adaptive_clip is not None:
             if "adaptive_clip" not in self.section.model_fields:
-                raise ConfigError(f"{self.kind} needs a constant clip; drop adaptive_clip")
+                raise ConfigError(
+                    f"{self.kind} needs a constant clip. Remove mechanism.adaptive_clip."
+                )
             count_noise = self.adaptive_clip.count_noise_multiplier
             _above("count_noise_multiplier", count_noise, LEAST_NOISE)
             _above("noise_multiplier", self.noise_multiplier, LEAST_NOISE)
@@ -227,30 +231,30 @@ class MechanismPlan(MechanismConfig):
             correlated=self.tracks_participation,
         )
 
-    # ---- what runs ----------------------------------------------------------------------------
+    # ---- execution ----------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def normalizer(self) -> float:
-        """Public constant the noised sum is divided by, never the number who showed up."""
+        """Public constant that divides the noised sum; never the number of participants."""
 
     @property
     def chance(self) -> float | None:
-        """Sampling probability of whatever is sampled; None where nothing is."""
+        """Sampling probability; None if the mechanism does not sample."""
         return getattr(self, "sampling_probability", None)
 
     @property
     def most_contributions(self) -> int:
-        """Clipped vectors in the sum of a round, at most."""
+        """Maximum number of clipped vectors in the sum of a round."""
         return self.virtual_clients
 
     @property
     def user_contributions(self) -> int:
-        """Clipped vectors in the sum of a round that one user can change, at most."""
+        """Maximum number of clipped vectors that one user can change in the sum of a round."""
         return 1
 
     def sampler(self, coin_key: bytes) -> Sampler:
-        """The sampler that the event is the price of.
+        """Returns the sampler that the event accounts for.
 
         Args:
           coin_key: `noise.run_key(root, "coins", ...)`.
@@ -261,30 +265,30 @@ class MechanismPlan(MechanismConfig):
 
     @abstractmethod
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        """Who takes part in a round: reads coins and public constants first and users last.
+        """Returns the participants of a round; reads coins and constants first and users last.
 
         Args:
-          round_key: secret bytes of the round, for coins alone.
+          round_key: secret bytes of the round, used only for coins.
           round_index: the round.
           index: the users.
         """
 
     def noise_stream(self, size: int) -> CorrelatedStream | None:
-        """Noise of vectors of `size` whose rounds depend on each other; None: fresh each round."""
+        """Returns correlated noise of vectors of `size`; None if rounds are independent."""
         return None
 
-    # ---- what it costs ------------------------------------------------------------------------
+    # ---- privacy loss -------------------------------------------------------------------------
 
     @property
     def relation(self) -> NeighboringRelation:
-        """Relation of `event`."""
+        """Neighboring relation of `event`."""
         from dp_accounting import NeighboringRelation
 
         return NeighboringRelation[self.relation_name]
 
     @property
     def joint_noise_multiplier(self) -> float:
-        """Noise multiplier of update and, if the clip is adaptive, quantile bit together."""
+        """Noise multiplier of the update, and of the quantile bit if the clip is adaptive."""
         if self.adaptive_clip is None:
             return self.noise_multiplier
         # The bit is +-1/2, so its multiplier is count noise / (1/2)
@@ -295,42 +299,42 @@ class MechanismPlan(MechanismConfig):
     @property
     @abstractmethod
     def round_event(self) -> dpe.DpEvent:
-        """Event of one round; unsupported where rounds share noise and have no price alone."""
+        """Event of one round; unsupported if rounds share noise."""
 
     def event(self, rounds: int | None = None) -> dpe.DpEvent:
-        """Event of a run that stopped after `rounds` rounds; the whole run by default.
+        """Returns the event of a run that stopped after `rounds` rounds; all by default.
 
         Raises:
-          ValueError: more rounds than planned, or fewer than none.
+          ValueError: `rounds` is negative or above the planned number.
         """
         from dp_accounting import dp_event as dpe
 
         count = self.rounds if rounds is None else rounds
         if not 0 <= count <= self.rounds:
-            raise ValueError(f"rounds={count} must lie in 0..{self.rounds}, the planned rounds")
+            raise ValueError(f"rounds={count} must be in 0..{self.rounds}, the planned rounds")
         return self.event_of(count) if count else dpe.NoOpDpEvent()
 
     def event_of(self, rounds: int) -> dpe.DpEvent:
-        """Event of the first rounds, one or more; by default that many times `round_event`."""
+        """Returns the event of the first `rounds` rounds, at least one."""
         from dp_accounting import dp_event as dpe
 
         return dpe.SelfComposedDpEvent(self.round_event, rounds)
 
     def conservative_event(self) -> dpe.DpEvent | None:
-        """The run as if users were sampled and then grouped: twice the clip (2C).
+        """Returns the event as if users were sampled and then grouped, at twice the clip (2C).
 
-        Meant under ADD_OR_REMOVE_ONE. The event itself where it is priced so already; None where
-        nobody is grouped.
+        Its relation is ADD_OR_REMOVE_ONE. Equals `event` if that already uses 2C; None if the
+        mechanism does not group users.
         """
         return self.event()
 
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Other prices of the same noise, to stand beside this one."""
+        """Returns events of the same noise under other samplers, for comparison."""
         return ()
 
     @property
     def zcdp_rho(self) -> float | None:
-        """The zCDP parameter, where the run is one Gaussian mechanism."""
+        """Parameter of zCDP if the run is one Gaussian mechanism, else None."""
         from dp_accounting import dp_event as dpe
 
         event = self.event()
@@ -338,17 +342,18 @@ class MechanismPlan(MechanismConfig):
             return None
         return 1 / (2 * event.noise_multiplier**2)
 
-    # ---- the same noise elsewhere -------------------------------------------------------------
+    # ---- scaling ------------------------------------------------------------------------------
 
     def scaled(self, population: float = 1.0, compute: float = 1.0) -> Self:
-        """The paper's extrapolation: more users, or more compute, at the same noise on the mean.
+        """Returns the plan with more users or more compute, at the same noise on the mean.
 
-        Both at once leave the sampling probability as it is, so utility should stay while epsilon
-        falls (Xu et al., arXiv 2211.10844, section 4; docs/how_to/choose_epsilon.md#projections).
+        If both factors are equal, the sampling probability is unchanged: utility should be the
+        same at a smaller epsilon (Xu et al., arXiv 2211.10844, section 4;
+        docs/how_to/choose_epsilon.md#projections).
 
         Args:
-          population: users and virtual clients, times this.
-          compute: clients per round and noise, times this.
+          population: factor of users and virtual clients.
+          compute: factor of clients per round and noise.
         """
         adaptive = self.adaptive_clip
         if adaptive is not None:
@@ -361,29 +366,29 @@ class MechanismPlan(MechanismConfig):
         }
         return self.replaced(**changes, **self.scaled_sampling(population, compute))
 
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        """The fields of the sampler under `scaled`: a chance, and numbers of a round."""
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
+        """Returns the sampler fields of `scaled`: sampling probability and counts per round."""
         counts = _PER_ROUND & type(self).model_fields.keys()
-        changes: dict[str, Any] = {name: times(getattr(self, name), compute) for name in counts}
+        changes: dict[str, float] = {name: times(getattr(self, name), compute) for name in counts}
         if self.chance is not None:
             changes["sampling_probability"] = self.chance * (compute / population)
         return changes
 
     def at_equal_utility(self, independent_noise: float) -> Self:
-        """The plan whose running sums of updates are as noisy as under independent noise.
+        """Returns the plan whose running sums of updates have the noise of independent rounds.
 
         See docs/privacy/accounting.md#equal-utility.
         """
         return self.replaced(noise_multiplier=independent_noise)
 
-    def matrix(self) -> dict[str, Any] | None:
-        """What correlates the noise, for the report; None: nothing does."""
+    def matrix(self) -> dict[str, float | None] | None:
+        """Returns the parameters of correlated noise, for the report; None if independent."""
         return None
 
-    # ---- as data ------------------------------------------------------------------------------
+    # ---- documents ----------------------------------------------------------------------------
 
-    def to_json(self) -> dict[str, Any]:
-        """The plan as a JSON object; `registry.plan_from_json` reads it."""
+    def to_json(self) -> dict[str, object]:
+        """Returns the plan as a JSON object; `registry.plan_from_json` reads it."""
         return {"schema": SCHEMA, **self.model_dump(mode="json")}
 
     @functools.cached_property
@@ -395,7 +400,7 @@ class MechanismPlan(MechanismConfig):
 
 
 def times(value: int, factor: float) -> int:
-    """A count scaled and rounded, at least 1."""
+    """Returns a count scaled and rounded, at least 1."""
     return max(1, round(value * factor))
 
 

@@ -1,4 +1,4 @@
-"""No noise: a baseline that says so everywhere."""
+"""Baseline without noise; reports and gate treat it as not private."""
 
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
@@ -24,36 +24,38 @@ if TYPE_CHECKING:
 
 
 class NotPrivateConfig(MechanismConfig):
-    """No noise: a baseline that can never pass the gate."""
+    """Baseline without noise; the gate always denies it."""
 
     private = False
 
     kind: Literal["not_private"] = "not_private"
     sampling_probability: Probability
-    """Chance of each virtual client in each round."""
+    """Sampling probability of each virtual client in each round."""
 
 
 class NotPrivate(NotPrivateConfig, MechanismPlan):
-    """Samples as the default mechanism does, and adds nothing."""
+    """Samples like the default mechanism and adds no noise."""
 
     section = NotPrivateConfig
 
     @override
     @classmethod
-    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
-        # No noise to hide a coarse grid: take all the bits that sums leave.
+    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
+        # Without noise a coarse grid is visible: use all bits that sums leave.
         room = MAX_SUM_BITS - math.ceil(math.log2(numbers.virtual_clients + 1))
         return {"grid_bits": min(MOST_GRID_BITS, room)}
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {"sampling_probability": cohort.clients_per_round / cohort.groups}
 
     @override
     def check(self) -> None:
         if self.noise_multiplier != 0:
-            raise ConfigError(f"{self.kind} has no noise; name a mechanism that has")
+            raise ConfigError(
+                f"{self.kind} adds no noise. Remove noise_multiplier, or set another kind."
+            )
         super().check()
 
     @property

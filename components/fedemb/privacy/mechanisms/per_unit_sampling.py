@@ -1,4 +1,4 @@
-"""What mechanisms share that sample units alone: one vector of norm at most C for each."""
+"""Base of mechanisms that sample units independently: one vector of norm at most C each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fedemb.privacy.randomness.grid import MOST_UNITS
 
 
 class UnitsAloneConfig(NoisedConfig):
-    """Each unit, as the policy says what that is, contributes one clipped vector of its own."""
+    """Each unit of the policy contributes one separate clipped vector."""
 
     samples_units = True
 
     units_per_round: PositiveInt
-    """Expected units per round (B), a public constant: what the noised sum is divided by."""
+    """Expected units per round (B), a public constant that divides the noised sum."""
 
 
 class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
-    """No unit shares its contribution with another, or moves another's."""
+    """Mechanism in which no unit changes the contribution of another unit."""
 
     @property
     @override
@@ -34,4 +34,4 @@ class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
 
     @override
     def conservative_event(self) -> None:
-        """None: nobody is grouped."""
+        """Returns None: the mechanism does not group users."""

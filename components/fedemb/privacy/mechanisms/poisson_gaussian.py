@@ -1,7 +1,7 @@
-"""DP-SGD's mechanism: every unit has a coin of its own and contributes one clipped vector.
+"""DP-SGD's mechanism: each unit is sampled independently and contributes one clipped vector.
 
-De et al. (arXiv 2204.13650) and Abadi et al. (arXiv 1607.00133). A unit is what the policy says:
-one user with everything they own, or one image.
+De et al. (arXiv 2204.13650) and Abadi et al. (arXiv 1607.00133). The policy defines the unit: one
+user with all of their data, or one image.
 """
 
 # dp-accounting ships no types.
@@ -10,7 +10,7 @@ one user with everything they own, or one image.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -19,7 +19,7 @@ from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, PublicNumbers
 from fedemb.privacy.mechanisms.per_unit_sampling import PerUnitSampling, UnitsAloneConfig
-from fedemb.privacy.mechanisms.section import AdaptiveClipConfig
+from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class PoissonGaussianConfig(UnitsAloneConfig):
-    """DP-SGD: units are sampled alone, one clipped vector each; sensitivity C."""
+    """DP-SGD: independently sampled units, one clipped vector each; sensitivity C."""
 
     kind: Literal["poisson_gaussian"] = "poisson_gaussian"
     sampling_probability: Probability
-    """Chance (q) of each unit in each round; 1 takes all of them (full batch)."""
+    """Sampling probability (q) of each unit in each round; 1 is full batch."""
     adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+    """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
 
     @override
     def check_run(self, config: RunSettings) -> None:
@@ -43,35 +43,35 @@ class PoissonGaussianConfig(UnitsAloneConfig):
         population = config.policy.users_lower_bound
         if self.units_per_round > population:
             raise ValueError(
-                f"mechanism.units_per_round={self.units_per_round} exceeds the "
-                f"{population} units the policy promises (policy.users_lower_bound); lower it, to "
-                "sampling_probability times that number"
+                f"mechanism.units_per_round={self.units_per_round} exceeds "
+                f"policy.users_lower_bound={population}. Set it to sampling_probability times "
+                "users_lower_bound."
             )
 
 
 class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
-    """Each unit takes part with probability q, alone, and adds one vector of norm at most C.
+    """Samples each unit with probability q; each adds one vector of norm at most C.
 
     Coins are independent of data and of each other, and no unit's integers depend on another unit.
-    So a round on two data sets that differ by one unit is N(0) against (1 - q) N(0) + q N(c) with
-    |c| <= C, shifted by what the others add: the Poisson-sampled Gaussian under ADD_OR_REMOVE_ONE.
-    With q = 1 nothing is sampled, and the rounds compose to one Gaussian.
+    A round on two data sets that differ by one unit therefore compares N(0) with (1 - q) N(0) +
+    q N(c), |c| <= C, both shifted by the other units: the Poisson-sampled Gaussian under
+    ADD_OR_REMOVE_ONE. With q = 1, the rounds compose to one Gaussian.
     """
 
     section = PoissonGaussianConfig
     proof = "a unit is sampled alone and adds one vector of norm at most C"
 
     images_per_unit: PositiveInt = 1
-    """Images of a unit at most, for the price of sampling them one by one."""
+    """Maximum number of images of a unit, for the comparison with sampled images."""
 
     @override
     @classmethod
-    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
+    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
         return {"images_per_unit": 1 if numbers.unit == "image" else numbers.max_images_per_user}
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {
             "noise_multiplier": cohort.noise_multiplier,
             "sampling_probability": min(1.0, cohort.clients_per_round / cohort.groups),
@@ -96,11 +96,10 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
 
     @override
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Images sampled one by one, at most m of a user, at the same noise on the mean.
+        """Returns the event of independently sampled images, at most m of a user, same noise.
 
-        A user then adds between none and m clipped images, as many as coins come up: a mixture of
-        Gaussians (Charles et al., arXiv 2407.07737). m times as many records carry m times the
-        noise.
+        A user then adds a binomial number of at most m clipped images: a mixture of Gaussians
+        (Charles et al., arXiv 2407.07737). m times as many records have m times the noise.
         """
         from dp_accounting import dp_event as dpe
 

@@ -1,7 +1,7 @@
-"""Random allocation: every unit in exactly one round of each epoch, which one is secret.
+"""Random allocation: each unit participates in one secret round of each epoch.
 
-Balls and bins (Chua et al., arXiv 2412.16802), priced exactly (Feldman and Shenfeld, ICML 2026,
-arXiv 2602.17284). As even as shuffled epochs, and with a price that holds for what runs.
+Balls and bins (Chua et al., arXiv 2412.16802), with exact accounting (Feldman and Shenfeld, ICML
+2026, arXiv 2602.17284). Participation is as even as in shuffled epochs.
 """
 
 # dp-accounting ships no types.
@@ -10,7 +10,7 @@ arXiv 2602.17284). As even as shuffled epochs, and with a price that holds for w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class RandomAllocationConfig(UnitsAloneConfig):
-    """DP-SGD in epochs: each unit alone, in exactly one round of each; sensitivity C."""
+    """DP-SGD in epochs: each unit in exactly one round of each epoch; sensitivity C."""
 
     kind: Literal["random_allocation"] = "random_allocation"
     rounds_per_epoch: PositiveInt
-    """Rounds (t) of which each unit takes part in exactly one; they divide `rounds`."""
+    """Rounds per epoch (t); must divide `rounds`."""
 
 
 class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
-    """Each unit takes part in one round of each epoch, alone, with one vector of norm at most C.
+    """Assigns each unit to one round of each epoch; it adds one vector of norm at most C there.
 
-    Which round is drawn for each unit alone, so no unit moves another. The sums of an epoch are a
-    mixture over its rounds of N(c) in one of them and N(0) in the others, against N(0) in all,
-    |c| <= C. Each of them is post-processing of a one-dimensional sum that moves by exactly C, so
-    the whole epoch is, also where a round looks at the outputs of earlier ones.
+    The round of each unit is drawn independently, so no unit affects another. The sums of an epoch
+    are a mixture over its rounds of N(c) in one round and N(0) in the others, compared with N(0) in
+    all, |c| <= C. Each sum is post-processing of a one-dimensional sum that changes by exactly C,
+    and so is the epoch, also if a round depends on the outputs of earlier rounds.
     """
 
     section = RandomAllocationConfig
@@ -47,7 +47,7 @@ class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         epoch = max(1, round(cohort.groups / cohort.clients_per_round))
         return {
             "rounds": epoch * max(1, round(cohort.rounds / epoch)),
@@ -61,9 +61,9 @@ class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
         super().check()
         if self.rounds % self.rounds_per_epoch:
             raise ConfigError(
-                f"{self.rounds} rounds are no whole number of epochs of {self.rounds_per_epoch}, "
-                "and a part of an epoch costs as much as all of it; set mechanism.rounds to a "
-                "multiple of mechanism.rounds_per_epoch"
+                f"mechanism.rounds={self.rounds} must be a multiple of rounds_per_epoch="
+                f"{self.rounds_per_epoch}, because part of an epoch costs as much as a whole epoch."
+                " Change either."
             )
 
     @override
@@ -74,7 +74,7 @@ class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        raise NotImplementedError("the rounds of an epoch have one key, which `sampler` holds")
+        raise NotImplementedError("rounds of an epoch share one key; call `sampler`")
 
     @property
     @override
@@ -96,7 +96,7 @@ class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
         )
 
     @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
         epoch = times(self.rounds_per_epoch, population / compute)
         return {
             "rounds_per_epoch": epoch,

@@ -1,12 +1,13 @@
-"""All mechanisms by `kind`: the one list, and how plans are made and read.
+"""Registry of mechanisms by `kind`; creates and reads plans.
 
-To add one: a module with a section and a class below `MechanismPlan`, and an entry here.
+To add a mechanism, add a module with a section and a subclass of `MechanismPlan`, an entry here,
+and an entry in `fedemb.reports.mechanism_text`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedemb.errors import ArtifactError, ConfigError
 from fedemb.foundation.canonical_json import canonical_json
@@ -41,11 +42,11 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
         NotPrivate,
     )
 }
-"""In the order in which they are shown; the first is the default of `fedemb plan`."""
+"""In display order; the first is the default of `fedemb plan`."""
 
 
 def plan_mechanism(config: RunSettings) -> MechanismPlan:
-    """Turns a configuration into a mechanism plan; some optimise their noise, which takes seconds.
+    """Returns the plan of a configuration; optimizing correlated noise takes seconds.
 
     Raises:
       ConfigError: the mechanism cannot run on this partition with the guarantee it claims.
@@ -54,12 +55,12 @@ def plan_mechanism(config: RunSettings) -> MechanismPlan:
 
 
 def plan_of(section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
-    """Like `plan_mechanism`, from the parts that decide."""
+    """Returns the plan of a section and public numbers; see `plan_mechanism`."""
     return MECHANISMS[section.kind].of(section, numbers)
 
 
 def public_numbers(config: RunSettings) -> PublicNumbers:
-    """What a plan takes from partition and policy."""
+    """Returns the public numbers of a configuration."""
     return PublicNumbers(
         virtual_clients=config.partition.virtual_clients,
         groupings=config.partition.groupings,
@@ -69,8 +70,8 @@ def public_numbers(config: RunSettings) -> PublicNumbers:
     )
 
 
-def plan_from_json(value: Mapping[str, Any]) -> MechanismPlan:
-    """Reads what `MechanismPlan.to_json` wrote; closed world.
+def plan_from_json(value: Mapping[str, object]) -> MechanismPlan:
+    """Reads a plan that `MechanismPlan.to_json` wrote; rejects unknown and missing fields.
 
     Raises:
       ArtifactError: another version or kind, or a field missing, extra, of the wrong type or out
@@ -81,7 +82,7 @@ def plan_from_json(value: Mapping[str, Any]) -> MechanismPlan:
     schema, kind = fields.pop("schema", None), fields.get("kind")
     if schema != SCHEMA:
         raise ArtifactError(
-            f"mechanism plan has schema {schema!r}, expected {SCHEMA!r}; plan the run again"
+            f"Mechanism plan has schema {schema!r}, expected {SCHEMA!r}. Plan the run again."
         )
     mechanism = MECHANISMS.get(kind) if isinstance(kind, str) else None
     if mechanism is None:
@@ -92,11 +93,11 @@ def plan_from_json(value: Mapping[str, Any]) -> MechanismPlan:
     try:
         plan = mechanism.model_validate(fields)
     except ConfigError as error:
-        raise ArtifactError(f"{error}: this plan was not written by us") from error
-    # As text, since True == 1: a field left out or read as another type shows.
+        raise ArtifactError(f"{error} The plan was not written by fedemb.") from error
+    # Compared as text, because True == 1.
     if canonical_json(plan.to_json()) != canonical_json(dict(value)):
         raise ArtifactError(
-            f"mechanism plan of {kind} lacks a field or holds one of the wrong type; plan the run "
-            "again"
+            f"Mechanism plan of {kind} has a missing field or a field of the wrong type. Plan the "
+            "run again."
         )
     return plan

@@ -1,7 +1,8 @@
-"""What mechanisms share whose noise is correlated over rounds: turns, bounded participation.
+"""Base of mechanisms with correlated noise: round-robin sampling, bounded participation.
 
-Virtual clients take part in turn, so each is in at most `max_participations` rounds that lie at
-least `min_separation` apart. Noise is then one Gaussian on a matrix, and the run has one price.
+Virtual clients participate in turn: each in at most `max_participations` rounds, at least
+`min_separation` rounds apart. The noise of the run is one Gaussian on a matrix, so only the whole
+run has an event.
 """
 
 # dp-accounting ships no types.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import PositiveInt
 from typing_extensions import override
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class RoundRobinConfig(NoisedConfig):
-    """Virtual clients take turns."""
+    """Virtual clients participate in turn."""
 
     tracks_participation = True
 
     clients_per_round: PositiveInt
     """Virtual clients per round; the normalizer."""
     min_separation: PositiveInt
-    """Rounds between two participations of one virtual client, at least (difference of indices)."""
+    """Minimum difference between the round numbers of two participations of a virtual client."""
     max_participations: PositiveInt
-    """Participations of one virtual client in the whole run, at most."""
+    """Maximum number of participations of a virtual client in the run."""
 
     @override
     def check_run(self, config: RunSettings) -> None:
@@ -57,24 +58,24 @@ class RoundRobinConfig(NoisedConfig):
 
 
 class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
-    """A mechanism with correlated noise; a participation moves an update by up to 2 clips."""
+    """Mechanism with correlated noise; a participation changes an update by up to 2C."""
 
     proof = "the sensitivity of the noise's matrix under bounded participation, at 2C"
 
     matrix_sensitivity: float | None = None
-    """Norm by which one user's clipped updates enter the correlated noise, per unit of change."""
+    """L2 sensitivity of the correlated noise to the updates of one user, per unit of change."""
 
     @abstractmethod
     def sensitivity_over(self, rounds: int) -> float:
-        """Matrix sensitivity of the first rounds."""
+        """Returns the matrix sensitivity of the first `rounds` rounds."""
 
     @abstractmethod
     def prefix_variance(self) -> float:
-        """Mean over rounds of the variance of the noise in the running sum, per unit of noise."""
+        """Returns the variance of the noise in running sums, averaged over rounds, per unit."""
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         separation, most = even_round_robin(cohort.groups, cohort.clients_per_round, cohort.rounds)
         return {
             "noise_multiplier": cohort.noise_multiplier,
@@ -126,7 +127,7 @@ class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        raise NotImplementedError("the order of all rounds has one key, which `sampler` holds")
+        raise NotImplementedError("all rounds share one order; call `sampler`")
 
     @property
     @override
@@ -142,7 +143,7 @@ class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
         return dpe.GaussianDpEvent(self.noise_multiplier / (2 * self.sensitivity_over(rounds)))
 
     @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
         clients = times(self.clients_per_round, compute)
         if population == compute:
             return {"clients_per_round": clients}
@@ -157,22 +158,20 @@ class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
 
     @abstractmethod
     def sensitivity(self, min_separation: int, max_participations: int) -> float:
-        """Matrix sensitivity of the whole run under another bound on participation."""
+        """Returns the matrix sensitivity of the run under another participation bound."""
 
     @override
     def at_equal_utility(self, independent_noise: float) -> MechanismPlan:
-        """The plan whose running sums of updates are as noisy as under independent noise.
+        """Returns the plan whose running sums of updates have the noise of independent rounds.
 
-        See docs/privacy/accounting.md#equal-utility.
-
-        What a server step sees over a run is the sum of all rounds so far; its root-mean-square
-        noise, averaged over rounds, is made equal.
+        The server applies the sum of all rounds so far. Its root-mean-square noise, averaged over
+        rounds, is made equal; see docs/privacy/accounting.md#equal-utility.
         """
         factor = math.sqrt((self.rounds + 1) / 2 / self.prefix_variance())
         return self.replaced(noise_multiplier=independent_noise * factor)
 
     @override
-    def matrix(self) -> dict[str, Any] | None:
+    def matrix(self) -> dict[str, float | None] | None:
         return {
             "sensitivity": self.matrix_sensitivity,
             "min_separation": self.min_separation,
@@ -183,6 +182,6 @@ class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
 
 
 def even_round_robin(virtual_clients: int, clients: int, rounds: int) -> tuple[int, int]:
-    """Separation and number of participations if virtual clients take turns."""
+    """Returns separation and number of participations of round-robin sampling."""
     separation = max(1, virtual_clients // clients)
     return separation, math.ceil(rounds * clients / virtual_clients)

@@ -10,7 +10,7 @@ from fedemb.foundation.section import Section
 from fedemb.privacy.accounting.units import Unit
 
 MOST_NOISE = 1e6
-"""The largest noise multiplier, for plans and for whoever searches one."""
+"""Maximum noise multiplier of plans and of searches."""
 
 
 class PolicySettings(Protocol):
@@ -108,25 +108,25 @@ class RunSettings(Protocol):
 
 
 class MechanismConfig(Section):
-    """What is common to the sections of all mechanisms."""
+    """Base class of the sections of all mechanisms."""
 
     private: ClassVar[bool] = True
-    """Whether there is any guarantee."""
+    """Whether the mechanism has a privacy guarantee."""
     tracks_participation: ClassVar[bool] = False
-    """Whether noise is correlated over rounds, so that the guarantee rests on how often a virtual
-    client takes part."""
+    """Whether noise is correlated across rounds, so that the guarantee depends on the number of
+    participations of a virtual client."""
 
     samples_units: ClassVar[bool] = False
-    """Whether each unit has its own coin and contribution, so that a unit may be an image."""
+    """Whether units are sampled independently, so that a unit may be an image."""
 
     samples_images: ClassVar[bool] = False
-    """Whether a user's images are sampled one by one, each with a coin and a record of its own."""
+    """Whether the images of a user are sampled independently, one record each."""
 
     solves_head: ClassVar[bool] = False
-    """Whether the only round gives second moments, from which a head is solved."""
+    """Whether the only round computes second moments, from which a head is solved."""
 
     kind: Any
-    """Name of the mechanism; each section narrows it to its own."""
+    """Name of the mechanism."""
     rounds: PositiveInt
     """Training rounds (T)."""
     l2_norm_clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
@@ -134,19 +134,19 @@ class MechanismConfig(Section):
 
     @classmethod
     def kind_name(cls) -> str:
-        """The `kind` of this class."""
+        """Returns the `kind` of this class."""
         return cls.model_fields["kind"].default
 
     def check_run(self, config: RunSettings) -> None:
-        """Refuses a run whose other sections contradict this one.
+        """Checks this section against the other sections of a run.
 
         Raises:
-          ValueError: with the sentence to show.
+          ValueError: they contradict each other.
         """
         if config.policy.unit == "image" and not self.samples_units:
             raise ValueError(
-                f"mechanism.kind={self.kind} groups what it samples, so policy.unit=image has no "
-                "price under it; name a mechanism that samples units alone, or unit: user"
+                f"mechanism.kind={self.kind} groups users and does not support policy.unit=image. "
+                "Set mechanism.kind: poisson_gaussian, or policy.unit: user."
             )
 
 
@@ -158,10 +158,10 @@ class NoisedConfig(MechanismConfig):
 
 
 class AdaptiveClipConfig(Section):
-    """Quantile clipping: the clip of a round comes from noised estimates of earlier rounds."""
+    """Quantile clipping: the clip of a round follows noised estimates of earlier rounds."""
 
     target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of virtual clients whose update should lie below the clip."""
+    """Share of virtual clients whose update should be below the clip."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
     """Geometric step of the estimate."""
     count_noise_multiplier: PositiveFloat = 20.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeInt
 from typing_extensions import override
 
 from fedemb.privacy.mechanisms.mechanism import Cohort, PublicNumbers
 from fedemb.privacy.mechanisms.round_robin import RoundRobinConfig, RoundRobinPlan
+from fedemb.privacy.mechanisms.section import MechanismConfig
 
 if TYPE_CHECKING:
     from fedemb.privacy.randomness.keyed_noise import CorrelatedStream
@@ -23,14 +24,15 @@ class TreeAggregationConfig(RoundRobinConfig):
 
 
 class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
-    """The noise of the first t rounds is that of the nodes that cover them."""
+    """Tree noise: the noise of the first t rounds is that of the nodes that cover them."""
 
     section = TreeAggregationConfig
     compared = True
 
     @override
     @classmethod
-    def derived(cls, section: TreeAggregationConfig, numbers: PublicNumbers) -> dict[str, Any]:
+    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
+        assert isinstance(section, TreeAggregationConfig)
         from fedemb.privacy.mechanisms.tree_sensitivity import sensitivity
 
         value = sensitivity(
@@ -43,7 +45,7 @@ class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         return {
             **super().section_at(cohort, **options),
             "restart_every": options.get("restart_every") or 0,
@@ -77,5 +79,5 @@ class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
         return sum(nodes) / len(nodes)
 
     @override
-    def matrix(self) -> dict[str, Any] | None:
+    def matrix(self) -> dict[str, float | None] | None:
         return {**(super().matrix() or {}), "restart_every": self.restart_every}

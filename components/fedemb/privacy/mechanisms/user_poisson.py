@@ -1,4 +1,4 @@
-"""Users are sampled, then grouped: the honest price of grouping after sampling."""
+"""Users are sampled, then grouped; accounts for grouping after sampling at 2C."""
 
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class UserPoissonConfig(GroupedUsersConfig):
-    """Users are sampled, then assigned to clients_per_round groups; priced at 2C."""
+    """Users are sampled, then assigned to clients_per_round groups; price at 2C."""
 
     kind: Literal["user_poisson"] = "user_poisson"
     sampling_probability: Probability
-    """Chance (q) of each user in each round."""
+    """Sampling probability (q) of each user in each round."""
 
 
 class UserPoisson(UserPoissonConfig, GroupedUsers):
-    """Each user takes part with probability q, then falls into one of K groups.
+    """Samples each user with probability q and assigns the user to one of K groups.
 
-    Nothing hides the group a user falls into: its update moves by up to 2 clips.
+    The group of a user is not hidden, and its update changes by up to 2C.
     """
 
     section = UserPoissonConfig
@@ -38,7 +38,7 @@ class UserPoisson(UserPoissonConfig, GroupedUsers):
 
     @override
     @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
         drawn = cohort.clients_per_round * cohort.users_per_client
         return {
             "noise_multiplier": cohort.noise_multiplier,

@@ -23,10 +23,11 @@ from typing_extensions import override
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig
+from fedemb.privacy.queries.arrays import Array, Parameters
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise, grid_scale
 from fedemb.privacy.randomness.noise import Integers
 
-Record = tuple[Any, ...]
+Record = tuple[Array, ...]
 """`(update,)`, or `(update, below)` with an adaptive clip: int64 `[dim]` and int64 scalar, tensors
 of the backend or numpy."""
 
@@ -62,7 +63,7 @@ class ClippedSum:
         """Returns an empty sum of records of `dim` entries in all."""
         return (np.zeros(dim, np.int64),)
 
-    def record(self, clip: Any, update: Sequence[Any]) -> Record:
+    def record(self, clip: Parameters, update: Sequence[Array]) -> Record:
         """Returns the contribution of a virtual client or unit to the sums; may be traced.
 
         Args:
@@ -71,7 +72,7 @@ class ClippedSum:
         """
         return (self._clip(clip, update)[0],)
 
-    def _clip(self, clip: Any, update: Sequence[Any]) -> tuple[Any, Any]:
+    def _clip(self, clip: Parameters, update: Sequence[Array]) -> tuple[Any, Any]:
         """Returns the integer update, `[dim]`, and its original norm, float64; 0 if not finite."""
         ops = _exact_ops()
         flat = ops.concatenate([ops.reshape(ops.cast(t, "float64"), (-1,)) for t in update])
@@ -132,7 +133,7 @@ class AdaptiveClippedSum(ClippedSum):
         return (*super().zeros(dim), np.zeros((), np.int64))
 
     @override
-    def record(self, clip: Any, update: Sequence[Any]) -> Record:
+    def record(self, clip: Parameters, update: Sequence[Array]) -> Record:
         """Returns the clipped update, `[dim]`, and plus or minus half a count, on the grid."""
         ops = _exact_ops()
         integers, norm = self._clip(clip, update)

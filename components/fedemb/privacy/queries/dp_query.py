@@ -23,6 +23,7 @@ from dp_accounting import dp_event as dpe
 from typing_extensions import override
 
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries.arrays import Parameters
 from fedemb.privacy.queries.clipped_sum import ClippedSum, Record, clipped_sum
 from fedemb.privacy.queries.protocol import dp_query, normalized_query
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
@@ -57,12 +58,12 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
         return GlobalState(tf.constant(clip, tf.float64), tf.constant(0, tf.int64))
 
     @override
-    def derive_sample_params(self, global_state: GlobalState) -> Any:
+    def derive_sample_params(self, global_state: GlobalState) -> Parameters:
         """Returns the clip of the round, fixed by public constants and earlier noised results."""
         return global_state.l2_norm_clip
 
     @override
-    def preprocess_record(self, params: Any, record: Sequence[tf.Tensor]) -> Record:
+    def preprocess_record(self, params: Parameters, record: Sequence[tf.Tensor]) -> Record:
         """Returns a virtual client's contribution; see `ClippedSum.record`.
 
         Args:
@@ -88,7 +89,9 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
         return tf.constant(result.astype(np.float32)), state, self._plan.round_event
 
 
-def normalized(query: dp_query.SumAggregationDPQuery, plan: MechanismPlan) -> Any:
+def normalized(
+    query: dp_query.SumAggregationDPQuery, plan: MechanismPlan
+) -> normalized_query.NormalizedQuery:
     """Divides a query by a public constant, because the number of participants is private."""
     return normalized_query.NormalizedQuery(query, denominator=plan.normalizer)
 

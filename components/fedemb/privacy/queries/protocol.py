@@ -13,9 +13,9 @@ try:
     from tensorflow_privacy.privacy.dp_query import dp_query, normalized_query
 except ModuleNotFoundError as error:
     raise ConfigError(
-        f"{error.name} is not installed, and pip does not install it with fedemb, as it pins a "
-        "dp-accounting that cannot price our mechanisms; say `pip install --no-deps "
-        "tensorflow-privacy==0.9.0`, or install from the locks in requirements/"
+        f"{error.name} is not installed. pip does not install it with fedemb, because it pins a "
+        "dp-accounting that does not support these mechanisms. Run `pip install --no-deps "
+        "tensorflow-privacy==0.9.0`, or install from the locks in requirements/."
     ) from error
 
 __all__ = ["dp_query", "normalized_query"]

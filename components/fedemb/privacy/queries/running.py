@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,30 @@ from typing_extensions import override
 
 from fedemb.errors import PlanMismatch, Refused
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries.arrays import Array, Parameters
 from fedemb.privacy.queries.clipped_sum import Record, clipped_sum
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
+if TYPE_CHECKING:
+    from fedemb.privacy.queries.protocol import dp_query
+
 STATE_SCHEMA = "fedemb/mechanism_state/2"
+
+
+class MechanismState(TypedDict):
+    """State of a mechanism after a round, as stored; contains no un-noised value."""
+
+    schema: str
+    plan: str
+    """Digest of the plan."""
+    next_round: int
+    l2_norm_clip: float
+    """Clip of the next round. Noised."""
+    tag: str
+    """Keyed tag of the last round, hex."""
+    tags: list[str]
+    """Tags of all rounds, if later noise depends on them."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +79,13 @@ class Mechanism:
         return self._sampler.sample(round_index, index)
 
     @cached_property
-    def query(self) -> Any:
+    def query(self) -> dp_query.SumAggregationDPQuery:
         """Returns the mechanism as a DPQuery of tensorflow-privacy, for TensorFlow engines."""
         from fedemb.privacy.queries.dp_query import ClippedSumQuery, normalized
 
         return normalized(ClippedSumQuery(self.plan, self._noise, self._sum), self.plan)
 
-    def record(self, params: Any, update: Any) -> Record:
+    def record(self, params: Parameters, update: Sequence[Array]) -> Record:
         """Returns the contribution of one virtual client or unit; see `ClippedSum.record`."""
         return self._sum.record(params, update)
 
@@ -73,7 +93,7 @@ class Mechanism:
         """Raises PlanMismatch if sums of `dim` entries need more noise than is accounted for."""
         self._noise.require_drawable(dim)
 
-    def sample_params(self) -> Any:
+    def sample_params(self) -> Parameters:
         """Returns parameters of records in the next round: the clip, float64 scalar."""
         return np.float64(self._clip)
 
@@ -102,13 +122,13 @@ class Mechanism:
         """
         if not 0 <= round_index < self.plan.rounds:
             raise PlanMismatch(
-                f"round {round_index} is not one of the {self.plan.rounds} planned rounds; plan and"
-                " reserve a longer run"
+                f"Round {round_index} is not one of the {self.plan.rounds} planned rounds. Plan "
+                "and reserve a longer run."
             )
         if self._ordered and round_index != self._next_round:
             raise PlanMismatch(
-                f"round {round_index} was asked for, round {self._next_round} is next; restore the "
-                "mechanism's state from the last committed round"
+                f"Round {round_index} is not the next round, {self._next_round}. Restore the "
+                "mechanism's state from the last committed round."
             )
         flat, event = self._noised_mean(round_index, sample_state)
         self._next_round = round_index + 1
@@ -123,7 +143,7 @@ class Mechanism:
         # Divided by a public constant, because the number of participants is private.
         return noised / self.plan.normalizer, self.plan.round_event
 
-    def state_to_json(self) -> dict[str, Any]:
+    def state_to_json(self) -> MechanismState:
         """Returns the state after the last round: the next round, the noised clip, keyed tags.
 
         Contains no un-noised value. Correlated noise is redrawn from the root key and the tags of
@@ -138,7 +158,7 @@ class Mechanism:
             "tags": [tag.hex() for tag in self._noise.tags],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: MechanismState) -> None:
         """Resumes after the round that `state_to_json` was called after.
 
         Raises:
@@ -150,21 +170,28 @@ class Mechanism:
         same = state.get("schema") == STATE_SCHEMA and state.get("plan") == self.plan.digest
         if not same or next_round < 0 or len(tags) != wanted:
             raise PlanMismatch(
-                "the mechanism's state is of another plan or incomplete; resume from the checkpoint"
-                " of this attempt, or reserve a new one"
+                "The mechanism's state belongs to another plan or is incomplete. Resume from the "
+                "checkpoint of this attempt, or reserve a new one."
             )
         self._noise.restore(tags)
         self._next_round = next_round
         self._clip = self._sum.clip_of(float(state["l2_norm_clip"]))
 
-    def rewind(self, state: dict[str, Any] | None) -> None:
+    def rewind(self, state: MechanismState | None) -> None:
         """Rewinds to an earlier round, from its `state_to_json`; None: to the start.
 
         Sampling and clipping may then be repeated; the noise of correlated rounds must not be
         repeated.
         """
-        start = {"schema": STATE_SCHEMA, "plan": self.plan.digest, "next_round": 0, "tags": []}
-        self.restore(state or {**start, "l2_norm_clip": self.plan.l2_norm_clip})
+        start = MechanismState(
+            schema=STATE_SCHEMA,
+            plan=self.plan.digest,
+            next_round=0,
+            l2_norm_clip=self.plan.l2_norm_clip,
+            tag="",
+            tags=[],
+        )
+        self.restore(state or start)
 
 
 class KeylessMechanism(Mechanism):
@@ -188,4 +215,7 @@ class KeylessMechanism(Mechanism):
         raise Refused(_KEYLESS)
 
 
-_KEYLESS = "a mechanism without keys draws neither coins nor noise; train with that of the attempt"
+_KEYLESS = (
+    "This mechanism has no keys and draws neither coins nor noise. Use the mechanism of the "
+    "attempt."
+)

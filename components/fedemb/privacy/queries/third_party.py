@@ -16,10 +16,11 @@ from typing_extensions import override
 
 from fedemb.errors import Refused
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries.arrays import Parameters
 from fedemb.privacy.queries.clipped_sum import Record
 from fedemb.privacy.queries.dp_query import empty, flat, normalized
 from fedemb.privacy.queries.protocol import dp_query
-from fedemb.privacy.queries.running import Mechanism
+from fedemb.privacy.queries.running import Mechanism, MechanismState
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 
 
@@ -49,9 +50,9 @@ class QueryMechanism(Mechanism):
         self._state: Any = self.query.initial_global_state()
 
     @override
-    def sample_params(self) -> Any:
+    def sample_params(self) -> Parameters:
         """See `Mechanism`."""
-        return self.query.derive_sample_params(self._state)
+        return cast("Parameters", self.query.derive_sample_params(self._state))
 
     @override
     def initial_sample_state(self, dim: int) -> Record:
@@ -62,11 +63,12 @@ class QueryMechanism(Mechanism):
     def _noised_mean(
         self, round_index: int, sample_state: Record
     ) -> tuple[npt.NDArray[np.float64], dpe.DpEvent]:
-        result, self._state, event = self.query.get_noised_result(sample_state, self._state)
+        noised: Any = self.query.get_noised_result(sample_state, self._state)
+        result, self._state, event = noised
         return flat(result), event
 
     @override
-    def state_to_json(self) -> dict[str, Any]:
+    def state_to_json(self) -> MechanismState:
         """See `Mechanism`.
 
         Raises:
@@ -74,8 +76,8 @@ class QueryMechanism(Mechanism):
         """
         if self._state.numerator_state != ():
             raise Refused(
-                f"{type(self.query).__name__} keeps state that we cannot store; use a query "
-                "without state, or run without resuming"
+                f"{type(self.query).__name__} has state that cannot be stored. Use a query without "
+                "state, or run without resuming."
             )
         return super().state_to_json()
 
@@ -92,8 +94,8 @@ def require_declared(plan: MechanismPlan, query: dp_query.SumAggregationDPQuery)
     """
     if plan.tracks_participation:
         raise Refused(
-            f"the noise of {plan.kind} spans rounds, so no round of {type(query).__name__} has a "
-            "price of its own; plan a mechanism with fresh noise each round"
+            f"The noise of {plan.kind} is correlated across rounds, which "
+            f"{type(query).__name__} does not support. Plan a mechanism with independent noise."
         )
     wanted: dict[str, float | NeighboringRelation | dpe.DpEvent] = {
         "l2_sensitivity": plan.l2_norm_clip,
@@ -104,6 +106,6 @@ def require_declared(plan: MechanismPlan, query: dp_query.SumAggregationDPQuery)
         declared = getattr(query, name, None)
         if declared != value:
             raise Refused(
-                f"{type(query).__name__} declares {name}={declared}, the plan prices {value}; give "
-                f"the query an attribute {name} that is true, and a plan that fits"
+                f"{type(query).__name__} declares {name}={declared}, but the plan accounts for "
+                f"{value}. Correct the query's attribute {name}, or plan the declared guarantee."
             )
