@@ -21,6 +21,7 @@ links: # Every step folder is part of the package
 
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or say PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "Installing Python packages into $(VENV), once; about two minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/bootstrap.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/dev.txt
@@ -29,7 +30,7 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-run: setup attested ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARGS="--set a.b=c"
+run: setup $(if $(DATA)$(POLICY),attested) ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARGS="--set a.b=c"
 	$(BIN)/fedemb run --config $(CONFIG) $(if $(DATA),--data $(DATA)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
 
 FEDEMB_DATA ?= ../shared/data

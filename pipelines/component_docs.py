@@ -1,7 +1,7 @@
 """Pages and metadata of components and pipelines, in the form of kubeflow/pipelines-components.
 
-Everything in them is in the declarations; see `fedemb.pipelines.steps`, which writes them. What
-stands below the mark `CUSTOM` of a page is written by hand and kept.
+Everything in them is in the declarations; see `fedemb.pipelines.steps`, which writes them. Text
+below the marker `CUSTOM` of a page is written by hand and kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CATEGORIES = {
     "audit": "evaluation",
     "release": "deployment",
 }
-"""First word of a step's name -> the category it would lie in; others plan, price and decide."""
+"""First word of a step's name -> its category; other steps plan, price and decide."""
 CUSTOM = "<!-- custom-content -->\n"
 TYPES = {"String": "str", "Integer": "int", "List": "list"}
 """As kfp calls them -> as Python does."""

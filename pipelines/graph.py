@@ -32,7 +32,7 @@ class Pipeline:
         """Step -> input, or text of an earlier step -> the step whose output it is.
 
         Raises:
-          ValueError: nobody gives an input before it is taken, or more than one step does.
+          ValueError: no earlier step, or more than one, writes an input.
         """
         found: dict[str, list[str]] = {}
         links: dict[str, dict[str, str]] = {}
@@ -40,8 +40,8 @@ class Pipeline:
             for name in step.inputs:
                 if len(found.get(name, ())) != 1:
                     raise ValueError(
-                        f"{step.name} of {self.name} takes {name}, which {found.get(name, [])} "
-                        "give before it; exactly one step must"
+                        f"{step.name} of {self.name} reads {name}, which these earlier steps "
+                        f"write: {found.get(name, [])}. Make exactly one step write it."
                     )
             taken = [*step.inputs, *(name for name in step.parameters if name in found)]
             links[step.name] = {name: found[name][0] for name in taken}
@@ -89,8 +89,8 @@ def build_pipeline(
       pipeline: its steps.
       run_id: idempotency key of the run. None: on a cluster, the job's id. A local run names its
         own, so that a resumed run finds its reservation and its rounds.
-      taken_over: step -> output -> path or text: what a resumed local run takes over from finished
-        steps, which do not run again.
+      taken_over: step -> output -> path or text: outputs of finished steps that a resumed local
+        run reuses.
       configure: called with every step and its task, for resources and node selection.
       pipeline_config: a `dsl.PipelineConfig`: options of the workflow, such as its time to live.
       with_exit: whether `pipeline.at_exit` runs at the end. On one machine the terminal says how a
@@ -131,9 +131,17 @@ def build_pipeline(
                 given |= {name: task.outputs[name] for name in step.texts}
                 outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
 
-    # kfp reads names, types, defaults and descriptions of the parameters from the function.
+    _declare_parameters(graph, pipeline.description)
+    made: Any = dsl.pipeline(
+        name=pipeline.name, description=pipeline.description, pipeline_config=pipeline_config
+    )
+    return made(graph)
+
+
+def _declare_parameters(graph: Callable[..., None], description: str) -> None:
+    """Sets the signature and docstring from which kfp reads the pipeline's parameters."""
     lines = [f"    {name}: {item.description}" for name, item in PARAMETERS.items()]
-    graph.__doc__ = "\n".join([pipeline.description, "", "Args:", *lines])
+    graph.__doc__ = "\n".join([description, "", "Args:", *lines])
     shown = [
         inspect.Parameter(
             name,
@@ -144,10 +152,6 @@ def build_pipeline(
         for name, item in PARAMETERS.items()
     ]
     vars(graph)["__signature__"] = inspect.Signature(shown)
-    made: Any = dsl.pipeline(
-        name=pipeline.name, description=pipeline.description, pipeline_config=pipeline_config
-    )
-    return made(graph)
 
 
 def pipeline_arguments(

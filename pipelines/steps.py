@@ -38,11 +38,11 @@ def pipeline_named(name: str) -> Pipeline:
     """The pipeline of a name.
 
     Raises:
-      InputError: there is none.
+      InputError: no such pipeline exists.
     """
     found = {pipeline.name: pipeline for pipeline in PIPELINES}
     if name not in found:
-        raise InputError(f"there is no pipeline {name}; there are {', '.join(found)}")
+        raise InputError(f"Unknown pipeline {name}. Use one of {', '.join(found)}.")
     return found[name]
 
 
@@ -67,8 +67,9 @@ def rights_of_groups() -> dict[str, dict[str, Any]]:
         known = groups.setdefault(step.group, {"steps": [], **rights})
         if {**known, "steps": []} != {"steps": [], **rights}:
             raise ValueError(
-                f"{step.name} shares a service account with {', '.join(known['steps'])} and must "
-                "declare the same rights; or let its name begin with another verb"
+                f"{step.name} shares a service account with {', '.join(known['steps'])} and "
+                "must declare the same rights. Declare the same rights, or rename the step "
+                "with another verb."
             )
         known["steps"].append(step.name)
     return groups
@@ -165,13 +166,13 @@ def steps_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-BEGIN, END = "<!-- steps: made by `python -m fedemb.pipelines.steps` -->\n", "<!-- end -->\n"
+START, END = "<!-- steps: made by `python -m fedemb.pipelines.steps` -->\n", "<!-- end -->\n"
 
 
 def with_table(text: str) -> str:
     """A page with the table between its two marks made again."""
-    head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}{steps_table()}{END}{rest.partition(END)[2]}"
+    head, _, rest = text.partition(START)
+    return f"{head}{START}{steps_table()}{END}{rest.partition(END)[2]}"
 
 
 def generated(repository: Path) -> dict[Path, str]:

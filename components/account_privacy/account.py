@@ -110,6 +110,6 @@ def _same_run(evidence: Evidence, report: PrivacyReport) -> None:
     for name, (found, wanted) in pairs.items():
         if found != wanted:
             raise PlanMismatch(
-                f"{name} of the model, its users or its reports is {found!r}, expected {wanted!r} "
-                "for this run; take all artifacts from one run"
+                f"{name} of the model, its users or its reports is {found!r}, expected "
+                f"{wanted!r}. Use artifacts of one run only."
             )

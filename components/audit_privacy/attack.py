@@ -76,8 +76,9 @@ def _checked(scores: np.ndarray, side: str) -> np.ndarray:
     bad = int((~np.isfinite(scores)).sum())
     if scores.ndim != 1 or len(scores) < MIN_USERS or bad:
         raise InputError(
-            f"the attack needs at least {MIN_USERS} finite scores of {side}, got {len(scores)} of "
-            f"which {bad} are not finite; a missing score must not pass for a low one"
+            f"The attack needs at least {MIN_USERS} finite scores of {side}, got "
+            f"{len(scores)}, {bad} of them not finite. Check the model for weights that are "
+            "not finite."
         )
     return scores
 

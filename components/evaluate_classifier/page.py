@@ -15,7 +15,7 @@ from fedemb.reports import report as pages
 from fedemb.reports.utility_words import cost_of_privacy, covers, utility_sentence
 
 _NAMES = {
-    "public_backbone": "public start",
+    "public_backbone": "public backbone",
     "untrained": "untrained",
     "most_frequent": "most frequent class",
     "centralized": "central, not private",

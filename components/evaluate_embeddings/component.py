@@ -18,7 +18,7 @@ from fedemb.runtime.step import Rights, step
     },
     rights=Rights(
         private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
-        ledger="append",  # a look at evaluation people is a record
+        ledger="append",  # each evaluation is a record
         signing=("evaluate",),
         keys={"policy": "read"},  # checks evaluation people against their commitment
         releases="read",

@@ -10,7 +10,7 @@ from fedemb.reports.utility_words import covers, utility_sentence
 
 NAMES = {
     "model": "this model",
-    "public_backbone": "public start",
+    "public_backbone": "public backbone",
     "frozen_features": "frozen features",
     "untrained": "untrained net",
     "raw_pixels": "raw pixels",

@@ -30,7 +30,7 @@ def columns_of(config: RunConfig) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What is decided about one record before its image is looked at."""
+    """Decision about one record, made before its image is read."""
 
     user_key: bytes
     class_id: int
@@ -48,7 +48,7 @@ class Assigner:
         config: RunConfig,
         hasher: Hasher,
         blocks: frozenset[str] | None,
-        forgotten: frozenset[str] = frozenset(),
+        deleted: frozenset[str] = frozenset(),
     ):
         """Takes what decides.
 
@@ -56,10 +56,10 @@ class Assigner:
           config: source and partition sections are used.
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
-          forgotten: deletion marks of users who go nowhere.
+          deleted: deletion markers of users who are left out.
         """
         self._config, self._hasher, self._blocks = config, hasher, blocks
-        self._forgotten = forgotten
+        self._deleted = deleted
         columns = config.data.source.columns
         self._has_cohorts = columns.cohort is not None
         self._cohorts = frozenset(config.partition.cohorts)
@@ -88,14 +88,14 @@ class Assigner:
           cohort: canonical; None without a cohort column.
           value: of the column that decides the split, if one does.
         """
-        user_key, user_held, may_train, forgotten = self._user(user_id)
+        user_key, user_held, may_train, deleted = self._user(user_id)
         class_id, class_held = self._class(label, b"" if self._shared else user_key)
         if self._by_hash is None:
             user_held = class_held = self._text(value) in self._values
         dropped = ""
         if self._classes:  # users are held out, classes never: the list is public
             class_id, class_held = self._classes.get(label, -1), user_held
-        if forgotten:
+        if deleted:
             dropped = "dropped_forgotten"
         elif (self._classes and class_id == -1) or (self._listed and label not in self._listed):
             dropped = "dropped_unlisted_class"
@@ -118,13 +118,13 @@ class Assigner:
         return self._blocks is None or self.block(user_key, cohort) in self._blocks
 
     def _decide_user(self, user_id: str) -> tuple[bytes, bool, bool, bool]:
-        """Key, held out, False only if the block is known and not reserved, and forgotten."""
+        """Returns key, held out, False only if the block is known and not reserved, and deleted."""
         key = self._hasher.user_key(user_id)
         held = self._by_hash is not None and self._hasher.holds_out_user(
             key, self._by_hash.fraction
         )
-        forgotten = bool(self._forgotten) and self._hasher.deletion_mark(key) in self._forgotten
-        return key, held, self._has_cohorts or self.may_train(key, None), forgotten
+        deleted = bool(self._deleted) and self._hasher.deletion_mark(key) in self._deleted
+        return key, held, self._has_cohorts or self.may_train(key, None), deleted
 
     def _decide_class(self, label: str, user_key: bytes) -> tuple[int, bool]:
         if self._listed:

@@ -35,7 +35,7 @@ _DIGEST = 8
 
 @dataclass(frozen=True)
 class Census:
-    """What was found. Private."""
+    """Counts of a source. Private."""
 
     counts: Counter[str]
     """Records by what became of them, and `rows`."""
@@ -48,7 +48,7 @@ class Census:
     classes: int
     """Different classes of the users, as far as their images are used."""
     common_classes: int
-    """Of these, classes of more than one user."""
+    """Classes of more than one user."""
     shared_classes: int
     """Classes on both sides of the split."""
     class_sizes: Mapping[int, tuple[int, int]]

@@ -1,7 +1,7 @@
 """`fedemb check-data`: the data owner looks before anything runs, outside the guarantee.
 
-What stays is one page, marked as not differentially private. Thresholds live here and not in the
-pipeline, because there data must never decide whether a run exists.
+The only output is one page, marked as not differentially private. Thresholds live here and not in
+the pipeline, because there data must never decide whether a run exists.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BAD = {
     "not_decodable": "bytes that are not a whole PNG, JPEG, WebP, GIF, HEIC or AVIF",
     "too_many_pixels": "more pixels than data.max_pixels",
 }
-"""What makes a record bad; the rest is left out for reasons that are no fault of the data."""
+"""Reason code of a bad record -> text; other records are left out although they are good."""
 LEFT_OUT = {
     "side_file": "film, sidecar, thumbnail, recycle bin or other file beside photos, by its name",
     "duplicate": "the same image again, of the same user",
@@ -59,14 +59,14 @@ _RARE = 0.01
 
 @dataclass(frozen=True)
 class Check:
-    """What the preflight found. Private."""
+    """Result of the check. Private."""
 
     page: str
     """Address of the page, in the private root."""
     problems: tuple[str, ...]
     """Why the data should not be used as it is; empty: fine."""
     warnings: tuple[str, ...]
-    """What a run could do with and hardly wants, in sentences."""
+    """Allowed but questionable properties, as sentences."""
     rows: int
     bad_fraction: float
     bad: list[tuple[str, int]]
@@ -80,7 +80,7 @@ class Check:
 def check(
     config: RunConfig, private_root: str, progress: Callable[[int], None] = lambda _: None
 ) -> Check:
-    """Looks at the private images and writes the page.
+    """Counts the private images and writes the page.
 
     Args:
       config: the run that is to come.
@@ -110,7 +110,7 @@ def check(
 
 
 def _name(source: SourceConfig) -> str:
-    """Of the folder of its page: another source, or another part of it, gets its own."""
+    """Returns the folder of the page; each source, and each part of one, has its own."""
     digest = sha256_hex(canonical_json(source.model_dump(mode="json")))
     return f"{urlsplit(source.uri).path.rstrip('/').rpartition('/')[2] or 'data'}-{digest[:8]}"
 
@@ -225,7 +225,7 @@ def _class_table(config: RunConfig, census: Census) -> list[tuple[str, str, str]
 
 
 def inexact_ids(census: Census) -> list[str]:
-    """What is wrong with ids that lost digits; empty: nothing."""
+    """Returns the problem of ids that lost digits; empty: no problem."""
     count = census.counts["user_id_inexact"]
     if not count:
         return []
@@ -247,7 +247,7 @@ def looked_for(census: Census, source: SourceConfig) -> list[str]:
 
 
 def misplaced(census: Census) -> list[str]:
-    """What is said of photos of several users, and of none."""
+    """Returns sentences about photos of several users and photos without users."""
     found: list[str] = []
     if several := census.counts["photos_of_several"]:
         found.append(
@@ -271,9 +271,9 @@ def folded_ids(census: Census) -> list[str]:
 
 
 def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:
-    """Where a user may have more images than any has: padding, or a price for what nobody has.
+    """Warns if the largest number of images per user exceeds that of every user: padding or cost.
 
-    No number to take instead is told: it is public, and would be chosen by one user's data.
+    The warning suggests no number: it would be public, and one user's data would choose it.
     """
     if not len(sizes) or config.policy.unit == "image":
         return []
@@ -291,7 +291,7 @@ def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:
 
 
 def too_few_classes(config: RunConfig, classes: int) -> str:
-    """What is wrong where coins hold out the classes that users share; empty: nothing."""
+    """Returns the problem if few shared classes are held out at random; empty: no problem."""
     evaluation, source = config.partition.evaluation, config.data.source
     if not isinstance(evaluation, EvaluationByHash) or evaluation.classes or config.model.classes:
         return ""

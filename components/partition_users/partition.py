@@ -1,7 +1,7 @@
 """partition_users: private images in, users by virtual client out.
 
 Nothing in the data decides whether the step succeeds: bad records are dropped one by one and
-counted privately. What fails, loudly and in one sentence, is infrastructure: a missing file or
+counted privately. Only infrastructure fails the step, with one sentence: a missing file or
 column, a file cut in the middle, a full disk, no permission. Output (all Raw but the manifest):
 
     <private_root>/<run_id>/users/       training users and the index of their virtual clients
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Partitioned:
-    """What a pass over the data wrote. Counts are private."""
+    """Output of one pass over the data. Counts are private."""
 
     root: str
     counts: dict[str, int]
@@ -123,10 +123,10 @@ def run(context: StepContext) -> dict[str, Any]:
 
 
 def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[str, str] | None:
-    """Commitments to the people a bound training began with, if they are all still there.
+    """Returns commitments to the users that a bound training started with, if all are still there.
 
-    It goes on with them and no others: a new partition would leave out users forgotten since. That
-    would be another run, and what this one was charged would be lost.
+    The run resumes with exactly these users: a new partition would leave out users deleted since.
+    That would be another run, and what this one was charged would be lost.
     """
     bind = context.ledger.attempt(Reservation.of_document(reservation)).bind
     if bind is None:
@@ -145,10 +145,10 @@ def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[
 
 
 def _commit_to_marks(config: RunConfig, key: bytes) -> str:
-    """Who was forgotten so far, as a commitment.
+    """Returns a commitment to the users deleted so far.
 
-    It makes the folders of two passes differ once somebody was forgotten between them: with equal
-    ones their public commitments would tell that it was nobody who trained.
+    It makes the folders of two passes differ once a user was deleted between them: with equal
+    ones their public commitments would show that no training user was deleted.
     """
     marks = read_deletion_marks(config.storage.deletion_marks, config.policy.policy_id)
     return commit_to(key, canonical_json(sorted(marks)))
@@ -158,9 +158,9 @@ def _check_input(config: RunConfig, reservation: ReservationDocument, key: bytes
     uri = config.data.source.uri
     if reservation.input != fingerprint_input(uri, key, reservation.run_id):
         raise PlanMismatch(
-            f"the files at {uri} are not those the budget was reserved for: some were added, "
-            "removed or replaced since; put the old ones back and resume, or start a run with a new"
-            " id (`fedemb ledger void` gives this reservation back)"
+            f"The files at {uri} changed since the budget was reserved. Restore the files and "
+            "resume, or start a run with a new id (`fedemb ledger void` returns this "
+            "reservation)."
         )
 
 

@@ -40,7 +40,7 @@ SEVERAL_COHORTS = "\0several"
 
 
 def new_part() -> UserPart:
-    """What is known of a user before their first record."""
+    """State of a user before their first record."""
     return None, None, {}, {}, 0, 0
 
 
@@ -146,7 +146,7 @@ def settle(
 
 @dataclass
 class Prepared:
-    """What one batch holds."""
+    """Content of one batch."""
 
     parts: dict[bytes, UserPart] = field(default_factory=dict)
     """By user key."""
@@ -173,7 +173,7 @@ class Preparer:
         hasher: Hasher,
         blocks: frozenset[str] | None,
         in_public_set: Callable[[bytes], bool],
-        forgotten: frozenset[str] = frozenset(),
+        deleted: frozenset[str] = frozenset(),
         *,
         image: Callable[[Any, PhotoReader], tuple[np.ndarray, bytes]] = canonical_image,
     ):
@@ -184,12 +184,12 @@ class Preparer:
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
           in_public_set: whether an image digest is also in the public set.
-          forgotten: deletion marks of users who go nowhere.
+          deleted: deletion markers of users who are left out.
           image: reads a photo: its pixels, and the bytes that are kept of it.
         """
         self._config = config
         self._hasher = hasher
-        self._assigner = Assigner(config, hasher, blocks, forgotten)
+        self._assigner = Assigner(config, hasher, blocks, deleted)
         self._in_public_set = in_public_set
         self._image = image
         self._cap = config.partition.max_images_per_user

@@ -18,7 +18,7 @@ from fedemb.steps.partition_users.shards import Place
 
 @dataclass(frozen=True)
 class Job:
-    """What all workers know: configuration and addresses, no key and no data."""
+    """Configuration and addresses that all workers have; no key and no data."""
 
     config: RunConfig
     keys: KeyRef

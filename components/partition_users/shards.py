@@ -2,8 +2,9 @@
 
 Every file is written under a temporary name and renamed, or put as a whole object, with bytes that
 depend on its content alone: a shard written twice, by a retry or a straggler, is the same shard. A
-folder without its `manifest.json` is incomplete, and readers say so. Nobody holds the images of a
-shard in memory: they go to a temporary file unsorted, and from there in the order of their users.
+folder without its `manifest.json` is incomplete, and readers reject it. No process holds the images
+of a shard in memory: they go to a temporary file unsorted, and from there in the order of their
+users.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def write_rejects(
 ) -> None:
     """Writes one shard of the rejects as Parquet: reason, user_id, class, image, times. Raw.
 
-    Of duplicates, which are found late, user and class are their keyed hashes.
+    Duplicates are found late; their user and class are keyed hashes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -46,9 +46,9 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: boo
         f"{guarantee.delta:.3g}. It says nothing of what the model reveals about everybody."
     )
     if math.isinf(guarantee.epsilon):
-        shift = "without any bound: this protects nobody."
+        shift = "without any bound: this protects no user."
     paragraphs.append(
-        f"Meaning. Whatever anybody knew or suspected about one {plan.unit}, the released model "
+        f"Meaning. Compared with any earlier belief about one {plan.unit}, the released model "
         f"shifts the odds {shift}"
     )
     return paragraphs

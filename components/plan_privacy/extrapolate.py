@@ -32,7 +32,7 @@ def extrapolate(
       ConfigError: the plan has no noise.
     """
     if not mechanism.private:
-        raise ConfigError(f"{mechanism.kind} has no epsilon to extrapolate; plan another mechanism")
+        raise ConfigError(f"{mechanism.kind} has no epsilon to extrapolate. Use another mechanism.")
     population = config.policy.users_lower_bound
     cohort = Cohort(
         population=population,

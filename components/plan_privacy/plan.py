@@ -119,9 +119,10 @@ def check_first_run(config: RunConfig) -> None:
     if not first.epsilon <= policy.epsilon_cap:
         way = "as planned" if first.method == "planned_series" else "by the Rényi filter"
         raise ConfigError(
-            f"one run costs epsilon={first.epsilon:.4g} ({way}), and policy.epsilon_cap="
-            f"{policy.epsilon_cap:g} is all that policy {policy.policy_id!r} may ever spend on a "
-            "user; raise mechanism.noise_multiplier or lower mechanism.rounds, or allow more"
+            f"One run costs epsilon={first.epsilon:.4g} ({way}), above "
+            f"policy.epsilon_cap={policy.epsilon_cap:g}, the lifetime budget of policy "
+            f"{policy.policy_id!r}. Raise mechanism.noise_multiplier, lower mechanism.rounds, "
+            "or raise the cap."
         )
 
 

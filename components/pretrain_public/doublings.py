@@ -86,10 +86,10 @@ def _check(training: int, held_out: np.ndarray) -> None:
     sizes = np.unique(held_out, return_counts=True)[1]
     if training < 2 or len(sizes) < 2 or sizes.max() < 2:
         raise InputError(
-            f"pretraining.doublings holds out {len(sizes)} public classes of at most "
-            f"{sizes.max(initial=0)} images and leaves {training}, wanted two that train and two "
-            "held out, one of them of two images; name more public images, or set "
-            "pretraining.doublings: 0"
+            "pretraining.doublings needs two public classes that train and two held out, one "
+            f"of them with two images. Got {len(sizes)} held out with at most "
+            f"{sizes.max(initial=0)} images and {training} that train. Add public images, or "
+            "set pretraining.doublings: 0."
         )
 
 

@@ -59,9 +59,9 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     trainings: list[PublicTraining] = []
     if model.whitened_directions and pretraining.kind == "none":
         raise ConfigError(
-            "model.whitened_directions takes constants from images that are not private, and "
-            "pretraining.kind=none has none; set it to random_process, supervised, simclr, or "
-            "import of a backbone that has them, or set whitened_directions: 0"
+            "model.whitened_directions needs public images, and pretraining.kind is none. Set "
+            "pretraining.kind to random_process, supervised, simclr or import, or set "
+            "whitened_directions: 0."
         )
     if pretraining.kind == "import":
         backbone = import_backbone(

@@ -70,9 +70,9 @@ class Marker:
         except (ArtifactError, Refused, SignatureInvalid) as error:
             wrong = error
         raise Refused(
-            f"the release marker {self._file} names no bundle in {self._store.uri} that is signed, "
-            "of this run and as the marker says, so no release step wrote it or the bundle was "
-            "changed since; find out who may write there, remove the marker, then release again"
+            f"The release marker {self._file} does not match a signed bundle of this run in "
+            f"{self._store.uri}. Check who may write there, remove the marker, and release "
+            "again."
         ) from wrong
 
     def publish(self, tree: Path, identity: Identity, signer: Signer) -> ReleaseMarker:

@@ -76,126 +76,127 @@ def model_card(
     """
     report, (name, version) = signed.body, named
     shown = release_headline(evidence, signed, waived, ledger)
-    figures = shown.figures.sentence()
-    config, accounting, cumulative = evidence.config, report.accounting, report.cumulative
-    waivers = [ledger.chain.records[item.sequence] for item in report.waivers]
-    approvals = ledger.state.approvals_of(report.model_sha, signed.sha)
-    classes = config.model.classes
-    unit = report.unit.unit
-    rests_on, not_covered = assumptions(unit), limitations(unit)
-    outputs = "probabilities" if classes else "embeddings"
-    task = "image-classification" if classes else "image-feature-extraction"
-    header = {
+    config, figures = evidence.config, shown.figures.sentence()
+    metadata = _metadata(evidence, report, named)
+    metadata |= {"release_state": shown.state, "waived": list(waived)}
+    paragraphs = [
+        "\n".join(["---", yaml.safe_dump(metadata, sort_keys=False, width=999).rstrip(), "---"]),
+        f"# {name} {version}",
+        f"**{as_text(shown.title)}.** {figures[:1].upper()}{figures[1:]}.",
+        _description(config, report),
+        *_privacy(evidence, signed, ledger),
+        "## Utility",
+        utility_sentence(evidence.utility.body),
+        floors_sentence(config.release.min_gain_over_public, config.release.no_worse_than),
+        *_despite_noise(config.release.train_despite_noise),
+        _of_outputs(config, report),
+        "## Use",
+        _example(config),
+        "## Licence",
+        as_text(config.release.licence) or "Not stated: ask the provider of this model.",
+        "## Public backbone",
+        f"{config.pretraining.kind}; {as_text(config.pretraining.provenance) or 'no public data'}; "
+        f"licence: {as_text(start_licence(config.pretraining))}; overlap with private images: "
+        f"{OVERLAPS[report.pretraining.overlaps_private]}.",
+        *_features(config),
+        "## Verify",
+        "```\nfedemb verify . --trust trust.json\n```",
+        "`trust.json` comes from the data owner. A key inside a bundle proves nothing.",
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _metadata(
+    evidence: Evidence, report: PrivacyReport, named: tuple[str, str]
+) -> dict[str, object]:
+    """Returns the fields that the Hub reads, without the state of the release."""
+    config, unit = evidence.config, report.unit.unit
+    task = "image-classification" if config.model.classes else "image-feature-extraction"
+    name, version = named
+    return {
         **licence_fields(config.release.licence),
         "library_name": "keras",
         "pipeline_tag": task,
         "tags": ["differential-privacy", f"{unit}-level", config.task],
         "model-index": [{"name": name, "results": _results(evidence.utility.body, task, unit)}],
         "version": version,
-        "release_state": shown.state,
-        "waived": list(waived),
-        "epsilon": accounting.epsilon,
-        "delta": accounting.delta,
+        "epsilon": report.accounting.epsilon,
+        "delta": report.accounting.delta,
         "privacy_unit": unit,
-        "cumulative_epsilon": cumulative.max_block_epsilon,
-        "epsilon_cap": cumulative.cap,
+        "cumulative_epsilon": report.cumulative.max_block_epsilon,
+        "epsilon_cap": report.cumulative.cap,
         "audit_level": report.setting.recurring.audit_level,
         "model_sha": report.model_sha,
         "config_sha": report.provenance.config_sha,
     }
-    lines = ["---", yaml.safe_dump(header, sort_keys=False, width=999).rstrip(), "---", ""]
+
+
+def _description(config: RunConfig, report: PrivacyReport) -> str:
     model = config.model
-    lines += [
-        f"# {name} {version}",
-        "",
-        f"**{as_text(shown.title)}.** {figures[:1].upper()}{figures[1:]}.",
-        "",
-        f"{_what(config)} a `{model.backbone}` backbone, for "
-        f"images of {model.image_size} x {model.image_size} pixels, {model.channels} channel"
-        f"{'s' if model.channels > 1 else ''}. Trained with {unit}-level differential "
-        f"privacy by `{config.training.algorithm}` on {BACKENDS[report.mechanism.backend]}.",
-        "",
+    return (
+        f"{_what(config)} a `{model.backbone}` backbone, for images of {model.image_size} x "
+        f"{model.image_size} pixels, {model.channels} channel{'s' if model.channels > 1 else ''}. "
+        f"Trained with {report.unit.unit}-level differential privacy by "
+        f"`{config.training.algorithm}` on {BACKENDS[report.mechanism.backend]}."
+    )
+
+
+def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger) -> list[str]:
+    """Returns the paragraphs of the section on privacy."""
+    report, audit = signed.body, evidence.audit.body
+    unit, cumulative = report.unit.unit, report.cumulative
+    rests_on, not_covered = assumptions(unit), limitations(unit)
+    waivers = [ledger.chain.records[item.sequence] for item in report.waivers]
+    return [
         "## Privacy",
-        "",
         f"This model carries {report_sentence(report)}. {UNITS[unit].covered}",
-        "",
         f"With all earlier runs of policy `{cumulative.policy_id}`, no block of "
         f"{UNITS[unit].many} that this one trained on has spent more than epsilon "
         f"{cumulative.max_block_epsilon or math.inf:.4g} of its cap {cumulative.cap:g}.",
-        "",
         "Assumptions:",
-        "",
-        *(f"- {rests_on[code]}" for code in report.assumptions),
-        "",
+        "\n".join(f"- {rests_on[code]}" for code in report.assumptions),
         "Limitations:",
-        "",
-        *(f"- {not_covered[code]}" for code in report.limitations),
-        "",
-        f"Audit: {audit_sentence(evidence.audit.body)}",
+        "\n".join(f"- {not_covered[code]}" for code in report.limitations),
+        f"Audit: {audit_sentence(audit)}",
+        f"Planted-bug suite: {audit.planted_bug_suite.summary}.",
         *(
-            line
+            f"Waived by {as_text(item.actor)}: `{item.body['code']}`, "
+            f"{as_text(item.body['reason'])}"
             for item in waivers
-            for why in (f"`{item.body['code']}`, {as_text(item.body['reason'])}",)
-            for line in ("", f"Waived by {as_text(item.actor)}: {why}")
         ),
         *(
-            line
-            for item in approvals
-            for line in ("", f"Release approved by {as_text(item.actor)} at {item.time}")
+            f"Release approved by {as_text(item.actor)} at {item.time}"
+            for item in ledger.state.approvals_of(report.model_sha, signed.sha)
         ),
-        "",
-        "## Utility",
-        "",
-        utility_sentence(evidence.utility.body),
-        "",
-        floors_sentence(config.release.min_gain_over_public, config.release.no_worse_than),
-        *_despite_noise(config.release.train_despite_noise),
-        "",
-        _of_outputs(config, report),
-        "",
-        "## Use",
-        "",
-        "```python",
-        "import tensorflow as tf",
-        "from preprocessing import PhotoReader  # of this folder",
-        f"reader = PhotoReader({model.image_size}, {model.channels}, {model.aspect_ratio!r}, "
-        f"{config.data.max_pixels})",
-        'pixels = reader.read(open("photo.jpg", "rb").read())',
-        'model = tf.saved_model.load("saved_model").signatures["serving_default"]',
-        f'{outputs} = model(images=tf.constant(pixels[None]))["{outputs}"]',
-        "```",
-        "",
-        "## Licence",
-        "",
-        as_text(config.release.licence) or "Not stated: ask whoever gave you this model.",
-        "",
-        "## Public start",
-        "",
-        f"{config.pretraining.kind}; {as_text(config.pretraining.provenance) or 'no public data'}; "
-        f"licence: {as_text(start_licence(config.pretraining))}; overlap with private images: "
-        f"{OVERLAPS[report.pretraining.overlaps_private]}.",
-        *_features(config),
-        "",
-        "## Verify",
-        "",
-        "```",
-        "fedemb verify . --trust trust.json",
-        "```",
-        "",
-        "`trust.json` comes from the data owner. A key inside a bundle proves nothing.",
-        "",
     ]
-    return "\n".join(lines)
+
+
+def _example(config: RunConfig) -> str:
+    """Returns a Python example that loads the model."""
+    model = config.model
+    outputs = "probabilities" if model.classes else "embeddings"
+    return "\n".join(
+        [
+            "```python",
+            "import tensorflow as tf",
+            "from preprocessing import PhotoReader  # of this folder",
+            f"reader = PhotoReader({model.image_size}, {model.channels}, {model.aspect_ratio!r}, "
+            f"{config.data.max_pixels})",
+            'pixels = reader.read(open("photo.jpg", "rb").read())',
+            'model = tf.saved_model.load("saved_model").signatures["serving_default"]',
+            f'{outputs} = model(images=tf.constant(pixels[None]))["{outputs}"]',
+            "```",
+        ]
+    )
 
 
 def _despite_noise(reason: str) -> list[str]:
-    """Returns the lines about a model that was trained despite hopeless noise."""
+    """Returns the paragraph about a model that was trained despite hopeless noise, or none."""
     if not reason:
         return []
     return [
-        "",
         "Trained although the noise is far above the noise of every measured run that gained. "
-        f"Reason: {as_text(reason)}",
+        f"Reason: {as_text(reason)}"
     ]
 
 
@@ -256,7 +257,7 @@ def _features(config: RunConfig) -> list[str]:
         return []
     images = start.source and as_text(start.source.uri.rsplit("/", 1)[-1])
     constants = f"; constants from at most {start.constant_images:,} images of {images}"
-    return ["", f"Features: {as_text('; '.join(used))}{constants if images else ''}."]
+    return [f"Features: {as_text('; '.join(used))}{constants if images else ''}."]
 
 
 def _what(config: RunConfig) -> str:

@@ -248,7 +248,9 @@ def _kubeflow(url: str, release: Release) -> None:
         },
     )
     if version["customProperties"].get(BUNDLE) != properties[BUNDLE]:
-        raise ValueError(f"{release.name} {release.version} is another bundle there")
+        raise ValueError(
+            f"{release.name} {release.version} exists with another content. Use a new version."
+        )
     artifacts = f"model_versions/{version['id']}/artifacts"
     if not call(artifacts).get("items"):
         artifact = {

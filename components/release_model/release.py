@@ -68,8 +68,8 @@ def run(context: StepContext) -> dict[str, Any]:
     start = artifacts.pretrained / "backbone.keras"
     if file_digest(start) != evidence.model.body.initial_weights_sha:
         raise Refused(
-            "the public backbone is not the one the training started from; take all artifacts from "
-            "one run"
+            "The public backbone is not the one that training started from. Use artifacts of "
+            "one run only."
         )
     marker = Marker(open_store(context.releases_uri), name, version, ledger.chain.trust)
     identity = Identity(evidence.model.body.weights_sha, reservation.run_id, reservation.attempt)
@@ -159,7 +159,10 @@ def _allowed(
     again = decide(evidence, report, ledger)
     if not again.allow:
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
-        raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
+        raise GateDenied(
+            f"The gate denies the release just before it is published: {reasons}. See `fedemb "
+            "ledger explain`."
+        )
     if verdict.version > 1:  # version 1 has only codes of waivers
         signed = applied_waivers(ledger, again.waived, report.body)
         if [item.model_dump() for item in verdict.body.waivers] != signed:
@@ -182,8 +185,8 @@ def _require_judged(
     for name, digest in tree_digests(tree).items():
         if digest not in judged:
             raise Refused(
-                f"{name} changed after the gate's rules were asked; nothing is published, find out "
-                "who writes to the artifacts of this run, then release again"
+                f"{name} changed after the gate read it, so nothing is published. Check who "
+                "may write to the artifacts of this run, then release again."
             )
 
 
@@ -193,8 +196,8 @@ def _require_seal(tree: Path, ledger: Ledger) -> None:
         parts.check_seal(tree, ledger.chain.trust)
     except SignatureInvalid as error:
         raise Refused(
-            f"nothing is published, because it would not verify: {error}; release again from an "
-            "installation with the versions in requirements/"
+            f"Nothing is published, because the release would not verify: {error}. Release "
+            "again from an installation with the versions in requirements/."
         ) from error
 
 
@@ -221,7 +224,7 @@ def _complete(
     saved = tree / parts.SAVED_MODEL
     problem = serving_problem(saved, tree / "backbone.keras", config.model)
     if problem is not None:
-        raise Refused(f"the model is not published: {problem}")
+        raise Refused(f"The model is not published: {problem}. Train and evaluate the model again.")
     # Addresses of the stores are internal, and no digest of the run binds them.
     public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
     write_bytes(tree / "config.json", canonical_json(public))

@@ -142,8 +142,8 @@ def _check_name(
     wanted = evidence.config.released_as(report.body.run_id)
     if named != wanted:
         raise SignatureInvalid(
-            f"the manifest calls the bundle {' '.join(named)}, its run was to release "
-            f"{' '.join(wanted)}; fetch the bundle again"
+            f"The manifest names the bundle {' '.join(named)}, but its run was to release "
+            f"{' '.join(wanted)}. Fetch the bundle again."
         )
 
 
@@ -157,13 +157,19 @@ def _check_attestation(
     title = f"{manifest.name}/{manifest.version}"
     wanted = {f"{title}/{name}": file_digest(bundle / name) for name in parts.SUBJECTS}
     if digests != wanted or statement["predicate"] != verdict.json:
-        raise SignatureInvalid("the attestation is about other files or another verdict")
+        raise SignatureInvalid(
+            "The attestation covers other files or another verdict. Fetch the bundle again."
+        )
     named = (verdict.body.allow, verdict.body.model_sha, verdict.body.report_sha)
     if named != (True, file_digest(bundle / "backbone.keras"), report.sha):
-        raise SignatureInvalid("the verdict does not allow this model with this report")
+        raise SignatureInvalid(
+            "The verdict does not allow this model with this report. Fetch the bundle again."
+        )
     allowed_as = (verdict.body.name, verdict.body.version)
     if verdict.version > 1 and allowed_as != (manifest.name, manifest.version):
-        raise SignatureInvalid("the verdict allows a release of another name or version")
+        raise SignatureInvalid(
+            "The verdict allows a release of another name or version. Fetch the bundle again."
+        )
 
 
 def _check_serving(bundle: Path) -> None:
@@ -177,11 +183,11 @@ def _check_serving(bundle: Path) -> None:
             check_parity(bundle)
     except ModuleNotFoundError as error:
         raise SignatureInvalid(
-            f"saved_model cannot be looked into without {error.name}; verify with an installation "
-            "that has TensorFlow"
+            f"saved_model cannot be checked without {error.name}. Verify with an installation "
+            "that has TensorFlow."
         ) from error
     except (OSError, ValueError, DecodeError) as error:
-        raise SignatureInvalid("saved_model cannot be read; fetch the bundle again") from error
+        raise SignatureInvalid("saved_model is not readable. Fetch the bundle again.") from error
     if problem is not None:
         raise SignatureInvalid(problem)
 

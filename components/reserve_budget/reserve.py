@@ -43,8 +43,13 @@ from fedemb.ledger import (
     write_reservation,
 )
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.runtime.planted_bug_suite import read_record
-from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.planted_bug_suite import (
+    check_generated,
+    is_throw_away,
+    record_for,
+    record_problem,
+)
+from fedemb.runtime.provenance import code_digest, privacy_code_digest
 from fedemb.runtime.signed_inputs import check_start
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import open_store
@@ -89,7 +94,7 @@ def run(
     config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
     plan, document = read_plan(context.artifacts.privacy_plan, config)
-    suite = read_record()  # checked early, because the audit needs it at the end
+    suite = _suite_record(config)  # checked early, because the audit needs it at the end
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     check_high_water(ledger, keys, config.storage.rollback_anchor)
     ensure_policy_key(ledger, keys)
@@ -97,8 +102,8 @@ def run(
     found = ledger.state.attempts.get((run_id, last))
     if found is None and keys.used(reservation_key_name(run_id, max(1, last))):
         raise Refused(
-            f"run id {run_id!r} has a root key in this key store already, of another policy or of "
-            "a ledger that is gone, and a name never gets a second key; choose another run id"
+            f"Run id {run_id!r} already has a root key, of another policy or of a deleted "
+            "ledger. Choose another run id."
         )
     reserved_at = found.reserve.sequence if found else None
     ledger.chain.trust.check(document, at=reserved_at)
@@ -116,26 +121,39 @@ def run(
     }
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
     mark_high_water(ledger, keys, config.storage.rollback_anchor)  # before any root key
+    _ensure_root_key(ledger, reservation, keys)
+    signer = Signer.current(keys, "ledger", ledger.chain.trust)
+    signed = write_reservation(context.artifacts.reservation, reservation, signer)
+    _log_reservation(reservation)
+    return signed
+
+
+def _log_reservation(reservation: Reservation) -> None:
     full = set(reservation.blocks_requested) - set(reservation.blocks)
     if full:
         _log.warning(
-            "%d of %d user blocks are full; their users leave sampling: %s",
+            "%d of %d user blocks are full; their users are not sampled: %s",
             len(full),
             len(reservation.blocks_requested),
             ", ".join(sorted(full)),
         )
-    _ensure_root_key(ledger, reservation, keys)
-    signer = Signer.current(keys, "ledger", ledger.chain.trust)
-    signed = write_reservation(context.artifacts.reservation, reservation, signer)
     _log.info(
         "reserved %d rounds for run %s, attempt %d, as record %d of policy %s",
         reservation.rounds,
-        run_id,
+        reservation.run_id,
         reservation.attempt,
         reservation.sequence,
         reservation.policy_id,
     )
-    return signed
+
+
+def _suite_record(config: RunConfig) -> dict[str, Any]:
+    """Returns the record of the planted-bug suite; without one only generated images may train."""
+    own = privacy_code_digest()
+    record = record_for(config, own)
+    if is_throw_away(config) and record_problem(record, own) is not None:
+        check_generated(config)
+    return record
 
 
 def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -> None:
@@ -154,9 +172,9 @@ def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -
                 keys.create(made)
     elif attempt.commit is None and not keys.used(name):
         raise LedgerError(
-            f"the root key of run {reservation.run_id!r}, which has begun to train, is not in "
-            f"{keys.uri}, and with another one it would draw other noise; restore the key store, or"
-            " start a run with a new id"
+            f"The root key of run {reservation.run_id!r}, which started training, is missing "
+            f"in {keys.uri}. A new key would draw other noise. Restore the key store, or start "
+            "a run with a new id."
         )
 
 
@@ -229,6 +247,6 @@ def _check_cohorts(config: RunConfig) -> None:
             )
     elif ONE_COHORT in cohorts:
         raise ConfigError(
-            f"partition.cohorts names {ONE_COHORT!r}, which stands for users without a cohort "
-            "column; name the cohorts of data.source.columns.cohort"
+            f"partition.cohorts contains {ONE_COHORT!r}, the name for users without a cohort "
+            "column. Set the cohorts of data.source.columns.cohort."
         )

@@ -42,9 +42,9 @@ def require_no_privacy(config: RunConfig) -> None:
     for name, (found, needed) in wanted.items():
         if found != needed:
             raise ConfigError(
-                f"training.algorithm=centralized trains all weights in one round without privacy, "
-                f"so {name} must be {needed}, got {found}; set it, or set "
-                "evaluation.centralized_baseline in a private simulation to compare with it"
+                f"training.algorithm=centralized needs {name}={needed}, got {found}. Set it. "
+                "To compare with a private run, set evaluation.centralized_baseline in a "
+                "simulation instead."
             )
 
 

@@ -23,7 +23,7 @@ _IN_ALL = 1.2
 """Times `--seconds` after which the command ends in the middle of a measurement."""
 _LEGEND = """\
 plain: a step of SGD, nothing clipped; W1, W2: a round of virtual clients; units: a round of DP-SGD
-K: looks at each image; m: images of a plain step, else units or clients side by side on a device
+K: views of each image; m: images of a plain step, else units or clients side by side on a device
 ratio: to the plain step of the same net above; noise: its share of a round"""
 
 
@@ -36,7 +36,10 @@ def bench(
     ),
     image_size: Annotated[int, typer.Option(help="Height and width of images.")] = 32,
     seconds: Annotated[
-        float, typer.Option(help="After which nothing more is begun; a fifth later it ends.")
+        float,
+        typer.Option(
+            help="Minutes after which no measurement starts; the command ends a fifth later."
+        ),
     ] = 240.0,
     output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench.json"),
 ) -> None:
@@ -47,8 +50,8 @@ def bench(
     """
     if not accelerator:
         raise ConfigError(
-            "fedemb bench measures accelerators; say --accelerator, or run `make bench` in a clone "
-            "for processors"
+            "fedemb bench measures accelerators only. Pass --accelerator, or run `make bench` "
+            "in a clone for processors."
         )
     from fedemb.models.keras_backend import use_backend
 
@@ -65,7 +68,7 @@ def bench(
         "rows": [],
     }
     say(", ".join(f"{name} {value}" for name, value in found["device"].items()))
-    _keep(output, found)  # a place that takes no file is told at once
+    _keep(output, found)  # fails early if the file cannot be written
     say(_LEGEND)
     say("work   net        precision   K     m   us/view  ratio  noise  compile s  step MiB")
     speeds = []

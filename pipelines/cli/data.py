@@ -42,8 +42,9 @@ def check_data(
 
     For the data owner, outside the guarantee. Fails if too much is bad; the pipeline never does.
     """
+    from fedemb.config.data import BUILTIN
     from fedemb.errors import InputError
-    from fedemb.pipelines.run.load_config import BUILTIN, load_config, with_data
+    from fedemb.pipelines.run.load_config import load_config, with_data
     from fedemb.steps.partition_users.check import check
 
     checked = with_data(load_config(config, set_ or []), data)
@@ -97,7 +98,9 @@ def make_data(
         first = error.errors()[0]
         name = str(first["loc"][0]).replace("_", "-")
         message = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(f"--{name}: {message}, got {first['input']}") from error
+        raise ConfigError(
+            f"--{name} is not valid: {message}, got {first['input']}. Pass another value."
+        ) from error
     private, public = output / "private.parquet", output / "public.parquet"
     images, public_images = write_builtin(builtin, image_size, private, public)
     say(f"{private}: {images:,} images of {users:,} identities")

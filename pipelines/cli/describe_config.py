@@ -18,7 +18,7 @@ def describe(section: str | None = None) -> Iterator[str]:
     schema = RunConfig.model_json_schema()
     properties = schema["properties"]
     if section is not None and section not in properties:
-        raise ConfigError(f"no section {section}; there are {', '.join(properties)}")
+        raise ConfigError(f"Unknown section {section}. Pass one of {', '.join(properties)}.")
     for name, field in properties.items():
         if section in (None, name):
             yield from _lines(name, field, schema["$defs"])

@@ -13,7 +13,7 @@ from fedemb.pipelines.output import say_block
 
 
 def doctor(
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the cluster.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster.")] = False,
     namespace: Namespace = None,
     profile: Profiles = None,
     package: Annotated[
@@ -33,7 +33,7 @@ def doctor(
     from fedemb.pipelines.run.load_config import load_config
 
     if not cluster:
-        raise ConfigError("nothing was named to look at; say `fedemb doctor --cluster`")
+        raise ConfigError("No target. Pass --cluster.")
     loaded = load_profile(*(profile or ["cpu"]))
     configs = [load_config(source, []) for source in config or []]
     where = namespace_of(namespace, profile)

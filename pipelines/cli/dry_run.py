@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedemb.config import RunConfig
+from fedemb.config.data import BUILTIN
 from fedemb.data.sources import find_parts
 from fedemb.errors import ArtifactError
 from fedemb.ledger import Ledger, policies
@@ -15,11 +16,10 @@ from fedemb.pipelines.cli.ledger_commands.ledger_summary import (
     planned_series,
     would_admit,
 )
-from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
-from fedemb.runtime.planted_bug_suite import read_record, record_problem
+from fedemb.runtime.planted_bug_suite import is_throw_away, read_record, record_problem
 from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.steps.partition_users.assignment import columns_of
 from fedemb.steps.plan_privacy.plan import check_first_run
@@ -28,18 +28,18 @@ from fedemb.storage import open_store
 
 
 def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iterator[str]:
-    """What a run would do, in lines. No image is read and nothing is written.
+    """Returns what a run would do, as lines. No image is read and nothing is written.
 
     Args:
       config: of the run, checked.
       taken_over: steps that would not run again.
-      charged: the run was charged before, so that going on with it costs nothing.
+      charged: the run was charged before, so resuming costs nothing.
 
     Raises:
       LedgerError: the ledger in the bucket was never made, or is broken.
     """
     for step in pipeline_of(config).steps:
-        yield f"{step}: {'taken over' if step in taken_over else 'would run'}"
+        yield f"{step}: {'reused' if step in taken_over else 'would run'}"
     uri = config.data.source.uri
     if not charged:
         check_images(config)
@@ -52,13 +52,13 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
-    yield f"budget: {'charged before; going on costs nothing' if charged else _budget(config)}"
+    yield f"budget: {'charged before; resuming costs nothing' if charged else _budget(config)}"
     if problem := _unsearched(config):
         yield f"refused: {problem}"
 
 
 def check_images(config: RunConfig) -> None:
-    """Looks at the files of a local source and at the names of their columns, at no image.
+    """Checks the files of a local source and the names of their columns; reads no image.
 
     The step that reads them comes after the charge.
 
@@ -73,7 +73,8 @@ def check_images(config: RunConfig) -> None:
 def refusal(config: RunConfig) -> str | None:
     """Why a new run would be refused as it stands; None: it would not.
 
-    Asked before a run begins: its public pretraining comes before its reservation, and takes long.
+    Checked before a run starts: its public pretraining comes before its reservation, and takes
+    long.
 
     Raises:
       ConfigError: it costs more than its policy may ever spend.
@@ -89,19 +90,21 @@ def refusal(config: RunConfig) -> str | None:
 
 
 def _unsearched(config: RunConfig) -> str | None:
-    """Why planted bugs that were not looked for stop the run; None: they do not."""
+    """Returns why the planted-bug suite stops the run; None: it does not."""
+    if is_throw_away(config):
+        return None
     try:
         record = read_record()
     except ArtifactError as error:
         return str(error)
     problem = record_problem(record, privacy_code_digest())
     if problem and config.purpose == "release":
-        return f"{problem}; run `make planted-bugs`, or set purpose: simulation"
+        return f"{problem}. Run `make planted-bugs`, or set purpose: simulation"
     return None
 
 
 def _begun(config: RunConfig) -> Ledger | None:
-    """The ledger of a policy; None: a folder where it has not begun."""
+    """Returns the ledger of a policy; None: a local folder without this policy."""
     if config.storage.ledger is None:
         return None
     store, policy_id = open_store(config.storage.ledger), config.policy.policy_id
@@ -114,7 +117,7 @@ def _budget(config: RunConfig) -> str:
     ledger, policy = config.storage.ledger, config.policy
     new = f"a new ledger, which lets epsilon grow to {policy.epsilon_cap:g}"
     if config.purpose == "simulation":
-        new = "a simulation costs nothing; it would begin a new ledger"
+        new = "a simulation costs nothing; it would create a new ledger"
     if ledger is None:
         return f"{new}, for this run alone"
     begun = _begun(config)

@@ -1,6 +1,6 @@
 """`fedemb embed`, `search`, `export`, `serve`: a released model in use, registered in `main`.
 
-A bundle is loaded only if it lies there as it was released, see `trusted`; `fedemb verify` says
+A bundle is loaded only if it is unchanged since its release, see `trusted`; `fedemb verify` says
 also whether it should have been.
 """
 
@@ -51,8 +51,8 @@ def embed(
 ) -> None:
     """Embed or classify photos with a released model; resumes after a stop.
 
-    A classifier writes the probabilities of its classes, and the best of them. What is no photo is
-    a row with a reason and neither.
+    A classifier writes the probabilities of its classes, and the best of them. Files that are not
+    photos are a row with a reason and neither.
     """
     from fedemb.serving.embed_photos import embed_photos
     from fedemb.steps.partition_users.check import LEFT_OUT
@@ -76,7 +76,7 @@ def embed(
 
 
 def search(
-    photo: Annotated[Path, typer.Argument(help="The photo to look for.")],
+    photo: Annotated[Path, typer.Argument(help="Photo to search for.")],
     embeddings: Annotated[
         Path, typer.Option("--in", help="What `fedemb embed` wrote, by the same model.")
     ],
@@ -132,7 +132,8 @@ def export(
 def serve(
     model: Annotated[Path, typer.Argument(help="Bundle of a release, a folder.")],
     name: Annotated[
-        str | None, typer.Option(help="Of the model in its address; default: the release's own.")
+        str | None,
+        typer.Option(help="Version in the address of the model; default: version of the release."),
     ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8080,

@@ -7,34 +7,35 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedemb.errors import ConfigError, FedEmbError, InputError, Refused
+from fedemb.errors import FedEmbError, InputError
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.inference_commands import embed, export, search, serve
-from fedemb.pipelines.cli.init import init
+from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.forget import forget
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
-from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
+from fedemb.pipelines.cli.options import ConfigOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
+from fedemb.pipelines.cli.run import run
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.sections import SectionedGroup
 from fedemb.pipelines.cli.verify import lineage, register, verify_release
 from fedemb.pipelines.output import say, say_block, say_json
 
 if TYPE_CHECKING:
-    from fedemb.config import RunConfig
+    pass
 
 app = typer.Typer(
     name="fedemb",
@@ -48,6 +49,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show and explain configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.command()(init)
+app.command()(run)
 app.command()(check_data)
 app.command()(make_data)
 app.add_typer(backbone_app, name="backbone")
@@ -80,108 +82,6 @@ def options(
 
         say(f"fedemb {installed('fedemb')}")
         raise typer.Exit
-
-
-@app.command()
-def run(
-    config: ConfigOption = "quickstart",
-    data: DataOption = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a lasting ledger, its keys, its deletion marks."),
-    ] = None,
-    artifact_store: Annotated[
-        str | None,
-        typer.Option(
-            help="Bucket or folder (gs://, s3://, path) for public/, private/, ledger/ and "
-            "releases/ of lasting runs; --set storage.NAME=... moves one elsewhere."
-        ),
-    ] = None,
-    keys: Annotated[
-        str | None,
-        typer.Option(help="Key store of a lasting ledger: a folder or gsm://project, no bucket."),
-    ] = None,
-    set_: SetOption = None,
-    beam: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--beam",
-            help="An option of the Beam engine that partitions the users, e.g. "
-            "--beam=--runner=DataflowRunner; may be given often. With --resume: replaces them.",
-        ),
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
-    run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Continue this run: its directory, or its name below --runs; of the other options "
-            "--from, --set and --beam count."
-        ),
-    ] = None,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="With --resume: the step to go on from; those before it are taken over. --set may "
-            "then change evaluation, audit, release and storage: nothing is charged again.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run and cost; write nothing.")
-    ] = False,
-) -> None:
-    """Run the whole pipeline on this machine."""
-    from fedemb.pipelines.cli.dry_run import refusal
-    from fedemb.pipelines.run.artifact_store import store_overrides
-    from fedemb.pipelines.run.command import checked, execute, make_directory
-    from fedemb.pipelines.run.directory import RunDirectory, checked_run_id
-    from fedemb.pipelines.run.load_config import policy_overrides
-    from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
-
-    if policy is not None and (artifact_store or keys):
-        raise ConfigError(
-            "--policy names a folder for ledger and keys; with --artifact-store name the keys with "
-            "--keys instead"
-        )
-    if from_ is not None and resume is None:
-        raise ConfigError("--from goes on with a run; name its directory with --resume")
-    if resume is None:
-        places = [*store_overrides(artifact_store, keys), *policy_overrides(policy)]
-        overrides = [*places, *(set_ or [])]
-        checked_run_id(run_id)
-        loaded = checked(config, overrides, runs, data)
-        if dry_run:
-            _say(loaded, (), charged=False)
-            return
-        if said := refusal(loaded):
-            raise Refused(f"{said}; nothing was read or written")
-        directory, changed = make_directory(loaded, runs, run_id, data), None
-    else:
-        below = runs / resume
-        directory = RunDirectory.open(below if not resume.exists() and below.exists() else resume)
-        changed = measured_otherwise(directory, set_, from_) if set_ else None
-        taken_over = steps_taken_over(directory, from_)  # refuses before anything changes
-        if dry_run:
-            charged = "reserve_budget" in directory.read_state().get("seconds", {})
-            _say(changed or directory.config(), taken_over, charged)
-            return
-    with directory.alone():
-        if changed is not None:
-            directory.change_config(changed)
-        if beam:
-            directory.set_beam_options(beam)
-        exit_code = execute(directory, from_)
-    sys.exit(exit_code)
-
-
-def _say(config: RunConfig, taken_over: Sequence[str], charged: bool) -> None:
-    from fedemb.pipelines.cli.dry_run import dry_run
-
-    lines = list(dry_run(config, taken_over, charged))
-    _print(lines)
-    if lines[-1].startswith("budget: refused"):
-        raise typer.Exit(Refused.exit_code)
 
 
 @app.command(name="runs")
@@ -351,10 +251,10 @@ def errors_as_sentences() -> Iterator[None]:
 
 def main(arguments: Any = None) -> None:
     """Entry point of the console script."""
-    # Imports and large ledgers are objects that stay: looking for garbage among them again and
+    # Imports and large ledgers are objects that stay: collecting garbage among them again and
     # again takes a tenth of a short command.
     gc.set_threshold(100_000)
-    # A machine without a GPU is no error of a command; what TensorFlow cannot do is raised.
+    # Hides warnings about a missing GPU; errors of TensorFlow are raised.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with errors_as_sentences():
         app(args=arguments)

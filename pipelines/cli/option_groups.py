@@ -57,7 +57,9 @@ def _options(group: type[Any]) -> list[inspect.Parameter]:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
+            default=inspect.Parameter.empty
+            if field.default is dataclasses.MISSING
+            else field.default,
             annotation=hints[field.name],
         )
         for field in _fields(group)

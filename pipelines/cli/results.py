@@ -17,7 +17,7 @@ HEADER = (
     "priced for",
     "epsilon",
     "recall@FAR, or top-1, of the model",
-    "public start",
+    "public backbone",
     "untrained",
     "centralized",
     "utility drop",
@@ -64,7 +64,7 @@ def price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
         return units, f"{plan['guarantee']['epsilon']:.2f}"
     projections = plan["projections"]
     if not projections:
-        return "nobody (simulation)", "-"
+        return "none (simulation)", "-"
     largest = max(projections, key=lambda item: item["population"])
     epsilon = largest["epsilon"]
     price = "infinite" if epsilon is None else f"{epsilon:.2g}"

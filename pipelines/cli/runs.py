@@ -12,7 +12,7 @@ from fedemb.pipelines.run.signed import signed_plan, signed_utility
 
 
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
-    """Returns the lines of a table in text, one row per run; `-` stands for what is not measured.
+    """Returns the lines of a table in text, one row per run; `-`: not measured.
 
     The headline is the one of the run's page. Before the privacy report is made, the epsilon of
     this run is the planned one; a simulation's is as in `results_table`. The gain, over the best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError, StorageError
+from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
 from fedemb.pipelines.output import say, say_json
 
@@ -122,30 +124,46 @@ def schema() -> None:
     say_json(json_schema(), sort_keys=True)
 
 
-def submit(
-    package: Annotated[Path, typer.Argument(help="YAML of `fedemb compile`.")],
-    config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
-    host: Host = None,
-    set_: SetOption = None,
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of the run that Kubeflow creates."""
+
     experiment: Annotated[
-        str | None, typer.Option(help="Experiment of the run; else the pipeline's name.")
-    ] = None,
-    namespace: Namespace = None,
-    profile: Profiles = None,
+        str | None, typer.Option(help="Experiment of the run; default: name of the pipeline.")
+    ] = None
     service_account: Annotated[
-        str | None, typer.Option(help="Account that drives the run.")
-    ] = "fedemb-run",
-    pipeline_root: Annotated[str | None, typer.Option(help="Public root.")] = None,
+        str | None, typer.Option(help="Service account that drives the run.")
+    ] = "fedemb-run"
+    pipeline_root: Annotated[str | None, typer.Option(help="Public root.")] = None
     beam_option: Annotated[
-        list[str] | None, typer.Option(help="Option of the Beam engine; may be given often.")
-    ] = None,
+        list[str] | None, typer.Option(help="Option of the Beam engine; repeatable.")
+    ] = None
     resume: Annotated[
-        str | None, typer.Option(help="Continue this crashed run: its id in the ledger.")
-    ] = None,
+        str | None, typer.Option(help="Id in the ledger of a crashed run to resume.")
+    ] = None
     start: Annotated[
         str | None,
-        typer.Option("--from", help="With --resume: first step to run again."),
-    ] = None,
+        typer.Option("--from", help="First step to run again. Needs --resume."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Options of the connection to Kubeflow."""
+
+    host: Host = None
+    namespace: Namespace = None
+    profile: Profiles = None
+
+
+@grouped
+def submit(
+    *,
+    package: Annotated[Path, typer.Argument(help="YAML of `fedemb compile`.")],
+    config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
+    cluster: ClusterOptions,
+    set_: SetOption = None,
+    options: RunOptions,
     again: Annotated[
         bool, typer.Option("--again", help="Start a run although an earlier one may be alive.")
     ] = False,
@@ -165,31 +183,31 @@ def submit(
     from fedemb.steps.plan_privacy.plan import document
     from fedemb.steps.plan_privacy.prospects import check_prospects
 
-    kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
+    kubeflow = None if dry_run else _kubeflow(cluster.host, cluster.namespace, cluster.profile)
     loaded = load_config(config, set_ or [])
-    if resume is None:
+    if options.resume is None:
         check_prospects(loaded)
     check_package(package, config=loaded)
-    say(f"package: sha256 {checked_digest(package, profile or ())}")
-    beam_options = tuple(beam_option or ())
+    say(f"package: sha256 {checked_digest(package, cluster.profile or ())}")
+    beam_options = tuple(options.beam_option or ())
     run_arguments(loaded, beam_options)
     plan = document(loaded)
     promised = guarantee_sentence(plan.guarantee)
     say(f"planned: {promised}")
     if kubeflow is None:
         return
-    look_first(kubeflow.namespace, profile, [loaded], package)
+    look_first(kubeflow.namespace, cluster.profile, [loaded], package)
     request = submission.Request(
         package=package,
         config=loaded,
-        experiment=experiment,
+        experiment=options.experiment,
         description=f"Configuration {plan.config_sha[:16]}, plan {json_digest(plan.plan)[:16]}: "
         f"{promised}",
-        service_account=service_account,
-        pipeline_root=pipeline_root,
+        service_account=options.service_account,
+        pipeline_root=options.pipeline_root,
         beam_options=beam_options,
-        resume=resume,
-        start=start,
+        resume=options.resume,
+        start=options.start,
     )
     run = submission.submit(kubeflow, request, objects(kubeflow.namespace), again=again)
     for earlier in run.ended_before:
@@ -231,10 +249,10 @@ def look_first(
     try:
         findings = look(Doctor(KubernetesApi(), namespace, loaded, package, configs))
     except StorageError as error:
-        say(f"the cluster was not looked at: {error}", err=True)
+        say(f"the cluster was not checked: {error}", err=True)
         return
     unknown = sum(finding.state == "could not tell" for finding in findings)
-    say(f"looked at the cluster: {len(findings)} findings, {unknown} could not be told")
+    say(f"checked the cluster: {len(findings)} findings, {unknown} checks not possible")
     require_safe(findings, loaded.accepts)
 
 

@@ -1,4 +1,4 @@
-"""Whose bundles are used: keys that are pinned, or those of the run a bundle lies in."""
+"""Checks bundles before use: with pinned keys, or with the keys of the run that contains them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ TrustOption = Annotated[
     typer.Option(
         "--trust",
         envvar="FEDEMB_TRUST",
-        help="Pinned keys from the data owner; default: the ledger's of the run it lies in.",
+        help="Trusted public keys from the data owner; default: those of the run that contains the "
+        "file.",
     ),
 ]
 
 
 def require_released(bundle: Path, trust: Path | None) -> None:
-    """Refuses a bundle before anything in it is loaded, unless it lies there as it was released.
+    """Refuses a bundle that changed since its release, before anything in it is loaded.
 
     Checked: it has its files and no others; the ledger inside leads from the pinned keys to those
     that count; one of them signed the manifest; every file is what the manifest says. `fedemb
     verify` also decides again whether it should have been released.
 
     Raises:
-      InputError: there is no bundle, or nothing says which keys to trust.
+      InputError: the bundle does not exist, or no trusted keys are known.
       SignatureInvalid: it is not what was released.
       ArtifactError: the pinned keys or the manifest cannot be read.
     """
     from fedemb.serving.bundle import check_origin
 
     if not bundle.is_dir():
-        raise InputError(f"there is no release folder {bundle}; check the address")
+        raise InputError(f"No release folder at {bundle}. Check the address.")
     check_origin(bundle, trust_of(bundle, trust))
 
 
 def trust_of(bundle: Path, given: Path | None) -> TrustStore:
-    """The keys a bundle is held against: those given, or those of the run it lies in.
+    """Returns the keys to check a bundle with: those passed, or those of the run that contains it.
 
-    Whose run that is goes to stderr.
+    The name of this run goes to stderr.
 
     Raises:
       InputError: neither.
@@ -60,7 +61,7 @@ def trust_of(bundle: Path, given: Path | None) -> TrustStore:
         return TrustStore.load(given)
     for folder in bundle.resolve().parents:
         if (folder / "config.yaml").is_file():
-            # Said each time: a folder that a stranger packed brings a stranger's keys.
+            # Printed each time: a folder from a stranger contains a stranger's keys.
             say(f"by the keys of run folder {folder}, yours; else name --trust", err=True)
             return read_trust(open_store(RunDirectory.open(folder).stores()["ledger"]))
     raise InputError(

@@ -31,8 +31,8 @@ def verify_release(
     """Verify a release offline: signature, digests, tensors, epsilon and ledger."""
     from fedemb.serving.bundle import locate
 
-    locate(bundle)  # what is mistyped is told before TensorFlow is loaded
-    with quiet(), suppress(ImportError):  # verify says what it could not look into without it
+    locate(bundle)  # reports typing errors before TensorFlow is loaded
+    with quiet(), suppress(ImportError):  # verify reports what it could not check without it
         import tensorflow  # noqa: F401
     from fedemb.steps.release_model.verify import verify_release as look
 
@@ -85,9 +85,11 @@ def register(
 
 def _not_verified(problems: tuple[str, ...]) -> Refused:
     if len(problems) == 1:
-        return Refused(f"not verified: {problems[0]}")
+        return Refused(f"Verification failed: {problems[0]}. Do not use the file.")
     listed = (f"  - {problem}" for problem in problems)
-    return Refused(f"not verified: {len(problems)} problems", *listed)
+    return Refused(
+        f"Verification failed with {len(problems)} problems. Do not use the files.", *listed
+    )
 
 
 def lineage(

@@ -55,7 +55,7 @@ class SecretEnv(Section):
 
 
 class StepResources(Section):
-    """What one step's pod gets."""
+    """Resources and placement of the pod of one step."""
 
     cpu: str
     memory: str
@@ -110,7 +110,7 @@ def load_profile(*sources: str | Path) -> Profile:
     it differs from the earlier ones: mappings are merged, everything else is replaced.
 
     Raises:
-      ConfigError: there is no such profile, or it is wrong.
+      ConfigError: the profile does not exist or is not valid.
     """
     tree: dict[str, Any] = {}
     from fedemb.pipelines.steps import all_steps
@@ -122,8 +122,8 @@ def load_profile(*sources: str | Path) -> Profile:
         steps = layer.pop("steps", None) or {}
         if unknown := sorted(set(steps) - {*known, *kinds, "default"}):
             raise ConfigError(
-                f"profile {source} names the step {unknown[0]}; there are default, the kinds "
-                f"{', '.join(kinds)}, and the steps {', '.join(known)}"
+                f"Profile {source} has the unknown step {unknown[0]}. Use default, one of the "
+                f"kinds {', '.join(kinds)}, or one of the steps {', '.join(known)}."
             )
         before = tree.get("steps", {})
         basis = before.get("default", {})
@@ -140,7 +140,9 @@ def load_profile(*sources: str | Path) -> Profile:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         listed = ", ".join(str(source) for source in sources)
-        raise ConfigError(f"profile {listed} is wrong: {where}: {problem['msg']}") from error
+        raise ConfigError(
+            f"Profile {listed} is not valid: {where}: {problem['msg']}. Correct the profile."
+        ) from error
 
 
 def _read_profile(source: str | Path) -> dict[str, Any]:
@@ -153,7 +155,9 @@ def _read_profile(source: str | Path) -> dict[str, Any]:
     try:
         tree = parse_yaml(read_regular(path).decode(), aliases=True)
         if not isinstance(tree, dict) or not isinstance(tree.get("steps") or {}, dict):
-            raise ConfigError(f"profile {path.name} is no mapping; see {PROFILES / 'cpu.yaml'}")
+            raise ConfigError(
+                f"Profile {path.name} is not a mapping. See {PROFILES / 'cpu.yaml'} for an example."
+            )
     except NotYaml as error:
         raise ConfigError(
             f"profile {path.name} is {error}; correct it and compile again"
@@ -183,15 +187,15 @@ def parse_images(options: Sequence[str]) -> dict[str, str]:
             images.update(dict.fromkeys(IMAGE_NAMES, option))
             continue
         if name not in IMAGE_NAMES:
-            raise ConfigError(f"no image is called {name}; there are {', '.join(IMAGE_NAMES)}")
+            raise ConfigError(f"Unknown image {name}. Pass one of {', '.join(IMAGE_NAMES)}.")
         images[name] = reference
     for name in IMAGE_NAMES:
         if name not in images:
-            raise ConfigError(f"no image for {name}; say --image {name}=REF@sha256:...")
+            raise ConfigError(f"No image for {name}. Pass --image {name}=REF@sha256:...")
         if not BY_DIGEST.match(images[name]):
             raise ConfigError(
-                f"image {images[name]!r} names no digest; a tag can change between two rounds, so"
-                " say REF@sha256:<64 hexadecimal digits>"
+                f"Image {images[name]!r} has no digest, and a tag can change during a run. "
+                "Pass REF@sha256:<64 hexadecimal digits>."
             )
     return images
 
@@ -219,14 +223,7 @@ def compile_pipeline(
     """
     from kfp import compiler, dsl
 
-    try:
-        from kfp import kubernetes  # noqa: F401 - asked for here, used by _configure
-    except ImportError as error:
-        raise InputError(
-            "compiling needs kfp[kubernetes], which is not installed here; use the development "
-            "environment or the image cpu"
-        ) from error
-
+    _require_kubernetes()
     profiles = [profile] if isinstance(profile, str | Path) else profile
     resources = load_profile(*profiles)
     seconds = resources.ttl_seconds_after_finished
@@ -259,11 +256,24 @@ def compile_pipeline(
     for runtime in runtimes.values():
         problems += violations_of_hosts(runtime)
     if problems:
-        raise ConfigError("the compiled pipeline breaks a rule:", *problems)
+        raise ConfigError(
+            "The compiled pipeline breaks these rules. Correct the configuration or profile:",
+            *problems,
+        )
     write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
     if runtimes:
         hosts = yaml.safe_dump_all(list(runtimes.values()), sort_keys=True)
         write_bytes(output.with_suffix(".hosts.yaml"), hosts.encode())
+
+
+def _require_kubernetes() -> None:
+    try:
+        from kfp import kubernetes  # noqa: F401 - used by _configure
+    except ImportError as error:
+        raise InputError(
+            "The package kfp[kubernetes] is not installed. Use the development environment or the "
+            "image cpu."
+        ) from error
 
 
 def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> dict[str, Any]:
@@ -289,7 +299,7 @@ def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> dict[st
 
 
 def _call_hosts(task: Any, hosts: int, runtime: dict[str, Any]) -> None:
-    """What the step must know to start them."""
+    """Returns the arguments that the step needs to start them."""
     from kfp import kubernetes
 
     task.set_env_variable(train_job.HOSTS, str(hosts))

@@ -1,7 +1,7 @@
-"""What a compiled pipeline must never do. Each rule looks at the YAML, not at our intentions.
+"""Rules for compiled pipelines. Each rule checks the YAML, not the code that made it.
 
 Why each: docs/explanation/platform.md#rules; in short, a cached or retried private step spends
-privacy that nobody accounts for, and a path around the gate releases what nobody allowed.
+unaccounted privacy loss, and a path around the gate releases a model without a verdict.
 
 A step is known by the function its container runs, not by the name of its task, which anybody may
 choose. Which steps may be cached and what each may put out are their declarations; what is not
@@ -67,7 +67,7 @@ def _tasks(spec: Spec) -> Iterator[tuple[str, Spec]]:
 
 
 def function_of(executor: Spec) -> str:
-    """Name of the function a container runs, as kfp's executor is told it; empty: none of ours."""
+    """Returns the function that a container runs, as kfp's executor gets it; empty: not ours."""
     arguments = executor.get("container", {}).get("args", [])
     for name, value in pairwise(arguments):
         if name == "--function_to_execute":
@@ -113,7 +113,7 @@ def no_cache(spec: Spec, _: Spec) -> Iterator[str]:
             yield f"{name} may be cached; set_caching_options(False)"
         for inner, held in _inside(spec, task):
             if _private(spec, held):
-                yield f"{inner} lies in the cached group {name}; set_caching_options(False)"
+                yield f"{inner} is in the cached group {name}; set_caching_options(False)"
 
 
 def no_cache_key(spec: Spec, _: Spec) -> Iterator[str]:
@@ -127,7 +127,7 @@ def no_retry(spec: Spec, _: Spec) -> Iterator[str]:
     """A retried private step, or one at any depth of a retried group, is new noise on its users.
 
     Silence is not enough: Kubeflow's default configuration retries every template that says
-    nothing. A policy of no retries stands in its place.
+    nothing. A policy of no retries replaces it.
     """
     for name, task in _tasks(spec):
         policy = task.get("retryPolicy")
@@ -135,7 +135,7 @@ def no_retry(spec: Spec, _: Spec) -> Iterator[str]:
             yield f"{name} may be retried; set_retry(0) overrides what the cluster would do"
         for inner, held in _inside(spec, task):
             if policy and policy.get("maxRetryCount") and _private(spec, held):
-                yield f"{inner} lies in the retried group {name}; remove set_retry"
+                yield f"{inner} is in the retried group {name}; remove set_retry"
 
 
 def no_repetition(spec: Spec, _: Spec) -> Iterator[str]:
@@ -181,7 +181,7 @@ def no_secrets(spec: Spec, _: Spec) -> Iterator[str]:
                     "in the profile's `secrets`"
                 )
     if any(SECRET_VALUES.search(text) for text in _texts(spec)):
-        yield "a key or a password stands in the file; name a secret of the cluster instead"
+        yield "the file contains a key or a password; use a secret of the cluster instead"
 
 
 def _input_definitions(spec: Spec) -> Iterator[tuple[str, Spec]]:
@@ -220,7 +220,7 @@ def release_behind_gate(spec: Spec, platform: Spec) -> Iterator[str]:
             if task.get("triggerPolicy", {}).get("strategy") == RUNS_AFTER_FAILURE:
                 yield f"{name} runs even if the gate fails; remove ignore_upstream_failure"
     if not found:
-        yield "there is no release-model step; a pipeline without release needs no gate"
+        yield "no release-model step found; remove the gate from a pipeline without release"
     for _, dag in _dags(spec):
         for name, task in dag["tasks"].items():
             step, inputs = _step(spec, task), task.get("inputs", {}).get("parameters", {})
@@ -300,7 +300,7 @@ def no_debug_pause(spec: Spec, _: Spec) -> Iterator[str]:
 
 
 def closed_logs(spec: Spec, _: Spec) -> Iterator[str]:
-    """What libraries say in a private step stays in it; only a data owner's own machine may tell.
+    """Requires that private steps suppress library output; only a data owner's machine may show it.
 
     See `fedemb.foundation.step_logging`.
     """

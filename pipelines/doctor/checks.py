@@ -1,4 +1,4 @@
-"""What a cluster must be before private data is trained on it, read from the cluster itself."""
+"""Requirements on a cluster before private data is trained on it, read from the cluster."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
 
 
 def editors(doctor: Doctor) -> Iterator[Finding]:
-    """Whoever edits the namespace, as Kubeflow lets notebooks and contributors, is no step."""
+    """Returns who may edit the namespace and is not a step, such as Kubeflow's contributors."""
     asked = [
         ("create", ("argoproj.io", "workflows", "")),
         ("delete", ("networking.k8s.io", "networkpolicies", "fedemb-nothing-else")),
@@ -118,13 +118,13 @@ def admission(doctor: Doctor) -> Iterator[Finding]:
 
 
 def _refused(doctor: Doctor, check: str, pod: dict[str, Any], bad: str, good: str) -> Finding:
-    """Whether a pod that may not be is refused by our policy, asked without making it."""
+    """Checks by a dry run that our policy rejects a forbidden pod."""
     answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
     if answer.status == 201:
         return Finding(check, "unsafe", bad, APPLY)
     if "ValidatingAdmissionPolicy" in answer.message:
         return Finding(check, "ok", good)
-    what = f"asked for a pod, was told {answer.status} ({answer.message[:80]})"
+    what = f"a request for a pod returned {answer.status} ({answer.message[:80]})"
     return Finding(check, "could not tell", what, "ask as somebody who may create pods there")
 
 
@@ -171,7 +171,7 @@ def network(doctor: Doctor) -> Iterator[Finding]:
 
 
 def secrets(doctor: Doctor) -> Iterator[Finding]:
-    """What the profile hands to steps is there."""
+    """Checks that the profile's secrets and volumes exist."""
     named = {secret.name for step in doctor.profile.steps.values() for secret in step.secrets}
     if doctor.profile.group_secret:
         named |= {f"{doctor.profile.group_secret.name}-{group}" for group in rights_of_groups()}
@@ -247,13 +247,13 @@ def nodes(doctor: Doctor) -> Iterator[Finding]:
         ]
         if not fitting:
             what = f"no node has what {name} asks for; a pool that grows from none shows none"
-            yield Finding("nodes", "could not tell", what, "look at the node pools")
+            yield Finding("nodes", "could not tell", what, "check the node pools")
             return
     yield Finding("nodes", "ok", f"{len(answer.body['items'])} nodes; each step finds one")
 
 
 def images(doctor: Doctor) -> Iterator[Finding]:
-    """What is to run keeps every rule, images by digest among them."""
+    """Checks that the package keeps every rule, with images pinned by digest."""
     from fedemb.pipelines.schedules.package import check_package
 
     if doctor.package is None:
@@ -317,7 +317,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def look(doctor: Doctor) -> list[Finding]:
-    """Everything that was looked at.
+    """Returns the findings of all checks.
 
     Raises:
       StorageError: the API server does not answer.

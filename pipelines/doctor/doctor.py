@@ -1,4 +1,4 @@
-"""What the checks of a cluster are given."""
+"""Inputs of the checks of a cluster."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
 
 
 class Doctor:
-    """Whom a look at a cluster asks, and what about.
+    """APIs that a check of a cluster reads, and the expected state.
 
     Args:
       api: the cluster.
       namespace: where the runs are.
       profile: what the runs ask for.
-      package: the compiled pipeline that is to run; None: not looked at.
+      package: compiled pipeline to run; None: not checked.
       configs: of the runs; they name the stores.
     """
 

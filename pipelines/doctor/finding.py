@@ -1,4 +1,4 @@
-"""What a look at a cluster found: ok, unsafe or could not tell, each with its remedy."""
+"""Findings about a cluster: ok, unsafe or could not tell, each with its remedy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ State = Literal["ok", "unsafe", "could not tell"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     check: str
     """Its name; a profile accepts an unsafe one by it."""
     state: State
     what: str
-    """What was found."""
+    """Observed state."""
     remedy: str = ""
-    """What to do about it; empty where it is ok."""
+    """Remedy; empty if ok."""
 
 
 def judged(check: str, safe: bool, what: str, remedy: str) -> Finding:
@@ -30,7 +30,7 @@ def judged(check: str, safe: bool, what: str, remedy: str) -> Finding:
 
 
 def unread(check: str, things: str) -> Finding:
-    """Something that whoever looks may not read."""
+    """Part of the cluster that the caller may not read."""
     what = f"{things} could not be read"
     return Finding(check, "could not tell", what, f"ask who may read {things}")
 

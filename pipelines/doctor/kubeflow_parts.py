@@ -35,7 +35,7 @@ def multi_user(doctor: Doctor) -> Iterator[Finding]:
         try:
             found = (_variable(doctor, "ml-pipeline", "MULTIUSER") or "false").lower() == "true"
         except Unreadable as error:
-            remedy = "look for `multi_user: true` at /apis/v2beta1/healthz of the Kubeflow API"
+            remedy = "check for `multi_user: true` at /apis/v2beta1/healthz of the Kubeflow API"
             yield Finding("multi-user", "could not tell", str(error), remedy)
             return
     mode = "multi-user" if found else "single-user"

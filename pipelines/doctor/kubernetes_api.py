@@ -16,7 +16,7 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server said."""
+    """Answer of the server."""
 
     status: int
     body: dict[str, Any]
@@ -42,7 +42,7 @@ class KubernetesApi:
         try:
             if "KUBERNETES_SERVICE_HOST" in os.environ:
                 config.load_incluster_config()
-            else:  # named here: the client looks at the environment only when it is imported
+            else:  # set here: the client reads the environment only at import
                 config.load_kube_config(os.environ.get("KUBECONFIG"))
         except (config.ConfigException, TypeError, OSError) as error:
             raise StorageError(

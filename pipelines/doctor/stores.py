@@ -1,8 +1,8 @@
-"""What each step's account may do in the stores, asked of the stores themselves.
+"""Checks the access of each step's account by asking the stores.
 
 Of S3 it is asked with the access key of each account, of Google Cloud by reading the buckets' IAM
 policies. No content is read or replaced: a part is sent to an upload that there is not,
-an object is asked for by its head. What is compared is the table of `infra/rights.yaml`.
+an object is asked for by its head. The expected access is the table of `infra/rights.yaml`.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """What the names of its objects begin with."""
+        """Prefix of the names of its objects."""
         path = urlsplit(self.address).path.strip("/")
         return f"{path}/" if path else ""
 
     @property
     def verbs(self) -> tuple[str, ...]:
-        """What is asked. Only records may never be deleted; elsewhere who writes may."""
+        """Actions to check. Only records must be permanent; elsewhere writers may delete."""
         return VERBS if self.store in ("ledger", "releases", "rollback_anchor") else VERBS[:3]
 
     def allowed(self, row: Mapping[str, Any]) -> set[str]:
-        """What an account may do here, given its row of the table.
+        """Returns the actions that the table allows an account here.
 
         Names are granted for a whole bucket only: who may see one folder sees all names.
         """
@@ -172,7 +172,7 @@ def _compared(
 def _held_on_s3(doctor: Doctor, there: list[Place]) -> Held:
     secret = doctor.profile.group_secret
     if secret is None:
-        raise StorageError("the profile names no access key of each group (`group_secret`)")
+        raise StorageError("The profile has no access keys of the groups. Set `group_secret`.")
     default = next(iter(doctor.profile.steps.values())).environment
     clients = {group: _client(doctor, group, default) for group in _rows()}
     samples = {place: _sample(place, clients) for place in there}
@@ -205,7 +205,9 @@ def _client(doctor: Doctor, group: str, environment: Mapping[str, str]) -> Any:
     name = f"{secret.name}-{group}"
     answer = doctor.api.get(doctor.mine(f"secrets/{name}"))
     if answer.status != 200:
-        raise StorageError(f"the secret {name} could not be read ({answer.status})")
+        raise StorageError(
+            f"Secret {name} is not readable (HTTP {answer.status}). Grant the doctor read access."
+        )
     data = answer.body.get("data", {})
     named = {
         variable: base64.b64decode(data.get(key, "")).decode()
@@ -227,7 +229,7 @@ def _client(doctor: Doctor, group: str, environment: Mapping[str, str]) -> Any:
 def _sample(place: Place, clients: Mapping[str, Any]) -> str | None:
     """An object that is there, if some account lists one.
 
-    Of a made-up name S3 tells who may not list nothing but that it is forbidden.
+    For a missing object S3 answers "forbidden" to accounts that may not list.
     """
     rows = _rows()
     for group, client in clients.items():
@@ -250,12 +252,16 @@ def _ask(ask: Callable[..., Any], **what: Any) -> Mapping[str, Any] | None:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = str(error.response.get("Error", {}).get("Code"))
         if code == "NoSuchBucket":
-            raise StorageError(f"the bucket {what['Bucket']} does not exist") from error
+            raise StorageError(
+                f"Bucket {what['Bucket']} does not exist. Create the bucket, or correct its name."
+            ) from error
         if status in (401, 403):
             return None
         if code in ("404", "NoSuchKey", "NoSuchUpload"):
             return {}
-        raise StorageError(f"the store answered {code} for {what['Bucket']}") from error
+        raise StorageError(
+            f"Bucket {what['Bucket']} returned {code}. Check its address and permissions."
+        ) from error
     except BotoCoreError as error:
         name = type(error).__name__
         raise StorageError(
@@ -263,7 +269,7 @@ def _ask(ask: Callable[..., Any], **what: Any) -> Mapping[str, Any] | None:
         ) from error
 
 
-# Google Cloud: who was granted what stands in each bucket's policy.
+# Google Cloud: grants are in the policy of each bucket.
 
 _OF_ROLE = {
     "roles/storage.objectUser": set(VERBS),
@@ -281,7 +287,7 @@ _OF_A_PROJECT = ("projectViewer:", "projectEditor:")
 
 
 def _everybody_of_a_project(there: list[Place]) -> list[str]:
-    """What a new bucket of Google's grants to whoever views or edits its project."""
+    """Default grants of a new Google bucket to viewers and editors of its project."""
     closed = {
         place.bucket: place
         for place in there
@@ -335,7 +341,10 @@ def _google_account(doctor: Doctor, group: str) -> str:
     annotations = answer.body.get("metadata", {}).get("annotations", {})
     account = annotations.get("iam.gke.io/gcp-service-account")
     if answer.status != 200 or not account:
-        raise StorageError(f"the account {name} names no Google account ({answer.status})")
+        raise StorageError(
+            f"Account {name} has no Google service account (HTTP {answer.status}). Add the "
+            "annotation of Workload Identity."
+        )
     return str(account)
 
 

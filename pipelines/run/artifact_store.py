@@ -5,7 +5,7 @@
     URI/private/<run>/                 Raw artifacts, written by the steps themselves
     URI/ledger/  URI/releases/         the lasting ledger; bundles, each made visible by a marker
 
-Keys are in none of them: whoever reads the store must not be able to sign or to undo a hash. The
+No store contains keys: a reader of the store must not be able to sign or to undo a hash. The
 steps declare what may be published, output by output; anything else in the run directory stays
 there.
 """
@@ -92,10 +92,9 @@ def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
         store = open_store(storage.ledger)
         if store.local_root is None and not store.exists(TRUST_NAME):
             raise LedgerError(
-                f"{store.uri} holds no ledger yet, and one in a bucket is made by its owner, once, "
-                "so that a lost one is never taken for a new one: check the address, or run "
-                f"`fedemb ledger init --config {config_name} --ledger {store.uri} --keys "
-                f"{storage.keys}` with this run's --set options, then this command again"
+                f"No ledger in {store.uri}. Check the address. For a new ledger run `fedemb "
+                f"ledger init --config {config_name} --ledger {store.uri} --keys "
+                f"{storage.keys}` with the --set options of this run, then run again."
             )
 
 

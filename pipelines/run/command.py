@@ -15,17 +15,21 @@ from rich.text import Text
 
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
+from fedemb.config.data import BUILTIN
 from fedemb.errors import AwaitingApproval, ConfigError, Refused, StorageError
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.load_config import BUILTIN, load_config, policy_overrides, with_data
+from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
 from fedemb.pipelines.run.local import Outcome, PlainView, View, closing_lines, run_pipeline
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
+
+_MINUTES = 8
+"""Minutes of a run of the presets with generated images, on two cores."""
 
 
 def run(
@@ -96,6 +100,8 @@ def make_directory(
     loaded: RunConfig, parent: Path, run_id: str | None, data: str | None
 ) -> RunDirectory:
     """What `prepare` does with the configuration that it has checked."""
+    for line in announcement(loaded):
+        say(line)
     if data is not None:
         for line in _said_of(loaded):
             say(line)
@@ -103,6 +109,27 @@ def make_directory(
     if BUILTIN in (loaded.data.source.uri, public.uri if public else None):
         loaded = _with_builtin_data(loaded, parent)
     return RunDirectory.create(parent, run_id, loaded)
+
+
+def announcement(config: RunConfig) -> list[str]:
+    """Returns what a run will do and about how long it takes, as lines."""
+    model = "a classifier" if config.task == "classification" else "an embedding model"
+    rounds = config.mechanism.model_dump()["rounds"]
+    ends = {
+        "release": "It evaluates and audits the model, and releases it if the gate allows.",
+        "simulation": "It evaluates and audits the model. A simulation is never released.",
+    }
+    if config.data.source.uri == BUILTIN:
+        images = f"generated images of {config.data.builtin.users:,} users"
+        time = f"about {_MINUTES} minutes on two cores"
+    else:
+        images = f"the images at {config.data.source.uri}"
+        time = "the remaining time is shown after the first rounds"
+    return [
+        f"This run trains {model} with differential privacy on {images}, in {rounds} rounds. "
+        + ends[config.purpose],
+        f"Time: {time}. Ctrl-C stops after the current round; the run can be resumed.",
+    ]
 
 
 def checked(
@@ -113,9 +140,9 @@ def checked(
     found = with_data(loaded, data)
     if found.data.source.uri != BUILTIN and found.storage.ledger is None:
         raise ConfigError(
-            f"the images at {found.data.source.uri} belong to somebody, and what runs spend on "
-            "them must outlast this run; name a folder for ledger and keys with --policy, or set "
-            "storage.ledger and storage.keys"
+            f"The images at {found.data.source.uri} are private, and their budget must outlast "
+            "this run. Pass a folder for ledger and keys by --policy, or set storage.ledger "
+            "and storage.keys."
         )
     check_stores(found, "RunConfig" if loaded is config else str(config), parent)
     if found.pretraining.kind == "import":
@@ -130,12 +157,12 @@ def checked(
 
 
 def _said_of(config: RunConfig) -> list[str]:
-    """What a configuration that may have been written for other images says of these."""
+    """Returns the claims of a configuration about images that it may not have been written for."""
     start, tuning, policy = config.pretraining, config.tuning, config.policy
     origin = start.import_path if start.kind == "import" else start.source and start.source.uri
     public = f"{start.kind}, from {origin}"
     return [
-        f"public start: {public if start.kind != 'none' else 'none'}",
+        f"public backbone: {public if start.kind != 'none' else 'none'}",
         f"said of these images: never fewer than {policy.users_lower_bound:,} "
         f"{UNITS[policy.unit].many}; settings "
         f"chosen on {tuning.data} data ({tuning.method or 'not said how'}). `fedemb init` writes a "
@@ -145,13 +172,10 @@ def _said_of(config: RunConfig) -> list[str]:
 
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
-    from fedemb.data.glyphs import write_builtin
-    from fedemb.foundation.canonical_json import json_digest
+    from fedemb.data.glyphs import builtin_files, write_builtin
 
     size = config.model.image_size
-    digest = json_digest({**config.data.builtin.model_dump(), "size": size})[:12]
-    folder = parent.resolve() / "builtin-data" / digest
-    private, public = folder / "private.parquet", folder / "public.parquet"
+    private, public = builtin_files(config.data.builtin, size, parent.resolve())
     if not (private.exists() and public.exists()):
         started = time.monotonic()
         write_builtin(config.data.builtin, size, private, public)
@@ -177,10 +201,10 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
 
     Args:
       run: the run directory.
-      start: step to go on from; None goes on where the run ended.
+      start: step to resume from; None resumes where the run ended.
 
     Raises:
-      InputError: there is no such step, or one before it has not finished.
+      InputError: the step does not exist, or an earlier step has not finished.
     """
     console = Console()
     say(f"run {run.run_id} in {run.root}")
@@ -205,7 +229,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     if exit_code == AwaitingApproval.exit_code:
         say(f"after the approvals: {run.resumed_by} --from gate_release")
     elif exit_code not in (0, Refused.exit_code):
-        say(f"go on: {run.resumed_by}")
+        say(f"resume with: {run.resumed_by}")
     return exit_code
 
 
@@ -274,7 +298,7 @@ class LiveView:
 
     def taken_over(self, step: str) -> None:
         """See View."""
-        self.rows[step] = ("done", "taken over")
+        self.rows[step] = ("done", "reused")
 
     def warned(self, message: str) -> None:
         """See View."""

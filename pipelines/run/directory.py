@@ -36,14 +36,14 @@ def checked_run_id(run_id: str | None) -> str:
     """
     if run_id is not None and not _NAME.fullmatch(run_id):
         raise InputError(
-            f"run id {run_id!r} must be letters, digits, dots, dashes and underscores, 100 at "
-            "most, and begin with a letter or digit; name another --run-id"
+            f"--run-id {run_id!r} is not valid. Use at most 100 letters, digits, dots, dashes "
+            "and underscores, with a letter or digit first."
         )
     return run_id or new_run_id()
 
 
 def new_run_id() -> str:
-    """A name nobody else takes: time for people, randomness for safety."""
+    """Returns a unique name: time for readers, randomness against collisions."""
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
 
 
@@ -89,7 +89,7 @@ class RunDirectory:
 
     @property
     def resumed_by(self) -> str:
-        """What to type to go on, from the folder one is in."""
+        """Command that resumes the run from the current folder."""
         here = Path.cwd()
         place = self.root.relative_to(here) if self.root.is_relative_to(here) else self.root
         return f"fedemb run --resume {shlex.quote(str(place))}"
@@ -115,8 +115,8 @@ class RunDirectory:
             )
         except FileExistsError as error:
             raise InputError(
-                f"a run {run.run_id} exists; go on with it by `{run.resumed_by}`, or name another "
-                "--run-id"
+                f"Run {run.run_id} exists. Resume it with `{run.resumed_by}`, or pass another "
+                "--run-id."
             ) from error
         run.private.mkdir(mode=0o700, exist_ok=True)
         for folder in (run.public, run.reports):
@@ -128,13 +128,13 @@ class RunDirectory:
         """Opens an existing run.
 
         Raises:
-          InputError: there is no run at this path.
+          InputError: the path has no run.
         """
         run = cls(path.resolve())
         if inside := sorted(path.glob("*/config.yaml")):
             raise InputError(f"{path} is a folder of runs; name one, such as {inside[0].parent}")
         if not (run.root / "config.yaml").is_file():
-            raise InputError(f"no run at {path}; `fedemb run` makes one and prints its path")
+            raise InputError(f"No run at {path}. Pass the directory that `fedemb run` prints.")
         return run
 
     @contextmanager
@@ -146,7 +146,7 @@ class RunDirectory:
         """
         try:
             descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:  # who cannot write here finds out by what they want to write
+        except OSError:  # a read-only folder fails at the first write
             yield
             return
         try:
@@ -197,7 +197,7 @@ class RunDirectory:
     def beam_options(self) -> tuple[str, ...]:
         """Options of the engine that partitions the users; nothing that comes out depends on them.
 
-        So they are no part of the configuration, and a run may go on with another engine.
+        They are not in the configuration, so a run may resume with another engine.
         """
         path = self.root / "beam_options.json"
         return self._own(path.name, _WORDS.validate_json) if path.exists() else ()

@@ -29,7 +29,7 @@ NOTES = {
     "utility_report": "un-noised on those held out",
     "audit_report": "Public (figures are private)",
 }
-"""What there is to say of an artifact beside its kind."""
+"""Returns the description of an artifact beside its kind."""
 
 LEFT_OUT = {*PAGES.values(), "lineage"}
 """Published too, and shown otherwise."""
@@ -81,7 +81,7 @@ def render_index(run: RunDirectory) -> str:
 
 
 def _below(run: RunDirectory, release: str) -> str:
-    """An address without the folder of the run, where it lies in it."""
+    """Returns an address relative to the folder of the run, if it is inside."""
     return release.removeprefix(f"{run.root}/")
 
 
@@ -110,7 +110,7 @@ def _report(name: str, run: RunDirectory) -> dict[str, str]:
     many = UNITS[run.config().policy.unit].many
     audit = signed_audit(run) if name == "audit_report" else None
     sentences = {
-        "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
+        "privacy_report": "Guarantee, cost and assumptions. Signed.",
         "utility_report": f"How well the model does on {many} that never trained.",
         "audit_report": audit_answer(audit.body, plan_mechanism(run.config())) if audit else "",
         "verdict": "Every rule of the gate: value, threshold, and whether it passed. Signed.",
@@ -119,7 +119,7 @@ def _report(name: str, run: RunDirectory) -> dict[str, str]:
 
 
 def _budget(run: RunDirectory, report: PrivacyReport) -> dict[str, Any] | None:
-    """What the fullest block had spent before this run's reservation, and has now."""
+    """Returns the spending of the fullest block before this run's reservation and now."""
     cumulative = report.cumulative
     if cumulative.max_block_epsilon is None:
         return None

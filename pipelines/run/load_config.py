@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedemb.config import MechanismConfig, RunConfig
+from fedemb.config.data import BUILTIN
 from fedemb.config.mechanism import mechanism_sections
 from fedemb.errors import ConfigError
 from fedemb.foundation.files import read_regular, require_folder
@@ -18,8 +19,6 @@ from fedemb.foundation.section import CREDENTIALS, Section
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.pipelines.output import say
 
-BUILTIN = "builtin"
-"""The source URI that stands for the generated glyphs."""
 PRESETS = Path(__file__).parent.parent / "configs"
 _UNION_TAGS = ("hash", "value")
 _DEEPEST = 8
@@ -120,8 +119,8 @@ def policy_overrides(folder: Path | None) -> list[str]:
 def with_data(config: RunConfig, data: str | None) -> RunConfig:
     """Returns the configuration with another private source; unchanged if `data` is None.
 
-    The public source follows where both are taken from one file. Glyphs are no start for photos:
-    where a configuration would draw them, there is no public start.
+    The public source changes too if both come from one file. Glyphs are not a backbone for photos:
+    a configuration that would generate them gets no public backbone.
     """
     if data is None:
         return config
@@ -167,7 +166,9 @@ def _config_error(error: ValidationError) -> ConfigError:
 def _set(tree: dict[str, Any], override: str) -> None:
     dotted, separator, text = override.partition("=")
     if not separator or not dotted:
-        raise ConfigError(f"--set {override}: expected key=value, e.g. --set mechanism.rounds=20")
+        raise ConfigError(
+            f"--set {override} is not valid. Pass KEY=VALUE, such as --set mechanism.rounds=20."
+        )
     try:
         value = parse_yaml(text)
     except NotYaml as error:

@@ -34,20 +34,21 @@ from fedemb.pipelines.run.signed import ledger_of, signed_plan, signed_report, s
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
 from fedemb.reports.utility_words import utility_sentence
+from fedemb.runtime.planted_bug_suite import is_throw_away
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
 ROUND = re.compile(r"INFO fedemb\.training[\w.]*: round (\d+)/(\d+)")
 FEATURES = re.compile(r"INFO fedemb\.engine[\w.]*: features of the first round: (\d+) %")
 RECENT = 16
-"""Number of last rounds that the time left is estimated from, because the first ones compile."""
+"""Number of rounds used to estimate the remaining time; the first rounds compile."""
 
 
 class View(Protocol):
-    """What shows a run: a live table on a terminal, plain lines elsewhere."""
+    """Display of a run: a live table on a terminal, plain lines elsewhere."""
 
     def started(self, step: str) -> None:
-        """A step began."""
+        """A step started."""
         ...
 
     def progress(self, step: str, text: str) -> None:
@@ -67,7 +68,7 @@ class View(Protocol):
         ...
 
     def warned(self, message: str) -> None:
-        """A step goes on, and says what its user should know."""
+        """A running step reports a warning."""
         ...
 
 
@@ -120,7 +121,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
             for line in child.stdout:
                 log.write(line)
                 if _follow(line, outcome, view, stop, pace) == "step_finished":
-                    run.write_state(outcome.state())  # taken over, even if this process is killed
+                    run.write_state(outcome.state())  # reused, even if this process is killed
         code = child.wait()
     if code == 0:
         outcome.exit_code = 0
@@ -274,7 +275,7 @@ class _StopOnInterrupt:
 
 
 def _say_no_more() -> None:
-    """What is written to a terminal or pipe that nobody reads any more would end this process."""
+    """Redirects output: writing to a closed terminal or pipe would end this process."""
     with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
         for descriptor in (1, 2):
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -309,7 +310,7 @@ class PlainView:
 
     def taken_over(self, step: str) -> None:
         """See View."""
-        self.write(f"{step} taken over: it has finished before")
+        self.write(f"{step} reused: it finished before")
 
     def warned(self, message: str) -> None:
         """See View."""
@@ -329,7 +330,7 @@ def closing_lines(run: RunDirectory, outcome: Outcome) -> list[str]:
 
 
 def _known(line: Callable[[], str]) -> str:
-    """A line, or why it cannot be told: how the run ended is said in any case."""
+    """Returns a line, or why it is unknown; errors must not hide how the run ended."""
     try:
         return line()
     except FedEmbError as error:
@@ -382,7 +383,14 @@ def _release(run: RunDirectory, outcome: Outcome) -> str:
     published = run.document("release")
     if published is None or not published.get("uri"):
         return "none (simulation)"
+    if is_throw_away(run.config()) and not _suite_was_run(run):
+        return f"{published['uri']} (planted-bug suite not run: generated images)"
     return published["uri"]
+
+
+def _suite_was_run(run: RunDirectory) -> bool:
+    audit = run.document("audit_report")
+    return audit is not None and audit["planted_bug_suite"]["total"] > 0
 
 
 def iter_runs(parent: Path) -> Iterator[RunDirectory]:

@@ -40,7 +40,7 @@ _BACK = '<p class="back"><a href="../index.html">All of this run</a></p>'
 def collect_reports(run: RunDirectory) -> dict[str, Path]:
     """Puts the newest reports and their pages into `reports/`; returns the pages by report.
 
-    Who may write to the public folder may write a page there that says anything, so it is made
+    Anyone who may write to the public folder can replace a page there, so the page is made
     again here. Kubeflow shows its own.
 
     Raises:

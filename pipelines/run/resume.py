@@ -1,4 +1,4 @@
-"""What a resumed run takes over: a training is paid for once, and measured as often as wanted."""
+"""Steps that a resumed run reuses: training is charged once, evaluations may be repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedemb.pipelines.run.signed import ledger_of
 from fedemb.pipelines.steps import pipeline_of
 
 _READER = {"evaluation": "evaluate_", "audit": "audit_"}
-"""Section -> beginning of the step that reads it: the gate denies what was made of another one."""
+"""Section -> prefix of the step that reads it; the gate denies artifacts of other sections."""
 
 
 def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
@@ -20,11 +20,11 @@ def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
 
     Args:
       run: the run directory.
-      start: the first step to run again. None takes over the finished steps that are done once,
+      start: the first step to run again. None reuses the finished steps that run once,
         such as the training, with all they rest on, and runs the others: they are cheap.
 
     Raises:
-      InputError: there is no such step, or one before it has not finished.
+      InputError: the step does not exist, or an earlier step has not finished.
     """
     pipeline = pipeline_of(run.config())
     finished = set(run.read_state().get("seconds", {}))
@@ -37,9 +37,7 @@ def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
                 taken |= whole
         return tuple(name for name in pipeline.steps if name in taken)
     if start not in pipeline.steps:
-        raise InputError(
-            f"--from {start}: there is no such step; there are {', '.join(pipeline.steps)}"
-        )
+        raise InputError(f"Unknown step --from {start}. Pass one of {', '.join(pipeline.steps)}.")
     before = pipeline.steps[: pipeline.steps.index(start)]
     for name in before:
         if name not in finished:
@@ -51,7 +49,7 @@ def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
 
 
 def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Step -> output -> path of the steps taken over, and the configuration as it is now.
+    """Step -> output -> path of the reused steps, and the configuration as it is now.
 
     Raises:
       InputError: an output is gone.
@@ -72,16 +70,16 @@ def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[
 
 
 def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str | None) -> RunConfig:
-    """The configuration of a run with other free sections.
+    """Returns the configuration of a run with other free sections.
 
     Args:
       run: the run directory.
       overrides: `dotted.key=value` each.
-      start: the step the run goes on from.
+      start: step to resume from.
 
     Raises:
       ConfigError: a section that the reservation binds would change, what would change is read
-        before the step the run goes on from, the ledger named does not hold the run, or a release
+        before the resumed step, the ledger named does not hold the run, or a release
         would take the name of the one before.
     """
     before = run.config()
@@ -92,22 +90,22 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
     bound = [name for name in changed if name not in FREE_SECTIONS]
     if bound:
         raise ConfigError(
-            f"the budget of run {run.run_id} was reserved for another {', '.join(bound)}; only "
-            f"{', '.join(FREE_SECTIONS)} may change in a run, so start a run with a new id"
+            f"The budget of run {run.run_id} was reserved for another {', '.join(bound)}. "
+            f"Change only {', '.join(FREE_SECTIONS)}, or start a run with a new id."
         )
-    # What the reservation binds stays as it was written.
+    # Sections that the reservation binds stay as written.
     after = before.model_copy(update={name: getattr(after, name) for name in changed})
     if changed and start is None:
         raise ConfigError(
-            f"--set changes {', '.join(changed)}; say from which step the run goes on, e.g. --from "
-            "evaluate_embeddings"
+            f"--set changes {', '.join(changed)}. Pass the step to resume from, such as --from "
+            "evaluate_embeddings."
         )
     for section in _READER.keys() & set(changed):
         reader = next(n for n in pipeline_of(before).steps if n.startswith(_READER[section]))
         if reader in steps_taken_over(run, start):
             raise ConfigError(
-                f"--set changes {section}, and {reader}, which reads it, would not run again; say "
-                f"--from {reader}"
+                f"--set changes {section}, but {reader}, which reads it, would not run again. "
+                f"Pass --from {reader}."
             )
     if before.storage.ledger != after.storage.ledger:
         _check_reserved(run, after)
@@ -133,7 +131,7 @@ def _check_not_partitioned(run: RunDirectory) -> None:
 
 
 def _check_reserved(run: RunDirectory, after: RunConfig) -> None:
-    """The ledger may lie elsewhere now; a run that was charged stands in it."""
+    """Checks the ledger, whose address may have changed, for the charged run."""
     if "reserve_budget" not in run.read_state().get("seconds", {}):
         return
     try:

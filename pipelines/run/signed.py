@@ -1,4 +1,4 @@
-"""Documents of a run as its steps signed them: what else lies in its public folder is not shown."""
+"""Documents of a run that its steps signed; other files in its public folder are not shown."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _check_signature(run: RunDirectory, document: Written[Any], at: int | None =
 def _of_this_run(run: RunDirectory, document: Written[D]) -> Written[D]:
     if getattr(document.body, "run_id", None) != run.run_id:
         raise ArtifactError(
-            f"the newest {document.body.kind} of run {run.run_id} is of another run; find out who "
-            "may write to its public folder"
+            f"The newest {document.body.kind} in the folder of run {run.run_id} belongs to "
+            "another run. Check who may write to the public folder."
         )
     return document

@@ -33,7 +33,7 @@ class Reply(Protocol):
 
 
 class ObjectsApi(Protocol):
-    """What is used of `fedemb.pipelines.doctor.kubernetes_api.KubernetesApi`."""
+    """Methods of `fedemb.pipelines.doctor.kubernetes_api.KubernetesApi` that are used here."""
 
     def get(self, path: str) -> Reply:
         """Reads an object or a list."""
@@ -62,7 +62,7 @@ class ScheduledWorkflow:
     uid: str
     """Id of its recurring run, if Kubeflow has one."""
     prefix: str
-    """Beginning of the name: made by Kubeflow from the name of the recurring run."""
+    """Prefix of the name, which Kubeflow derives from the name of the recurring run."""
     version_id: str
     enabled: bool
 

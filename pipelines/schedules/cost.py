@@ -1,4 +1,4 @@
-"""What schedules cost, before anything is applied: priced as the ledger will price their runs.
+"""Privacy cost of schedules before they are applied, computed as the ledger will charge them.
 
 A policy's cap binds everything that runs under it, so schedules that share a policy are added up
 before any of them is applied, block by block: users of other blocks do not pay.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a schedule costs a user who is in every run."""
+    """Cost of a schedule for a user who is in every run."""
 
     runs: int
     epsilon_one: float
@@ -55,7 +55,8 @@ def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
 
     if not config.mechanism.private:
         raise ConfigError(
-            f"mechanism.kind={config.mechanism.kind} has no price and cannot be scheduled"
+            f"mechanism.kind={config.mechanism.kind} has no privacy cost and cannot be "
+            "scheduled. Set another mechanism."
         )
     plan = plan_mechanism(config)
     charge = Charge.planned(charged_content(config, plan))

@@ -1,6 +1,6 @@
 """The few calls of a multi-user Kubeflow Pipelines API that schedules and submissions need.
 
-Everything lies in one namespace: its pipelines, experiments and recurring runs are looked up there
+Everything is in one namespace: its pipelines, experiments and recurring runs are read there
 and nowhere else, so that teams on one cluster do not meet.
 """
 
@@ -74,7 +74,7 @@ class Kubeflow:
             raise ConfigError(single_user(host))
 
     def recurring_runs(self) -> Iterator[Any]:
-        """All recurring runs of the namespace, whoever made them."""
+        """Returns all recurring runs of the namespace, including those of other users."""
         return self._pages("list_recurring_runs", "recurring_runs", namespace=self.namespace)
 
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
@@ -207,7 +207,7 @@ class Kubeflow:
                 return VersionReference(pipeline_id, version_id)
         now = datetime.now(UTC)
         with self._call():
-            # The client's own upload knows no tags.
+            # The upload method of the client does not support tags.
             made = self._client._upload_api.upload_pipeline_version(
                 str(package),
                 name=version.name(now),

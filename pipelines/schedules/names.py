@@ -34,7 +34,7 @@ def fitted(text: str, longest: int = LONGEST_TEXT) -> str:
     """Returns a text of at most `longest` bytes in UTF-8, and so of at most as many characters.
 
     A text that is cut ends with the first 8 digits of the SHA-256 of the whole, so that two long
-    texts with the same beginning stay different.
+    texts with the same prefix stay different.
     """
     data = text.encode()
     if len(data) <= longest:

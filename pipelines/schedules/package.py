@@ -1,4 +1,4 @@
-"""What is sent to a cluster: a compiled pipeline that keeps the rules, and its arguments."""
+"""Input of a submission: a compiled pipeline that keeps the rules, and its arguments."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from fedemb.config import RunConfig
+from fedemb.config.data import BUILTIN
 from fedemb.errors import ConfigError
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.runtime_env import BACKEND
 from fedemb.pipelines.compile.rules import SECRET_VALUES, Spec, read_compiled
-from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
@@ -43,10 +43,12 @@ def check_package(
         problems = violations(documents)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         raise ConfigError(
-            f"package {package.name} is no compiled pipeline; make it with `fedemb compile`"
+            f"Package {package.name} is not a compiled pipeline. Create it with `fedemb compile`."
         ) from None
     if problems:
-        raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
+        raise ConfigError(
+            f"Package {package.name} breaks a rule: {problems[0]}. Compile the package again."
+        )
     if config is not None:
         _check_runs(package.name, documents[0], config)
 
@@ -80,8 +82,8 @@ def _check_runs(name: str, spec: Spec, config: RunConfig) -> None:
     wanted, found = pipeline_of(config).name, spec["pipelineInfo"]["name"]
     if found != wanted:
         raise ConfigError(
-            f"package {name} is the pipeline {found}, and task={config.task} is run by {wanted}; "
-            f"compile it with `fedemb compile --pipeline {wanted}`"
+            f"Package {name} is the pipeline {found}, and task={config.task} needs {wanted}. "
+            f"Run `fedemb compile --pipeline {wanted}`."
         )
     backend = config.training.backend
     for executor in spec["deploymentSpec"]["executors"].values():
@@ -100,7 +102,7 @@ def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict
 
     Raises:
       ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
-        source lies on this machine; or a secret stands in an argument, which the API keeps.
+        source is on this machine; or an argument contains a secret, which the API keeps.
     """
     from fedemb.pipelines.graph import pipeline_arguments
 
@@ -135,22 +137,23 @@ def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict
 def resumed(package: Path, run_id: str, folder: Path) -> Path:
     """Writes a copy of a package whose steps go by the id of an earlier run.
 
-    A run goes by the id Kubeflow gives it, so a new submission is a new run. With the id of the
-    crashed one in its place the steps find its reservation and its committed rounds; they refuse
-    it if code, configuration or data differ.
+    A run has the id that Kubeflow assigns, so a new submission is a new run. With the id of the
+    crashed run, the steps find its reservation and its committed rounds; they refuse if code,
+    configuration or data differ.
 
     Raises:
-      ConfigError: this is no id of a run, or the package takes the id from elsewhere.
+      ConfigError: the run id is not valid, or the package does not read it from Kubeflow.
     """
     from kfp.dsl import PIPELINE_JOB_ID_PLACEHOLDER
 
     if not re.fullmatch(r"[0-9A-Za-z][\w.-]{0,63}", run_id):
-        raise ConfigError(f"{run_id!r} is no id of a run; take it from `fedemb ledger show`")
+        raise ConfigError(f"{run_id!r} is not a run id. Pass a run id from `fedemb ledger show`.")
     text = package.read_text()
     changed = text.replace(f"'{PIPELINE_JOB_ID_PLACEHOLDER}'", f"'{run_id}'")
     if PIPELINE_JOB_ID_PLACEHOLDER in changed or changed == text:
         raise ConfigError(
-            f"package {package.name} does not take the run's id from Kubeflow; compile it again"
+            f"Package {package.name} does not read the run id from Kubeflow. Compile the "
+            "package again."
         )
     copy = folder / package.name
     copy.write_text(changed)

@@ -125,7 +125,7 @@ def _schedule_of(run: Any) -> str | None:
 
 
 def _change(item: Loaded, there: Sequence[Any], versions: dict[str, str], now: datetime) -> Change:
-    """What to do about one schedule, given the recurring runs of its name that are ours."""
+    """Returns the change of one schedule, given our recurring runs of its name."""
     schedule = item.schedule
     if not schedule.enabled or schedule.next_run(now) is None:
         return Change("keep", schedule.name)

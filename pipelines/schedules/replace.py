@@ -102,8 +102,8 @@ def _create(
                 f"does not fire. Look with `kubectl -n {api.namespace} get scheduledworkflows`. "
             )
         raise StorageError(
-            f"{error}. Schedule {change.name} is as it was. {after}"
-            "Run `fedemb schedule apply` again."
+            f"{error}. Schedule {change.name} is unchanged. {after}Run `fedemb schedule apply` "
+            "again."
         ) from error
 
 

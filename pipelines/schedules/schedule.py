@@ -47,7 +47,7 @@ class Package(Section):
 
 
 class ScheduleBudget(Section):
-    """What the whole schedule may cost, from its first to its last run."""
+    """Largest cost of the whole schedule, from its first to its last run."""
 
     epsilon: PositiveFloat
     """Cap on the cumulative epsilon of a user in every run, at the policy's delta."""
@@ -89,7 +89,7 @@ class Schedule(Section):
     def _check(self) -> Self:
         check_cron(self.cron)
         if self.end <= self.start:
-            raise ValueError(f"end={self.end} must lie after start={self.start}")
+            raise ValueError(f"end={self.end} is not after start={self.start}. Set a later end.")
         if len(self.slots) > MOST_RUNS:
             raise ValueError(
                 f"cron={self.cron!r} fires more than {MOST_RUNS} times; run less often"
@@ -102,7 +102,7 @@ class Schedule(Section):
         return tuple(islice(self.after(self.start), MOST_RUNS + 1))
 
     def after(self, moment: datetime) -> Iterator[datetime]:
-        """Moments it fires after another one and not after its end; its start is not looked at."""
+        """Moments it fires after another one and not after its end; its start is ignored."""
         moment, end = as_utc(moment), as_utc(self.end)
         times = croniter(self.cron, moment, ret_type=datetime, second_at_beginning=True)
         try:
@@ -135,8 +135,8 @@ def check_cron(cron: str) -> None:
     fields = cron.split()
     if len(fields) != 6:
         raise ConfigError(
-            f"cron={cron!r} has {len(fields)} fields, wanted six with the seconds first: "
-            'weekly on Monday at three is "0 0 3 * * 1"'
+            f"cron={cron!r} has {len(fields)} fields, expected six with the seconds first. "
+            "Use '0 0 3 * * 1' for Mondays at three."
         )
     parts = [FIELD.fullmatch(part) for field in fields for part in field.split(",")]
     spans = [(part[1], part[2]) for part in parts if part and part[2]]
@@ -145,14 +145,14 @@ def check_cron(cron: str) -> None:
     falling = any(int(first) > int(last) for first, last in spans)
     if None in parts or falling or steps or "7" in re.split(r"[,/-]", fields[5]):
         raise ConfigError(
-            f"cron={cron!r} is not understood; wanted in each field *, ?, */n, a, a-b, a-b/n or "
-            "lists of them, names of days and months by three letters, Sunday as 0, and not "
-            "*/n for one of the two days beside the other"
+            f"cron={cron!r} is not valid. Use *, ?, */n, a, a-b, a-b/n or lists in each field. "
+            "Write days and months as three letters, Sunday as 0. Set only one of the two day "
+            "fields to */n."
         )
     try:
         croniter(cron, second_at_beginning=True)
     except CroniterBadCronError as error:
-        raise ConfigError(f"cron={cron!r} is not understood: {error}") from None
+        raise ConfigError(f"cron={cron!r} is not valid: {error}. Correct the expression.") from None
 
 
 def as_utc(moment: datetime) -> datetime:

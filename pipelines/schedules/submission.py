@@ -1,7 +1,7 @@
 """Submits one run, and never a second one while an earlier one of the same configuration may live.
 
 Each submission has an idempotency key. Before a run is created, and again after a call whose
-outcome is unknown, the run or Workflow with the key is looked for.
+outcome is unknown, the run or Workflow with the key is searched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedemb.pipelines.schedules.taken_over import Addresses, addresses, finished
 from fedemb.pipelines.steps import pipeline_of
 
 WAITS = (0.0, 2.0, 5.0)
-"""Seconds before each look for a run whose creation gave no answer."""
+"""Seconds before each search for a run whose creation gave no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +126,9 @@ def _refuse_unlisted(
     uploaded = any(name.endswith(f"-{key}") for name in versions)
     if workflows is None and uploaded and not earlier:
         raise StorageError(
-            "an earlier submission of this configuration reached Kubeflow, its list shows no run "
-            "of it, and Workflows cannot be read from here, so the run may be alive. "
-            f"{_look(kubeflow.namespace, key)}; if no pod runs, pass --again."
+            "An earlier submission of this configuration reached Kubeflow, and its run may be "
+            "alive: it is not listed, and Workflows are not readable from here. "
+            f"{_look(kubeflow.namespace, key)}. If no pod runs, pass --again."
         )
 
 
@@ -215,7 +215,7 @@ def _found_after(
     if workflows is None:
         raise StorageError(
             f"{error}. Whether the run was started is unknown: Workflows cannot be read from here. "
-            f"{_look(kubeflow.namespace, key)} before you submit again."
+            f"{_look(kubeflow.namespace, key)}, then submit again."
         ) from error
     raise StorageError(
         f"{error}. No run was started: neither a run nor a Workflow has the key {key}. "

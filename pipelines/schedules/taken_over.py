@@ -23,7 +23,7 @@ from fedemb.storage import open_store
 LAST = "gate_release"
 """A release takes its verdict from a gate of the same run, so no run starts after the gate."""
 NO_RETRY = {"backoffDuration": "0s", "backoffFactor": 2.0, "backoffMaxDuration": "3600s"}
-"""What the compiler makes of `set_retry(0)`."""
+"""Compiled form of `set_retry(0)`."""
 Addresses = Mapping[str, Mapping[str, str]]
 """Step -> artifact -> address."""
 
@@ -162,7 +162,9 @@ def _check(
         for problem in rule(without if rule is no_raw_outputs else spec, platform)
     ]
     if problems := [*raw, *broken]:
-        raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
+        raise ConfigError(
+            f"Package {package.name} breaks a rule: {problems[0]}. Compile the package again."
+        )
 
 
 def _dags(spec: Spec) -> Iterator[dict[str, Any]]:

@@ -281,7 +281,7 @@ def test_keys_in_a_bucket_are_bad_input(uri):
 )
 @pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/x", "gs://hunter2@bucket"])
 def test_setting_that_holds_a_password_is_refused_and_not_repeated(name, address):
-    with pytest.raises(ConfigError, match="holds a user, a password or a port") as refused:
+    with pytest.raises(ConfigError, match="contains a user, a password or a port") as refused:
         load_config("quickstart", [f"{name}={address}"])
     assert name in str(refused.value)
     assert "hunter2" not in str(refused.value)

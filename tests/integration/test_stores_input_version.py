@@ -119,7 +119,7 @@ def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_
         store.write("in/c.parquet", rows)
     else:
         store.delete("in/b.parquet")
-    with pytest.raises(PlanMismatch, match="added, removed or replaced"):
+    with pytest.raises(PlanMismatch, match="changed since the budget was reserved"):
         partition(context)
     assert not (tmp_path / "private").exists()
     assert not (tmp_path / "manifest.json").exists()

@@ -122,7 +122,7 @@ def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(r
         _command(folder / "runs", "--run-id", "second", "--policy", str(folder / "policy"))
     )
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "nothing was read or written" in done.stderr
+    assert "Nothing was read or written" in done.stderr
     assert not (folder / "runs" / "second").exists()
 
 

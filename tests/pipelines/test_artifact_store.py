@@ -248,7 +248,7 @@ def test_finished_run_is_published_and_not_run_again(run, tmp_path, monkeypatch,
     assert run_command.execute(run) == 4
     said = capsys.readouterr().out
     assert "not all published: the connection is cut" in said
-    assert f"go on: {run.resumed_by}" in said
+    assert f"resume with: {run.resumed_by}" in said
 
 
 def _cut(self, name, data):

@@ -48,19 +48,19 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
          "--users-lower-bound 99999"),
         (("run", "--policy", "FOLDER", "--artifact-store", "gs://x/y"), 2, "--keys"),
         (("run", "--artifact-store", "FOLDER/store"), 2, "its keys must last too"),
-        (("run", "--run-id", "../x", "--dry-run"), 2, "name another --run-id"),
+        (("run", "--run-id", "../x", "--dry-run"), 2, "a letter or digit first"),
         (("run", "--policy", "FOLDER/binary.yaml/policy", "--dry-run"), 2, "binary.yaml is a file"),
         (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/new", "--keys",
           "FOLDER/binary.yaml/keys"), 2, "the key store"),
         (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/binary.yaml/x", "--keys", "K"),
          2, "could not create trust.json"),
         (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/binary.yaml", "--keys", "K"),
-         2, "a file stands where a folder is needed"),
-        (("ledger", "show", "--ledger", "FOLDER/none"), 2, "holds no ledger"),
+         2, "a file is at the path of a folder"),
+        (("ledger", "show", "--ledger", "FOLDER/none"), 2, "No ledger"),
         (("verify", "FOLDER/none", "--trust", "x"), 2, "no release folder"),
         (("lineage", "FOLDER/none"), 2, "no lineage"),
         (("lineage", "FOLDER"), 2, "no lineage.jsonl"),
-        (("submit", "FOLDER/broken.yaml", "-c", "quickstart", "--dry-run"), 2, "no compiled"),
+        (("submit", "FOLDER/broken.yaml", "-c", "quickstart", "--dry-run"), 2, "not a compiled"),
         (("submit", "FOLDER/broken.yaml", "-c", "quickstart"), 2, "Pass --host"),
         (("schedule", "apply", "FOLDER"), 2, "Pass --host"),
     ],
@@ -92,7 +92,7 @@ def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monk
 def test_useless_epsilon_is_called_so(capsys, tmp_path):
     words = ["--noise-multiplier", "0.05", "--output", str(tmp_path / "plan.json")]
     _, text, _ = run(capsys, "plan", *NUMBERS, *words)
-    assert "protects nobody" in text
+    assert "protects no user" in text
 
 
 def test_glyphs_are_no_start_for_photos_of_ones_own():
@@ -108,7 +108,7 @@ def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, 
     assert config.data.source.uri == "/photos.parquet"
     assert not (tmp_path / "builtin-data").exists()
     said = capsys.readouterr().out
-    assert "public start: none" in said
+    assert "public backbone: none" in said
     assert "never fewer than 28,000 users" in said
 
 

@@ -81,8 +81,10 @@ def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path, capsy
 
 def test_dry_run_says_that_this_code_was_not_searched(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(planted_bug_suite, "RECORD", tmp_path / "none.json")
-    said = run(capsys, "run", "--dry-run", "--runs", tmp_path / "runs")
-    assert "refused: the planted-bug suite was not run on this code" in said
+    words = ("run", "--dry-run", "--runs", tmp_path / "runs")
+    assert "planted-bug suite" not in run(capsys, *words)  # generated images, throw-away policy
+    said = run(capsys, *words, "--policy", tmp_path / "policy")
+    assert "refused: The planted-bug suite was not run on this code" in said
 
 
 def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
@@ -96,7 +98,7 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
     assert "budget: refused: " in refused
     done = CliRunner().invoke(app, [*map(str, words), "--set", "mechanism.noise_multiplier=1.3"])
     assert done.exit_code == 3
-    with pytest.raises(Refused, match=r"weekly|quickstart.*nothing was read or written"):
+    with pytest.raises(Refused, match=r"weekly|quickstart.*Nothing was read or written"):
         run(capsys, *words[:1], *words[2:], "--set", "mechanism.noise_multiplier=1.3")
     assert not list((tmp_path / "runs").glob("*/config.yaml"))
 
@@ -117,7 +119,7 @@ def test_what_the_steps_after_the_charge_would_refuse_is_refused_before_a_run(
             run(capsys, *words, *more, *labelled)
     monkeypatch.setattr(planted_bug_suite, "RECORD", tmp_path / "none.json")
     for purpose in ("release", "simulation"):
-        with pytest.raises(Refused, match=r"planted-bug suite was not run.*nothing was read"):
+        with pytest.raises(Refused, match=r"planted-bug suite was not run.*Nothing was read"):
             run(capsys, *words, "--set", f"purpose={purpose}")
     assert not runs.exists()
 
@@ -126,13 +128,13 @@ def test_dry_run_names_what_a_simulation_and_a_new_name_would_do(tmp_path, capsy
     policy = tmp_path / "policy"
     words = ("run", "--dry-run", "--policy", policy, "--runs", tmp_path / "runs")
     said = run(capsys, *words, "--set", "purpose=simulation")
-    assert "a simulation costs nothing; it would begin a new ledger" in said
+    assert "a simulation costs nothing; it would create a new ledger" in said
     init = ("--ledger", policy / "ledger", "--keys", policy / "keys", "-c", "quickstart")
     run(capsys, "ledger", "init", *init)
     renamed = ("--set", "policy.policy_id=again")
     assert "beside quickstart: on the same users epsilons add up" in run(capsys, *words, *renamed)
     said = run(capsys, "ledger", "init", *init, *renamed)
-    assert "On the same users the epsilons of both add up" in said
+    assert "On the same users the epsilons add up" in said
     with pytest.raises(InputError, match=r"there is no parquet file at /nowhere/a\.parquet"):
         run(capsys, *words, "--data", "/nowhere/a.parquet")
 
@@ -157,9 +159,9 @@ def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):
     made.write_state({"seconds": dict.fromkeys(steps, 1.0)})
     said = run(capsys, "run", "--dry-run", "--resume", made.root)
     assert said == run(capsys, "run", "--dry-run", "--runs", tmp_path, "--resume", "one")
-    assert "partition_users: taken over" in said
+    assert "partition_users: reused" in said
     assert "train_dp_fedemb: would run" in said
-    assert "charged before; going on costs nothing" in said
+    assert "charged before; resuming costs nothing" in said
 
 
 def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):

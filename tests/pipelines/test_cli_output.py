@@ -25,7 +25,7 @@ PRINTS_ITSELF = {
     "pipelines/cli/ledger_commands/approve.py typer.prompt": "escaped",
     "pipelines/cli/data.py Console": "a bar with our own words and numbers",
     "pipelines/cli/ledger_commands/forget.py getpass": "our own question",
-    "pipelines/cli/init.py typer.prompt": "escaped",
+    "pipelines/cli/init/command.py typer.prompt": "escaped",
     "pipelines/cli/schedule.py typer.confirm": "our own question",
     "pipelines/run/command.py Console": "a table whose texts are escaped",
     "pipelines/run/local.py sys.exit": "the child's error, which the parent prints escaped",

@@ -64,7 +64,7 @@ def test_truncated_bundle_is_refused_in_sentences(capsys, run, bundle, name, lef
     path.unlink() if left is None else path.write_bytes(data[: int(len(data) * left)])
     code, out, error = call(capsys, "verify", bundle, *_trust(run))
     assert code == 3
-    assert error.startswith("Refused: not verified: ")
+    assert error.startswith("Refused: Verification failed")
     assert "Traceback" not in error + out
     assert "verified" not in out
 

@@ -425,7 +425,7 @@ def test_arrows_drawn_are_those_of_the_compiled_pipeline(compiled):
 
 @pytest.mark.parametrize("reference", ["registry.example/fedemb:latest", "fedemb", "x@sha256:12"])
 def test_image_without_digest_is_refused(reference):
-    with pytest.raises(ConfigError, match="names no digest"):
+    with pytest.raises(ConfigError, match="has no digest"):
         parse_images([reference])
 
 
@@ -595,13 +595,13 @@ steps:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("steps: {trains: {cpu: '1'}}", "names the step trains"),
+        ("steps: {trains: {cpu: '1'}}", "unknown step trains"),
         ("steps: {default: {memory: 1Gi}}", "cpu"),
         (
             "steps: {default: {cpu: '1', memory: 1Gi, timeout_seconds: 9, accelerator: {type: x}}}",
             "accelerator",
         ),
-        ("- steps", "no mapping"),
+        ("- steps", "not a mapping"),
         ("steps: [", "not YAML"),
         ("steps: {default: {cpu: '1', cpu: '64'}}", "'cpu' twice, again at line 1"),
     ],

@@ -49,7 +49,7 @@ BAD = {
         ["data.source.label_scope=user"],
         "labels that mean the same for every user",
     ),
-    "images with owners as units": (["policy.unit=image"], "no column names its owner"),
+    "images with owners as units": (["policy.unit=image"], "does not match data.source.columns"),
     "units that are grouped": (
         [
             "policy.unit=image",
@@ -65,15 +65,15 @@ BAD = {
     ),
     "a clip that follows records of one length": (
         [f"{UNIT}.automatic_clip=0.01", "mechanism.adaptive_clip={count_noise_multiplier: 10}"],
-        "set mechanism.adaptive_clip: null",
+        "Set mechanism.adaptive_clip: null",
     ),
     "a moving clip in closed form": (
         ["model.trainable=head", "mechanism.adaptive_clip={count_noise_multiplier: 10}"],
-        "set mechanism.adaptive_clip: null",
+        "Set mechanism.adaptive_clip: null",
     ),
     "a cap below one run": (
         ["policy.epsilon_cap=0.01"],
-        "policy.epsilon_cap=0.01 is all that policy",
+        "above policy.epsilon_cap=0.01",
     ),
     "a crop wider than the image": ([f"{UNIT}.crop_padding=28"], "must be below"),
     "a head solved for all layers": (

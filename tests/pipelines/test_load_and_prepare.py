@@ -35,7 +35,7 @@ def test_run_of_the_same_name_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a b", "", ".hidden", "x" * 101])
 def test_name_that_is_no_folder_of_its_own_is_refused(tmp_path, name):
-    with pytest.raises(InputError, match="run id"):
+    with pytest.raises(InputError, match="--run-id"):
         prepare("omniglot_identities", POLICY, tmp_path / "runs", name, data="/data/x.parquet")
     assert not (tmp_path / "runs").exists()
 
@@ -59,7 +59,7 @@ def test_private_root_is_closed_to_others(tmp_path):
 
 
 def test_opening_a_folder_that_is_no_run_says_so(tmp_path):
-    with pytest.raises(InputError, match="no run at"):
+    with pytest.raises(InputError, match="No run at"):
         RunDirectory.open(tmp_path)
 
 

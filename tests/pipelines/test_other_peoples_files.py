@@ -58,8 +58,8 @@ def init(data: Path | str, folder: Path, *more: str) -> str:
 
 
 def users_of(data: Path | str, folder: Path, *more: str) -> int:
-    (line,) = [line for line in init(data, folder, *more).splitlines() if "can be used," in line]
-    return int(line.partition("; ")[2].partition(" user")[0])
+    (line,) = [line for line in init(data, folder, *more).splitlines() if " usable user" in line]
+    return int(line.partition("; ")[2].partition(" usable")[0])
 
 
 def as_parquet(path: Path, **columns: pa.Array) -> Path:
@@ -197,13 +197,13 @@ def test_names_of_classes_come_from_the_metadata_of_hugging_face(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        ([CLASSES.index(label) for _, label, _ in rows()], "which are 0,1,2"),
+        ([CLASSES.index(label) for _, label, _ in rows()], "are 0,1,2"),
         ([label.upper() for _, label, _ in rows()], "--classes CAT,DOG,OWL"),
     ],
 )
 def test_list_of_classes_that_no_photo_has_is_refused_with_the_labels(tmp_path, labels, says):
     path = as_parquet(tmp_path / "a.parquet", label=pa.array(labels))
-    with pytest.raises(ConfigError, match="none of the classes cat, dog, owl") as refused:
+    with pytest.raises(ConfigError, match="classes cat, dog, owl") as refused:
         init(path, tmp_path, *TASK, "cat,dog,owl")
     assert says in str(refused.value)
 
@@ -286,8 +286,8 @@ def test_recycle_bins_and_thumbnails_are_no_users_and_are_counted(tmp_path):
         (root / name).mkdir(parents=True)
         (root / name / "a.jpg").write_bytes(photo(500, number))
     said = init(root, tmp_path)
-    assert f"{USERS} users can be used" in said
-    assert "6 cannot be used: film, sidecar, thumbnail, recycle bin" in said
+    assert f"{USERS} usable users" in said
+    assert "6 not usable: film, sidecar, thumbnail, recycle bin" in said
 
 
 def test_photos_of_several_users_and_of_none_are_said(tmp_path):

@@ -203,7 +203,10 @@ def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
         ({"overrides": {"storage.ledger": None}}, "storage.ledger"),
         ({"overrides": {"data.source.uri": "builtin"}}, "on this machine"),
         ({"overrides": {"data.source.uri": "images/*.parquet"}}, "on this machine"),
-        ({"overrides": {"storage.ledger": "s3://me:key@host/ledger"}}, "holds a user, a password"),
+        (
+            {"overrides": {"storage.ledger": "s3://me:key@host/ledger"}},
+            "contains a user, a password",
+        ),
         ({"beam_options": ["--s3_secret_access_key=abc"]}, "a key or a password"),
     ],
 )
@@ -245,7 +248,7 @@ def test_package_with_a_mutable_image_is_refused(folder):
 
 
 def test_package_of_another_pipeline_is_refused(folder):
-    with pytest.raises(ConfigError, match="compile it with `fedemb compile --pipeline dp-sgd`"):
+    with pytest.raises(ConfigError, match="`fedemb compile --pipeline dp-sgd`"):
         load_schedule(change_schedule(folder, "classes", config="dp_sgd_quickstart", overrides={}))
 
 
@@ -425,7 +428,7 @@ def test_a_recurring_run_that_kubeflow_could_not_list_is_removed(folder, cluster
     """Its row was refused; its object stays, disabled, and only Kubernetes shows it."""
     with monkeypatch.context() as patch:
         patch.setattr("tests.kit.servers.kfp_stand_in.LONGEST", 10)
-        with pytest.raises(StorageError, match=r"answered 500.*is as it was"):
+        with pytest.raises(StorageError, match=r"answered 500.*is unchanged"):
             _apply(cluster, folder)
         assert cluster.scheduled_workflows == {}
         cluster.cluster_status = 403

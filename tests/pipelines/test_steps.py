@@ -171,10 +171,10 @@ def test_metadata_of_artifacts_is_the_golden_one(file_regression):
 
 def test_input_that_nobody_gives_or_two_give_is_refused():
     unfounded = replace(DP_FEDEMB, steps=("plan_privacy", "partition_users"))
-    with pytest.raises(ValueError, match=r"takes reservation, which \[\] give"):
+    with pytest.raises(ValueError, match=r"reads reservation.*write: \[\]"):
         build_pipeline(unfounded)
     twice = replace(DP_FEDEMB, steps=("plan_privacy", "plan_privacy", "reserve_budget"))
-    with pytest.raises(ValueError, match="exactly one step must"):
+    with pytest.raises(ValueError, match="Make exactly one step write it"):
         build_pipeline(twice)
 
 

@@ -255,7 +255,7 @@ def test_submit_sends_what_the_schedule_would(submit, kfp, folder, package):
 def test_a_package_of_another_task_is_refused(kfp, package):
     from fedemb.pipelines.schedules.package import check_package
 
-    with pytest.raises(ConfigError, match="is run by dp-sgd"):
+    with pytest.raises(ConfigError, match="needs dp-sgd"):
         check_package(package, config=load_config("dp_sgd_quickstart", []))
 
 
@@ -275,7 +275,7 @@ def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(submit, kfp):
     }
     assert set(ids.values()) == {"crashed-1"}
     assert {"reserve-budget", "partition-users", "train-dp-fedemb"} <= set(ids)
-    assert "no id of a run" in str(submit("--resume", "'; drop").exception)
+    assert "not a run id" in str(submit("--resume", "'; drop").exception)
 
 
 def test_a_schedule_with_a_long_description_is_applied(cluster, folder):

@@ -23,7 +23,7 @@ def test_packaged_record_is_of_this_code():
     record = json.loads(PACKAGED.read_bytes())
     assert record.pop("schema") == SCHEMA
     problem = record_problem(record, privacy_code_digest())
-    assert problem is None, f"{problem}; run `make planted-bugs`"
+    assert problem is None, f"{problem}. Run `make planted-bugs`"
 
 
 def test_packaged_record_counts_all_planted_bugs(planted_bugs_collected):

@@ -9,6 +9,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fedemb.foundation.section import Address, Fraction, Section
 
+BUILTIN = "builtin"
+"""Source address of the generated images, before `fedemb run` writes them to a file."""
 ONE_COHORT = "all"
 """Cohort of all users when no column names a cohort."""
 

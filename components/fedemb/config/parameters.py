@@ -117,11 +117,14 @@ def _json(text: str, name: str) -> Any:
         value = json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f"the parameter {name} is no JSON ({error}); wanted an object of the settings that "
-            "`fedemb config describe` names"
+            f"Parameter {name} is not valid JSON ({error}). Pass a JSON object of settings, "
+            "see `fedemb config describe`."
         ) from error
     if not isinstance(value, dict):
-        raise ConfigError(f"the parameter {name} is {text[:40]!r}, wanted a JSON object")
+        raise ConfigError(
+            f"Parameter {name} must be a JSON object, got {text[:40]!r}. Pass the settings of "
+            "`fedemb config describe`."
+        )
     return value
 
 
@@ -132,7 +135,10 @@ def _checked(kind: type[T], tree: Mapping[str, Any]) -> T:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         said = problem["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"the parameters are wrong: {where}{': ' * bool(where)}{said}") from error
+        raise ConfigError(
+            f"The parameters are not valid: {where}{': ' * bool(where)}{said}. Correct the "
+            "parameters; see `fedemb config describe`."
+        ) from error
 
 
 PARAMETERS = _parameters()

@@ -33,9 +33,8 @@ PRIVATE_FOLDERS = {
 def _no_folder(policy_id: str) -> str:
     if policy_id in PRIVATE_FOLDERS:
         raise ValueError(
-            f"a policy may not be called {policy_id}: rights on the private root go by names of "
-            "folders, that among them, and deletion marks lie in one named by the policy; choose "
-            "another"
+            f"policy_id {policy_id!r} is reserved: access rights of the private root depend on "
+            "folders of this name. Choose another policy_id."
         )
     return policy_id
 
@@ -99,12 +98,14 @@ class TuningConfig(Section):
     def _whole_declaration(self) -> Self:
         if (self.data == "private") != (self.trials > 0):
             raise ValueError(
-                f"tuning.data={self.data} with tuning.trials={self.trials}: trials are the private "
-                "runs looked at, one or more of them with data: private and none otherwise"
+                f"tuning.data={self.data} and tuning.trials={self.trials} contradict each "
+                "other. Set trials to the number of private runs, at least 1 with data: private, "
+                "else 0."
             )
         if (self.data == "undeclared") != (not self.method.strip()):
             raise ValueError(
-                f"tuning.data={self.data} with tuning.method={self.method!r}: say both, or neither"
+                f"tuning.data={self.data} and tuning.method={self.method!r} belong together. "
+                "Set both or neither."
             )
         return self
 

@@ -83,10 +83,9 @@ class RunConfig(Section):
             )
         if (policy.unit == "image") != (self.data.source.columns.user_id is None):
             raise ValueError(
-                f"policy.unit={policy.unit} with data.source.columns.user_id="
-                f"{self.data.source.columns.user_id}: where no column names its owner an image "
-                "is the unit, else the user; set user_id: null with unit: image, or name the "
-                "column with unit: user"
+                f"policy.unit={policy.unit} does not match "
+                f"data.source.columns.user_id={self.data.source.columns.user_id}. Set user_id: "
+                "null with unit: image, or name the column of users with unit: user."
             )
         self.mechanism.check_run(self)
         if self.evaluation.resample_subgroups and (
@@ -115,13 +114,13 @@ class RunConfig(Section):
                 )
             if self.training.algorithm == "centralized":
                 raise ValueError(
-                    "training.algorithm=centralized has no privacy and cannot stand in a release"
-                    " run; set purpose: simulation, or algorithm: dp_fedemb"
+                    "training.algorithm=centralized has no privacy and is not allowed in a "
+                    "release run. Set purpose: simulation, or algorithm: dp_fedemb."
                 )
             if self.evaluation.centralized_baseline:
                 raise ValueError(
-                    "evaluation.centralized_baseline trains on private images without privacy; it"
-                    " needs purpose: simulation"
+                    "evaluation.centralized_baseline trains on private images without "
+                    "privacy. Set purpose: simulation, or drop the baseline."
                 )
         return self
 
@@ -224,9 +223,9 @@ class RunConfig(Section):
         adaptive = getattr(self.mechanism, "adaptive_clip", None) is not None
         if adaptive and (self.model.trainable == "head" or unit.automatic_clip is not None):
             raise ValueError(
-                "mechanism.adaptive_clip follows the lengths of records: with model.trainable=head "
-                "they are clipped in closed form, and training.unit_gradient.automatic_clip brings "
-                "all to one length; set mechanism.adaptive_clip: null"
+                "mechanism.adaptive_clip needs gradients of different norms, and "
+                "model.trainable=head and training.unit_gradient.automatic_clip set the "
+                "norms. Set mechanism.adaptive_clip: null."
             )
 
     def _check_held_out_classes(self) -> None:

@@ -314,10 +314,11 @@ class PretrainingConfig(Section):
             )
         if self.doublings and self.kind != "supervised":
             raise ValueError(
-                f"pretraining.doublings={self.doublings} goes by recall on classes that do not "
-                f"train, and pretraining.kind={self.kind} has none; take kind: supervised, or "
-                "doublings: 0"
+                f"pretraining.doublings={self.doublings} needs recall on held-out classes, and "
+                f"pretraining.kind={self.kind} has none. Set kind: supervised, or doublings: 0."
             )
         if self.kind == "import" and not self.import_path:
-            raise ValueError("pretraining.kind=import needs pretraining.import_path, a .keras file")
+            raise ValueError(
+                "pretraining.kind=import needs a .keras file. Set pretraining.import_path."
+            )
         return self

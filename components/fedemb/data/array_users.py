@@ -53,10 +53,14 @@ class ArrayUsers:
         for name, array in (("labels", labels), ("users", users)):
             if array.shape != (len(images),):
                 raise InputError(
-                    f"{name} has shape {array.shape}, wanted ({len(images)},): one for each image"
+                    f"{name} must have the shape ({len(images)},), got {array.shape}. Pass one "
+                    "value for each image."
                 )
         if not np.issubdtype(labels.dtype, np.integer):
-            raise InputError(f"labels are {labels.dtype}, wanted whole numbers, one per class")
+            raise InputError(
+                f"Labels must be whole numbers, one per class, got {labels.dtype}. Convert the "
+                "labels to integers."
+            )
         self.virtual_clients, self.groupings = virtual_clients, groupings
         ids, owners = np.unique(users, return_inverse=True)
         hasher = Hasher(key)

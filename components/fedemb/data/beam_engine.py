@@ -67,6 +67,6 @@ def _in_one_sentence(error: Exception, doing: str) -> FedEmbError:
     if kind is not None:
         return kind(found[-1][1])
     return FedEmbError(
-        f"Beam stopped with {type(error).__name__} while {doing} (see its workers' log); "
-        "nothing half-written is used, so run it again"
+        f"Beam stopped with {type(error).__name__} while {doing}. Partial output is ignored. "
+        "Read the log of its workers, then run the step again."
     )

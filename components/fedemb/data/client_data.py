@@ -133,9 +133,9 @@ def load_examples(
     """
     if (store.image_size, store.channels) != (image_size, channels):
         raise ArtifactError(
-            f"the users hold images of {store.image_size}x{store.image_size}x{store.channels}, the "
-            f"model wants {image_size}x{image_size}x{channels}; run partition_users with this "
-            "configuration"
+            f"The users have images of {store.image_size}x{store.image_size}x{store.channels}, "
+            f"and the model expects {image_size}x{image_size}x{channels}. Run partition_users "
+            "with this configuration."
         )
     users = store.read(np.sort(np.asarray(rows, np.int64)))
     places = choose_examples([len(user.images) for user in users], max_examples)

@@ -39,7 +39,7 @@ _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
 _TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
 """Tables with owners and classes in Hugging Face image folders, one per split."""
 _LOOKED_AT = 200
-NOBODY = "none"
+NO_OWNER = "none"
 """Placeholder for a missing owner column: each image is a unit of privacy."""
 
 
@@ -48,7 +48,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
 
     Args:
       uri: Parquet, CSV or TFRecord file, folder of users, or glob of files.
-      named: role -> column name, for known columns; `user_id` may be `NOBODY`.
+      named: role -> column name, for known columns; `user_id` may be `NO_OWNER`.
       kind: format of the files; None: from the ending of the address, or of the files of a folder.
 
     Raises:
@@ -67,7 +67,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
     if kind == "image_folder":
         store = open_store(uri)
         if store.local_root is not None and not store.local_root.is_dir():
-            raise InputError(f"there is no folder {uri}; name a file or folder of photos")
+            raise InputError(f"No folder at {uri}. Pass a file or folder of photos.")
         names = store.list()
         _check_no_table(uri, names)
         deep = any(name.count("/") >= 2 for name in names[:_LOOKED_AT])
@@ -88,7 +88,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
             columns[what] = named.get(what) or _needed(names, guesses, what, uri)
         header = files[0].said, names
     columns |= named
-    if columns.get("user_id") == NOBODY:
+    if columns.get("user_id") == NO_OWNER:
         columns["user_id"] = None
     if header:
         check_columns(*header, [name for name in columns.values() if name])
@@ -152,8 +152,8 @@ def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> 
             f"{uri} has one column, {names[0]!r}, separated by {apart[0]!r}; save it with commas"
         )
     if found is None:
-        alone = "; if nobody owns several of the images, --task classification --column "
-        alone += f"{what}={NOBODY} makes each a unit of privacy"
+        alone = "; if no user owns several images, pass --task classification --column "
+        alone += f"{what}={NO_OWNER} makes each a unit of privacy"
         raise InputError(
             f"no column of {uri} is named like {what} ({', '.join(known)}), it has "
             f"{', '.join(sorted(names))}; name it with --column {what}=NAME"

@@ -10,6 +10,7 @@ one matrix product [height, dots] x [dots, width], and thousands of images rende
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import numpy as np
 
 from fedemb.config import BuiltinData
 from fedemb.data.pixels import encode_png
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import new_file
 
 _CHUNK = 500
@@ -242,6 +245,41 @@ def write_builtin(
     Raises:
       StorageError: a file cannot be written; no partial file is left.
     """
+    public = draw(
+        PUBLIC,
+        seed=builtin.seed,
+        identities=builtin.public_classes,
+        images_each=builtin.public_images_per_class,
+        image_size=image_size,
+    )
+    return (
+        _write_private(builtin, image_size, private_path),
+        _write(public_path, ((chunk, None) for chunk in public), "public-"),
+    )
+
+
+def builtin_files(builtin: BuiltinData, image_size: int, parent: Path) -> tuple[Path, Path]:
+    """Returns the paths of the private and the public file below a folder of runs."""
+    digest = json_digest({**builtin.model_dump(), "size": image_size})[:12]
+    folder = parent / "builtin-data" / digest
+    return folder / "private.parquet", folder / "public.parquet"
+
+
+def is_builtin_address(uri: str, builtin: BuiltinData, image_size: int) -> bool:
+    """Returns whether a local path is the one of the private generated images of these settings."""
+    wanted, _ = builtin_files(builtin, image_size, Path())
+    return "://" not in uri and Path(uri).parts[-len(wanted.parts) :] == wanted.parts
+
+
+def is_builtin_content(path: Path, builtin: BuiltinData, image_size: int) -> bool:
+    """Returns whether a file has exactly the private generated images; draws them again."""
+    with tempfile.TemporaryDirectory(prefix="fedemb-glyphs-") as scratch:
+        again = Path(scratch) / path.name
+        _write_private(builtin, image_size, again)
+        return path.is_file() and file_digest(path) == file_digest(again)
+
+
+def _write_private(builtin: BuiltinData, image_size: int, path: Path) -> int:
     each, seed = builtin.images_per_user, builtin.seed
     private: Iterable[tuple[np.ndarray, np.ndarray | None]]
     if builtin.classes:
@@ -259,14 +297,4 @@ def write_builtin(
             PRIVATE, seed=seed, identities=identities, images_each=each, image_size=image_size
         )
         private = ((chunk, None) for chunk in drawn)
-    public = draw(
-        PUBLIC,
-        seed=builtin.seed,
-        identities=builtin.public_classes,
-        images_each=builtin.public_images_per_class,
-        image_size=image_size,
-    )
-    return (
-        _write(private_path, private, "glyph-"),
-        _write(public_path, ((chunk, None) for chunk in public), "public-"),
-    )
+    return _write(path, private, "glyph-")

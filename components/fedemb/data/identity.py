@@ -94,8 +94,8 @@ def rule_named(identifiers: str) -> NameRule:
         if known.version == version:
             return known
     raise LedgerError(
-        f"the policy tells users apart by the rule {version!r}, which this version of fedemb does "
-        "not have; use the version that the policy was begun with, or a later one"
+        f"The policy identifies users by the rule {version!r}, which this version of fedemb "
+        "does not support. Use the version that the policy started with, or a later one."
     )
 
 

@@ -137,7 +137,7 @@ def _as_file(part: Part) -> Iterator[Path]:
         raise InputError(f"{part.said} is gone from {part.root}; check data.source.uri") from error
     except PermissionError as error:
         raise StorageError(
-            f"{part.said} in {part.root} may not be read; fix permissions"
+            f"{part.said} in {part.root} is not readable. Fix the permissions."
         ) from error
 
 
@@ -390,11 +390,12 @@ class ImageFiles:
             return None  # RuntimeError: a loop of links, until Python 3.13
         except PermissionError as error:
             raise StorageError(
-                f"an image file below {self._store.uri} may not be read; fix permissions"
+                f"an image file below {self._store.uri} is not readable. Fix the permissions."
             ) from error
         except OSError as error:
             if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO):  # ENXIO: a socket
                 return None
             raise StorageError(
-                f"an image file below {self._store.uri} cannot be read: {error.strerror}"
+                f"An image file below {self._store.uri} is not readable: {error.strerror}. "
+                "Check its permissions and run again."
             ) from error

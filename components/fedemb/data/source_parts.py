@@ -141,9 +141,7 @@ def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
     check_columns("an image folder", known, wanted)
     store = open_store(source.uri)
     if store.local_root is not None and not store.local_root.is_dir():
-        raise InputError(
-            f"there is no folder {source.uri}; check data.source.uri and data.source.format"
-        )
+        raise InputError(f"No folder at {source.uri}. Check data.source.uri and data.source.format")
     if next(_folders(store), None) is None:
         raise InputError(f"{source.uri} holds no folder per user; check data.source.uri and format")
     return [Part(store.uri, "")]
@@ -158,7 +156,7 @@ def _check_image_root(source: SourceConfig) -> None:
     root = csv_image_root(source)
     store = open_store(root)
     if store.local_root is not None and not store.local_root.is_dir():
-        raise InputError(f"there is no folder {root}; check data.source.image_root")
+        raise InputError(f"No folder at {root}. Check data.source.image_root.")
 
 
 def check_parquet(part: Part, schema: Any, source: SourceConfig, wanted: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from fedemb.errors import InputError
 
-WITHOUT = "give scheme://bucket/prefix, and the credentials to the environment"
+WITHOUT = "Use scheme://bucket/prefix and pass credentials in the environment."
 _SECRET = re.compile(
     r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*:/{1,2})(?:[^/\s@'\"]*|[^/:\s@'\"][^:\s@'\"]*:[^\s@'\"]*)@"
     r"|(?P<name>\b(?:X-Amz-[A-Za-z-]+|X-Goog-[A-Za-z-]+|Signature|sig|AWSAccessKeyId|password|token)"
@@ -29,11 +29,11 @@ def split_address(uri: str) -> SplitResult:
     problem = credentials_in(uri)
     scheme = uri.partition("://")[0]
     if problem:
-        raise InputError(f"an address {redacted(scheme)}://... {problem}; {WITHOUT}")
+        raise InputError(f"Address {redacted(scheme)}://... {problem}. {WITHOUT}")
     try:
         return urlsplit(uri, allow_fragments=False)
     except ValueError as error:  # an unclosed bracket
-        raise InputError(f"an address {scheme}://... cannot be parsed; {WITHOUT}") from error
+        raise InputError(f"Address {scheme}://... is not a valid URI. {WITHOUT}") from error
 
 
 def credentials_in(uri: str) -> str:
@@ -45,9 +45,9 @@ def credentials_in(uri: str) -> str:
         return ""
     place = uri.partition("://")[2].partition("/")[0]
     if "@" in place or ":" in place:
-        return "holds a user, a password or a port"
+        return "contains a user, a password or a port"
     if redacted(uri) != uri:  # a key or a password may hold a slash, too
-        return "holds a signature or a password in its query"
+        return "contains a signature or a password in its query"
     return ""
 
 

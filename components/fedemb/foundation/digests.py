@@ -27,7 +27,7 @@ def limited_digest(path: Path, size: int) -> str:
             left -= len(data)
             if left < 0:
                 raise ArtifactError(
-                    f"{path.name} has more than the {size} bytes it may have; fetch it again"
+                    f"{path.name} is larger than the expected {size} bytes. Fetch it again."
                 )
             digest.update(data)
     return digest.hexdigest()

@@ -77,7 +77,7 @@ def make_folder(path: Path) -> None:
         if not folder.exists():
             folder.mkdir(mode=0o755, exist_ok=True)
     if not path.is_dir():
-        raise FileExistsError(errno.EEXIST, "a file stands where a folder is needed")
+        raise FileExistsError(errno.EEXIST, "a file is at the path of a folder")
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def _new_temporary(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
     try:
         make_folder(path.parent)
     except FileExistsError as error:  # not the name of the output
-        raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed") from error
+        raise NotADirectoryError(errno.ENOTDIR, "a file is at the path of a folder") from error
     _require_regular_or_new(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, _NEW, mode)

@@ -33,14 +33,14 @@ CREDENTIALS = "credentials"
 def _without_credentials(address: str) -> str:
     if problem := credentials_in(address):
         why = {"why": problem, "remedy": WITHOUT}
-        raise PydanticCustomError(CREDENTIALS, "{why}; {remedy}", why)
+        raise PydanticCustomError(CREDENTIALS, "{why}. {remedy}", why)
     return address
 
 
 def _without_password(address: str) -> str:
     if redacted(address) != address:
         raise PydanticCustomError(
-            CREDENTIALS, "holds a user or a password; give them to the environment"
+            CREDENTIALS, "contains a user or a password. Pass credentials in the environment."
         )
     return address
 

@@ -30,8 +30,8 @@ Kind = Literal["step_started", "step_finished", "step_failed", "outcome_not_kept
 
 PARTITIONED = "partitioned the private images of run %s"
 BEGUN = (
-    "run %s has begun to train and goes on with the people it began with; who was forgotten since "
-    "is left out from the next run on"
+    "run %s started training before and resumes with its original users; users deleted since then "
+    "are left out from the next run on"
 )
 RESUMING = "resuming after round %d of %d"
 ROUND = "round %d/%d"

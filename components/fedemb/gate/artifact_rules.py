@@ -20,7 +20,7 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports.noise_floor import noise_floor
 from fedemb.reports.privacy_report import build_report
-from fedemb.runtime.planted_bug_suite import record_problem
+from fedemb.runtime.planted_bug_suite import is_throw_away, record_problem
 from fedemb.runtime.provenance import privacy_code_digest
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
@@ -206,7 +206,7 @@ def audit(case: Case) -> Iterator[Reason]:
         )
     own = privacy_code_digest() if case.same_environment else None
     problem = record_problem(audit.planted_bug_suite.model_dump(), own)
-    if problem:
+    if problem and not _exempt_from_suite(case):
         yield Reason(
             "planted_bugs_missed",
             problem,
@@ -227,6 +227,17 @@ def audit(case: Case) -> Iterator[Reason]:
             "the audit holds exact figures of training users, which no noise covers",
             again,
         )
+
+
+def _exempt_from_suite(case: Case) -> bool:
+    """Returns whether the suite was not run for a throw-away policy on generated images.
+
+    The policy has no other run, and `reserve_budget` compared the images with the generated ones.
+    """
+    runs = {run_id for run_id, _ in case.ledger.state.attempts}
+    not_run = case.evidence.audit.body.planted_bug_suite.total == 0
+    alone = runs == {case.reservation.run_id}
+    return not_run and alone and is_throw_away(case.evidence.config)
 
 
 def away_from_start(case: Case) -> Iterator[Reason]:

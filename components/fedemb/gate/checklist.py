@@ -102,7 +102,7 @@ def _audit(case: Case) -> str:
     audit = case.evidence.audit.body
     bugs = audit.planted_bug_suite
     failed = ", ".join(audit.self_test.failed) or "passed"
-    return f"level {audit.level}; self-test {failed}; planted bugs {bugs.passed} of {bugs.total}"
+    return f"level {audit.level}; self-test {failed}; planted bugs {bugs.summary}"
 
 
 def _gain(case: Case) -> str:

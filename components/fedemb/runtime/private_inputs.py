@@ -66,8 +66,8 @@ def _commitment(context: StepContext, people: People, number: int | None) -> Fol
     value = bind and bind.body["commitments"].get(people)
     if not value:
         raise Refused(
-            f"the ledger of policy {ledger.policy_id!r} holds no commitment to {people}/ of run "
-            f"{run_id!r}, so its content cannot be checked; train the run first"
+            f"The ledger of policy {ledger.policy_id!r} has no commitment to {people}/ of run "
+            f"{run_id!r}, so its content cannot be checked. Run the training step first."
         )
     key = commitment_key(context.keys, context.config.policy.policy_id)
     return FolderCommitment(run_id, number, value, key)

@@ -82,8 +82,8 @@ def read_averages(context: StepContext, card: ModelCard) -> dict[str, float]:
     averages = _read(context, folder / "averages.json", Averages).body
     if averages.model_sha != card.weights_sha:
         raise ArtifactError(
-            f"averages.json is of model {averages.model_sha[:12]}, expected "
-            f"{card.weights_sha[:12]}; take model and averages from one training step"
+            f"averages.json belongs to model {averages.model_sha[:12]}, expected "
+            f"{card.weights_sha[:12]}. Use model and averages of one training step."
         )
     found = {average_file(number): one for number, one in enumerate(averages.others, start=1)}
     for name, one in found.items():

@@ -113,8 +113,8 @@ def _parse(uri: str) -> tuple[str, str, str]:
     if parts.scheme in ("gs", "s3") and not parts.netloc:
         raise InputError(f"{parts.scheme}:// names no bucket; give {parts.scheme}://bucket/prefix")
     raise InputError(
-        f"{parts.scheme}://{parts.netloc} is no store we know; give a local path, file:///path, "
-        "gs://bucket/prefix or s3://bucket/prefix"
+        f"Unsupported storage URI {parts.scheme}://{parts.netloc}. Use a local path, "
+        "file:///path, gs://bucket/prefix or s3://bucket/prefix."
     )
 
 

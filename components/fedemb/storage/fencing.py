@@ -76,8 +76,8 @@ class FencingToken:
         """
         if self.over():
             raise Superseded(
-                f"{self._step} was started again while this process still ran, and the later one "
-                "goes on alone; no action needed; see the later pod"
+                f"{self._step} was started again while this process was running, and only the "
+                "newest start may write. No action is needed; see the later pod."
             )
 
 

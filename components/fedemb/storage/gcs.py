@@ -204,7 +204,8 @@ class GcsStore(Store):
             if what in ("read", "deleted") and _is_missing_object(error):
                 raise FileNotFoundError(f"no such object in {self.uri}") from error
             raise StorageError(
-                f"the store {self.uri} could not be {what}: {_reason(error, self._bucket_name)}"
+                f"Store {self.uri} could not be {what}: {_reason(error, self._bucket_name)}. "
+                "Check its address and permissions."
             ) from error
 
 

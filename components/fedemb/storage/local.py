@@ -171,8 +171,7 @@ class LocalStore(Store):
             if what == "read":
                 raise FileNotFoundError(error.errno, "no such object in the store") from error
             raise InputError(
-                f"the store {self.uri} has a file where a folder is needed, or the reverse; "
-                "clear the name"
+                f"Store {self.uri} has a file where a folder is needed, or the reverse. Remove it."
             ) from error
         except OSError as error:
             raise StorageError(

@@ -157,7 +157,10 @@ class S3Store(Store):
             if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
                 raise FileNotFoundError(f"no such object in {self.uri}") from error
             reason = _reason(error, code, self._bucket)
-            raise StorageError(f"the store {self.uri} could not be {what}: {reason}") from error
+            raise StorageError(
+                f"Store {self.uri} could not be {what}: {reason}. Check its address and "
+                "permissions."
+            ) from error
 
 
 def _digest_mark(digest: str) -> dict[str, str]:

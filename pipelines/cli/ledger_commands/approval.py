@@ -1,4 +1,4 @@
-"""What an approver is shown before they sign: figures, people, and what the gate will decide."""
+"""Text that an approver reads before signing: figures, users, and the decision of the gate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the gate says of a run, its approvals aside."""
+    """Returns the verdict of the gate on a run, apart from its approvals."""
 
     reasons: tuple[str, ...]
     """Each reason that approvals do not remove."""
@@ -92,7 +92,7 @@ def terms_shown(
 
 
 def after_signature(judged: Judged | None, given: int, needed: int) -> str:
-    """What the gate will decide once this person has signed.
+    """Returns the verdict of the gate once this person has signed.
 
     Args:
       judged: the other rules; None: not known here.

@@ -68,8 +68,6 @@ def approve(
         open_ledger,
         read_trust,
     )
-    from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
-    from fedemb.reports.utility_words import floors_sentence
     from fedemb.storage import open_store
 
     (report, utility, own_ledger, own_rollback_anchor), signer = _report(run), _signer(key)
@@ -90,17 +88,10 @@ def approve(
         )
     if not opened.terms.approvals:
         raise Refused(
-            f"policy {opened.policy_id!r} releases without approvals, for its life; a policy that "
-            "wants them says policy.approvals from its start"
+            f"Policy {opened.policy_id!r} releases without approvals, permanently. Set "
+            "policy.approvals before the first run of a new policy."
         )
-    say(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
-    say(f"guarantee: {guarantee_sentence(body.guarantee)}")
-    if words := all_runs(body):
-        say(f"  {words}")
-    if body.release and body.release.name:
-        say(f"release: {body.release.name} {body.release.version}")
-    if terms := body.release:  # what a report did not say before its version 4, nobody approved
-        say(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
+    _say_report(report)
     judged = _judged(run, verdict, report, opened)
     for line in terms_shown(report, utility, judged):
         say(line)
@@ -109,7 +100,7 @@ def approve(
     who = {item.signature["key_id"] for item in before} | {signer.key_id}
     say(after_signature(judged, len(who), opened.terms.approvals))
     if not yes and not typer.confirm("You have read its pages, and approve the release?"):
-        raise Refused("not approved; nothing was written")
+        raise Refused("Not approved; nothing was written. Run the command again to approve.")
     record = opened.approve(
         Reservation.of(attempt.reserve),
         model_sha=body.model_sha,
@@ -119,8 +110,23 @@ def approve(
     given = opened.state.approvals_of(body.model_sha, report.sha)
     say(
         f"approved by {record.actor} as record {record.sequence}; {len(given)} of "
-        f"{opened.terms.approvals} that the policy wants"
+        f"{opened.terms.approvals} required approvals"
     )
+
+
+def _say_report(report: Written[PrivacyReport]) -> None:
+    from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+    from fedemb.reports.utility_words import floors_sentence
+
+    body = report.body
+    say(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
+    say(f"guarantee: {guarantee_sentence(body.guarantee)}")
+    if together := all_runs(body):
+        say(f"  {together}")
+    if body.release and body.release.name:
+        say(f"release: {body.release.name} {body.release.version}")
+    if terms := body.release:  # reports before version 4 do not have the terms
+        say(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
 
 
 def approvers(
@@ -134,7 +140,7 @@ def approvers(
     policy: PolicyOption = None,
     rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
-    """Name all who may approve releases, in the place of those before. Done by the policy owner."""
+    """Set the people who may approve releases. For the policy owner."""
     from fedemb.ledger import name_approvers
 
     opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
@@ -144,20 +150,20 @@ def approvers(
         return
     if not opened.terms.approvals:
         raise Refused(
-            f"policy {opened.policy_id!r} releases without approvals, for its life; name approvers "
-            "where policy.approvals says how many"
+            f"Policy {opened.policy_id!r} releases without approvals, permanently. Add "
+            "approvers to a policy with policy.approvals above 0."
         )
     people: dict[str, str] = {}
     for entry in named:
         name, _, path = entry.partition("=")
         if not path or name.strip() != name or not name or name in people:
             raise InputError(
-                f"{entry!r} is not NAME=PUBLIC_KEY_FILE with a name of its own; say it as in "
-                "ada=ada.pub"
+                f"{entry!r} is not NAME=PUBLIC_KEY_FILE with a new name. Pass, for example, "
+                "ada=ada.pub."
             )
         people[name] = _public_key(Path(path).expanduser())
     record = name_approvers(opened, people, reason_text(reason), key_store, rollback_anchor)
-    say(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
+    say(f"record {record.sequence}: only {', '.join(people)} may approve")
 
 
 def _judged(
@@ -197,7 +203,7 @@ def _signer(path: Path) -> Signer:
 
     from fedemb.keys.signatures import Signer
 
-    wrong = f"{path} is no private key of OpenSSH of the kind Ed25519 that can be read"
+    wrong = f"{path} is not a readable OpenSSH private key of type Ed25519"
     try:
         data = read_regular(path.expanduser())
         try:
@@ -220,7 +226,9 @@ def _public_key(path: Path) -> str:
     try:
         public = load_ssh_public_key(read_regular(path))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{path} is no public key of OpenSSH ({error}); name the .pub") from error
+        raise InputError(
+            f"{path} is not an OpenSSH public key ({error}). Pass the .pub file."
+        ) from error
     if not isinstance(public, Ed25519PublicKey):
-        raise InputError(f"{path} is no Ed25519 key; make one with ssh-keygen -t ed25519")
+        raise InputError(f"{path} is not an Ed25519 key. Create one with `ssh-keygen -t ed25519`.")
     return public.public_bytes_raw().hex()

@@ -1,4 +1,4 @@
-"""`fedemb forget`: the data owner's answer to users who want to be deleted."""
+"""`fedemb forget`: deletes users from all later runs, for the data owner."""
 
 from __future__ import annotations
 
@@ -34,19 +34,16 @@ LEFT = (
     " runs, which keep the users of their time"
 )
 SIMULATED = (
-    "simulations that may have been trained with {who}: {runs}. None is ever released, and no"
-    " guarantee covers them: delete their run directories, and the models and reports they left in"
-    " storage.public_root or the pipeline's artifacts"
+    "simulations that may have trained on {who}: {runs}. No guarantee covers them. Delete their run"
+    " directories, and their models and reports in storage.public_root or the pipeline's artifacts"
 )
 BEGUN = (
-    "warning: these runs had begun to train before, and a resumed run finishes with the people it"
-    " began with, {who} perhaps among them: {runs}. To keep them out, do not resume these; what"
-    " they were charged stays charged"
+    "warning: these runs started training before and may include {who}: {runs}. A resumed run keeps"
+    " its original users. Do not resume these runs to keep them out; their budget stays charged"
 )
 ELSEWHERE = (
-    "the same ledger has policies under which {who} not forgotten: {policies}; call this"
-    " command for each of them too (--set policy.policy_id=NAME, with its --config), or they train"
-    " there"
+    "the same ledger has policies under which {who} not deleted: {policies}. Run this command for"
+    " each of them too, with its --config and --set policy.policy_id=NAME"
 )
 
 
@@ -92,7 +89,7 @@ def forget(
     texts = _read_ids(ids) if ids else [_read_id()]
     ledgers = open_store(storage.ledger)
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
-    # Without terms the folder or policy is wrong: a new key would be made and no user forgotten.
+    # Without terms the folder or policy is wrong: a new key would be made and no user deleted.
     names = rule_named(ledger.terms.identifiers)
     user_ids = _canonical(texts, names)
     keys = open_key_store(storage.keys)
@@ -109,28 +106,32 @@ def forget(
         for user_key in user_keys
     ]
     who = "this user" if len(user_ids) == 1 else "these users"
-    one = "forgotten from the next partition on" if fresh[0] else "was forgotten before"
+    one = "deleted from the next partition on" if fresh[0] else "was deleted before"
     several = (
-        f"{sum(fresh)} forgotten from the next partition on; {len(fresh) - sum(fresh)} were "
-        "forgotten before"
+        f"{sum(fresh)} deleted from the next partition on; {len(fresh) - sum(fresh)} were "
+        "deleted before"
     )
     say(
         several if ids else one,
-        "whether the data hold such an id was not checked: check its spelling",
+        "The spelling of the id was not compared with the data; check it.",
     )
     rules = {
         other: _rule_of(storage.ledger, other) for other in policies(ledgers) if other != policy_id
     }
-    elsewhere = _not_forgotten(texts, rules, keys, storage.deletion_marks)
+    elsewhere = _not_deleted(texts, rules, keys, storage.deletion_marks)
     if elsewhere:
         are = "is" if len(user_ids) == 1 else "are"
         say(ELSEWHERE.format(who=f"{who} {are}", policies=", ".join(elsewhere)))
-    terms = ledger.terms
-    buckets = {hasher.bucket(user_key, terms.users.blocks_per_cohort) for user_key in user_keys}
+    blocks = ledger.terms.users.blocks_per_cohort
+    _say_consequences(ledger, {hasher.bucket(user_key, blocks) for user_key in user_keys}, who)
+
+
+def _say_consequences(ledger: Ledger, buckets: set[int], who: str) -> None:
+    """Prints the runs and releases that the users of these buckets may have trained."""
     found, open_runs, simulations = _trained(ledger, buckets)
-    begun = _begun(ledger, buckets)
-    if begun:
-        say(BEGUN.format(who=who, runs=", ".join(begun)))
+    started = _begun(ledger, buckets)
+    if started:
+        say(BEGUN.format(who=who, runs=", ".join(started)))
     say(LEFT)
     if simulations:
         say(SIMULATED.format(who=who, runs=", ".join(simulations)))
@@ -142,14 +143,14 @@ def forget(
     say(f"releases that may have been trained with {who} (their block took part):")
     for name, version, epsilon, delta in found:
         say(f"  {name} {version}: epsilon {epsilon:.3g} at delta {delta:g}")
-    say(MEANING.format(cap=terms.epsilon_cap, delta=terms.delta))
+    say(MEANING.format(cap=ledger.terms.epsilon_cap, delta=ledger.terms.delta))
 
 
 def _read_id() -> str:
     """The id from standard input; typed at a terminal, it is not shown.
 
     Raises:
-      InputError: more than one line; the user would believe that all of them were forgotten.
+      InputError: more than one line; the user would believe that all of them were deleted.
     """
     from fedemb.errors import InputError
 
@@ -217,17 +218,17 @@ def _rule_of(ledger_uri: str, policy_id: str) -> NameRule | None:
         return None
 
 
-def _not_forgotten(
+def _not_deleted(
     texts: list[str], rules: Mapping[str, NameRule | None], keys: KeyStore, uri: str
 ) -> list[str]:
-    """Those policies under which one is not forgotten: each has marks by a key of its own."""
+    """Returns the policies under which a user is not deleted: each has markers by its own key."""
     from fedemb.data.hashing import Hasher
     from fedemb.keys import partition_key, policy_key_name
     from fedemb.keys.deletion_marks import read_deletion_marks
 
     found: list[str] = []
     for policy_id, names in rules.items():
-        if names and keys.exists(policy_key_name(policy_id)):  # else there is no mark
+        if names and keys.exists(policy_key_name(policy_id)):  # else no marker exists
             hasher = Hasher(partition_key(keys, policy_id), names)
             user_ids = filter(None, map(names.text, texts))
             marks = {hasher.deletion_mark(hasher.user_key(user_id)) for user_id in user_ids}
@@ -249,7 +250,7 @@ def _of_buckets(ledger: Ledger, buckets: set[int]) -> list[Attempt]:
 
 
 def _begun(ledger: Ledger, buckets: set[int]) -> list[str]:
-    """Runs whose training began and did not end."""
+    """Returns the runs whose training started and did not end."""
     return [
         attempt.reserve.run_id
         for attempt in _of_buckets(ledger, buckets)
@@ -260,7 +261,7 @@ def _begun(ledger: Ledger, buckets: set[int]) -> list[str]:
 def _trained(
     ledger: Ledger, buckets: set[int]
 ) -> tuple[list[tuple[Any, ...]], list[str], list[str]]:
-    """What blocks of these buckets took part in, of any cohort: which is a user's, data tell only.
+    """Returns the runs of blocks with these buckets, in any cohort; only the data has the cohort.
 
     Returns:
       Name, version, epsilon and delta of every release; the runs that may release yet; and the

@@ -45,7 +45,7 @@ def _trust(path: Path | None) -> Any:
 
 
 def _marks(ledger: Ledger, keys: str | None, rollback_anchor: str | None) -> int | None:
-    """How many marks the ledger fits; None: nobody said where they are."""
+    """Returns the number of markers the ledger matches; None: their location is unknown."""
     from fedemb.keys import open_key_store
     from fedemb.ledger import check_high_water
 
@@ -98,9 +98,9 @@ def init(
     others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
     if others:
         say(
-            f"note: this ledger holds {', '.join(others)} already. On the same users the epsilons "
-            "of both add up; users forgotten there are not forgotten here: give their ids to "
-            "`fedemb forget` again before the first run"
+            f"note: this ledger also contains {', '.join(others)}. On the same users the "
+            "epsilons add up. Users deleted there are not deleted here: run `fedemb forget` "
+            "for them before the first run"
         )
 
 
@@ -214,7 +214,7 @@ def verify(
     for item in anchor or []:
         sequence, _, sha = item.partition(":")
         if not sequence.isdecimal():
-            raise InputError(f"--anchor {item!r} is not SEQUENCE:SHA256")
+            raise InputError(f"--anchor {item!r} is not valid. Pass SEQUENCE:SHA256.")
         anchors.append(Anchor(int(sequence), sha, "--anchor"))
     opened = text.load(ledger, policy, _trust(trust), signatures=True)
     opened.verify(anchors)

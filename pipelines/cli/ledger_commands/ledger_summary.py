@@ -26,7 +26,7 @@ def load(uri: str, policy_id: str | None, trust: TrustStore | None, *, signature
       signatures: False checks the last signature and the hash chain only.
 
     Raises:
-      InputError: there is no policy, or there are several and none was named.
+      InputError: no policy found, or several and none was passed.
     """
     store = open_store(uri)
     name = policy_id or _only_policy(store)
@@ -44,7 +44,7 @@ def _only_policy(store: Store) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise InputError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
+        raise InputError(f"No ledger in {store.uri}. Create one with `fedemb ledger init`.")
     raise InputError(f"{store.uri} holds several policies; choose --policy {' | '.join(names)}")
 
 
@@ -104,7 +104,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def composition(terms: PolicyTerms) -> str:
-    """How the runs of a policy add up, in words."""
+    """Returns how the runs of a policy add up, as text."""
     if terms.series is None:
         return f"composed by a Rényi filter of order {terms.renyi_order:g}"
     runs = terms.series.runs
@@ -112,7 +112,7 @@ def composition(terms: PolicyTerms) -> str:
 
 
 def content_of(config: RunConfig) -> dict[str, Any]:
-    """What a reservation of this configuration would bind, as far as budget is concerned."""
+    """Returns the budget content that a reservation of this configuration would bind."""
     from fedemb.ledger import charged_content
     from fedemb.privacy.mechanisms.registry import plan_mechanism
 
@@ -188,7 +188,7 @@ def admission(ledger: Ledger, config: RunConfig) -> str:
 
 
 def explain_run(ledger: Ledger, run_id: str) -> list[str]:
-    """What a run was charged and why, in sentences.
+    """Returns the charge of a run and its reason, as sentences.
 
     Raises:
       InputError: the ledger has no such run.
@@ -196,8 +196,9 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
     attempts = [item for item in ledger.state.attempts.values() if item.reserve.run_id == run_id]
     if not attempts:
         raise InputError(
-            f"the ledger of policy {ledger.policy_id!r} has no run {run_id!r}: it never reserved, "
-            "or was refused; `fedemb ledger explain --config` says what it would meet now"
+            f"The ledger of policy {ledger.policy_id!r} has no run {run_id!r}: the run made no "
+            "reservation or was refused. Run `fedemb ledger explain --config` to see whether "
+            "it would be refused now."
         )
     lines = []
     for attempt in attempts:
@@ -238,7 +239,7 @@ def _standing(status: str, charged: bool, charge: Charge) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, in words that fit it."""
+    """Returns a number of things with the right plural."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

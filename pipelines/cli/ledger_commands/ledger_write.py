@@ -39,7 +39,7 @@ def void(
     policy: PolicyOption = None,
     rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
-    """Give back the reservation of a run that will not train; refused once training was bound."""
+    """Return the reservation of a run that will not train; refused once training was bound."""
     from fedemb.ledger.reservation import Reservation
 
     opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
@@ -47,8 +47,8 @@ def void(
     found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
     if found is None:
         raise InputError(
-            f"the ledger of policy {opened.policy_id!r} has no run {run_id!r}; `fedemb ledger show`"
-            " lists them"
+            f"The ledger of policy {opened.policy_id!r} has no run {run_id!r}. Run `fedemb "
+            "ledger show` to list the runs."
         )
     record = opened.void(Reservation.of(found.reserve), reason_text(reason), key_store)
     say(
@@ -77,8 +77,8 @@ def waive(
 
     if code not in WAIVABLE:
         raise Refused(
-            f"rule {code!r} cannot be waived, as it is arithmetic or integrity; only "
-            f"{', '.join(WAIVABLE)} can"
+            f"Rule {code!r} protects arithmetic or integrity and cannot be waived. Pass one of "
+            f"{', '.join(WAIVABLE)}."
         )
     opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
     run_id, weights = _committed(model, opened)
@@ -108,7 +108,7 @@ def rotate(
 ) -> None:
     """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
 
-    What a retired key signed before stays trusted; what it signs from now on does not.
+    Earlier signatures of a retired key stay trusted; later ones are not.
     """
     from fedemb.keys import open_key_store
     from fedemb.keys.trust import ROLES
@@ -116,7 +116,7 @@ def rotate(
 
     unknown = sorted(set(role or ()) - set(ROLES))
     if unknown:
-        raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
+        raise InputError(f"--role {unknown[0]!r} is unknown. Pass one of {', '.join(ROLES)}.")
     written = rotate_keys(
         ledger,
         open_key_store(keys),
@@ -129,7 +129,7 @@ def rotate(
         say(
             f"policy {record.policy_id}: record {record.sequence} names new signing keys of {names}"
         )
-    say("whoever pinned trust.json keeps it: the ledger leads from it to the new keys")
+    say("pinned copies of trust.json stay valid: the ledger leads from them to the new keys")
     say("a step that was running meanwhile ends with exit code 4; resume its run")
 
 
@@ -157,7 +157,7 @@ def open_for_people(
 def reason_text(reason: str) -> str:
     """A reason that says something, for a record that stays."""
     if not reason.strip():
-        raise InputError("--reason is empty; say why, in a sentence without user ids")
+        raise InputError("--reason is empty. Pass a reason without user ids.")
     return reason.strip()
 
 
@@ -191,7 +191,7 @@ def _committed(path: Path, ledger: Ledger) -> tuple[str, str]:
         )
     if run is not None and named != run.run_id:
         raise Refused(
-            f"{path.name} says it is of run {named!r}, and lies in run {run.run_id!r}; name the "
-            "run whose model was refused by the gate"
+            f"{path.name} belongs to run {named!r} and is stored in run {run.run_id!r}. Pass "
+            "the run whose model the gate denied."
         )
     return named, card.body.weights_sha

@@ -42,7 +42,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOutput:
-    """What is printed and written."""
+    """Output of `fedemb plan`."""
 
     explain: Annotated[bool, typer.Option("--explain", help="Explain the plan in prose.")] = False
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False

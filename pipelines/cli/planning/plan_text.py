@@ -1,4 +1,4 @@
-"""What `fedemb plan` prints for people."""
+"""Text that `plan`, `frontier` and `extrapolate` print."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 PROTECTS_UP_TO = 20.0
-"""Epsilon above which a plan is called what it is: no protection."""
+"""Largest epsilon without a warning."""
 
 
 def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
-    """The fields of `fedemb plan --json` as lines of text."""
+    """Returns the fields of `fedemb plan --json` as lines of text."""
     out = [fields["sentence"], ""]
     out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {participants(plan)}")
     out.append(f"  gradients by {BACKENDS[fields['backend']]}")
@@ -27,7 +27,9 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
         "zcdp_rho": "zCDP rho",
     }
     if fields["epsilon_conservative_2c"] != fields["epsilon"]:
-        named = {"epsilon_conservative_2c": "epsilon if users were sampled first (2C)"} | named
+        named = {
+            "epsilon_conservative_2c": "epsilon if users are sampled before they are grouped (2C)"
+        } | named
     for name, words in named.items():
         if fields[name] is not None:
             out.append(f"  {words}: {fields[name]:.4g}")
@@ -40,7 +42,11 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
         fits = together is not None and together <= cap
         out.append(
             f"  all {series['runs']} planned runs together: {price}, "
-            + (f"within the cap {cap:g}" if fits else f"above the cap {cap:g}: not all would run")
+            + (
+                f"within the cap {cap:g}"
+                if fits
+                else f"above the cap {cap:g}: some runs would be refused"
+            )
         )
     for item in fields["projections"]:
         epsilon = item["epsilon"]
@@ -70,18 +76,21 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
 def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     epsilon = fields["epsilon"]
     if not plan.private:
-        return ["no noise, no guarantee: for baselines only, no gate passes it"]
+        return [
+            "the mechanism adds no noise and has no guarantee. Use it for baselines only; the gate "
+            "denies it."
+        ]
     if epsilon is not None and epsilon <= PROTECTS_UP_TO:
         return []
     return [
-        f"epsilon {'is infinite' if epsilon is None else f'{epsilon:.4g}'}: this protects nobody; "
-        "it takes more noise, fewer rounds or far more users (--target-epsilon finds the noise)"
-        + ("; at a larger delta it may be finite" if epsilon is None else "")
+        f"epsilon {'is infinite' if epsilon is None else f'is {epsilon:.4g}'}, which protects no "
+        "user. Use more noise (pass --target-epsilon), fewer rounds or more users"
+        + (", or a larger delta." if epsilon is None else ".")
     ]
 
 
 def _frontier(frontier: dict[str, Any]) -> list[str]:
-    out = [f"settings of epsilon {frontier['target_epsilon']:g}, noise as little as it takes:"]
+    out = [f"settings of epsilon {frontier['target_epsilon']:g} with the smallest noise:"]
     timed = any(point["minutes"] is not None for point in frontier["points"])
     out.append(
         f"{'batch':>10}{'rounds':>10}{'noise':>10}{'noise/batch':>14}{'epochs':>10}"
@@ -102,7 +111,7 @@ def _frontier(frontier: dict[str, Any]) -> list[str]:
                 f"full batch has {less:.1%} less noise on the mean than batch "
                 f"{gain['smallest_batch']:,}, for {gain['work']:.3g} times the units"
                 if gain["work"] > 1
-                else "full batch pays: no smaller batch here is within 5 % of its noise on the mean"
+                else "full batch is worth its cost: smaller batches have over 5 % more noise"
             )
         )
     return [*out, f"wrote {frontier['figure']}"]
@@ -110,9 +119,9 @@ def _frontier(frontier: dict[str, Any]) -> list[str]:
 
 def _table(extrapolation: dict[str, Any]) -> list[str]:
     out = [
-        "Projections, not guarantees: no such run was made. At delta = users ** -1.1 epsilon is",
-        "an upper bound, 0.1 % from exact at most; correlated noise (tree, BLT) is scaled until",
-        "running sums of updates are as noisy as with independent noise.",
+        "Projections, not guarantees. Epsilon is an upper bound at delta = users ** -1.1, within",
+        "0.1 % of the exact value. Correlated noise (tree, BLT) is scaled so that running sums of",
+        "updates are as noisy as with independent noise.",
     ]
     for axis, title in (
         ("population", "more users, compute and noise as planned"),
@@ -123,7 +132,7 @@ def _table(extrapolation: dict[str, Any]) -> list[str]:
 
 
 def _rows(points: list[dict[str, Any]]) -> list[str]:
-    """One line per cohort, one column per mechanism; a dash where it cannot run."""
+    """Returns one line per cohort with one column per mechanism; a dash if it cannot run."""
     kinds = list(dict.fromkeys(point["mechanism"] for point in points))
     cohorts = dict.fromkeys((point["population"], point["clients_per_round"]) for point in points)
     at = {

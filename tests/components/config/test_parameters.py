@@ -64,8 +64,8 @@ def test_only_what_must_be_said_has_no_default():
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("mechanism", "rounds: 3", "the parameter mechanism is no JSON"),
-        ("policy", "[]", r"the parameter policy is '\[\]', wanted a JSON object"),
+        ("mechanism", "rounds: 3", "Parameter mechanism is not valid JSON"),
+        ("policy", "[]", r"Parameter policy must be a JSON object, got '\[\]'"),
         ("partition", '{"virtual_clients": 0}', r"partition\.virtual_clients: .*greater than 0"),
         ("purpose", "publish", "purpose: "),
         ("training", '{"algorithm": "dp_sgd"}', "task=embedding"),

@@ -186,5 +186,5 @@ def test_averages_of_another_training_are_not_measured(copy):
     path = copy.root / "averages" / "averages.json"
     other = read(path, Averages).body.model_copy(update={"model_sha": "0" * 64})
     write_signed(path, other, Signer.newest(copy.context().keys, "trainer"))
-    with pytest.raises(ArtifactError, match="take model and averages from one training step"):
+    with pytest.raises(ArtifactError, match="Use model and averages of one training step"):
         evaluate.run(copy.context())

@@ -127,7 +127,7 @@ def test_unsigned_report_and_report_of_a_stranger_are_denied(run):
 def test_epsilon_above_the_cap_is_denied(tmp_path, monkeypatch):
     """By the plan, and by the ledger: the cap is recomputed from its record."""
     run = honest_run.start(tmp_path, **{"policy.epsilon_cap": 0.4})
-    with pytest.raises(ConfigError, match=r"epsilon_cap=0\.4 is all that policy"):
+    with pytest.raises(ConfigError, match=r"above policy.epsilon_cap=0\.4"):
         run.do_plan()
     monkeypatch.setattr(plan, "check_first_run", lambda _: None)
     run.do_plan()

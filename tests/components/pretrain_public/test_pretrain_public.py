@@ -143,11 +143,11 @@ def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed
 
 
 def test_doublings_need_classes_to_hold_out(parquet, tmp_path):
-    with pytest.raises(ValidationError, match=r"goes by recall .*kind=simclr has none"):
+    with pytest.raises(ValidationError, match=r"needs recall .*kind=simclr has none"):
         PretrainingConfig(kind="simclr", source={"uri": parquet}, doublings=1)
     two_classes = str(tmp_path / "two_classes.parquet")
     pq.write_table(pq.read_table(parquet)[:24], two_classes)
-    with pytest.raises(InputError, match=r"holds out .* set pretraining.doublings: 0"):
+    with pytest.raises(InputError, match=r"held out .* set pretraining.doublings: 0"):
         _doubled(two_classes, tmp_path, doublings=1)
 
 

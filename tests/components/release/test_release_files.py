@@ -26,7 +26,7 @@ def allowed(tmp_path_factory):
 )
 def test_bundle_with_other_files_is_not_published(allowed, monkeypatch, written, odd):
     monkeypatch.setattr(fake_serving, "SAVED_MODEL_FILES", written)
-    with pytest.raises(Refused, match=f"nothing is published.*{odd}"):
+    with pytest.raises(Refused, match=f"Nothing is published.*{odd}"):
         allowed.do_release()
     assert not (allowed.root / "releases").exists()
     assert allowed.ledger().state.attempts[allowed.run_id, 1].releases == []

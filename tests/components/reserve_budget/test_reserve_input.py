@@ -92,7 +92,7 @@ def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_char
     [
         ({"passed": 50, "total": 50, "privacy_code_sha": "0" * 64}, "other code"),
         ({"passed": 49, "total": 50}, "passed 49 of 50"),
-        (None, "no record is packaged"),
+        (None, "suite was not run"),
     ],
     ids=["stale", "missed", "missing"],
 )
@@ -132,7 +132,7 @@ def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tm
     """Else it would be charged, and could never fetch a root of its own."""
     _reserve(tmp_path, _config(tmp_path), "monday")
     other = _config(tmp_path, **{"policy.policy_id": "monthly"})
-    with pytest.raises(Refused, match="choose another run id"):
+    with pytest.raises(Refused, match="Choose another run id"):
         _reserve(tmp_path, other, "monday")
     ledger = tmp_path / "ledger" / "monthly"
     assert [path.name for path in ledger.glob("*.json")] == ["00000000.json"]
@@ -163,7 +163,7 @@ def test_training_that_began_gets_no_second_root_key(tmp_path):
     ledger.bind(reservation, commitments={"users": "3" * 64, "evaluation": "4" * 64}, **shas)
     assert _reserve(tmp_path, config, "monday")
     shutil.rmtree(tmp_path / "keys" / "reservation")
-    with pytest.raises(LedgerError, match=r"has begun to train, is not in .*other noise"):
+    with pytest.raises(LedgerError, match=r"started training, is missing in .*other noise"):
         _reserve(tmp_path, config, "monday")
     assert not (tmp_path / "keys" / "reservation").exists()
 

@@ -1,0 +1,118 @@
+"""The public backbone of `fedemb init`: none, public photos, or a `.keras` file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.output import say
+
+if TYPE_CHECKING:
+    from fedemb.pipelines.cli.init.photos import Photos
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """Public backbone of a training.
+
+    Attributes:
+      pretraining: the section `pretraining` of the configuration.
+      shape: input size and channels that a `.keras` file fixes; None if it fixes none.
+    """
+
+    pretraining: dict[str, object]
+    shape: tuple[int, int] | None = None
+
+    @property
+    def imported(self) -> bool:
+        """Whether the backbone is a `.keras` file."""
+        return self.pretraining["kind"] == "import"
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the backbone is trained on public photos."""
+        return self.pretraining["kind"] == "supervised"
+
+    def image_shape(self, photos: Photos) -> tuple[int, int]:
+        """Returns size in pixels and channels of the model's input."""
+        return self.shape or (photos.size, photos.channels)
+
+    def images(self, photos: Photos) -> str:
+        """Returns the model's input as text."""
+        size, channels = self.image_shape(photos)
+        return f"{size} x {size} pixels, {'colour' if channels > 1 else 'grey'},"
+
+
+def backbone_of(start: str, pixels: str | None, ask: Callable[[str], str]) -> Backbone:
+    """Returns the backbone for `--public`.
+
+    Args:
+      start: public photos, a `.keras` file or `none`.
+      pixels: pixel format of the `.keras` file; None to read it from the file.
+      ask: asks a question on the terminal.
+
+    Raises:
+      ConfigError: the pixel format is unknown or not for this backbone.
+      InputError: the file does not exist.
+    """
+    from fedemb.data.columns import guess_source
+
+    uri = start if "://" in start else str(Path(start).resolve())
+    if start.endswith(".keras"):
+        return _imported(Path(start), uri, pixels, ask)
+    if pixels:
+        raise ConfigError(f"--pixels is for a .keras file, and --public is {start}. Drop --pixels.")
+    if start == "none":
+        return Backbone(pretraining={"kind": "none"})
+    _require(start)
+    source = guess_source(uri, {}).model_dump(mode="json", exclude_defaults=True)
+    return Backbone(
+        pretraining={
+            "kind": "supervised",
+            "source": source,
+            "loss": {"kind": "cosface"},
+            "doublings": 2,
+        }
+    )
+
+
+def _require(start: str) -> None:
+    if "://" not in start and not Path(start).exists():
+        raise InputError(
+            f"--public {start} does not exist. Pass public photos, a .keras file or none."
+        )
+
+
+def _imported(path: Path, uri: str, pixels: str | None, ask: Callable[[str], str]) -> Backbone:
+    from fedemb.config import PretrainingConfig
+    from fedemb.models.imported import check_import, image_shape, with_card
+    from fedemb.pipelines.cli.init.recipes import FROZEN_BACKBONE
+
+    check_import(path, FROZEN_BACKBONE.trainable)
+    section: dict[str, object] = {"kind": "import", "import_path": uri}
+    section["import_pixels"] = _pixel_format(path, pixels, ask)
+    found = with_card(path, PretrainingConfig.model_validate(section))
+    fields = {"licence", "provenance"}
+    section |= found.model_dump(mode="json", include=fields, exclude_defaults=True)
+    return Backbone(pretraining=section, shape=image_shape(path))
+
+
+def _pixel_format(path: Path, given: str | None, ask: Callable[[str], str]) -> str:
+    """Returns the pixel format that the file was trained on."""
+    from fedemb.config import PretrainingConfig
+    from fedemb.models.imported import known_pixels
+
+    known = known_pixels(path)
+    if given is None and known:
+        say(f"{path.name} expects pixels in {known[0]}, read from {known[1]} (see --pixels)")
+        return known[0]
+    kinds = get_args(PretrainingConfig.model_fields["import_pixels"].annotation)
+    chosen = given or ask(f"Pixel format that {path.name} was trained on ({', '.join(kinds)})?")
+    if chosen not in kinds:
+        raise ConfigError(f"--pixels is {chosen}. Pass one of {', '.join(kinds)}.")
+    if known and known[0] != chosen:
+        say(f"warning: --pixels is {chosen}, but {known[1]} implies {known[0]}")
+    return chosen

@@ -1,0 +1,105 @@
+"""Options of `fedemb init`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from fedemb.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoOptions:
+    """Photos, and how to read them."""
+
+    data: Annotated[
+        str, typer.Option(help="Photos: Parquet, CSV, TFRecord, or one folder per user.")
+    ]
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name of a column, such as user_id=owner; repeatable. user_id=none: each image of "
+            "a classifier is its own unit of privacy."
+        ),
+    ] = None
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="File format: parquet, tfrecord, csv or image_folder; default: by file name.",
+        ),
+    ] = None
+    aspect_ratio: Annotated[
+        str, typer.Option(help="squash (stretch to a square) or letterbox (pad with grey).")
+    ] = "squash"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """Public numbers of the guarantee."""
+
+    users_lower_bound: Annotated[
+        int | None, typer.Option(min=2, help="Public lower bound on the number of users.")
+    ] = None
+    epsilon: Annotated[
+        float | None, typer.Option(min=0.01, help="Epsilon of one run for one user; default: 8.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneOptions:
+    """Public backbone that training starts from."""
+
+    public: Annotated[
+        str | None,
+        typer.Option(
+            help="Public photos to pretrain on, a .keras file to train one layer on, or none."
+        ),
+    ] = None
+    pixels: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixel format of the .keras file: -1..1, 0..1, 0..255, imagenet or caffe; "
+            "default: read from the file."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoalOptions:
+    """Task of the model."""
+
+    task: Annotated[str | None, typer.Option(help="embedding (default) or classification.")] = None
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Public list of the classes that users share, such as cat,dog."),
+    ] = None
+    alike: Annotated[
+        str | None,
+        typer.Option(help="Similar photos share a user or a class; default: class if users do."),
+    ] = None
+    by_user: Annotated[bool, typer.Option("--by-user", help="Same as --alike user.")] = False
+
+    @property
+    def similar_by(self) -> str | None:
+        """What similar photos share: `user`, `class`, or None for the default."""
+        return self.alike or ("user" if self.by_user else None)
+
+    def classify(self) -> bool:
+        """Returns whether to train a classifier.
+
+        Raises:
+          ConfigError: an option is unknown, or two exclude each other.
+        """
+        if self.alike not in (None, "user", "class"):
+            raise ConfigError(f"--alike is {self.alike}. Pass user or class.")
+        if self.task not in (None, "embedding", "classification"):
+            raise ConfigError(f"--task is {self.task}. Pass embedding or classification.")
+        if self.task == "classification" and self.similar_by:
+            raise ConfigError(
+                f"--alike {self.similar_by} is for embeddings, and --task is classification. "
+                "Drop one of the two options."
+            )
+        return self.task == "classification"

@@ -1,0 +1,170 @@
+"""Settings that `fedemb init` writes, and what to expect from them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig
+    from fedemb.pipelines.cli.init.backbone import Backbone
+    from fedemb.pipelines.cli.init.photos import Photos
+
+Settings = dict[str, Any]
+"""Sections of a configuration, as they are written."""
+
+_LIKELY = {"helpful": "likely", "uncertain": "possible", "hopeless": "not to be expected"}
+_LEAST_CLIENTS = 8
+"""Smallest expected number of virtual clients in a round, if there are as many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """Public numbers of the guarantee.
+
+    Attributes:
+      users_lower_bound: public lower bound on the number of units of privacy.
+      epsilon: epsilon of one run, and the cap of the policy.
+    """
+
+    users_lower_bound: int
+    epsilon: float
+
+
+def shares_classes(photos: Photos) -> bool:
+    """Returns whether users share classes."""
+    return photos.source.columns.label is not None and photos.census.common_classes > 0
+
+
+def images_section(photos: Photos, start: Backbone) -> dict[str, object]:
+    """Returns the settings of the model's input."""
+    size, channels = start.image_shape(photos)
+    return {"image_size": size, "channels": channels, "aspect_ratio": photos.aspect_ratio}
+
+
+def embedding_settings(
+    photos: Photos, start: Backbone, promise: Promise, held_out_classes: Sequence[str] = ()
+) -> Settings:
+    """Returns the settings of an embedding.
+
+    Args:
+      photos: the photos.
+      start: the public backbone.
+      promise: public numbers of the guarantee.
+      held_out_classes: public list of classes that a share is held out of; empty: all classes.
+    """
+    from fedemb.pipelines.cli.init.recipes import FROZEN_BACKBONE, WHOLE_NET
+    from fedemb.privacy.mechanisms.registry import GroupPoissonGaussian
+
+    recipe = FROZEN_BACKBONE if start.imported else WHOLE_NET
+    clients = max(1, round(0.9 * promise.users_lower_bound / recipe.users_per_client))
+    probability = max(recipe.sampling_probability, _LEAST_CLIENTS / clients)
+    described = photos.source.model_dump(mode="json", exclude_defaults=True)
+    described["label_scope"] = "global" if shares_classes(photos) else "user"
+    evaluation: dict[str, object] = {"by": "hash", "fraction": 0.1}
+    if held_out_classes:
+        evaluation["classes"] = list(held_out_classes)
+    return {
+        "purpose": "simulation",
+        "data": {"source": described},
+        "partition": {"virtual_clients": clients, "evaluation": evaluation},
+        "model": {**recipe.model_section(), **images_section(photos, start)},
+        "pretraining": start.pretraining,
+        "mechanism": {
+            "kind": GroupPoissonGaussian.kind_name(),
+            "rounds": recipe.rounds,
+            "sampling_probability": round(min(1.0, probability), 3),
+            "noise_multiplier": 1.0,
+        },
+        "training": {"local": {"head_init": "prototypes", "head_learning_rate_scale": 12.0}},
+        "policy": policy_section(photos, promise),
+    }
+
+
+def policy_section(photos: Photos, promise: Promise) -> dict[str, object]:
+    """Returns the section `policy`."""
+    bound = promise.users_lower_bound
+    return {
+        "policy_id": policy_id(Path(photos.source.uri).stem),
+        "users_lower_bound": bound,
+        "delta": customary_delta(bound),
+        "composition": "planned",
+        "epsilon_cap": promise.epsilon,
+    }
+
+
+def policy_id(stem: str) -> str:
+    """Returns a valid policy name made from the name of a file or folder."""
+    from fedemb.config.policy import PRIVATE_FOLDERS
+
+    name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower())[:50].strip("._-") or "mine"
+    return f"{name}-photos" if name in PRIVATE_FOLDERS else name
+
+
+def customary_delta(bound: int) -> float:
+    """Returns users ** -1.1 or 1e-5, whichever is smaller, rounded down to one digit.
+
+    A larger delta would need a waiver.
+    """
+    delta = min(1e-5, bound**-1.1)
+    power = 10.0 ** math.floor(math.log10(delta))
+    return float(f"{math.floor(delta / power) * power:.0e}")
+
+
+def outlook(config: RunConfig) -> list[str]:
+    """Returns lines about the noise of a configuration, and warnings."""
+    from fedemb.pipelines.cli.planning.plan_text import PROTECTS_UP_TO
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.reports.mechanism_text import participants
+    from fedemb.steps.plan_privacy.plan import warnings
+    from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects
+
+    plan, found = plan_mechanism(config), warnings(config)
+    noise = f"{participants(plan)}; noise on the mean / clipping norm: {noise_on_mean(plan):.2g}"
+    expected = prospects(config, plan)
+    if expected is not None:
+        noise += f"; a gain is {_LIKELY[expected.region]}"
+    lines = [noise, *(f"warning: {text}" for text in found.values())]
+    epsilon = config.policy.epsilon_cap
+    if epsilon > PROTECTS_UP_TO:
+        lines.append(
+            f"warning: epsilon {epsilon:g} protects no user, and the policy's cap is permanent. "
+            "Use 1 to 8."
+        )
+    if "noise_beyond_the_study" in found:
+        small = config.model.trainable == "projection"
+        start = "" if small else "Train one layer on a public net (--public FILE.keras). "
+        lines.append(f"{start}Test on public photos first (docs/how_to/choose_epsilon.md).")
+    return lines
+
+
+_COMMENTS = {
+    "purpose": "Set `release` after `tuning` declares how these numbers were chosen. The first run "
+    "with a --policy folder fixes the policy for its life, a simulation too: use a separate folder "
+    "for trials. Reports of the policy name each simulation on private photos, whose results no "
+    "guarantee covers",
+    "partition": "virtual_clients: derived from the public lower bound, so a public number",
+    "pretraining": "doublings: doubles the epochs while unseen public classes gain, up to four "
+    "times. State licence and provenance, e.g. licence: cc-by-4.0. import_pixels: pixel format "
+    "that a file was trained on",
+    "mechanism": "noise_multiplier: smallest for policy.epsilon_cap; change it with `fedemb plan "
+    "--target-epsilon E --config FILE --write FILE`",
+    "policy": "users_lower_bound: public lower bound, close to the true number, because delta "
+    "depends on it. A policy of another name has its own budget: on the same users epsilons add up",
+}
+
+
+def as_text(settings: Settings, output: Path) -> str:
+    """Returns the settings as YAML with comments."""
+    import yaml
+
+    parts = ["# Written by `fedemb init`. `fedemb config describe` explains each setting.\n"]
+    for name, value in settings.items():
+        if name in _COMMENTS and (name, settings.get("task")) != ("partition", "classification"):
+            parts.append(f"# {_COMMENTS[name].replace('FILE', output.name)}\n")
+        parts.append(yaml.safe_dump({name: value}, sort_keys=False))
+    return "".join(parts)

@@ -1,0 +1,163 @@
+"""`fedemb run`: runs or resumes the whole pipeline on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedemb.errors import ConfigError, Refused
+from fedemb.pipelines.cli.option_groups import grouped
+from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
+from fedemb.pipelines.output import say
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig
+    from fedemb.pipelines.run.directory import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """Options of a new run."""
+
+    config: ConfigOption = "quickstart"
+    data: DataOption = None
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a lasting ledger, its keys and deletion markers."),
+    ] = None
+    artifact_store: Annotated[
+        str | None,
+        typer.Option(
+            help="Bucket or folder (gs://, s3://, path) for public/, private/, ledger/ and "
+            "releases/ of lasting runs; --set storage.NAME=... moves one elsewhere."
+        ),
+    ] = None
+    keys: Annotated[
+        str | None,
+        typer.Option(help="Key store of a lasting ledger: a folder or gsm://project, no bucket."),
+    ] = None
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Options of a resumed run."""
+
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run to resume: its directory, or its name below --runs. Only --from, --set and "
+            "--beam have an effect."
+        ),
+    ] = None
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Step to resume from; earlier steps are reused. Needs --resume. --set may change "
+            "evaluation, audit, release and storage; no budget is charged again.",
+        ),
+    ] = None
+
+
+@grouped
+def run(
+    *,
+    new: NewRun,
+    set_: SetOption = None,
+    beam: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beam",
+            help="Option of the Beam engine that partitions the users, such as "
+            "--beam=--runner=DataflowRunner; repeatable. With --resume: replaces them.",
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    resumed: Resumed,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run and its cost; write nothing.")
+    ] = False,
+) -> None:
+    """Run the whole pipeline on this machine.
+
+    Example: fedemb run --config mine.yaml --policy policy
+    """
+    from fedemb.pipelines.run.command import execute
+
+    if new.policy is not None and (new.artifact_store or new.keys):
+        raise ConfigError(
+            "--policy is a local folder for ledger and keys and excludes --artifact-store. "
+            "Pass --keys instead."
+        )
+    if resumed.from_ is not None and resumed.resume is None:
+        raise ConfigError("--from resumes a run. Pass its directory by --resume.")
+    if resumed.resume is None:
+        directory, changed = _new(new, set_ or [], runs, dry_run=dry_run), None
+    else:
+        directory, changed = _resumed(resumed.resume, resumed.from_, set_, runs, dry_run=dry_run)
+    if directory is None:
+        return
+    with directory.alone():
+        if changed is not None:
+            directory.change_config(changed)
+        if beam:
+            directory.set_beam_options(beam)
+        exit_code = execute(directory, resumed.from_)
+    sys.exit(exit_code)
+
+
+def _new(
+    options: NewRun, overrides: Sequence[str], runs: Path, *, dry_run: bool
+) -> RunDirectory | None:
+    """Returns the directory of a new run; None after a dry run."""
+    from fedemb.pipelines.cli.dry_run import refusal
+    from fedemb.pipelines.run.artifact_store import store_overrides
+    from fedemb.pipelines.run.command import checked, make_directory
+    from fedemb.pipelines.run.directory import checked_run_id
+    from fedemb.pipelines.run.load_config import policy_overrides
+
+    stores = [
+        *store_overrides(options.artifact_store, options.keys),
+        *policy_overrides(options.policy),
+    ]
+    checked_run_id(options.run_id)
+    loaded = checked(options.config, [*stores, *overrides], runs, options.data)
+    if dry_run:
+        _say(loaded, (), charged=False)
+        return None
+    if said := refusal(loaded):
+        raise Refused(f"{said}. Nothing was read or written; change the plan or the policy.")
+    return make_directory(loaded, runs, options.run_id, options.data)
+
+
+def _resumed(
+    named: Path, start: str | None, overrides: Sequence[str] | None, runs: Path, *, dry_run: bool
+) -> tuple[RunDirectory | None, RunConfig | None]:
+    """Returns the directory of a run, None after a dry run, and its changed configuration."""
+    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
+
+    below = runs / named
+    directory = RunDirectory.open(below if not named.exists() and below.exists() else named)
+    changed = measured_otherwise(directory, overrides, start) if overrides else None
+    reused = steps_taken_over(directory, start)  # refuses before anything changes
+    if not dry_run:
+        return directory, changed
+    charged = "reserve_budget" in directory.read_state().get("seconds", {})
+    _say(changed or directory.config(), reused, charged)
+    return None, None
+
+
+def _say(config: RunConfig, reused: Sequence[str], charged: bool) -> None:
+    from fedemb.pipelines.cli.dry_run import dry_run
+
+    lines = list(dry_run(config, reused, charged))
+    say(*lines)
+    if lines[-1].startswith("budget: refused"):
+        raise typer.Exit(Refused.exit_code)
