@@ -175,7 +175,7 @@ def check_prospects(config: RunConfig) -> None:
 
 
 def remedy(config: RunConfig, found: Prospects) -> str:
-    """Returns what would reach a plan with too much noise into the helpful region."""
+    """Returns changes that move a plan with too much noise into the helpful region."""
     units = UNITS[config.policy.unit].many
     needed = f"About {users_needed(config, found):,} {units} would be needed for a clear gain."
     ways = {
