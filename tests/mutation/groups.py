@@ -65,7 +65,7 @@ GROUPS: dict[str, Group] = {
     "training": Group(("fedemb/training", "train_dp_fedemb", "train_dp_sgd"), _TRAINERS),
 }
 WARM = {"gate": "test_good_run_is_allowed_without_reasons"}
-"""A test that runs once before any mutant, so that what its session shares is made once."""
+"""A test that runs before any mutant, beside the quickest, because its session shares more."""
 ELSEWHERE = ("fedemb/engine/jax/", "hosts.py", "secret_manager.py")
 """Code whose tests run it in processes of their own, where a function that was replaced in the
 process of the tests is not the one that runs."""

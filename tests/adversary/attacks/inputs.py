@@ -76,7 +76,9 @@ def _make_object(path: Path, what: str, outside: Path) -> None:
     elif what == "socket":
         with socket.socket(socket.AF_UNIX) as made:
             here = os.open(path.parent, os.O_RDONLY)
-            made.bind(f"/proc/self/fd/{here}/socket")  # a long path is no address of a socket
+            made.bind(
+                f"/proc/self/fd/{here}/socket"
+            )  # a long path cannot be the address of a socket
             os.close(here)
         path.with_name("socket").rename(path)
     elif what == "device":
@@ -330,5 +332,5 @@ KINDS = (
     Kind("malformed requests", _request, 30),
     Kind("hostile configurations", _configuration, 40),
     Kind("keys that others may change or read", _key_mode, 20),
-    Kind("files that are no photo of a user", _photo, 20),
+    Kind("files that are not photos of a user", _photo, 20),
 )

@@ -18,6 +18,7 @@ from fedemb.errors import (
     SignatureInvalid,
 )
 from fedemb.foundation.document import read
+from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import key_id_of
@@ -128,6 +129,23 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run,
     card = (run.root / "releases/glyphs/1.0/README.md").read_text()
     assert "Release approved by ada" in card
     assert "Release approved by bob" in card
+
+
+@pytest.mark.parametrize(
+    ("codes", "waits"),
+    [
+        (["not_approved"], True),
+        ([], False),
+        (["approvals_invalid"], False),
+        (["worse_than_previous_release"], False),
+        (["not_approved", "below_noise_floor"], False),
+    ],
+)
+def test_only_a_release_that_nothing_but_approvals_holds_up_waits(codes, waits):
+    """Whoever reads that a release waits would approve it."""
+    reasons = tuple(Reason(code, "a problem", "a remedy") for code in codes)
+    verdict = Verdict(allow=not reasons, reasons=reasons)
+    assert verdict.waiting is waits
 
 
 def test_one_person_counts_once_however_often_they_approve(run, ada, bob):

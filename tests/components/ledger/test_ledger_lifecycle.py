@@ -585,6 +585,24 @@ def test_cut_tail_is_found_by_the_signed_head(kit):
         kit.open()
 
 
+def test_repeated_reservation_writes_the_head_that_a_killed_writer_left_out(kit):
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=kit_.content())
+    ledger.reserve(run_id="tuesday", content=kit_.content())
+    heads = kit.path(2).with_name("heads")
+    for path in heads.iterdir():
+        path.unlink()
+    kit.open().reserve(run_id="monday", content=kit_.content())
+    assert [path.name for path in heads.iterdir()] == [], "an older record is not the head"
+    kit.open().reserve(run_id="tuesday", content=kit_.content())
+    assert [path.name for path in heads.iterdir()] == ["00000002.json"]
+
+
+def test_policy_created_again_is_its_first_record(kit):
+    kit.open().reserve(run_id="monday", content=kit_.content())
+    assert kit.open().create_policy(kit_.terms(), kit.owner).sequence == 0
+
+
 def test_tail_cut_together_with_the_head_is_found_by_a_reservation(kit):
     ledger = kit.open()
     ledger.reserve(run_id="monday", content=kit_.content())

@@ -82,3 +82,16 @@ def test_digest_of_a_rollback_anchor_is_that_of_existing_policies():
     """The digest is in the first record of every policy, so its label never changes."""
     digest = rollback_anchor_sha("weekly", "gs://anchor")
     assert digest == json_digest(["witness/1", "weekly", "gs://anchor"])
+
+
+def test_terms_that_nobody_named_promise_and_allow_nothing():
+    terms = ledger_kit.terms()
+    assert terms.approvals == 0
+    assert terms.unit == "user"
+    assert terms.unplanned_runs == "refuse"
+    body = terms.to_json()
+    for name in ("covers_change_own_data", "rollback_anchor_sha", "trust_sha"):
+        body.pop(name, None)  # of a policy from before these terms
+    earlier = PolicyTerms.from_json(body)
+    assert earlier.covers_change_own_data is False
+    assert (earlier.rollback_anchor_sha, earlier.trust_sha) == ("", "")
