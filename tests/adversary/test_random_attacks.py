@@ -11,6 +11,7 @@ from fedemb.keys.local import LocalKeyStore
 from fedemb.pipelines import output
 from fedemb.pipelines.schedules import package
 from fedemb.serving import bundle, embed_photos
+from fedemb.serving.serve import Bodies
 from tests.adversary.attacks import KINDS, World, runs
 from tests.adversary.random_attacks import attack_all, distinct
 
@@ -19,6 +20,7 @@ QUICK = {
     "outputs to devices, pipes and links",
     "control characters in names",
     "malformed requests",
+    "concurrent bodies of requests",
     "keys that others may change or read",
     "exchanged private folders",
     "changed packages",
@@ -67,6 +69,7 @@ WEAKENED = {
     "malformed embeddings": (embed_photos, "_require_rows", lambda *_: None),
     "keys that others may change or read": (LocalKeyStore, "_check_folders", lambda *_: None),
     "exchanged private folders": (VerifiedFolder, "__init__", lambda *_: None),
+    "concurrent bodies of requests": (Bodies, "_refused", lambda *_: None),
     "changed packages": (package, "file_digest", lambda _: file_digest(runs.PACKAGE)),
     "changed bundles": (bundle, "check_files", lambda *_: None),
 }

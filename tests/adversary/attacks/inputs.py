@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import random
 import socket
 import stat
 import unicodedata
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +23,7 @@ from fedemb.foundation.addresses import split_address
 from fedemb.keys import open_key_store
 from fedemb.pipelines import output
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.serving import embed_photos, serve
+from fedemb.serving import embed_photos
 from fedemb.storage import open_store
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted
 
@@ -211,39 +209,6 @@ def _embeddings(world: World, draw: random.Random) -> Attack:
     return Attack(f"{way}, row {row} of {rows}", act)
 
 
-# ---- requests ------------------------------------------------------------------------------------
-
-
-def _request(world: World, draw: random.Random) -> Attack:
-    many = draw.choice([1, 50, 257, 1000])
-    bodies = {
-        "deep lists": "[" * many * 100,
-        "deep objects": '{"instances":' * many * 100,
-        "no list": json.dumps({"instances": {"b64": ""}}),
-        "empty list": json.dumps({"instances": []}),
-        "too many": json.dumps({"instances": [{"b64": ""}] * (256 + many)}),
-        "not text": os.urandom(8).hex() + "\\",
-        "number": "1" * many,
-        "null": "null",
-        "no instance": json.dumps({"instances": [draw.choice([1, None, "x", [], {}])]}),
-        "not base64": json.dumps({"instances": [{"b64": draw.choice(["é", "a", "a-_=", "\x00"])}]}),
-        "base64 is a number": json.dumps({"instances": [{"b64": draw.choice([0, [], {}, True])}]}),
-    }
-    name = draw.choice(sorted(bodies))
-
-    def act() -> str:
-        try:
-            for number, instance in enumerate(serve.instances_of(bodies[name].encode())):
-                serve._file(instance, number)
-        except serve.BadRequest:
-            return ""
-        except (Exception, RecursionError) as error:
-            return f"{type(error).__name__}: {error}"
-        return "the request was taken"
-
-    return Attack(f"{name} ({many}) {quote(bodies[name][:60])}", act)
-
-
 # ---- configurations ------------------------------------------------------------------------------
 
 
@@ -329,7 +294,6 @@ KINDS = (
     Kind("outputs to devices, pipes and links", _output, 60),
     Kind("control characters in names", _terminal, 50),
     Kind("malformed embeddings", _embeddings, 40),
-    Kind("malformed requests", _request, 30),
     Kind("hostile configurations", _configuration, 40),
     Kind("keys that others may change or read", _key_mode, 20),
     Kind("files that are not photos of a user", _photo, 20),
