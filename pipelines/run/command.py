@@ -146,10 +146,11 @@ def checked(
         )
     check_stores(found, "RunConfig" if loaded is config else str(config), parent)
     if found.pretraining.kind == "import":
-        from fedemb.models.imported import check_import, with_card
+        from fedemb.models.imported import check_images, check_import, with_card
 
         path = Path(found.pretraining.import_path or "")
         check_import(path, found.model.trainable)
+        check_images(path, found.model)
         stated = with_card(path, found.pretraining)
         if stated != found.pretraining:
             found = found.updated({"pretraining": stated.model_dump(mode="json")})

@@ -41,6 +41,35 @@ def test_show_prints_the_card(capsys, lite0):
     assert json.loads(card)["schema"] == "fedemb/public_backbone/1"
 
 
+def test_init_and_run_state_licence_and_origin_by_themselves(lite0, tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    from fedemb.pipelines.run.command import checked
+
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        folder = tmp_path / "photos" / f"user{number}"
+        folder.mkdir(parents=True)
+        for photo in range(2):
+            color = (20 * number, 90 * photo, 10 * number)
+            Image.new("RGB", (80, 80), color).save(folder / f"{photo}.png")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(
+            [
+                *("init", "--data", "photos", "--public", str(lite0), "-o", "mine.yaml"),
+                *("--users-lower-bound", "10", "--epsilon", "8"),
+            ]
+        )
+    assert ended.value.code == 0, capsys.readouterr()
+    written = (tmp_path / "mine.yaml").read_text()
+    assert "licence: Apache-2.0" in written
+    assert "EfficientNet-Lite0 weights by ML Illustrated" in written
+    overrides = ["pretraining.licence=unknown", "pretraining.provenance=''", "storage.ledger=l"]
+    found = checked("mine.yaml", [*overrides, "storage.keys=k"], tmp_path / "runs")
+    assert found.pretraining.licence == "Apache-2.0"
+    assert "ML Illustrated" in found.pretraining.provenance
+
+
 def _without_card(folder):
     import keras
 

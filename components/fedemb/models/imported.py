@@ -183,6 +183,25 @@ def image_shape(path: Path) -> tuple[int, int] | None:
             return None
 
 
+def check_images(path: Path, model: ModelConfig) -> None:
+    """Rejects a file whose input images have another size than the configuration's.
+
+    Raises:
+      InputError: the file does not exist.
+      ArtifactError: not a `.keras` file.
+      ConfigError: `model.image_size` or `model.channels` differs from the file.
+    """
+    found = image_shape(path)
+    if found is not None and found != (model.image_size, model.channels):
+        size, channels = found
+        raise ConfigError(
+            f"model.image_size={model.image_size} with model.channels={model.channels} does not "
+            f"fit {path.name}, which takes {size} x {size} pixels in {channels} channels. Set "
+            f"image_size: {size} and channels: {channels}, or write the file in another size with "
+            "`fedemb backbone get --size`"
+        )
+
+
 def known_pixels(path: Path) -> tuple[str, str] | None:
     """Returns the training pixel format as `pretraining.import_pixels`, and the evidence for it.
 
@@ -259,6 +278,7 @@ def import_backbone(
     import keras
 
     check_import(path, model.trainable)
+    check_images(path, model)
     backbone = load_model(path)
     require_finite(backbone)
     if backbone.layers[-1].name == HEAD:

@@ -5,10 +5,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 import numpy as np
 import pytest
 
-from fedemb.config import ModelConfig
+from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.models.backbones import trainable_variables
-from fedemb.models.imported import import_backbone
+from fedemb.models.imported import import_backbone, known_pixels, with_card
 from fedemb.models.loading import load_model
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.public_backbone import catalogue
@@ -81,6 +81,29 @@ def test_card_states_licence_and_origin(lite0):
     assert card.source_sha256.startswith("57934424")
 
 
+@pytest.mark.parametrize("change", [{"image_size": 64}, {"channels": 1}])
+def test_images_of_another_size_are_one_sentence(lite0, change):
+    model = ModelConfig(
+        backbone="imported", image_size=96, channels=3, embedding_dim=8, trainable="projection"
+    )
+    with pytest.raises(
+        ConfigError, match=r"takes 96 x 96 pixels in 3 channels\. Set image_size: 96"
+    ):
+        import_backbone(lite0, model.model_copy(update=change))
+
+
+def test_licence_and_origin_are_copied_unless_they_are_set(lite0):
+    start = PretrainingConfig(kind="import", import_path=str(lite0))
+    found = with_card(lite0, start)
+    assert (found.licence, found.provenance) == ("Apache-2.0", read_card(lite0).provenance)
+    own = start.model_copy(update={"licence": "by contract"})
+    assert with_card(lite0, own).licence == "by contract"
+    assert known_pixels(lite0) == ("-1..1", "its card")
+    caffe = start.model_copy(update={"import_pixels": "caffe"})
+    with pytest.raises(ConfigError, match=r"import_pixels=caffe contradicts the card"):
+        with_card(lite0, caffe)
+
+
 @pytest.mark.parametrize("group", ["all", "last_block", "projection"])
 def test_folded_network_can_be_imported_and_trained(lite0, group):
     dim = 1280 if group != "projection" else 8
@@ -131,6 +154,8 @@ def test_image_smaller_than_the_network_accepts_is_refused(tmp_path):
 def test_unknown_name_lists_near_names():
     with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite.*backbone list"):
         named_backbone("EfficientNetLite0")
+    with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite0 or .*lite1"):
+        named_backbone("lite")
     with pytest.raises(ConfigError, match=r"no public backbone is named 'zzz'\. `fedemb"):
         named_backbone("zzz")
 

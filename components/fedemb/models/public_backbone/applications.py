@@ -57,7 +57,7 @@ class Application(Named):
             except Exception as error:  # Keras raises many types for a wrong file
                 raise ArtifactError(
                     f"{weights.name} does not hold the weights of {self.function} without its "
-                    f"classifier ({type(error).__name__}). Use the file *_notop.h5 of Keras"
+                    f"classifier ({type(error).__name__}). Use the file that Keras downloads"
                 ) from error
         digest = file_digest(weights) if weights else _digest(network)
         source = weights.name if weights else f"keras.applications.{self.function}"
@@ -69,7 +69,7 @@ class Application(Named):
         except Exception as error:  # a network fault, or a digest that does not match
             raise StorageError(
                 f"the weights of {self.name} cannot be downloaded ({type(error).__name__}). "
-                "Connect to a network, or pass --weights with the file *_notop.h5 of Keras"
+                "Connect to a network, or pass that file with --weights"
             ) from error
 
 

@@ -113,7 +113,8 @@ def named_backbone(name: str) -> Named:
     known = named_backbones()
     if name in known:
         return known[name]
-    near = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    inside = [one for one in known if name and name.lower() in one]
+    near = inside[:3] or get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(
         f"no public backbone is named {name!r}. {hint}`fedemb backbone list` prints all names"
