@@ -38,7 +38,7 @@ INSTRUCTION = re.compile(
     r"(add|allow|approve|ask|build|call|change|check|choose|clear|compile|connect|"
     r"convert|copy|correct|create|decrease|"
     r"define|delete|disable|do|drop|edit|enable|evaluate|export|extend|fetch|find|fix|free|generate|give|grant|include|"
-    r"increase|install|keep|leave|list|lower|make|mount|move|name|open|pass|pin|point|publish|put|"
+    r"increase|install|keep|leave|list|lower|make|mount|move|name|omit|open|pass|pin|point|publish|put|"
     r"quote|raise|read|rebuild|recover|reduce|register|release|remove|rename|repair|repeat|replace|request|"
     r"reserve|resize|restore|resume|retry|rotate|run|save|see|select|send|set|sign|specify|split|start|"
     r"state|stop|submit|switch|take|train|try|turn|update|upgrade|use|verify|wait|write)\b",
