@@ -16,7 +16,6 @@ NOT_YET_PLAIN = {
     "components/fedemb/gate": 7,
     "components/fedemb/keys": 17,
     "components/fedemb/ledger": 25,
-    "components/fedemb/models": 7,
     "components/fedemb/privacy": 32,
     "components/fedemb/reports": 9,
     "components/fedemb/serving": 24,

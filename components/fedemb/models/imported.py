@@ -351,12 +351,12 @@ def _check_apart(backbone: Any, path: Path) -> None:
         if not all(np.isfinite(found).all() for found in (alone, *along)):
             raise ConfigError(
                 f"outputs of {path.name} are not finite, so it cannot be checked whether it mixes "
-                "the images of different users. Import another backbone"
+                "the images of different users. Use another backbone"
             )
         if any(np.abs(found - alone).max() > 1e-3 * np.abs(alone).max() for found in along):
             raise ConfigError(
                 f"what {path.name} makes of an image depends on the other images of its batch, so "
-                "it mixes the images of different users; import a backbone without such a layer"
+                "it mixes the images of different users; use a backbone without such a layer"
             )
 
 

@@ -125,7 +125,7 @@ def convert(
 
             if architecture or size:
                 raise ConfigError(
-                    "--architecture and --size are not for .keras files, which have both. Omit them"
+                    "--architecture and --size do not apply to .keras files. Remove them"
                 )
             built, card = of_file(file, pixels), read_card(file)
         else:

@@ -30,6 +30,10 @@ _KINDS = {
 }
 
 
+class _Malformed(ValueError):
+    """The header does not match the file."""
+
+
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a safetensors file, by name. Tensors in bfloat16 become float32.
 
@@ -42,12 +46,13 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
             size = file.seek(0, io.SEEK_END)
             if size > LARGEST:
                 raise InputError(
-                    f"{path} has {size:,} bytes; files of weights up to {LARGEST:,} bytes are read"
+                    f"{path} has {size:,} bytes, at most {LARGEST:,} are read. Use a smaller "
+                    "file of weights"
                 )
             file.seek(0)
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(_LARGEST_HEADER, size - 8):
-                raise ValueError("its header is longer than the file or 16 MiB")
+                raise _Malformed("its header is longer than the file or 16 MiB")
             header = strict_json(file.read(length), f"the header of {path.name}")
             numbers = file.read()
         return {
@@ -70,7 +75,7 @@ def _tensor(entry: Any, numbers: bytes) -> np.ndarray:
     whole = all(type(one) is int and one >= 0 for one in (*shape, start, end))
     width = np.dtype(_KINDS[kind]).itemsize
     if not whole or not start <= end <= len(numbers) or end - start != width * prod(shape):
-        raise ValueError("a tensor lies outside of the file")
+        raise _Malformed("a tensor lies outside of the file")
     found = np.frombuffer(numbers[start:end], _KINDS[kind])
     if kind == "BF16":  # the upper half of a float32
         found = (found.astype("<u4") << 16).view("<f4")

@@ -94,7 +94,8 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
             file.seek(0)
             if size > LARGEST:
                 raise InputError(
-                    f"{path} has {size:,} bytes; files of weights up to {LARGEST:,} bytes are read"
+                    f"{path} has {size:,} bytes, at most {LARGEST:,} are read. Use a smaller "
+                    "file of weights"
                 )
             zipped = file.read(4) == b"PK\x03\x04"
             file.seek(0)
