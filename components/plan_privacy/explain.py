@@ -7,6 +7,8 @@ import math
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.reports import epsilon_meaning
+from fedemb.reports.epsilon_meaning import meaning
 from fedemb.reports.mechanism_text import adjacency, explanation
 
 _ACCOUNTANTS = {
@@ -22,7 +24,7 @@ _ACCOUNTANTS = {
 
 
 def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: bool) -> list[str]:
-    """Returns paragraphs: unit, adjacency, sampler, clip and noise, accountant, limits.
+    """Returns paragraphs: unit, adjacency, sampler, clip and noise, accountant, limits, attacks.
 
     Args:
       plan: the mechanism.
@@ -51,4 +53,5 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: boo
         f"Meaning. Compared with any earlier belief about one {plan.unit}, the released model "
         f"shifts the odds {shift}"
     )
-    return paragraphs
+    found = meaning(plan, guarantee)
+    return paragraphs + (epsilon_meaning.paragraphs(found) if found else [])

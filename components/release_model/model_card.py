@@ -20,7 +20,9 @@ from fedemb.documents.utility import AnyUtility
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.epsilon_meaning import markdown, meaning
 from fedemb.reports.privacy_report_words import (
     BACKENDS,
     OVERLAPS,
@@ -153,6 +155,7 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
         f"With all earlier runs of policy `{cumulative.policy_id}`, no block of "
         f"{UNITS[unit].many} that this one trained on has spent more than epsilon "
         f"{cumulative.max_block_epsilon or math.inf:.4g} of its cap {cumulative.cap:g}.",
+        *_meaning(evidence, report),
         "Assumptions:",
         "\n".join(f"- {rests_on[code]}" for code in report.assumptions),
         "Limitations:",
@@ -188,6 +191,12 @@ def _example(config: RunConfig) -> str:
             "```",
         ]
     )
+
+
+def _meaning(evidence: Evidence, report: PrivacyReport) -> list[str]:
+    """Returns the paragraphs that explain epsilon; empty without a finite epsilon."""
+    found = meaning(plan_from_json(evidence.plan.body.plan), report.guarantee)
+    return markdown(found) if found else []
 
 
 def _despite_noise(reason: str) -> list[str]:

@@ -18,6 +18,7 @@ from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.dag import lineage_dag
+from fedemb.reports.epsilon_meaning import DEPLOYMENTS, meaning
 from fedemb.reports.mechanism_text import TEXTS, comparison
 from fedemb.reports.noise_floor import why_no_floor
 from fedemb.reports.utility_words import floors_sentence, utility_sentence
@@ -63,7 +64,8 @@ def report_page(
         block=block,
         before=before.epsilon if before else 0.0,
         after=after if after is not None else math.inf,
-        odds=_odds(report["accounting"]["epsilon"]),
+        meaning=meaning(plan, signed.body.guarantee),
+        deployments=DEPLOYMENTS,
         words=words,
         unit=UNITS[plan.unit],
         method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
@@ -101,11 +103,6 @@ def _before(report: dict[str, Any], ledger: Ledger, block: str | None) -> Spent 
     from fedemb.ledger.budget import spent
 
     return spent(ledger.terms, [item.charge for item in others])
-
-
-def _odds(epsilon: float | None) -> float | None:
-    """Returns the maximum factor by which one unit can change the odds of any conclusion."""
-    return math.exp(epsilon) if epsilon is not None and epsilon < 50 else None
 
 
 def _curve(report: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """Modules of the product that bugs are put into. A module that moves is one line here."""
 
+ATTACK_RATES = "fedemb.privacy.accounting.attack_rates"
 BEFORE_CHARGE = "fedemb.gate.before_charge"
 BUNDLE = "fedemb.serving.bundle"
 DIGESTS = "fedemb.foundation.digests"

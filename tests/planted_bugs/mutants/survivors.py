@@ -238,4 +238,24 @@ MUTANTS = (
         ),
         CODES,
     ),
+    one(
+        15,
+        "attack_rates_are_rounded_down",
+        (modules.ATTACK_RATES, "rounded_up", "math.ceil", "math.floor"),
+        "tests/components/privacy/test_attack_rates.py::test_figures_are_rounded_up_only",
+        "tests/components/privacy/test_attack_rates.py::"
+        "test_text_shows_no_rate_below_the_exact_one",
+    ),
+    one(
+        15,
+        "attack_rates_forget_delta",
+        (
+            modules.ATTACK_RATES,
+            "attack_bound",
+            "delta + math.exp(epsilon) * rate",
+            "math.exp(epsilon) * rate",
+        ),
+        "tests/components/privacy/test_attack_rates.py::"
+        "test_gaussian_attack_rates_equal_the_closed_form",
+    ),
 )

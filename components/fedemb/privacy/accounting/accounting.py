@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from importlib import metadata
 from typing import Literal, cast
 
@@ -155,6 +155,18 @@ def curve(
     """Returns (delta, epsilon) pairs of one event; the event is composed once."""
     curve_ = _Curve(event, relation, accountant)
     return [(delta, curve_.epsilon(delta, 1)) for delta in deltas]
+
+
+def epsilon_function(
+    event: dpe.DpEvent, relation: NeighboringRelation, accountant: AccountantName = "auto"
+) -> Callable[[float], float]:
+    """Returns epsilon as a function of delta, as in `price`; the event is composed once.
+
+    Raises:
+      UnsupportedAccounting: no accountant, or not the requested one, is valid for the pair.
+    """
+    curve_ = _Curve(event, relation, accountant)
+    return lambda delta: curve_.epsilon(delta, 1)
 
 
 def rdp_of(

@@ -20,6 +20,7 @@ from dp_accounting import NeighboringRelation
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.accounting import AccountantName, upper_bound
+from fedemb.privacy.accounting.attack_rates import attack_rates
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import Unit
@@ -83,6 +84,11 @@ def privacy_curve(plan: MechanismPlan, delta: float) -> list[list[float]]:
     return _curve(canonical_json(event_to_json(plan.event())), plan.relation, delta)
 
 
+def plan_attack_rates(plan: MechanismPlan) -> list[tuple[float, float]]:
+    """Returns (false positive rate, highest true positive rate of any attack) for one run."""
+    return list(_attack_rates(canonical_json(event_to_json(plan.event())), plan.relation))
+
+
 def finite(value: float) -> float | None:
     """Returns the number, or null for JSON if it is infinite."""
     return value if math.isfinite(value) else None
@@ -101,6 +107,11 @@ def _priced(
     return accounting.price(
         event_from_json(json.loads(event)), relation, delta, accountant, rounds=rounds, unit=unit
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _attack_rates(event: bytes, relation: NeighboringRelation) -> list[tuple[float, float]]:
+    return attack_rates(event_from_json(json.loads(event)), relation)
 
 
 @functools.lru_cache(maxsize=64)
