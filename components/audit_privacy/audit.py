@@ -126,7 +126,7 @@ def _attack_real_users(
                 images, labels, owner = _images(store, rows[start : start + _PIECE])
                 owners.append(owner + start + sum(sizes))
                 for pieces, backbone in zip(seen, backbones, strict=True):
-                    pieces.append(scoring.look(backbone, images, labels, batch))
+                    pieces.append(scoring.outputs(backbone, images, labels, batch))
             sizes.append(len(rows))
     # Measurements of training users must not affect whether the run continues, or its exit code. #
     # The evaluation reports a diverged model.

@@ -30,7 +30,7 @@ class Scoring(ABC):
     """Minimum number of images of a scored user."""
 
     @abstractmethod
-    def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+    def outputs(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
         """Returns the model's output for each image, `[images, ...]`."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Scoring(ABC):
         """Returns one score per user, float64 `[users]`.
 
         Args:
-          seen: outputs of `look` for all images; finite.
+          seen: outputs of `outputs` for all images; finite.
           owners: int `[images]`, user of each image, 0..users-1.
           users: number of users.
         """
@@ -56,7 +56,7 @@ class VerificationScore(Scoring):
     attack = "verification_score"
     least_images = 2
 
-    def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+    def outputs(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
         """Returns embeddings of unit length."""
         from fedemb.engine import embed
 
@@ -82,7 +82,7 @@ class ConfidenceScore(Scoring):
     attack = "confidence_score"
     least_images = 1
 
-    def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+    def outputs(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
         """Returns the log-odds of each image's label, float64 `[images]`."""
         from fedemb.models.inference import classify
 

@@ -74,7 +74,7 @@ def run(context: StepContext) -> dict[str, Any]:
         baseline = config.evaluation.centralized_baseline
         users = stack.enter_context(open_private(context, "users")) if baseline else None
         # Recorded after the users are verified and before any evaluation:
-        look = context.ledger.look(context.run_id, card.weights_sha, signer)
+        evaluation = context.ledger.record_evaluation(context.run_id, card.weights_sha, signer)
         if users is not None:
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
         chances = partial(classify, temperature=config.model.temperature)
@@ -108,7 +108,7 @@ def run(context: StepContext) -> dict[str, Any]:
             measured["averages"] = {"released_decay": released, "others": others}
         fields |= measured
     report = ClassifierReport.of_fields(fields)
-    context.ledger.check_last_look(look)
+    context.ledger.check_latest_evaluation(evaluation)
     write_bytes(artifacts.utility_page, classifier_page(report).encode())
     _LOG.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json

@@ -67,7 +67,7 @@ def run(context: StepContext) -> dict[str, Any]:
         baseline = config.evaluation.centralized_baseline
         users = stack.enter_context(open_private(context, "users")) if baseline else None
         # Recorded after the users are verified and before any evaluation:
-        look = context.ledger.look(run_id, model.weights_sha, signer)
+        evaluation = context.ledger.record_evaluation(run_id, model.weights_sha, signer)
         store = UserStore(folder)
         if users is not None:
             pretrained = artifacts.pretrained
@@ -93,7 +93,7 @@ def run(context: StepContext) -> dict[str, Any]:
             else None
         )
     report = UtilityReport.of_fields(fields)
-    context.ledger.check_last_look(look)
+    context.ledger.check_latest_evaluation(evaluation)
     write_bytes(artifacts.utility_page, utility_page(report).encode())
     logger.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json

@@ -115,7 +115,7 @@ def frontier_svg(
     batches = sorted({point.batch for point in everything})
     full = {point.batch for point in everything if point.full_batch}
     rounds = sorted({point.rounds for point in everything})
-    looks: dict[str, dict[int, dict[str, Any]]] = {
+    styles: dict[str, dict[int, dict[str, Any]]] = {
         "batch": {
             batch: {
                 "color": f"C{place}",
@@ -133,14 +133,14 @@ def frontier_svg(
     def panel(
         axes: Any, shown: Sequence[FrontierPoint | PricePoint], x: str, y: str, by: str
     ) -> None:
-        for value, look in looks[by].items():
+        for value, style in styles[by].items():
             own = sorted(
                 (getattr(point, x), getattr(point, y))
                 for point in shown
                 if getattr(point, by) == value
             )
             if own:
-                axes.plot(*zip(*own, strict=True), marker="o", markersize=3, **look)
+                axes.plot(*zip(*own, strict=True), marker="o", markersize=3, **style)
         if y == "epsilon":
             axes.axhline(target_epsilon, color="#999999", linewidth=0.8)
         # A batch is an integer, so the noise on the mean differs slightly between batches.

@@ -26,7 +26,7 @@ def doctor(
 ) -> None:
     """Check whether a cluster is safe for private data; exit code 3 if not."""
     from fedemb.pipelines.compile.cluster import load_profile
-    from fedemb.pipelines.doctor.checks import look
+    from fedemb.pipelines.doctor.checks import check_cluster
     from fedemb.pipelines.doctor.doctor import Doctor
     from fedemb.pipelines.doctor.finding import require_safe, table
     from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
@@ -37,6 +37,6 @@ def doctor(
     loaded = load_profile(*(profile or ["cpu"]))
     configs = [load_config(source, []) for source in config or []]
     where = namespace_of(namespace, profile)
-    findings = look(Doctor(KubernetesApi(), where, loaded, package, configs))
+    findings = check_cluster(Doctor(KubernetesApi(), where, loaded, package, configs))
     say_block(table(findings, loaded.accepts))
     require_safe(findings, loaded.accepts)

@@ -87,7 +87,7 @@ def apply(
     if not todo:
         say("nothing to do")
         return
-    look_first(kubeflow.namespace, profile, [item.config for item in schedules])
+    check_cluster_first(kubeflow.namespace, profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
     replace.apply(kubeflow, todo, _now(), cluster)
@@ -196,7 +196,7 @@ def submit(
     say(f"planned: {promised}")
     if kubeflow is None:
         return
-    look_first(kubeflow.namespace, cluster.profile, [loaded], package)
+    check_cluster_first(kubeflow.namespace, cluster.profile, [loaded], package)
     request = submission.Request(
         package=package,
         config=loaded,
@@ -228,7 +228,7 @@ def objects(namespace: str) -> ClusterObjects:
         return ClusterObjects(None, namespace)
 
 
-def look_first(
+def check_cluster_first(
     namespace: str,
     profile: list[str] | None,
     configs: Sequence[RunConfig],
@@ -240,14 +240,14 @@ def look_first(
       Refused: something is unsafe, and no profile accepts it.
     """
     from fedemb.pipelines.compile.cluster import load_profile
-    from fedemb.pipelines.doctor.checks import look
+    from fedemb.pipelines.doctor.checks import check_cluster
     from fedemb.pipelines.doctor.doctor import Doctor
     from fedemb.pipelines.doctor.finding import require_safe
     from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
 
     loaded = load_profile(*(profile or ["cpu"]))
     try:
-        findings = look(Doctor(KubernetesApi(), namespace, loaded, package, configs))
+        findings = check_cluster(Doctor(KubernetesApi(), namespace, loaded, package, configs))
     except StorageError as error:
         say(f"the cluster was not checked: {error}", err=True)
         return

@@ -34,9 +34,9 @@ def verify_release(
     locate(bundle)  # reports typing errors before TensorFlow is loaded
     with quiet(), suppress(ImportError):  # verify reports what it could not check without it
         import tensorflow  # noqa: F401
-    from fedemb.steps.release_model.verify import verify_release as look
+    from fedemb.steps.release_model.verify import verify_release
 
-    found = look(bundle, trust, ledger)
+    found = verify_release(bundle, trust, ledger)
     if json_:
         answer = {"verified": not found.problems, "problems": found.problems, **found.facts}
         say_json(answer)

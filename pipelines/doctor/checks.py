@@ -316,7 +316,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def look(doctor: Doctor) -> list[Finding]:
+def check_cluster(doctor: Doctor) -> list[Finding]:
     """Returns the findings of all checks.
 
     Raises:

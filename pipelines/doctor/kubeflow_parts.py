@@ -90,7 +90,7 @@ def mapped_volumes(doctor: Doctor) -> Iterator[Finding]:
     """Volumes of keys can be mounted in the user namespace that Kubeflow gives each pod."""
     if doctor.profile.key_volumes is None:
         return
-    look = "check `hostUsers` of a step's pod and the file system of the volumes of keys"
+    remedy = "check `hostUsers` of a step's pod and the file system of the volumes of keys"
     try:
         setting = _config_map(doctor, KUBEFLOW, INSTALLATION).get(HOST_USERS) or "false"
         if setting == "true":
@@ -99,7 +99,7 @@ def mapped_volumes(doctor: Doctor) -> Iterator[Finding]:
         claims = {name for step in all_steps().values() for name in key_claims(step.rights)}
         shared = sorted(name for name in claims if _is_nfs(doctor, name))
     except Unreadable as error:
-        yield Finding("mapped-volumes", "could not tell", str(error), look)
+        yield Finding("mapped-volumes", "could not tell", str(error), remedy)
         return
     what = "pods run in a user namespace (hostUsers: false), "
     what += f"and {shared[0]} is on NFS, so no pod starts" if shared else "and no key is on NFS"

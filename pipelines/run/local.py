@@ -366,10 +366,10 @@ def _utility(run: RunDirectory) -> str:
     if signed is None:
         return "not measured"
     policy, many = run.config().policy.policy_id, UNITS[run.config().policy.unit].many
-    looks = len(ledger_of(run).state.looks)
+    evaluations = len(ledger_of(run).state.evaluations)
     return (
         f"{utility_sentence(signed.body)} Measurements on these {many} so far, "
-        f"under policy {policy}: {looks}."
+        f"under policy {policy}: {evaluations}."
     )
 
 

@@ -128,7 +128,7 @@ def _refuse_unlisted(
         raise StorageError(
             "An earlier submission of this configuration reached Kubeflow, and its run may be "
             "alive: it is not listed, and Workflows are not readable from here. "
-            f"{_look(kubeflow.namespace, key)}. If no pod runs, pass --again."
+            f"{_find_created_run(kubeflow.namespace, key)}. If no pod runs, pass --again."
         )
 
 
@@ -215,7 +215,7 @@ def _found_after(
     if workflows is None:
         raise StorageError(
             f"{error}. Whether the run was started is unknown: Workflows cannot be read from here. "
-            f"{_look(kubeflow.namespace, key)}, then submit again."
+            f"{_find_created_run(kubeflow.namespace, key)}, then submit again."
         ) from error
     raise StorageError(
         f"{error}. No run was started: neither a run nor a Workflow has the key {key}. "
@@ -223,7 +223,7 @@ def _found_after(
     ) from error
 
 
-def _look(namespace: str, key: str) -> str:
+def _find_created_run(namespace: str, key: str) -> str:
     return f"Run `kubectl -n {namespace} get pods -l {KEY_LABEL}={key}`"
 
 

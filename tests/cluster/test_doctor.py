@@ -271,8 +271,8 @@ def test_a_package_of_each_pipeline_is_looked_at(ask_doctor, tmp_path, pipeline)
 
 def test_nothing_is_sent_to_a_cluster_that_is_unsafe(plane, overlay, monkeypatch, tmp_path):
     from fedemb.errors import Refused
-    from fedemb.pipelines.cli.schedule import look_first
+    from fedemb.pipelines.cli.schedule import check_cluster_first
 
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     with pytest.raises(Refused, match="unsafe"):
-        look_first("another-namespace", ["cpu"], [])
+        check_cluster_first("another-namespace", ["cpu"], [])

@@ -113,7 +113,7 @@ def stores(plane, applied, tmp_path_factory):
 
 
 @pytest.fixture
-def look(plane, stores, monkeypatch, tmp_path):
+def check(plane, stores, monkeypatch, tmp_path):
     """What `fedemb doctor --cluster --config` says of the stores: state and sentence."""
     from fedemb.pipelines.cli.main import app
 
@@ -141,8 +141,8 @@ def look(plane, stores, monkeypatch, tmp_path):
     return run
 
 
-def test_stores_as_the_runbook_makes_them_are_safe(look):
-    state, what = look()
+def test_stores_as_the_runbook_makes_them_are_safe(check):
+    state, what = check()
     assert state == "ok", what
 
 
@@ -167,35 +167,35 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_each_right_too_many_is_found(look, stores, harm):
+def test_each_right_too_many_is_found(check, stores, harm):
     group, found, actions = HARMS[harm]
     stores.grant(group, harm, actions)
     try:
-        state, what = look()
+        state, what = check()
         assert state == "unsafe"
         assert what.startswith(f"fedemb-{group} {found}")
     finally:
         stores.take_back(group, harm)
 
 
-def test_a_right_too_few_is_found(look, stores):
+def test_a_right_too_few_is_found(check, stores):
     stores.take_back("release", "fedemb-release")
     try:
-        state, what = look()
+        state, what = check()
         assert state == "unsafe"
         assert what.startswith("fedemb-release may not list storage.public_root")
     finally:
         stores.sh(f"mc admin policy attach store fedemb-release --user {stores.user('release')}")
 
 
-def test_who_reads_without_listing_is_found(look, stores):
+def test_who_reads_without_listing_is_found(check, stores):
     """Also by an object that is there: of a made-up name AWS says to them that it is forbidden."""
     stores.grant("gate", "reads", {"s3:GetObject": "fedemb-private/*/users/*"})
     photo = "store/fedemb-private/monday/users/1.arrayrecord"
     try:
-        before = look()
+        before = check()
         stores.sh(f"echo photo | mc pipe {photo}")
-        for state, what in (before, look()):
+        for state, what in (before, check()):
             assert state == "unsafe"
             assert what.startswith("fedemb-gate may read users in storage.private_root")
     finally:
@@ -203,8 +203,8 @@ def test_who_reads_without_listing_is_found(look, stores):
         stores.take_back("gate", "reads")
 
 
-def test_looking_leaves_nothing_in_the_stores(look, stores):
-    look()
+def test_looking_leaves_nothing_in_the_stores(check, stores):
+    check()
     for name in ("public", "private", "ledger", "releases", "rollback_anchor"):
         assert not stores.sh(f"mc ls --recursive --versions store/fedemb-{name}").strip()
         assert not stores.sh(f"mc ls --recursive --incomplete store/fedemb-{name}").strip()

@@ -157,7 +157,7 @@ def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
     assert ("was started again while this process still ran" in said) == superseded
     ledger = evaluation_run.FinishedRun(folder).context(evaluation_run.config()).ledger
     ledger.verify()
-    assert len(ledger.state.looks) == 2, "each start counts"
+    assert len(ledger.state.evaluations) == 2, "each start counts"
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_two_evaluations_of_one_classifier(untrained_classifier, tmp_path):
     assert "was started again while this process still ran" in said
     ledger = ReadyRun(folder, classifier_config()).context().ledger
     ledger.verify()
-    assert len(ledger.state.looks) == 2, "each start counts"
+    assert len(ledger.state.evaluations) == 2, "each start counts"
 
 
 @pytest.fixture(scope="module")

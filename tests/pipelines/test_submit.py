@@ -26,7 +26,7 @@ def no_waiting(monkeypatch):
 @pytest.fixture(autouse=True)
 def doctor_is_content(monkeypatch):
     """Other tests check the cluster itself."""
-    monkeypatch.setattr("fedemb.pipelines.cli.schedule.look_first", lambda *_: None)
+    monkeypatch.setattr("fedemb.pipelines.cli.schedule.check_cluster_first", lambda *_: None)
 
 
 @pytest.fixture

@@ -9,15 +9,18 @@ Specification: docs/explanation/ledger.md#rules.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    SerializationInfo,
     SerializeAsAny,
     StringConstraints,
     WithJsonSchema,
+    field_serializer,
     field_validator,
 )
 from pydantic_core.core_schema import ValidationInfo
@@ -104,7 +107,7 @@ class CommitRecord(Part):
     round_log: Json
 
 
-class LookRecord(Part):
+class EvaluationRecord(Part):
     """Evaluation of a model on held-out users, recorded before it starts."""
 
     reservation: Count
@@ -145,12 +148,14 @@ BODIES: dict[str, type[Part]] = {
     "reserve": ReserveRecord,
     "bind": BindRecord,
     "commit": CommitRecord,
-    "look": LookRecord,
+    "evaluation": EvaluationRecord,
     "approval": ApprovalRecord,
     "void": VoidRecord,
     "release": ReleaseRecord,
 }
 """Kind of record -> type of its content."""
+_FORMER_KINDS = {"look": "evaluation"}
+"""Kind of record in version 1 -> its name since version 2."""
 
 
 class LedgerRecord(Document):
@@ -158,6 +163,7 @@ class LedgerRecord(Document):
 
     model_config = ConfigDict(serialize_by_alias=True)
     kind: ClassVar[str] = "ledger_record"
+    newest: ClassVar[int] = 2
     compact: ClassVar[bool] = True
 
     policy_id: Name
@@ -173,6 +179,21 @@ class LedgerRecord(Document):
     actor: Name
     body: Annotated[SerializeAsAny[Part], WithJsonSchema({"type": "object"})]
 
+    @field_validator("act", mode="before")
+    @classmethod
+    def _read_former_kind(cls, value: object, info: ValidationInfo) -> object:
+        if not _is_version_1(info.context):
+            return value
+        if value in _FORMER_KINDS.values():
+            raise ValueError("a kind of a later version")
+        return _FORMER_KINDS.get(value, value) if isinstance(value, str) else value
+
+    @field_serializer("act")
+    def _write_former_kind(self, act: str, info: SerializationInfo) -> str:
+        if not _is_version_1(info.context):
+            return act
+        return next((old for old, new in _FORMER_KINDS.items() if new == act), act)
+
     @field_validator("body", mode="plain")
     @classmethod
     def _of_its_kind(cls, value: Any, info: ValidationInfo) -> Part:
@@ -180,6 +201,10 @@ class LedgerRecord(Document):
         if body is None:
             raise ValueError("of a kind that this version does not know")
         return body.model_validate(value, context=info.context)
+
+
+def _is_version_1(context: Mapping[str, object] | None) -> bool:
+    return context is not None and context["version"] == 1
 
 
 class LedgerHead(Document):

@@ -1,12 +1,12 @@
 """The ledger of one policy: its records, and every operation that adds a record.
 
-    reserve -> bind -> rounds -> commit -> look ... -> release
+    reserve -> bind -> rounds -> commit -> evaluation ... -> release
           `-> void (only while nothing was bound)
 
 A reservation counts as fully spent until `commit` lowers the charge to the rounds that were
 started. After a crash, a timeout or a kill, the reservation stays charged in full. Every operation
-except `look` is idempotent and decided on the latest state: the same content returns the existing
-record, different content is refused. Each evaluation on held-out users is counted separately.
+except `record_evaluation` is idempotent and decided on the latest state: the same content returns
+the existing record, different content is refused. Each evaluation on held-out users is counted.
 """
 
 from __future__ import annotations
@@ -525,12 +525,12 @@ class Ledger:
 
         return self._append("release", decide, reservation=reservation)
 
-    def look(self, run_id: str, model_sha: str, signer: Signer) -> Record:
+    def record_evaluation(self, run_id: str, model_sha: str, signer: Signer) -> Record:
         """Records an evaluation on held-out users before it starts.
 
         Every call counts, because results that were seen before later choices are less reliable.
         The record is also the fencing token of an evaluation that a cluster starts twice, see
-        `check_last_look`.
+        `check_latest_evaluation`.
 
         Args:
           run_id: id of the run that trained the model.
@@ -551,26 +551,26 @@ class Ledger:
             return {"reservation": attempt.reserve.sequence, "model_sha": model_sha}
 
         return self._append(
-            "look",
+            "evaluation",
             decide,
             run_id=run_id,
             attempt=lambda: self.state.last_attempt(run_id),
             signer=signer,
         )
 
-    def check_last_look(self, look: Record) -> None:
+    def check_latest_evaluation(self, evaluation: Record) -> None:
         """Checks the fencing token: only the newest evaluation of a run may continue.
 
         Raises:
           Superseded: a newer evaluation of the same run has started.
         """
         self.refresh()
-        for later in self.state.looks:
-            if later.run_id == look.run_id and later.sequence > look.sequence:
+        for later in self.state.evaluations:
+            if later.run_id == evaluation.run_id and later.sequence > evaluation.sequence:
                 raise Superseded(
-                    f"the evaluation of run {look.run_id!r} was started again while this process "
-                    "still ran, and the later one goes on alone; no action needed; see the later "
-                    "pod"
+                    f"the evaluation of run {evaluation.run_id!r} was started again while this "
+                    "process ran; only the newer one continues. No action is needed; see the newer "
+                    "pod."
                 )
 
     def _append(

@@ -86,7 +86,7 @@ def record_name(policy_id: str, sequence: int) -> str:
 
 def signing_role(kind: str) -> str:
     """Returns the role whose key signs a kind of record."""
-    if kind == "look":
+    if kind == "evaluation":
         return "evaluate"
     if kind == "approval":
         return APPROVER

@@ -103,7 +103,7 @@ class LedgerState:
     approvers: dict[str, str] = field(default_factory=dict[str, str])
     """Public key -> name of each current approver."""
     approvals: list[Record] = field(default_factory=list[Record])
-    looks: list[Record] = field(default_factory=list[Record])
+    evaluations: list[Record] = field(default_factory=list[Record])
     """One record per evaluation on held-out users."""
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
     replayed: int = 0
@@ -287,10 +287,10 @@ class LedgerState:
             _broken(record, "only a committed run with purpose release is released")
         attempt.releases.append(record)
 
-    def _on_look(self, record: Record, trust: TrustStore | None) -> None:
+    def _on_evaluation(self, record: Record, trust: TrustStore | None) -> None:
         if not self._attempt_of(record).commit:
             _broken(record, "only a committed model is measured")
-        self.looks.append(record)
+        self.evaluations.append(record)
 
     def _attempt_of(self, record: Record) -> Attempt:
         attempt = self._by_sequence.get(int(record.body["reservation"]))

@@ -81,7 +81,7 @@ def report_page(
         self_test_passed=not signed.body.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),
-        looks=sum(record.sequence <= last for record in ledger.state.looks),
+        evaluations=sum(record.sequence <= last for record in ledger.state.evaluations),
         config=evidence.config,
         identifiers=ledger.terms.identifiers,
         waivers=[ledger.chain.records[item.sequence] for item in signed.body.waivers],

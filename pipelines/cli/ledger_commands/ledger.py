@@ -139,8 +139,8 @@ def show(
         say("", "no run has reserved anything yet")
     else:
         _show_runs(opened, found)
-    if found["looks"]:
-        say("", f"evaluation people were measured {text.counted(found['looks'], 'time')}")
+    if found["evaluations"]:
+        say("", f"evaluation people were measured {text.counted(found['evaluations'], 'time')}")
     for row in found["waivers"]:
         say(
             "",

@@ -84,7 +84,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             for block, spent in blocks.items()
         ],
         "runs": runs,
-        "looks": len(state.looks),
+        "evaluations": len(state.evaluations),
         "waivers": [{**record.body, "actor": record.actor} for record in state.waivers],
         "approvers": sorted(state.approvers.values()),
         "approvals": [

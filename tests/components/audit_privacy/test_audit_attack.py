@@ -146,7 +146,7 @@ def test_confidence_is_the_log_odds_of_the_label_of_a_real_classifier():
     classifier.weights[-2].assign(random.normal(size=classifier.weights[-2].shape))
     images = random.integers(0, 256, (6, 12, 12, 1), np.uint8)
     labels = np.array([0, 1, 2, 0, 1, 2])
-    seen = ConfidenceScore().look(classifier, images, labels, 4)
+    seen = ConfidenceScore().outputs(classifier, images, labels, 4)
     right = classify(classifier, images, 4)[np.arange(6), labels].astype(np.float64)
     np.testing.assert_allclose(seen, np.log(right / (1 - right)), rtol=1e-4, atol=1e-5)
 

@@ -111,7 +111,7 @@ def test_each_average_is_measured_on_the_same_images_in_the_same_look(trained, r
         subjects, tables = apply_models(store, {"it": model}, run.config, classify)
         right = np.mean(tables["it"].argmax(axis=1) == subjects.labels)
         assert found.top_1.value == pytest.approx(right, abs=1e-6)
-    assert len(run.context().ledger.state.looks) == 1
+    assert len(run.context().ledger.state.evaluations) == 1
 
 
 def test_training_users_in_the_place_of_held_out_ones_are_not_measured(trained, tmp_path):
@@ -119,10 +119,10 @@ def test_training_users_in_the_place_of_held_out_ones_are_not_measured(trained, 
     shutil.copytree(trained.run.root, run.root)
     shutil.rmtree(run.private / "evaluation")
     shutil.copytree(run.private / "users", run.private / "evaluation")
-    looks = len(run.context().ledger.state.looks)
+    evaluations = len(run.context().ledger.state.evaluations)
     with pytest.raises(PlanMismatch, match="is not the folder the run is bound to"):
         evaluate.run(run.context())
-    assert len(run.context().ledger.state.looks) == looks
+    assert len(run.context().ledger.state.evaluations) == evaluations
 
 
 def test_the_page_shows_each_average_and_that_the_released_one_was_fixed_before(report):

@@ -110,17 +110,17 @@ def test_embedding_space_depends_on_weights_and_on_what_the_model_sees():
 
 def test_every_measurement_is_a_record_made_before_anybody_is_read(finished, tmp_path, monkeypatch):
     context = finished.context(config(), tmp_path)
-    before = len(context.ledger.state.looks)
+    before = len(context.ledger.state.evaluations)
     run(context)
-    looks = context.ledger.state.looks
-    assert len(looks) == before + 1
+    evaluations = context.ledger.state.evaluations
+    assert len(evaluations) == before + 1
     written = json.loads((tmp_path / "report.json").read_text())
-    assert looks[-1].body["model_sha"] == written["model_sha"]
+    assert evaluations[-1].body["model_sha"] == written["model_sha"]
 
     def refuse(*_):
         raise Refused("the ledger is full")
 
-    monkeypatch.setattr(Ledger, "look", refuse)
+    monkeypatch.setattr(Ledger, "record_evaluation", refuse)
     monkeypatch.setattr(evaluate, "UserStore", lambda _: pytest.fail("people were read"))
     with pytest.raises(Refused):
         run(finished.context(config(), tmp_path))
@@ -212,10 +212,10 @@ def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
     attack(copied, tmp_path / "bundle")
     settings = config(**{"evaluation.previous_release": bundle})
     monkeypatch.setattr(previous, "load_backbone", lambda *_: pytest.fail("was loaded"))
-    looks = len(copied.context(settings).ledger.chain.records)
+    evaluations = len(copied.context(settings).ledger.chain.records)
     with pytest.raises(SignatureInvalid, match=r"previous_release .* is no release under"):
         run(copied.context(settings, tmp_path))
-    assert len(copied.context(settings).ledger.chain.records) == looks
+    assert len(copied.context(settings).ledger.chain.records) == evaluations
 
 
 def test_start_that_was_pretrained_here_stands_beside_an_untrained_one(copied, tmp_path):

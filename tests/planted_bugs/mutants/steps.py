@@ -107,13 +107,15 @@ MUTANTS = (
     ),
     one(
         21,
-        "people_are_compared_after_the_look_is_counted",
+        "people_are_compared_after_the_evaluation_is_counted",
         (
             modules.EVALUATE,
             "run",
             "folder = stack.enter_context(open_private(context, 'evaluation'))",
             (
-                "look = context.ledger.look(run_id, model.weights_sha, signer)\n"
+                "evaluation = context.ledger.record_evaluation(\n"
+                "    run_id, model.weights_sha, signer\n"
+                ")\n"
                 "folder = stack.enter_context(open_private(context, 'evaluation'))"
             ),
         ),

@@ -1,0 +1,131 @@
+"""Every measurement on evaluation people is a signed record, counted one by one."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fedemb.errors import LedgerError, Refused, Superseded
+from fedemb.foundation.document import encode
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.ledger.records import decode_record
+from tests.kit import ledger_kit as kit_
+
+MODEL = kit_.sha("model")
+
+
+@pytest.fixture
+def kit(tmp_path):
+    return kit_.make(tmp_path)
+
+
+def evaluator(kit):
+    return Signer.load_or_create(kit.keys, "evaluate")
+
+
+def committed(kit, run_id="monday"):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id=run_id, content=kit_.content())
+    kit_.bind(ledger, reservation)
+    kit_.commit(kit, ledger, reservation, 20)
+    return kit.reader()
+
+
+def test_each_evaluation_counts_and_none_changes_what_is_charged(kit):
+    ledger = committed(kit)
+    spent = ledger.spent("all/0")
+    for number in (1, 2):
+        record = ledger.record_evaluation("monday", MODEL, evaluator(kit))
+        assert (record.kind, record.run_id, record.attempt) == ("evaluation", "monday", 1)
+        assert len(ledger.state.evaluations) == number
+    again = kit.reader()
+    again.verify()
+    assert [record.body["model_sha"] for record in again.state.evaluations] == [MODEL, MODEL]
+    assert again.spent("all/0") == spent
+
+
+def test_only_the_last_start_of_an_evaluation_goes_on(kit):
+    """Two processes of one step, each with its own view of the ledger."""
+    committed(kit)
+    first, second = kit.reader(), kit.reader()
+    early = first.record_evaluation("monday", MODEL, evaluator(kit))
+    first.check_latest_evaluation(early)
+    late = second.record_evaluation("monday", MODEL, evaluator(kit))
+    with pytest.raises(Superseded, match="'monday' was started again"):
+        first.check_latest_evaluation(early)
+    second.check_latest_evaluation(late)
+    assert len(kit.reader().state.evaluations) == 2, "both are counted"
+
+
+def test_two_that_evaluation_at_once_take_one_place_after_the_other(kit):
+    committed(kit)
+    ledgers = [kit.reader() for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        evaluations = list(
+            pool.map(
+                lambda ledger: ledger.record_evaluation("monday", MODEL, evaluator(kit)), ledgers
+            )
+        )
+    assert len({evaluation.sequence for evaluation in evaluations}) == 8
+    again = kit.reader()
+    again.verify()
+    assert {record.sequence for record in again.state.evaluations} == {
+        evaluation.sequence for evaluation in evaluations
+    }
+    last = max(evaluations, key=lambda evaluation: evaluation.sequence)
+    for ledger, evaluation in zip(ledgers, evaluations, strict=True):
+        if evaluation is last:
+            ledger.check_latest_evaluation(evaluation)
+        else:
+            with pytest.raises(Superseded):
+                ledger.check_latest_evaluation(evaluation)
+
+
+def test_what_was_never_trained_to_its_end_is_not_measured(kit):
+    ledger = kit.open()
+    with pytest.raises(Refused, match="no committed model"):
+        ledger.record_evaluation("monday", MODEL, evaluator(kit))
+    kit_.bind(ledger, ledger.reserve(run_id="monday", content=kit_.content()))
+    with pytest.raises(Refused, match="no committed model"):
+        ledger.record_evaluation("monday", MODEL, evaluator(kit))
+
+
+def test_written_evaluation_at_what_was_not_committed_breaks_the_ledger(kit):
+    ledger = kit.open()
+    body = {"reservation": 1, "model_sha": MODEL}
+    kit_.bind(ledger, ledger.reserve(run_id="monday", content=kit_.content()))
+    ledger._append(
+        "evaluation", lambda: body, run_id="monday", attempt=lambda: 1, signer=evaluator(kit)
+    )
+    with pytest.raises(LedgerError, match="only a committed model is measured"):
+        kit.reader().verify()
+
+
+@pytest.mark.parametrize("role", ["ledger", "trainer"])
+def test_a_evaluation_is_signed_by_evaluation_and_by_no_other(kit, role):
+    ledger = committed(kit)
+    with pytest.raises(LedgerError, match="'evaluate'"):
+        ledger.record_evaluation("monday", MODEL, Signer.load_or_create(kit.keys, role))
+
+
+def test_evaluation_signs_evaluations_and_nothing_else(kit):
+    ledger = kit.reader()
+    with pytest.raises(LedgerError, match="'ledger'"):
+        ledger._append("void", lambda: {"reservation": 0, "reason": "x"}, signer=evaluator(kit))
+
+
+def test_record_of_version_1_is_read_under_its_former_name(kit):
+    """Ledgers that exist hold `look` records; their bytes and signatures stay valid."""
+    record = committed(kit).record_evaluation("monday", MODEL, evaluator(kit))
+    content = record.document.body.content(1)
+    assert (content["schema"], content["kind"]) == ("fedemb/ledger_record/1", "look")
+    data = encode(sign_document(content, evaluator(kit)), compact=True)
+    read = decode_record(data, record.name)
+    read.verify(kit.reader().chain.trust)
+    assert (read.kind, read.document.json) == ("evaluation", json.loads(data))
+    for wrong in (
+        data.replace(b'"kind":"look"', b'"kind":"evaluation"'),
+        data.replace(b"ledger_record/1", b"ledger_record/2"),
+    ):
+        with pytest.raises(LedgerError, match="is broken"):
+            decode_record(wrong, record.name, canonical=False)
