@@ -175,7 +175,7 @@ def secrets(doctor: Doctor) -> Iterator[Finding]:
     named = {secret.name for step in doctor.profile.steps.values() for secret in step.secrets}
     if doctor.profile.group_secret:
         named |= {f"{doctor.profile.group_secret.name}-{group}" for group in rights_of_groups()}
-    remedy = "make it as step 2 of infra/README.md says"
+    remedy = "create it as docs/cluster/reference.md describes"
     all_there = Finding("secrets", "ok", f"the {len(named)} secrets the profile names are there")
     yield _missing(doctor, "secrets", "secrets", named, remedy) or all_there
 

@@ -113,7 +113,7 @@ def stores(doctor: Doctor) -> Iterator[Finding]:
         remedy = "name the run's configuration by --config"
         yield Finding("stores", "could not tell", "no configuration names a store", remedy)
     if local:
-        remedy = "on a cluster stores are gs:// or s3:// (infra/README.md, step 2)"
+        remedy = "use gs:// or s3:// stores on a cluster (docs/cluster/quickstart.md, step 3)"
         yield Finding("stores", "could not tell", f"{local[0]} is a folder", remedy)
     for scheme, open_held in (("gs", _held_on_google), ("s3", _held_on_s3)):
         there = [place for place in named if place.address.startswith(f"{scheme}://")]

@@ -1,4 +1,4 @@
-"""The control plane, the overlays as the runbook applies them, and who asks."""
+"""The control plane, the overlays as the cluster pages apply them, and who asks."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def plane(tmp_path_factory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def applied(plane, tmp_path_factory) -> Callable[[str], AbstractContextManager[None]]:
-    """Applies an overlay by the runbook's own lines, and takes it away again."""
+    """Applies an overlay by the quickstart's own lines, and takes it away again."""
 
     @contextmanager
     def apply(name: str) -> Iterator[None]:
         folder = tmp_path_factory.mktemp("deploy")
-        block = runbook_block("cp -r infra/kustomize deploy")
+        block = page_block("cp -r infra/kustomize deploy")
         block = block.replace("REGISTRY/", "registry.example/")
         block = block.replace("overlays/gke", f"overlays/{name}")
         shutil.copytree(INFRA, folder / "infra")
@@ -120,9 +120,10 @@ def ask(plane) -> Asker:
     return Asker(plane)
 
 
-def runbook_block(begins: str) -> str:
-    """The indented block of commands of the runbook that begins so."""
-    text = (INFRA / "README.md").read_text()
+def page_block(begins: str) -> str:
+    """The indented block of commands of the cluster pages that begins so."""
+    pages = sorted((INFRA.parent / "docs" / "cluster").glob("*.md"))
+    text = "\n".join(page.read_text() for page in pages)
     blocks = re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
     (found,) = [block for block in blocks if block.strip().startswith(begins)]
     return "\n".join(line[4:] for line in found.splitlines())

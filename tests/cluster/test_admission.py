@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import yaml
-from conftest import CONTROLLER, INFRA, runbook_block
+from conftest import CONTROLLER, INFRA, page_block
 from pods import SYSTEM, compiled, plain
 
 from fedemb.pipelines.steps import KIND_CLAIMS
@@ -190,8 +190,8 @@ def test_nobody_enters_a_pod_but_argo_and_the_owner(plane, overlay):
         plane.kubectl("delete", "pod", "idle", "-n", "fedemb", "--grace-period=0", "--force")
 
 
-def test_the_thief_of_the_runbook_is_refused(plane, overlay):
-    line = runbook_block("kubectl -n fedemb run thief")
+def test_the_thief_of_the_quickstart_is_refused(plane, overlay):
+    line = page_block("kubectl -n fedemb run thief")
     arguments = line.split("--overrides=")
     refused = plane.attempt(
         *arguments[0].split()[1:], f"--overrides={arguments[1].strip().strip(chr(39))}"

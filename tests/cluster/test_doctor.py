@@ -108,7 +108,7 @@ def _s3(overlay: str) -> list[str]:
     return ["--profile", str(INFRA / "profiles" / "s3.yaml")] if overlay == "s3" else []
 
 
-def test_a_cluster_as_the_runbook_leaves_it_is_safe(ask_doctor, kubeflow):
+def test_a_cluster_as_the_quickstart_leaves_it_is_safe(ask_doctor, kubeflow):
     result, states = ask_doctor()
     assert not {check for check, (state, _) in states.items() if state == "unsafe"}, result.output
     assert result.exception is None or result.exit_code == 0

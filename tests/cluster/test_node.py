@@ -65,7 +65,7 @@ def overlay(request, applied):
 
 @pytest.fixture(scope="module")
 def node(plane, overlay, light, tmp_path_factory) -> Iterator[Node]:
-    """A node with the image, in the cluster as the runbook leaves it."""
+    """A node with the image, in the cluster as the quickstart leaves it."""
     if os.geteuid() or shutil.which("runc") is None:
         pytest.skip("a node needs root and runc (`apt-get install runc`)")
     with Node(plane, tmp_path_factory.mktemp("node") / "n") as node:

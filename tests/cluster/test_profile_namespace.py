@@ -43,7 +43,7 @@ def _object(plane, *words: str) -> dict:
 
 @pytest.mark.parametrize("overlay_name", ["gke", "s3"])
 @pytest.mark.usefixtures("profile")
-def test_overlay_applies_by_the_lines_of_the_runbook(plane, applied, overlay_name):
+def test_overlay_applies_by_the_lines_of_the_quickstart(plane, applied, overlay_name):
     with applied(overlay_name):
         labels = _object(plane, "namespace", "fedemb")["metadata"]["labels"]
         assert labels[PROFILE_LABEL] == "kubeflow-profile"

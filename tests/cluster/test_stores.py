@@ -1,4 +1,4 @@
-"""The stores of the overlay s3: MinIO, set up by the runbook's own lines, and looked at."""
+"""The stores of the overlay s3: MinIO, set up by the lines of docs/cluster/reference.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import INFRA, runbook_block
+from conftest import INFRA, page_block
 from typer.testing import CliRunner
 
 from tests.conftest import REPOSITORY
@@ -24,7 +24,7 @@ OWNER = "owner-of-the-stores"
 
 
 class Stores:
-    """A MinIO server and its client `mc`, whose alias `store` is the runbook's."""
+    """A MinIO server and its client `mc`, whose alias `store` is the reference's."""
 
     def __init__(self, binaries: Path, folder: Path, kubeconfig: Path) -> None:
         self.folder = folder
@@ -79,14 +79,14 @@ class Stores:
         self.sh(f"mc admin policy detach store {name} --user {self.user(group)}")
 
     def user(self, group: str) -> str:
-        """The access key that the runbook made."""
+        """The access key that the reference's lines made."""
         found = "kubectl -n fedemb get secret fedemb-s3-{} -o jsonpath='{{.data.access_key}}'"
         return self.sh(f"{found.format(group)} | base64 -d").strip()
 
 
 @pytest.fixture(scope="module")
 def stores(plane, applied, tmp_path_factory):
-    """The stores, accounts and secrets of the runbook's step 2, and a bucket of images."""
+    """The stores, accounts and secrets of the cluster reference, and a bucket of images."""
     from fedemb.pipelines.steps import rights_of_groups
 
     folder = tmp_path_factory.mktemp("stores")
@@ -94,8 +94,8 @@ def stores(plane, applied, tmp_path_factory):
     with applied("s3"):
         made = Stores(binaries, folder, plane.kubeconfig)
         try:
-            made.sh(runbook_block("for name in public private releases"))
-            made.sh(runbook_block("mc mb --with-lock store/fedemb-rollback-anchor"))
+            made.sh(page_block("for name in public private releases"))
+            made.sh(page_block("mc mb --with-lock store/fedemb-rollback-anchor"))
             made.sh("mc mb store/photos")
             for group, row in rights_of_groups().items():
                 names = (
@@ -141,7 +141,7 @@ def check(plane, stores, monkeypatch, tmp_path):
     return run
 
 
-def test_stores_as_the_runbook_makes_them_are_safe(check):
+def test_stores_as_the_reference_makes_them_are_safe(check):
     state, what = check()
     assert state == "ok", what
 

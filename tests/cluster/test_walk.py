@@ -1,4 +1,4 @@
-"""The runbook walked from an empty cluster, line by line in its order, as far as a machine goes.
+"""The cluster pages, run line by line from an empty cluster, as far as one machine can.
 
     FEDEMB_WALK=build/walk.md make test-cluster ARGS=tests/cluster/test_walk.py
 
@@ -22,17 +22,18 @@ from control_plane import ControlPlane
 from test_doctor import ARGO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipelines"))
-import test_runbook as runbook
+import test_cluster_pages as pages
 
 HEAD = """\
-# The runbook, walked
+# The cluster pages, walked
 
-Every line of the runbook, `infra/README.md`, in its order, from an empty cluster, with what it
-printed: made by `tests/cluster/test_walk.py`. The API server, its controllers and admission are
+Every line of `docs/cluster/quickstart.md` and of the pages it links, in order, from an empty
+cluster, with what it printed: made by `tests/cluster/test_walk.py`. The API server, its
+controllers and admission are
 real ({version}). Kubeflow's API is a stand-in, stores are folders, and what begins with `gcloud`,
 `terraform`, `aws` or `mc` needs a cloud or a store: it is named, not tried. The run that is
 verified and resumed is the tests' own (`tests/kit/pipeline_runs/honest_run.py`): no image trained
-it. Addresses and digests are shortened; words in capitals stand for your own, as in the runbook.
+it. Addresses and digests are shortened; words in capitals stand for your own, as in the pages.
 `<code>` after a line is its exit code, where it is not 0.
 
 """
@@ -125,9 +126,9 @@ def _cluster_lines(walk: Walk, plane: ControlPlane, line: str, block: list[str])
         assert not refused or "ValidatingAdmissionPolicy" in done.stdout
 
 
-def test_the_runbook_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch):
+def test_the_pages_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch):
     started = time.monotonic()
-    for world in runbook.world.__wrapped__(tmp_path_factory):
+    for world in pages.world.__wrapped__(tmp_path_factory):
         root, _, kubeflow = world
         (root / "infra").symlink_to(INFRA)
         (root / "where").write_text(str(root))
@@ -136,19 +137,19 @@ def test_the_runbook_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch)
         environment |= {"PATH": f"{binaries}:{os.environ['PATH']}", "COLUMNS": "160"}
         environment["PYTHONWARNINGS"] = "ignore"  # of a certificate nobody signed
         walk = Walk(root, environment)
-        lines = runbook.commands()
+        lines = pages.commands()
         modules = (Path(__file__).parent / "control_plane" / "go.mod").read_text()
         version = re.findall(r"k8s.io/kubernetes (v\S+)", modules)[0]
         at = 0
         while at < len(lines):
             line, at = lines[at], at + 1
-            first = runbook._first_word(line)
+            first = pages._first_word(line)
             block = [line]
             if first == "for" and not line.endswith("done"):
                 while block[-1] != "done":
                     block, at = [*block, lines[at]], at + 1
-            elsewhere = "mc mb" in line or "do aws " in line
-            if first in runbook.NOT_HERE or elsewhere or line.startswith("cd infra"):
+            elsewhere = "mc mb" in line or first in ("make", "REGISTRY=registry.example/you")
+            if first in pages.NOT_HERE or elsewhere or line.startswith("cd infra"):
                 walk.say(line, "(not tried: needs a cloud, or a store)")
             elif first == "fedemb":
                 _our_line(walk, line, world)
@@ -166,9 +167,9 @@ def test_the_runbook_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch)
 def _our_line(walk: Walk, line: str, world) -> None:
     """A command of ours, with this machine's folders for the stores."""
     root, run, kubeflow = world
-    arguments = runbook._here(line, root, run, kubeflow.url)
+    arguments = pages._here(line, root, run, kubeflow.url)
     if arguments[0] == "schedule" and not (root / "schedules").exists():
-        runbook._schedules(root)
+        pages._schedules(root)
     if arguments[:2] == ["schedule", "apply"]:
         arguments.append("--yes")
     if arguments[0] == "doctor":

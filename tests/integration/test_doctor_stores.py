@@ -1,6 +1,6 @@
 """What the doctor learns of the stores: S3 (moto, which enforces policies) and Google Cloud.
 
-`tests/cluster/test_stores.py` asks MinIO the same, set up by the runbook's own lines.
+`tests/cluster/test_stores.py` asks MinIO the same, set up by the lines of the cluster reference.
 """
 
 import base64
@@ -78,7 +78,7 @@ class Moto:
         )
 
     def set_up(self) -> dict[str, tuple[str, str]]:
-        """Buckets, users, policies: step 2 of the runbook. Returns the secrets."""
+        """Buckets, users, policies: as in the cluster reference. Returns the secrets."""
         self.open()
         for name in BUCKETS:
             self.s3.create_bucket(Bucket=f"fedemb-{name}")

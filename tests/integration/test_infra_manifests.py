@@ -178,9 +178,9 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
     assert profile.steps["train_dp_fedemb"].accelerator is not None, "laid over, not in place of"
 
 
-def test_placeholders_are_the_ones_the_runbook_replaces():
+def test_placeholders_are_the_ones_the_quickstart_replaces():
     """A placeholder that nobody replaces would reach the cluster."""
-    text = (INFRA / "README.md").read_text()
+    text = (INFRA.parent / "docs" / "cluster" / "quickstart.md").read_text()
     for overlay, wanted in {
         "gke": {"PROJECT", "CONTROL_PLANE"},
         "s3": {"CONTROL_PLANE"},
@@ -361,7 +361,7 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
     assert sorted(re.findall(r'"(\w+)"', roles.group(1))) == sorted(ROLES)
 
 
-def test_every_link_of_the_runbook_leads_somewhere():
+def test_every_link_of_the_folder_leads_somewhere():
     for page in INFRA.rglob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
