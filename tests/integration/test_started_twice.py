@@ -142,7 +142,7 @@ def test_two_audits_of_one_model(trained, tmp_path, point, superseded):
     ("point", "superseded"),
     [
         # Its look comes after the other's: it goes on, counted, and writes the same bytes.
-        ("the look", False),
+        ("the evaluation record", False),
         ("the figures of the model", True),
         ("the page", False),  # the same bytes
         ("the utility report", False),

@@ -36,7 +36,7 @@ OPERATIONS = {
 NOT_HERE = {"gcloud", "terraform", "mc"}
 AT_THE_CONTROL_PLANE = {"kubectl", "cp", "grep"}
 ELSEWHERE = {"doctor": 4, "check-data": 2}
-"""Exit codes here: no cluster, which tests/cluster has, and fewer photos than the policy promises."""
+"""Exit codes here: no cluster (tests/cluster has one), and fewer users than the policy needs."""
 SHELL = {"cd", "for", "done", "key=$(openssl", "make", "REGISTRY=registry.example/you"}
 
 

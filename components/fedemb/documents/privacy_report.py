@@ -30,7 +30,7 @@ from fedemb.documents.fields import (
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.documents.users import Commitments
 from fedemb.documents.utility import Recall, SpaceId
-from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.document import Document, Part, Renamed, Since
 from fedemb.foundation.runtime_env import Backend
 
 
@@ -89,7 +89,7 @@ class Noise(Part):
     secure: bool
 
 
-class Normaliser(Part):
+class Normalizer(Part):
     """Divisor of the sum."""
 
     rule: Literal["public_constant"]
@@ -120,7 +120,7 @@ class MechanismFacts(Part):
     clip: Clip
     noise_multiplier: float
     noise: Noise
-    normaliser: Normaliser
+    normalizer: Annotated[Normalizer, Renamed({"privacy_report": 7}, before="normaliser")]
     matrix: Matrix | None
     backend: Annotated[Backend, Since(3, before="tensorflow")]
 
@@ -272,7 +272,7 @@ class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 6
+    newest: ClassVar[int] = 7
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose

@@ -11,7 +11,6 @@ Fields: docs/reference/gate.md, names spelled out. Sources: Ponomareva et al., H
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
@@ -21,6 +20,7 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import json_digest, sha256_hex
 from fedemb.ledger import Ledger, Reservation, Spent
+from fedemb.ledger.records import Record
 from fedemb.ledger.state import Attempt, LedgerState
 from fedemb.privacy.accounting import accounting, loss_grid
 from fedemb.privacy.accounting.events import event_to_json
@@ -56,7 +56,7 @@ def build_report(
             "let the training finish"
         )
     guarantee = guarantee_of(plan, config.policy.delta)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "purpose": config.purpose,
         "run_id": reservation.run_id,
         "attempt": reservation.attempt,
@@ -64,13 +64,7 @@ def build_report(
         "model_sha": model.weights_sha,
         "guarantee": guarantee.to_json(),
         "setting": _setting(config, ledger, reservation, head_sequence),
-        "unit": {
-            "unit": plan.unit,
-            "multi_owner": "not_covered",
-            "population_lower_bound": config.policy.users_lower_bound,
-            "exclusions": ["evaluation_users"],
-            "held_out_share": getattr(config.partition.evaluation, "fraction", None),
-        },
+        "unit": _unit(config, plan),
         "adjacency": {
             "relation": f"add_or_remove_one_{plan.unit}",
             "accounting_relation": plan.relation.name,
@@ -82,56 +76,83 @@ def build_report(
         },
         "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
-        "tuning": {
-            "data": config.tuning.data,
-            "trials": config.tuning.trials,
-            "other_runs_before": len(
-                ledger.state.committed_runs(before=reservation.sequence) - {reservation.run_id}
-            ),
-            "simulations_before": len(ledger.state.simulations(before=reservation.sequence)),
-        },
+        "tuning": _tuning(config, ledger, reservation),
         "evaluation": {"data": "held_out_users", "charged": False},
         "pretraining": _pretraining(config, evidence),
         "audit": _audit(evidence),
         "utility": _utility(evidence),
         "assumptions": list(assumptions(plan.unit)),
         "limitations": list(limitations(plan.unit)),
-        "waivers": [
-            {
-                "code": record.body["code"],
-                "model_sha": record.body["model_sha"],
-                "sequence": record.sequence,
-            }
-            for record in ledger.state.waivers
-            if record.sequence <= head_sequence and record.body["model_sha"] == model.weights_sha
-        ],
-        "release": {
-            "licence_sha": sha256_hex(config.release.licence.encode()),
-            "min_gain_over_public": config.release.min_gain_over_public,
-            "no_worse_than": config.release.no_worse_than,
-            "train_despite_noise_sha": _sha_or_none(config.release.train_despite_noise),
-            **dict(zip(("name", "version"), config.released_as(reservation.run_id), strict=True)),
-        },
-        "provenance": {
-            "config_sha": reservation.config_sha,
-            "code_sha": reservation.code_sha,
-            "plan_sha": reservation.plan_sha,
-            "inputs_sha": attempt.bind.body["inputs_sha"],
-            "commitments": dict(attempt.bind.body["commitments"]),
-            "input": reservation.input,
-            "plan_document": evidence.plan.sha,
-            "reservation_document": evidence.reservation.sha,
-            "users_document": evidence.users.sha,
-            "model_files": dict(evidence.model_files),
-            "audit_document": evidence.audit.sha,
-            "utility_document": evidence.utility.sha,
-        },
+        "waivers": _waivers(ledger, model.weights_sha, head_sequence),
+        "release": _release_terms(config, reservation.run_id),
+        "provenance": _provenance(evidence, reservation, attempt.bind),
     }
     return PrivacyReport.of_fields(fields)
 
 
 def _sha_or_none(text: str) -> str | None:
     return sha256_hex(text.encode()) if text else None
+
+
+def _unit(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
+    return {
+        "unit": plan.unit,
+        "multi_owner": "not_covered",
+        "population_lower_bound": config.policy.users_lower_bound,
+        "exclusions": ["evaluation_users"],
+        "held_out_share": getattr(config.partition.evaluation, "fraction", None),
+    }
+
+
+def _tuning(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dict[str, object]:
+    state, sequence = ledger.state, reservation.sequence
+    return {
+        "data": config.tuning.data,
+        "trials": config.tuning.trials,
+        "other_runs_before": len(state.committed_runs(before=sequence) - {reservation.run_id}),
+        "simulations_before": len(state.simulations(before=sequence)),
+    }
+
+
+def _waivers(ledger: Ledger, weights_sha: str, head_sequence: int) -> list[dict[str, object]]:
+    return [
+        {
+            "code": record.body["code"],
+            "model_sha": record.body["model_sha"],
+            "sequence": record.sequence,
+        }
+        for record in ledger.state.waivers
+        if record.sequence <= head_sequence and record.body["model_sha"] == weights_sha
+    ]
+
+
+def _release_terms(config: RunConfig, run_id: str) -> dict[str, object]:
+    name, version = config.released_as(run_id)
+    return {
+        "licence_sha": sha256_hex(config.release.licence.encode()),
+        "min_gain_over_public": config.release.min_gain_over_public,
+        "no_worse_than": config.release.no_worse_than,
+        "train_despite_noise_sha": _sha_or_none(config.release.train_despite_noise),
+        "name": name,
+        "version": version,
+    }
+
+
+def _provenance(evidence: Evidence, reservation: Reservation, bind: Record) -> dict[str, object]:
+    return {
+        "config_sha": reservation.config_sha,
+        "code_sha": reservation.code_sha,
+        "plan_sha": reservation.plan_sha,
+        "inputs_sha": bind.body["inputs_sha"],
+        "commitments": dict(bind.body["commitments"]),
+        "input": reservation.input,
+        "plan_document": evidence.plan.sha,
+        "reservation_document": evidence.reservation.sha,
+        "users_document": evidence.users.sha,
+        "model_files": dict(evidence.model_files),
+        "audit_document": evidence.audit.sha,
+        "utility_document": evidence.utility.sha,
+    }
 
 
 def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
@@ -144,7 +165,7 @@ def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
 
 def _setting(
     config: RunConfig, ledger: Ledger, reservation: Reservation, head_sequence: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     plan = ledger.terms.series
     return {
         "model": "central",
@@ -159,9 +180,9 @@ def _setting(
     }
 
 
-def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict[str, Any]:
+def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: bool) -> dict[str, object]:
     adaptive = plan.adaptive_clip
-    commit: dict[str, Any] = dict(attempt.commit.body) if attempt.commit else {}
+    commit: dict[str, object] = dict(attempt.commit.body) if attempt.commit else {}
     grouped = not plan.samples_units
     clipped = "virtual_client" if grouped else "image" if plan.samples_images else "unit"
     return {
@@ -186,12 +207,12 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict
             "grid_bits": plan.grid_bits,
             "secure": plan.private and key_injected is False,
         },
-        "normaliser": {"rule": "public_constant", "value": plan.normalizer},
+        "normalizer": {"rule": "public_constant", "value": plan.normalizer},
         "matrix": plan.matrix(),
     }
 
 
-def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, Any]:
+def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, object]:
     return {
         "library": "dp-accounting",
         "version": accounting.library_version(),
@@ -224,7 +245,7 @@ def _blocks(ledger: Ledger, head_sequence: int) -> dict[str, tuple[Spent, int]]:
     }
 
 
-def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) -> dict[str, Any]:
+def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) -> dict[str, object]:
     terms = ledger.terms
     blocks = _blocks(ledger, head_sequence)
     table = [
@@ -250,7 +271,7 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
     }
 
 
-def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
+def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, object]:
     kind = config.pretraining.kind
     none = "no_public_images"
     overlap = {"none": none, "random_process": none, "import": "unchecked"}
@@ -261,7 +282,7 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _audit(evidence: Evidence) -> dict[str, Any]:
+def _audit(evidence: Evidence) -> dict[str, object]:
     return evidence.audit.body.model_dump(
         include={
             "independence",
@@ -278,7 +299,7 @@ def _audit(evidence: Evidence) -> dict[str, Any]:
     )
 
 
-def _utility(evidence: Evidence) -> dict[str, Any]:
+def _utility(evidence: Evidence) -> dict[str, object]:
     utility = evidence.utility.body
     if isinstance(utility, UtilityReport):
         return utility.model_dump(include={"model_sha", "recall_at_far", "embedding_space_id"})

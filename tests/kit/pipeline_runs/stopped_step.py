@@ -90,7 +90,7 @@ def _points() -> dict[str, tuple[Any, str, int]]:
         "the scores": (audit, "_scores_table", 1),
         "the figures": (audit, "written", 1),
         "the public report": (audit, "write_signed", 1),
-        "the look": (Ledger, "record_evaluation", 1),
+        "the evaluation record": (Ledger, "record_evaluation", 1),
         "the figures of the model": (evaluate, "_measure_all", 1),
         "the figures of the classifier": (evaluate_classifier, "measure_classifiers", 1),
         "the page": (evaluate, "utility_page", 1),
