@@ -125,12 +125,12 @@ def _here(line: str, root: Path, run: honest_run.HonestRun, url: str) -> list[st
     ledger, keys = ("ledger", "keys") if fresh else (run.ledger_uri, run.keys_uri)
     image = "registry.example/fedemb@sha256:" + "a" * 64
     for placeholder, value in {
+        " policy/ledger": f" {run.ledger_uri}",
+        " policy/keys": f" {run.keys_uri}",
         "gs://RUNS-fedemb-releases/NAME/VERSION": f"{run.releases_uri}/glyphs/1.0",
         "gs://RUNS-fedemb-ledger": ledger,
         "gsm://KEYS/fedemb": keys,
         "...@sha256:...": image,
-        "policy/ledger": run.ledger_uri,
-        "policy/keys": run.keys_uri,
         "mine.yaml --policy policy": (
             f"run.yaml --set storage.ledger={run.ledger_uri} --set storage.keys={run.keys_uri} "
             f"--set storage.deletion_marks={root}/policy/deletion_marks"
