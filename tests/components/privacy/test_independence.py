@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedemb.engine.audit import attempt_keys
 from fedemb.engine.audit import independence as module
 from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.canaries import CanaryMechanism
@@ -88,14 +89,17 @@ def _tag_of_the_first_byte(patch):
 
 def _no_attempt(patch):
     patch.setattr(
-        module,
+        attempt_keys,
         "run_key",
         lambda root, purpose, run, attempt, inputs: derive(root, purpose, run, inputs),
     )
 
 
 def _one_key_for_noise_and_coins(patch):
-    patch.setattr(module, "run_key", lambda root, purpose, *names: derive(root, *map(str, names)))
+    def one_key(root, purpose, *names):
+        return derive(root, *map(str, names))
+
+    patch.setattr(attempt_keys, "run_key", one_key)
 
 
 def _repeating_blocks(patch):
