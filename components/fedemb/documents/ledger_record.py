@@ -185,7 +185,7 @@ class LedgerRecord(Document):
         if not _is_version_1(info.context):
             return value
         if value in _FORMER_KINDS.values():
-            raise ValueError("a kind of a later version")
+            raise ValueError(f"act {value!r} needs record version 2. Set version to 2.")
         return _FORMER_KINDS.get(value, value) if isinstance(value, str) else value
 
     @field_serializer("act")
