@@ -11,7 +11,11 @@ from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
+    from fedemb.models.public_backbone.card import BackboneCard
     from fedemb.pipelines.cli.init.photos import Photos
+
+_TAPS = ("head", "last_block")
+"""Taps that a classifier reads, if the card of the file has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +25,12 @@ class Backbone:
     Attributes:
       pretraining: the section `pretraining` of the configuration.
       shape: input size and channels that a `.keras` file fixes; None if it fixes none.
+      card: card of a `.keras` file; None if it has none.
     """
 
     pretraining: dict[str, object]
     shape: tuple[int, int] | None = None
+    card: BackboneCard | None = None
 
     @property
     def imported(self) -> bool:
@@ -36,6 +42,35 @@ class Backbone:
         """Whether the backbone is trained on public photos."""
         return self.pretraining["kind"] == "supervised"
 
+    def constants(self, directions: str) -> dict[str, object]:
+        """Returns settings of constants from public photos; empty without such photos.
+
+        Args:
+          directions: `principal_directions` or `whitened_directions`.
+        """
+        from fedemb.pipelines.cli.init.recipes import PRINCIPAL_DIRECTIONS, WHITENED_DIRECTIONS
+
+        if "source" not in self.pretraining:
+            return {}
+        principal = directions == "principal_directions"
+        count = PRINCIPAL_DIRECTIONS if principal else WHITENED_DIRECTIONS
+        return {"square_root": True, directions: count}
+
+    def features(self) -> dict[str, object]:
+        """Returns settings of the features that the head of a classifier reads.
+
+        Without a card, the number of features is not known, and a projection is trained too.
+        """
+        if self.card is None:
+            return {"projection": True, "trainable": "projection"}
+        taps = [tap for tap in self.card.taps if tap.name in _TAPS]
+        width = sum(tap.features for tap in taps) or self.card.features
+        return {
+            "taps": [tap.name for tap in taps],
+            "embedding_dim": width,
+            **self.constants("whitened_directions"),
+        }
+
     def image_shape(self, photos: Photos) -> tuple[int, int]:
         """Returns size in pixels and channels of the model's input."""
         return self.shape or (photos.size, photos.channels)
@@ -46,11 +81,14 @@ class Backbone:
         return f"{size} x {size} pixels, {'colour' if channels > 1 else 'grey'},"
 
 
-def backbone_of(start: str, pixels: str | None, ask: Callable[[str], str]) -> Backbone:
+def backbone_of(
+    start: str, photos: str | None, pixels: str | None, ask: Callable[[str], str]
+) -> Backbone:
     """Returns the backbone for `--public`.
 
     Args:
       start: public photos, a `.keras` file or `none`.
+      photos: public photos for the constants of a `.keras` file's features; None for none.
       pixels: pixel format of the `.keras` file; None to read it from the file.
       ask: asks a question on the terminal.
 
@@ -62,7 +100,11 @@ def backbone_of(start: str, pixels: str | None, ask: Callable[[str], str]) -> Ba
 
     uri = start if "://" in start else str(Path(start).resolve())
     if start.endswith(".keras"):
-        return _imported(Path(start), uri, pixels, ask)
+        return _imported(Path(start), uri, photos, pixels, ask)
+    if photos:
+        raise ConfigError(
+            f"--public-photos is for a .keras file, and --public is {start}. Drop --public-photos."
+        )
     if pixels:
         raise ConfigError(f"--pixels is for a .keras file, and --public is {start}. Drop --pixels.")
     if start == "none":

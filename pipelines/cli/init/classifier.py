@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from fedemb.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedemb.config import RunConfig
     from fedemb.pipelines.cli.init.backbone import Backbone
     from fedemb.pipelines.cli.init.photos import Photos
+    from fedemb.pipelines.cli.init.recipes import ClassifierRecipe
     from fedemb.pipelines.cli.init.settings import Promise, Settings
     from fedemb.steps.partition_users.census import Census
 
@@ -48,9 +50,8 @@ def classifier_settings(
     from fedemb.pipelines.cli.init.settings import policy_section
     from fedemb.privacy.mechanisms.registry import PoissonGaussian
 
-    head = start.pretrained  # Features are computed once, so all units in each round cost little.
-    chance = 1.0 if head else 0.1
     bound = promise.users_lower_bound
+    recipe = recipe_of(start, bound)
     described = photos.source.model_dump(mode="json", exclude_defaults=True)
     return {
         "purpose": "simulation",
@@ -61,15 +62,15 @@ def classifier_settings(
             "max_images_per_user": 1 if photos.of_images else 64,
             "evaluation": {"by": "hash", "fraction": 0.1},
         },
-        "model": _model(photos, start, classes),
-        "pretraining": start.pretraining,
+        "model": _model(photos, start, recipe, classes),
+        "pretraining": _pretraining(start, recipe),
         "mechanism": {
             "kind": PoissonGaussian.kind_name(),
-            "rounds": 60 if head else 200,
-            "sampling_probability": chance,
-            "units_per_round": max(1, round(0.9 * bound * chance)),
+            "rounds": recipe.rounds,
+            "sampling_probability": recipe.chance,
+            "units_per_round": max(1, round(0.9 * bound * recipe.chance)),
             "noise_multiplier": 1.0,
-            "l2_norm_clip": 0.1 if head else 1.0,
+            "l2_norm_clip": recipe.clip,
         },
         "training": {
             "algorithm": "dp_sgd",
@@ -78,9 +79,9 @@ def classifier_settings(
                 "microbatch": min(64, bound),
             },
             "server": {
-                "learning_rate": 40.0 if head else 2.0,
-                "momentum": 0.9 if head else 0.0,
-                "schedule": "linear" if head else "cosine",
+                "learning_rate": recipe.learning_rate or recipe.most_learning_rate,
+                "momentum": recipe.momentum,
+                "schedule": recipe.schedule,
                 "rescale_to_unit_norm": True,
                 "ema_decay": 0.9,
             },
@@ -92,17 +93,77 @@ def classifier_settings(
     }
 
 
-def _model(photos: Photos, start: Backbone, classes: Sequence[str]) -> dict[str, object]:
-    from fedemb.pipelines.cli.init.recipes import FROZEN_BACKBONE
-    from fedemb.pipelines.cli.init.settings import images_section
+def recipe_of(start: Backbone, bound: int) -> ClassifierRecipe:
+    """Returns the recipe for a classifier.
+
+    Args:
+      start: the public backbone.
+      bound: public lower bound on the number of units.
+    """
+    from fedemb.pipelines.cli.init import recipes
 
     if start.imported:
-        net = FROZEN_BACKBONE.model_section()
-    else:
-        net: dict[str, object] = {
-            "backbone": "resnet8_ws",
-            "projection": False,
-            "embedding_dim": 64,
-            "trainable": "head" if start.pretrained else "all",
+        return recipes.IMPORTED_HEAD
+    whole = not start.pretrained and bound >= recipes.FROM_SCRATCH
+    return recipes.ALL_LAYERS if whole else recipes.HEAD
+
+
+def with_head_rates(settings: Settings, config: RunConfig) -> dict[str, float]:
+    """Sets the learning rate and the temperature of a head by the noise of its plan.
+
+    Args:
+      settings: settings of a classifier, changed in place.
+      config: the same settings with the noise of the plan.
+
+    Returns:
+      The two numbers by name; empty if more than a head is trained.
+    """
+    from fedemb.pipelines.cli.init.recipes import head_learning_rate
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.steps.plan_privacy.prospects import prospects, temperature_for_noise
+
+    plan = plan_mechanism(config)
+    found = prospects(config, plan)
+    if found is None or found.recipe != "head":
+        return {}
+    server = settings["training"]["server"]
+    server["learning_rate"] = head_learning_rate(found.noise, server["learning_rate"])
+    changed = config.updated({"training.server.learning_rate": server["learning_rate"]})
+    divisor = temperature_for_noise(changed, plan)
+    temperature = 1.0 if divisor is None else float(f"{divisor:.3g}")
+    settings["model"]["temperature"] = temperature
+    return {"learning rate": server["learning_rate"], "temperature": temperature}
+
+
+def _pretraining(start: Backbone, recipe: ClassifierRecipe) -> dict[str, object]:
+    """Returns the section `pretraining`; generated images give the constants of scattering."""
+    if start.imported or start.pretrained or recipe.chance < 1:
+        return start.pretraining
+    return {
+        "kind": "random_process",
+        "random_images": 1000,
+        "licence": "generated, no rights reserved",
+        "provenance": "dead leaves, drawn by the run",
+    }
+
+
+def _model(
+    photos: Photos, start: Backbone, recipe: ClassifierRecipe, classes: Sequence[str]
+) -> dict[str, object]:
+    from fedemb.pipelines.cli.init.recipes import SCATTERING_PIXELS, WHITENED_DIRECTIONS
+    from fedemb.pipelines.cli.init.settings import images_section
+
+    images = images_section(photos, start)
+    net: dict[str, object] = {"backbone": "resnet8_ws", "projection": False, "embedding_dim": 64}
+    net["trainable"] = "all" if recipe.chance < 1 else "head"
+    if start.imported:
+        net |= {"backbone": "imported", **start.features()}
+    elif recipe.chance == 1 and not start.pretrained:
+        side = SCATTERING_PIXELS
+        images["image_size"] = side
+        net |= {
+            "backbone": "scatter_linear",
+            "embedding_dim": 81 * int(str(images["channels"])) * (side // 4) ** 2,
+            "whitened_directions": WHITENED_DIRECTIONS,
         }
-    return {**images_section(photos, start), **net, "classes": list(classes)}
+    return {**images, **net, "classes": list(classes)}

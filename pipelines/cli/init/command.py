@@ -46,6 +46,7 @@ def init(
     Example: fedemb init --data photos/ --users-lower-bound 1000 -o mine.yaml
     """
     from fedemb.foundation.files import write_bytes
+    from fedemb.pipelines.cli.init.classifier import with_head_rates
     from fedemb.pipelines.cli.init.photos import describe, source_of, survey
     from fedemb.pipelines.cli.init.settings import Promise, as_text, outlook
     from fedemb.pipelines.cli.planning.planned import calibrated
@@ -73,6 +74,8 @@ def init(
     config = calibrated(validate(settings), epsilon)
     mechanism = config.mechanism.model_dump(mode="json")
     settings["mechanism"]["noise_multiplier"] = mechanism["noise_multiplier"]
+    for name, value in with_head_rates(settings, config).items():
+        say(f"{name} for this noise: {value:g}")
     write_bytes(output, as_text(settings, output).encode())
     say("", f"wrote {output}", *outlook(load_config(output)))
     _next_steps(output, bound, found)
@@ -97,7 +100,10 @@ def _backbone(options: BackboneOptions) -> Backbone:
     start = options.public or asked(
         "Public photos or a .keras file to start from?", "--public", str, "none"
     )
-    return backbone_of(start, options.pixels, lambda question: asked(question, "--pixels", str))
+    photos = options.public_photos
+    return backbone_of(
+        start, photos, options.pixels, lambda question: asked(question, "--pixels", str)
+    )
 
 
 def _classifier(photos: Photos, start: Backbone, promise: Promise, goal: GoalOptions) -> Settings:
@@ -108,12 +114,15 @@ def _classifier(photos: Photos, start: Backbone, promise: Promise, goal: GoalOpt
     check_classes(classes, photos.census)
     settings = classifier_settings(photos, start, promise, classes)
     learns = f"learns to distinguish {len(classes)} classes"
-    say(f"the model sees {start.images(photos)} and {learns}. {photos.unit.covered}")
+    size, model = settings["model"]["image_size"], settings["model"]
+    colour = "colour" if model["channels"] > 1 else "grey"
+    say(f"the model sees {size} x {size} pixels, {colour}, and {learns}. {photos.unit.covered}")
+    say(f"trained: {model['trainable']}, on backbone {model['backbone']}")
     return settings
 
 
 def _embedding(photos: Photos, start: Backbone, promise: Promise, goal: GoalOptions) -> Settings:
-    from fedemb.pipelines.cli.init.settings import embedding_settings, shares_classes
+    from fedemb.pipelines.cli.init.settings import embedding_settings, recipe_of, shares_classes
     from fedemb.pipelines.run.load_config import validate
     from fedemb.steps.partition_users.check import too_few_classes
 
@@ -125,14 +134,15 @@ def _embedding(photos: Photos, start: Backbone, promise: Promise, goal: GoalOpti
         )
     shared = "class (--alike user: one user)" if by_class else "user"
     say(f"the model sees {start.images(photos)} and learns that photos of one {shared} are alike")
-    settings = embedding_settings(photos, start, promise)
+    recipe = recipe_of(photos, start, promise)
+    settings = embedding_settings(photos, start, promise, recipe)
     few = too_few_classes(validate(settings), photos.census.classes)
     named = goal.classes
     if few and named is None and sys.stdin.isatty():
         named = asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")
     if named:
         classes = [name.strip() for name in named.split(",")]
-        return embedding_settings(photos, start, promise, held_out_classes=classes)
+        return embedding_settings(photos, start, promise, recipe, held_out_classes=classes)
     if few:
         say(f"warning: {few}")
     return settings

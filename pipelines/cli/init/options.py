@@ -58,6 +58,12 @@ class BackboneOptions:
             help="Public photos to pretrain on, a .keras file to train one layer on, or none."
         ),
     ] = None
+    public_photos: Annotated[
+        str | None,
+        typer.Option(
+            help="Public photos that standardise the features of the .keras file, 1,000 or more."
+        ),
+    ] = None
     pixels: Annotated[
         str | None,
         typer.Option(

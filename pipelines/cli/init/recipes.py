@@ -1,35 +1,158 @@
-"""Defaults of `fedemb init` for each kind of training."""
+"""Recipes of `fedemb init`: what to train, for each task, public backbone and number of users.
+
+| public backbone | embedding | classifier |
+|---|---|---|
+| `.keras` file | projection, every virtual client in every round | head on its features |
+| photos | whole net | head on the pretrained net |
+| none | whole net | head on scattering features; the whole net from a million units |
+
+Evidence: projections and heads on EfficientNet-Lite0, studies/photos; heads on scattering features,
+studies/dp_sgd; whole nets, docs/explanation/results.md. Fewer trained weights need less noise, so a
+whole net is the last choice.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+
+Section = dict[str, object]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Defaults for one kind of training.
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingRecipe:
+    """Defaults for an embedding.
 
     Attributes:
       users_per_client: mean number of users per virtual client.
       rounds: training rounds.
       sampling_probability: smallest probability that a virtual client is in a round.
-      backbone: `model.backbone`.
-      trainable: `model.trainable`.
+      most_noise: noise on the mean / clipping norm up to which the recipe is taken.
+      model: settings of the section `model`.
+      training: settings of the section `training`.
     """
 
     users_per_client: int
     rounds: int
     sampling_probability: float
-    backbone: str
-    trainable: str
-
-    def model_section(self) -> dict[str, object]:
-        """Returns settings of the section `model`."""
-        if self.trainable == "all":
-            return {"backbone": self.backbone}
-        return {"backbone": self.backbone, "embedding_dim": 64, "trainable": self.trainable}
+    most_noise: float = math.inf
+    model: Section
+    training: Section = field(default_factory=dict[str, object])
 
 
-WHOLE_NET = Recipe(32, 30, 0.1, "resnet8", "all")
-FROZEN_BACKBONE = Recipe(6, 8, 0.5, "imported", "projection")
-"""For 1,000 to 10,000 users, see docs/how_to/public_backbone.md."""
+_PROTOTYPES: Section = {"head_init": "prototypes", "head_learning_rate_scale": 12.0}
+WHOLE_NET = EmbeddingRecipe(
+    users_per_client=32,
+    rounds=30,
+    sampling_probability=0.1,
+    model={"backbone": "resnet8"},
+    training={"local": _PROTOTYPES},
+)
+
+
+def _projection(users_per_client: int, rounds: int, most_noise: float) -> EmbeddingRecipe:
+    local: Section = {
+        "epochs": 1,
+        "batch_size": 256,
+        "client_learning_rate": 0.3,
+        "client_momentum": 0.0,
+        "head_learning_rate_scale": 0.0,
+        "head_init": "prototypes",
+        "loss": {"kind": "cosface", "scale": 12.0, "margin": 0.1},
+    }
+    server: Section = {"learning_rate": 1.0, "momentum": 0.0, "ema_decay": 0.0}
+    return EmbeddingRecipe(
+        users_per_client=users_per_client,
+        rounds=rounds,
+        sampling_probability=1.0,
+        most_noise=most_noise,
+        model={
+            "backbone": "imported",
+            "embedding_dim": 128,
+            "trainable": "projection",
+            "keep_public_features": 1.0,
+        },
+        training={"local": local, "server": server},
+    )
+
+
+PROJECTIONS = (
+    _projection(40, 80, 0.01),
+    _projection(20, 40, 0.03),
+    _projection(10, 40, math.inf),
+)
+"""Projections for many to few users: larger virtual clients learn better and need more users."""
+
+FROM_SCRATCH = 1_000_000
+"""Smallest number of units for which a classifier without public data trains the whole net."""
+SCATTERING_PIXELS = 32
+PRINCIPAL_DIRECTIONS = 256
+"""Directions of imported features that a projection reads, if public photos give the constants."""
+WHITENED_DIRECTIONS = 300
+"""Leading directions of a head's features that are scaled down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierRecipe:
+    """Defaults for a classifier.
+
+    Attributes:
+      rounds: training rounds.
+      chance: probability that a unit is in a round.
+      clip: clipping norm of the gradient of a unit.
+      learning_rate: learning rate of the server; None: by the noise, see `head_learning_rate`.
+      most_learning_rate: largest rate by the noise.
+      momentum: momentum of the server.
+      schedule: schedule of the learning rate.
+    """
+
+    rounds: int
+    chance: float
+    clip: float
+    learning_rate: float | None
+    most_learning_rate: float
+    momentum: float
+    schedule: str
+
+
+ALL_LAYERS = ClassifierRecipe(
+    rounds=200,
+    chance=0.1,
+    clip=1.0,
+    learning_rate=2.0,
+    most_learning_rate=2.0,
+    momentum=0.0,
+    schedule="cosine",
+)
+HEAD = ClassifierRecipe(
+    rounds=60,
+    chance=1.0,
+    clip=0.1,
+    learning_rate=None,
+    most_learning_rate=40.0,
+    momentum=0.9,
+    schedule="linear",
+)
+"""Features are computed once, so a round of all units costs little."""
+IMPORTED_HEAD = ClassifierRecipe(
+    rounds=40,
+    chance=1.0,
+    clip=0.1,
+    learning_rate=None,
+    most_learning_rate=600.0,
+    momentum=0.9,
+    schedule="cosine",
+)
+
+
+def head_learning_rate(noise: float, most: float) -> float:
+    """Returns the learning rate of a head: 2 / noise, at most `most`, two digits.
+
+    Sign digits, 1,800 images, momentum 0.9: the best of five rates was 40, 10 and 3 at noise 0.09,
+    0.22 and 0.58. CIFAR-10 on EfficientNet-Lite0: 300 to 600 at noise 0.007.
+
+    Args:
+      noise: length of the noise of the whole training / clipping norm (`Prospects.noise`).
+      most: upper bound; beyond it, probabilities are too certain.
+    """
+    return float(f"{min(most, 2.0 / noise):.2g}")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedemb.config import RunConfig
     from fedemb.pipelines.cli.init.backbone import Backbone
     from fedemb.pipelines.cli.init.photos import Photos
+    from fedemb.pipelines.cli.init.recipes import EmbeddingRecipe
 
 Settings = dict[str, Any]
 """Sections of a configuration, as they are written."""
@@ -47,7 +48,11 @@ def images_section(photos: Photos, start: Backbone) -> dict[str, object]:
 
 
 def embedding_settings(
-    photos: Photos, start: Backbone, promise: Promise, held_out_classes: Sequence[str] = ()
+    photos: Photos,
+    start: Backbone,
+    promise: Promise,
+    recipe: EmbeddingRecipe,
+    held_out_classes: Sequence[str] = (),
 ) -> Settings:
     """Returns the settings of an embedding.
 
@@ -55,12 +60,11 @@ def embedding_settings(
       photos: the photos.
       start: the public backbone.
       promise: public numbers of the guarantee.
+      recipe: defaults, from `recipe_of`.
       held_out_classes: public list of classes that a share is held out of; empty: all classes.
     """
-    from fedemb.pipelines.cli.init.recipes import FROZEN_BACKBONE, WHOLE_NET
     from fedemb.privacy.mechanisms.registry import GroupPoissonGaussian
 
-    recipe = FROZEN_BACKBONE if start.imported else WHOLE_NET
     clients = max(1, round(0.9 * promise.users_lower_bound / recipe.users_per_client))
     probability = max(recipe.sampling_probability, _LEAST_CLIENTS / clients)
     described = photos.source.model_dump(mode="json", exclude_defaults=True)
@@ -68,11 +72,12 @@ def embedding_settings(
     evaluation: dict[str, object] = {"by": "hash", "fraction": 0.1}
     if held_out_classes:
         evaluation["classes"] = list(held_out_classes)
+    features = start.constants("principal_directions") if start.imported else {}
     return {
         "purpose": "simulation",
         "data": {"source": described},
         "partition": {"virtual_clients": clients, "evaluation": evaluation},
-        "model": {**recipe.model_section(), **images_section(photos, start)},
+        "model": {**recipe.model, **features, **images_section(photos, start)},
         "pretraining": start.pretraining,
         "mechanism": {
             "kind": GroupPoissonGaussian.kind_name(),
@@ -80,9 +85,27 @@ def embedding_settings(
             "sampling_probability": round(min(1.0, probability), 3),
             "noise_multiplier": 1.0,
         },
-        "training": {"local": {"head_init": "prototypes", "head_learning_rate_scale": 12.0}},
+        "training": recipe.training,
         "policy": policy_section(photos, promise),
     }
+
+
+def recipe_of(photos: Photos, start: Backbone, promise: Promise) -> EmbeddingRecipe:
+    """Returns the recipe for an embedding: with a `.keras` file, the largest that noise allows."""
+    from fedemb.pipelines.cli.init.recipes import PROJECTIONS, WHOLE_NET
+    from fedemb.pipelines.cli.planning.planned import calibrated
+    from fedemb.pipelines.run.load_config import validate
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.steps.plan_privacy.prospects import noise_on_mean
+
+    if not start.imported:
+        return WHOLE_NET
+    for recipe in PROJECTIONS[:-1]:
+        settings = embedding_settings(photos, start, promise, recipe)
+        config = calibrated(validate(settings), promise.epsilon)
+        if noise_on_mean(plan_mechanism(config)) <= recipe.most_noise:
+            return recipe
+    return PROJECTIONS[-1]
 
 
 def policy_section(photos: Photos, promise: Promise) -> dict[str, object]:
@@ -135,10 +158,6 @@ def outlook(config: RunConfig) -> list[str]:
             f"warning: epsilon {epsilon:g} protects no user, and the policy's cap is permanent. "
             "Use 1 to 8."
         )
-    if "noise_beyond_the_study" in found:
-        small = config.model.trainable == "projection"
-        start = "" if small else "Train one layer on a public net (--public FILE.keras). "
-        lines.append(f"{start}Test on public photos first (docs/how_to/choose_epsilon.md).")
     return lines
 
 
