@@ -123,23 +123,30 @@ def backbone_of(
 
 def _require(start: str) -> None:
     if "://" not in start and not Path(start).exists():
-        raise InputError(
-            f"--public {start} does not exist. Pass public photos, a .keras file or none."
-        )
+        raise InputError(f"{start} does not exist. Pass public photos, a .keras file or none.")
 
 
-def _imported(path: Path, uri: str, pixels: str | None, ask: Callable[[str], str]) -> Backbone:
+def _imported(
+    path: Path, uri: str, photos: str | None, pixels: str | None, ask: Callable[[str], str]
+) -> Backbone:
     from fedemb.config import PretrainingConfig
+    from fedemb.data.columns import guess_source
     from fedemb.models.imported import check_import, image_shape, with_card
-    from fedemb.pipelines.cli.init.recipes import FROZEN_BACKBONE
+    from fedemb.models.public_backbone.card import read_card
 
-    check_import(path, FROZEN_BACKBONE.trainable)
+    check_import(path, "projection")
     section: dict[str, object] = {"kind": "import", "import_path": uri}
     section["import_pixels"] = _pixel_format(path, pixels, ask)
     found = with_card(path, PretrainingConfig.model_validate(section))
     fields = {"licence", "provenance"}
     section |= found.model_dump(mode="json", include=fields, exclude_defaults=True)
-    return Backbone(pretraining=section, shape=image_shape(path))
+    if photos:
+        _require(photos)
+        place = photos if "://" in photos else str(Path(photos).resolve())
+        section["source"] = guess_source(place, {}).model_dump(mode="json", exclude_defaults=True)
+    else:
+        say("no --public-photos: the features are not standardised, which costs accuracy")
+    return Backbone(pretraining=section, shape=image_shape(path), card=read_card(path))
 
 
 def _pixel_format(path: Path, given: str | None, ask: Callable[[str], str]) -> str:

