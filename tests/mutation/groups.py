@@ -48,6 +48,7 @@ GROUPS: dict[str, Group] = {
             "components/gate/test_gate_approvals.py",
             "components/release/test_release_model.py",
             "components/training/test_training_state.py",
+            "components/partition_users/test_partition_resumed.py",
         ),
     ),
     "privacy": Group(

@@ -115,12 +115,29 @@ def test_what_we_did_not_write_is_refused(value):
         event_from_json(value)
 
 
-def test_events_nested_without_end_are_refused():
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda event: {"type": "composed", "events": [event]},
+        lambda event: {"type": "self_composed", "count": 2, "event": event},
+        lambda event: {"type": "allocated", "steps": 2, "event": event},
+    ],
+)
+def test_events_nested_without_end_are_refused(inside):
     value = {"type": "no_op"}
     for _ in range(100):
-        value = {"type": "composed", "events": [value]}
+        value = inside(value)
     with pytest.raises(ArtifactError, match="nested"):
         event_from_json(value)
+
+
+@pytest.mark.parametrize("value", [[], "", "1", {}, {"1": 2}, None, 1.0, [None], [math.nan], [-1]])
+@pytest.mark.parametrize("field", ["sensitivities", "sampling_probs"])
+def test_numbers_of_a_mixture_are_a_list_of_numbers(field, value):
+    fields = {"standard_deviation": 1.0, "sensitivities": [1.0], "sampling_probs": [1.0]}
+    event_from_json({"type": "mixture_of_gaussians", **fields})
+    with pytest.raises(ArtifactError, match=field):
+        event_from_json({"type": "mixture_of_gaussians", **fields, field: value})
 
 
 # ---- dispatch -----------------------------------------------------------------------------------
