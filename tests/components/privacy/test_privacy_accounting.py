@@ -131,6 +131,21 @@ def test_events_nested_without_end_are_refused(inside):
         event_from_json(value)
 
 
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda event: dpe.ComposedDpEvent([event]),
+        lambda event: dpe.SelfComposedDpEvent(event, 2),
+    ],
+)
+def test_events_nested_without_end_are_not_written(inside):
+    event = dpe.NoOpDpEvent()
+    for _ in range(100):
+        event = inside(event)
+    with pytest.raises(ArtifactError, match="nested"):
+        event_to_json(event)
+
+
 @pytest.mark.parametrize("value", [[], "", "1", {}, {"1": 2}, None, 1.0, [None], [math.nan], [-1]])
 @pytest.mark.parametrize("field", ["sensitivities", "sampling_probs"])
 def test_numbers_of_a_mixture_are_a_list_of_numbers(field, value):

@@ -12,8 +12,9 @@ from dp_accounting import dp_event as dpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.errors import PlanMismatch, Refused
+from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.keys import derive
+from fedemb.privacy.queries.product_sum import Features, clipped_product_sum, most_units
 from fedemb.privacy.queries.protocol import dp_query
 from fedemb.privacy.randomness import noise, toeplitz
 from tests.kit.privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
@@ -522,3 +523,20 @@ def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():
         keyless.aggregate(0, keyless.initial_sample_state(4))
     with pytest.raises(Refused, match="has no keys"):
         keyless.sample_clients(0, None)
+
+
+@pytest.mark.parametrize(("images", "grid_bits"), [(1, 50), (1, 30), (2, 48), (3, 40), (8, 20)])
+def test_units_of_an_exact_sum_are_as_many_as_float64_holds(images, grid_bits):
+    """A sum above 2^52 would be rounded, and then depends on the order of the users."""
+    most = most_units(images, grid_bits)
+    assert most * images**2 * 2**grid_bits <= 2**52 < (most + 1) * images**2 * 2**grid_bits
+    with pytest.raises(ConfigError, match="too large for an exact sum"):
+        most_units(2, 53)
+
+
+@pytest.mark.parametrize("more", [1, 2, 5])
+def test_more_units_than_an_exact_sum_holds_are_refused(more):
+    units = most_units(2, 48) + more
+    features = Features(np.ones((units, 2, 3), np.int16), np.ones((units, 2)))
+    with pytest.raises(ValueError, match="too many for one exact sum"):
+        clipped_product_sum(features, np.ones((units, 2, 4)), l2_norm_clip=1.0, grid_bits=48)
