@@ -252,14 +252,15 @@ def _head(row: Row, data: Data) -> dict[str, Any]:
     function = LeastSquaresFunction if squares else HeadGradientFunction
     best = 0.0
     for rate in settings.get("rates", [settings.get("rate", 1.0)]):
-        head = function(_linear(ours.shape[1]), mechanism_of(plan), UnitGradientConfig())
+        head = function(linear_head(ours.shape[1]), mechanism_of(plan), UnitGradientConfig())
         weights = rounds(head, server_of(settings, rate), units, load).reshape(-1, len(CLASSES))
         scores = theirs @ weights[:-1] + weights[-1]
         best = max(best, float((scores.argmax(1) == labels).mean()))
     return {"value": best, **_costs(plan, epsilon)}
 
 
-def _linear(dim: int) -> Any:
+def linear_head(dim: int) -> Any:
+    """Returns a classifier of features that starts at zero."""
     import keras
 
     from fedemb.models.classifier import HEAD
