@@ -10,7 +10,7 @@ Specification: docs/explanation/ledger.md#rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -71,6 +71,20 @@ class ApproversRecord(Part):
     """Name -> public key of all approvers; checked in full by `TrustStore.with_approvers`."""
 
     approvers: dict[Annotated[str, AfterValidator(_stripped)], Sha]
+    reason: Reason
+
+
+class ChargeRecord(Part):
+    """Declared loss of a release made elsewhere; see `ledger.external`."""
+
+    name: Annotated[Name, Field(min_length=1)]
+    """Name of the release, unique among the external charges of the policy."""
+    blocks: Blocks
+    unit: Literal["user", "image"]
+    relation: Name
+    event: Json
+    delta: Annotated[float, Field(ge=0, lt=1)]
+    declared: Literal["event", "epsilon_delta", "rho"]
     reason: Reason
 
 
@@ -145,6 +159,7 @@ BODIES: dict[str, type[Part]] = {
     "waiver": WaiverRecord,
     "keys": KeysRecord,
     "approvers": ApproversRecord,
+    "charge": ChargeRecord,
     "reserve": ReserveRecord,
     "bind": BindRecord,
     "commit": CommitRecord,

@@ -2,9 +2,9 @@
 
 Budget of rounds that were started is never refunded. Modules: `records` (one signed entry), `chain`
 (the hash chain of records in a store), `state` (the replayed records), `terms` (the fixed terms of
-a policy), `budget` (the composed privacy loss of runs), `admission` (whether a run may be charged).
-Every operation that adds a record is a method of `Ledger`. Specification:
-docs/explanation/ledger.md#rules.
+a policy), `budget` (the composed privacy loss of runs), `admission` (whether a run may be charged),
+`external` (losses of releases made elsewhere). Every operation that adds a record is a method of
+`Ledger`. Specification: docs/explanation/ledger.md#rules.
 """
 
 from fedemb.ledger.budget import Charge as Charge
@@ -18,6 +18,7 @@ from fedemb.ledger.reservation import Reservation as Reservation
 from fedemb.ledger.reservation import read_reservation as read_reservation
 from fedemb.ledger.reservation import write_reservation as write_reservation
 from fedemb.ledger.root import begin_policy as begin_policy
+from fedemb.ledger.root import charge_external as charge_external
 from fedemb.ledger.root import ensure_policy_key as ensure_policy_key
 from fedemb.ledger.root import ensure_trust as ensure_trust
 from fedemb.ledger.root import name_approvers as name_approvers

@@ -33,6 +33,9 @@ from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.ledger.terms import PolicyTerms
 from fedemb.privacy.accounting.sampler_share import with_sampler_share
 
+LEAST_DELTA = 2.0**-49
+"""Least delta per charge, above the share of a noise sampler; below it no epsilon is certified."""
+
 
 @dataclass(frozen=True)
 class Charge:
@@ -47,6 +50,10 @@ class Charge:
     """Rounds reserved."""
     rounds_charged: int
     """Rounds started if the run is committed, otherwise rounds reserved."""
+    delta: float = 0.0
+    """Declared failure probability of an external charge, subtracted from the policy's delta."""
+    external: bool = False
+    """Whether the policy owner declared the charge for a release made elsewhere."""
 
     @classmethod
     def planned(cls, content: Mapping[str, Any], run_id: str = "") -> Self:
@@ -64,6 +71,13 @@ class Charge:
     def event_sha(self) -> str:
         """SHA-256 digest of the reserved event."""
         return sha256_hex(self.event)
+
+
+def external_charge(body: Mapping[str, Any], sequence: int) -> Charge:
+    """Returns the charge of an external release, from the body of its record."""
+    event = canonical_json(body["event"])
+    delta = float(body["delta"])
+    return Charge(sequence, "", event, body["relation"], 1, 1, delta=delta, external=True)
 
 
 @dataclass(frozen=True)
@@ -149,7 +163,9 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
         return Spent(0.0, terms.delta, "nothing", None, 0)
     split = terms.composition == "planned" and terms.unplanned_runs == "renyi"
     delta = terms.delta / 2 if split else terms.delta
-    planned = terms.series is not None and all(in_series(terms, item) for item in charges)
+    planned = terms.series is not None and all(
+        in_series(terms, item) and not item.external for item in charges
+    )
     if terms.series is not None and planned and len(charges) <= terms.series.runs:
         # Unused rounds are not reused here: the series is priced as planned.
         first = charges[0]
@@ -170,9 +186,14 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
         for item in charges
     )
     order = terms.renyi_order
+    external = any(item.external for item in charges)
+    left = delta - math.fsum(item.delta for item in charges)
+    if external and not left > len(charges) * LEAST_DELTA:
+        # Declared losses were spent elsewhere and are recorded even without any delta left.
+        return Spent(math.inf, terms.delta, "renyi_filter", order, len(charges))
     try:
         epsilon = with_sampler_share(
-            lambda left: renyi_epsilon(divergence, order, left), delta, len(charges)
+            lambda share: renyi_epsilon(divergence, order, share), left, len(charges)
         )
     except ValueError as error:
         raise LedgerError(

@@ -28,7 +28,7 @@ from fedemb.ledger.records import Record
 from fedemb.ledger.terms import rollback_anchor_sha
 from fedemb.storage import open_store
 
-MARKED_KINDS = ("policy", "reserve", "keys", "approvers")
+MARKED_KINDS = ("policy", "reserve", "keys", "approvers", "charge")
 
 
 def check_high_water(

@@ -20,8 +20,9 @@ from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustedKey
 from fedemb.ledger.admission import admit
-from fedemb.ledger.budget import Spent
+from fedemb.ledger.budget import Spent, spent
 from fedemb.ledger.chain import Anchor, Chain
+from fedemb.ledger.external import check_external
 from fedemb.ledger.records import Record
 from fedemb.ledger.reservation import Reservation
 from fedemb.ledger.state import ROUND_LOG_SCHEMA, Attempt, LedgerState
@@ -125,7 +126,10 @@ class Ledger:
         self.chain.check_anchors(anchors)
         cap = self.terms.epsilon_cap
         for block in self.state.by_block:
-            epsilon = self.spent(block).epsilon
+            # A declared loss may exceed the cap, because it was spent elsewhere. Then no run is
+            # admitted to the block, and the gate denies its models; the ledger is still intact.
+            runs = [charge for charge in self.state.charges(block) if not charge.external]
+            epsilon = spent(self.terms, runs).epsilon
             if not epsilon <= cap:
                 raise BudgetExceeded(
                     f"block {block} has epsilon={epsilon:.4g} above its cap {cap:g}: the ledger "
@@ -192,6 +196,32 @@ class Ledger:
         """Records the policy owner's waiver of one gate rule for one model."""
         body = {"code": code, "model_sha": model_sha, "reason": reason}
         return self._append("waiver", lambda: body, signer=signer)
+
+    def charge(self, body: Mapping[str, Any], signer: Signer) -> Record:
+        """Records the declared privacy loss of a release made elsewhere on the same users.
+
+        Args:
+          body: fields of `documents.ledger_record.ChargeRecord`.
+          signer: the policy owner's key, role `policy`.
+
+        Raises:
+          Refused: the policy cannot compose the charge, or the name has a different charge.
+        """
+
+        def decide() -> dict[str, Any] | Record:
+            check_external(self.terms, body)
+            for record in self.state.external:
+                if record.body["name"] == body["name"]:
+                    if dict(record.body) == dict(body):
+                        return record
+                    raise Refused(
+                        f"external charge {body['name']!r} is recorded with other content. Choose "
+                        "another --name"
+                    )
+            return dict(body)
+
+        self.refresh()
+        return self._append("charge", decide, signer=signer)
 
     def rotate(self, keys: Sequence[TrustedKey], reason: str, signer: Signer) -> Record:
         """Records the next generation of signing keys and retires the previous generation.

@@ -90,7 +90,18 @@ def signing_role(kind: str) -> str:
         return "evaluate"
     if kind == "approval":
         return APPROVER
-    return "policy" if kind in ("policy", "waiver", "keys", "approvers") else "ledger"
+    return (
+        "policy"
+        if kind
+        in (
+            "policy",
+            "waiver",
+            "keys",
+            "approvers",
+            "charge",
+        )
+        else "ledger"
+    )
 
 
 def encode_record(

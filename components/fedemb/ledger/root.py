@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedemb.errors import LedgerError, Refused
 from fedemb.foundation.canonical_json import canonical_json
@@ -222,6 +223,28 @@ def name_approvers(
     """
     trust = ledger.chain.trust
     record = ledger.name_approvers(approvers, reason, Signer.current(keys, "policy", trust))
+    _keep(ledger, record, keys, rollback_anchor)
+    return record
+
+
+def charge_external(
+    ledger: Ledger,
+    body: Mapping[str, Any],
+    keys: KeyStore,
+    rollback_anchor: str | None = None,
+) -> Record:
+    """Records the declared privacy loss of a release made elsewhere, as the policy owner.
+
+    Args:
+      ledger: ledger of the policy, not older than its markers.
+      body: fields of `documents.ledger_record.ChargeRecord`.
+      keys: key store of the ledger, with the owner's key.
+      rollback_anchor: store of the rollback anchor, if the configuration names one.
+
+    Raises:
+      Refused: the policy cannot compose the charge, or the name has a different charge.
+    """
+    record = ledger.charge(body, Signer.current(keys, "policy", ledger.chain.trust))
     _keep(ledger, record, keys, rollback_anchor)
     return record
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fedemb.errors import LedgerError, SignatureInvalid
+from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
 from fedemb.keys.trust import TrustStore, key_id_of
 from fedemb.ledger.budget import Charge, Spent, spent
 from fedemb.ledger.records import Record
@@ -98,6 +98,8 @@ class LedgerState:
 
     terms: PolicyTerms | None = None
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict[tuple[str, int], Attempt])
+    external: list[Record] = field(default_factory=list[Record])
+    """Declared losses of releases made elsewhere."""
     waivers: list[Record] = field(default_factory=list[Record])
     rotations: list[Record] = field(default_factory=list[Record])
     approvers: dict[str, str] = field(default_factory=dict[str, str])
@@ -107,6 +109,7 @@ class LedgerState:
     """One record per evaluation on held-out users."""
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
     replayed: int = 0
+    _external: dict[str, list[Charge]] = field(default_factory=dict[str, list[Charge]])
     _by_sequence: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
     _last_attempt: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -165,9 +168,18 @@ class LedgerState:
                 seen |= who
         return found
 
-    def charges(self, block: str) -> list[Charge]:
-        """Returns the charges of a block, in order."""
-        return [item.charge for item in self.by_block.get(block, []) if item.charged]
+    def charges(self, block: str, *, without: Attempt | None = None) -> list[Charge]:
+        """Returns the charges of a block: those of runs, except one attempt, then external ones."""
+        runs = [
+            item.charge
+            for item in self.by_block.get(block, [])
+            if item.charged and item is not without
+        ]
+        return [*runs, *self.external_charges(block)]
+
+    def external_charges(self, block: str, last: float = math.inf) -> list[Charge]:
+        """Returns the external charges of a block up to a ledger record, in order."""
+        return [item for item in self._external.get(block, []) if item.sequence <= last]
 
     def spent(self, block: str, more: Iterable[Charge] = ()) -> Spent:
         """Returns the cumulative privacy loss of a block, with further charges if given."""
@@ -193,8 +205,14 @@ class LedgerState:
         touching = sorted(
             (
                 record
-                for attempt in attempts
-                for record in (attempt.reserve, attempt.commit, attempt.void)
+                for record in (
+                    *self.external_records(block),
+                    *(
+                        record
+                        for attempt in attempts
+                        for record in (attempt.reserve, attempt.commit, attempt.void)
+                    ),
+                )
                 if record is not None and record.sequence <= last
             ),
             key=lambda record: record.sequence,
@@ -204,7 +222,8 @@ class LedgerState:
         points: list[PricePoint] = []
         for record in touching[::-1][::step][::-1]:
             weights = (attempt.charge_after(record.sequence) for attempt in attempts)
-            epsilon = spent(self.terms, [weight for weight in weights if weight]).epsilon
+            external = self.external_charges(block, record.sequence)
+            epsilon = spent(self.terms, [*filter(None, weights), *external]).epsilon
             points.append(
                 PricePoint(record.sequence, record.time, record.run_id, record.kind, epsilon)
             )
@@ -212,6 +231,26 @@ class LedgerState:
 
     def _on_policy(self, record: Record, trust: TrustStore | None) -> None:
         self.terms = PolicyTerms.from_json(record.body["terms"])
+
+    def external_records(self, block: str) -> list[Record]:
+        """Returns the records of the external charges of a block."""
+        return [record for record in self.external if block in record.body["blocks"]]
+
+    def _on_charge(self, record: Record, trust: TrustStore | None) -> None:
+        from fedemb.ledger.external import check_external
+
+        if self.terms is None or record.run_id:
+            _broken(record, "an external charge belongs to a policy and to no run")
+        if any(record.body["name"] == other.body["name"] for other in self.external):
+            _broken(record, "the name of an external charge is unique")
+        try:
+            charge = check_external(self.terms, record.body, record.sequence)
+        except FedEmbError as error:
+            _broken(record, f"the policy does not admit the external charge ({error})")
+        self.external.append(record)
+        for block in record.body["blocks"]:
+            self.by_block.setdefault(block, [])
+            self._external.setdefault(block, []).append(charge)
 
     def _on_waiver(self, record: Record, trust: TrustStore | None) -> None:
         self.waivers.append(record)

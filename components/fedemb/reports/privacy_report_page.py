@@ -84,6 +84,7 @@ def report_page(
         evaluations=sum(record.sequence <= last for record in ledger.state.evaluations),
         config=evidence.config,
         identifiers=ledger.terms.identifiers,
+        external=[record for record in ledger.state.external if record.sequence <= last],
         waivers=[ledger.chain.records[item.sequence] for item in signed.body.waivers],
         projections=evidence.plan.body.projections,
         lineage=lineage_dag(lineage),
@@ -99,10 +100,9 @@ def _before(report: dict[str, Any], ledger: Ledger, block: str | None) -> Spent 
     own = (report["run_id"], report["attempt"])
     state = ledger.state
     attempt = state.attempts[own]
-    others = [item for item in state.by_block[block] if item.charged and item is not attempt]
     from fedemb.ledger.budget import spent
 
-    return spent(ledger.terms, [item.charge for item in others])
+    return spent(ledger.terms, state.charges(block, without=attempt))
 
 
 def _curve(report: dict[str, Any]) -> Any:

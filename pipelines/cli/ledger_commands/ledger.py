@@ -9,6 +9,7 @@ import typer
 
 from fedemb.errors import InputError, Refused
 from fedemb.pipelines.cli.ledger_commands.approve import approvers
+from fedemb.pipelines.cli.ledger_commands.external import charge
 from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     LedgerOption,
     PolicyOption,
@@ -141,6 +142,12 @@ def show(
         _show_runs(opened, found)
     if found["evaluations"]:
         say("", f"evaluation people were measured {text.counted(found['evaluations'], 'time')}")
+    for row in found["external"]:
+        say(
+            "",
+            f"external charge {row['name']!r} declared by {row['actor']} on "
+            f"{', '.join(row['blocks'])}: {row['reason']}",
+        )
     for row in found["waivers"]:
         say(
             "",
@@ -261,6 +268,7 @@ def explain(
 for act, name in (
     (void, "void"),
     (waive, "waive"),
+    (charge, "charge"),
     (approvers, "approvers"),
     (rotate, "rotate-keys"),
 ):

@@ -85,6 +85,10 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         ],
         "runs": runs,
         "evaluations": len(state.evaluations),
+        "external": [
+            {**record.body, "actor": record.actor, "sequence": record.sequence}
+            for record in state.external
+        ],
         "waivers": [{**record.body, "actor": record.actor} for record in state.waivers],
         "approvers": sorted(state.approvers.values()),
         "approvals": [
@@ -213,11 +217,7 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
         if full:
             lines.append(f"  left out, because they were full: {', '.join(sorted(full))}")
         for block in record.body["blocks"]:
-            others = [
-                item.charge
-                for item in ledger.state.by_block[block]
-                if item.charged and item is not attempt
-            ]
+            others = ledger.state.charges(block, without=attempt)
             from fedemb.ledger.budget import spent
 
             before, after = spent(ledger.terms, others), ledger.spent(block)

@@ -217,6 +217,30 @@ MUTANTS = (
     ),
     one(
         16,
+        "external_charge_is_left_out_of_the_sum",
+        (
+            modules.LEDGER_STATE,
+            "LedgerState.charges",
+            "[*runs, *self.external_charges(block)]",
+            "runs",
+        ),
+        "tests/components/ledger/test_ledger_external.py::"
+        "test_cumulative_epsilon_includes_every_form_of_external_charge",
+    ),
+    one(
+        16,
+        "delta_of_an_external_charge_is_free",
+        (
+            modules.LEDGER_BUDGET,
+            "spent",
+            "delta - math.fsum((item.delta for item in charges))",
+            "delta",
+        ),
+        "tests/components/ledger/test_ledger_external.py::"
+        "test_cumulative_epsilon_includes_every_form_of_external_charge",
+    ),
+    one(
+        16,
         "simulations_are_not_counted",
         (
             modules.LEDGER_STATE,

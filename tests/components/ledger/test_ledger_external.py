@@ -1,0 +1,178 @@
+"""External charges: composed with the runs, signed by the policy owner, and never left out."""
+
+import json
+import math
+
+import pytest
+from dp_accounting import GaussianDpEvent, NeighboringRelation, rdp
+from dp_accounting.dp_event import NonPrivateDpEvent, SelfComposedDpEvent
+from typer.testing import CliRunner
+
+from fedemb.errors import BudgetExceeded, InputError, LedgerError, Refused
+from fedemb.keys.signatures import Signer
+from fedemb.ledger import PlannedSeries, check_high_water
+from fedemb.ledger.external import declared_loss
+from fedemb.pipelines.cli.ledger_commands.ledger import app
+from fedemb.privacy.accounting.accounting import rdp_of
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.reports.privacy_report import block_table
+from tests.kit import ledger_kit as kit_
+
+ORDER = 8.0
+
+
+@pytest.fixture
+def kit(tmp_path):
+    return kit_.make(tmp_path)
+
+
+def body(name="survey", blocks=("all/0",), relation="ADD_OR_REMOVE_ONE", unit="user", **form):
+    event, delta = declared_loss(ORDER, **form)
+    return {
+        "name": name,
+        "blocks": list(blocks),
+        "unit": unit,
+        "relation": relation,
+        "event": event,
+        "delta": delta,
+        "declared": "event",
+        "reason": "survey of the analytics team",
+    }
+
+
+def recomputed(divergences, lost=0.0):
+    """Returns epsilon of the sum of Renyi divergences, without code of the ledger."""
+    delta = kit_.DELTA - lost
+    total = sum(divergences)
+    of_order = math.log1p(-1 / ORDER) - (math.log(delta) + math.log(ORDER)) / (ORDER - 1)
+    return total + of_order
+
+
+@pytest.mark.planted_bug(26)
+def test_cumulative_epsilon_includes_every_form_of_external_charge(kit):
+    reservation = kit.open().reserve(run_id="monday", content=kit_.content())
+    gaussian = SelfComposedDpEvent(GaussianDpEvent(20.0), 3)
+    ledger = kit.open()
+    ledger.charge(body("a", event=event_to_json(gaussian)), kit.owner)
+    ledger.charge(body("b", rho=0.02), kit.owner)
+    ledger.charge(body("c", epsilon=0.2, delta=2e-6), kit.owner)
+    ledger.charge(body("d", epsilon=0.5), kit.owner)
+    accountant = rdp.RdpAccountant([ORDER], NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(gaussian)
+    run = float(rdp_of(kit_.event(), NeighboringRelation.REPLACE_ONE, [ORDER])[0])
+    parts = [run, float(accountant.rdp[0]), 0.02 * ORDER, 0.2**2 / 2 * ORDER, 0.5]
+    for opened in (ledger, kit.reader()):
+        spent = opened.spent("all/0")
+        assert spent.epsilon == pytest.approx(recomputed(parts, 2e-6), rel=1e-6)
+        assert spent.charges == 5
+        assert block_table(opened, opened.head.sequence)["all/0"] == spent
+        assert opened.state.price_history("all/0")[-1].epsilon == spent.epsilon
+        before = block_table(opened, reservation.sequence)["all/0"].epsilon
+        assert before == pytest.approx(recomputed(parts[:1]), rel=1e-6)
+    kit.reader().verify()
+
+
+@pytest.mark.planted_bug(26)
+def test_run_is_refused_when_an_external_charge_has_spent_the_budget(kit):
+    kit.open().charge(body(epsilon=3.5), kit.owner)
+    with pytest.raises(BudgetExceeded, match="above the cap"):
+        kit.open().reserve(run_id="monday", content=kit_.content())
+    assert kit.reader().state.worst_block() == "all/0"
+    kit.reader().verify()  # spent elsewhere: the ledger is intact, and its block is full
+
+
+def test_charges_without_any_delta_left_have_no_finite_epsilon(kit):
+    ledger = kit.open()
+    ledger.charge(body("a", epsilon=0.1, delta=6e-6), kit.owner)
+    ledger.charge(body("b", epsilon=0.1, delta=6e-6), kit.owner)
+    assert ledger.spent("all/0").epsilon == math.inf
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve(run_id="monday", content=kit_.content())
+
+
+def test_same_charge_is_recorded_once_and_a_name_has_one_content(kit):
+    first = kit.open().charge(body(rho=0.01), kit.owner)
+    assert kit.open().charge(body(rho=0.01), kit.owner).sequence == first.sequence
+    with pytest.raises(Refused, match="recorded with other content"):
+        kit.open().charge(body(rho=0.02), kit.owner)
+
+
+def test_only_the_policy_owner_declares_a_charge(kit):
+    with pytest.raises(LedgerError, match="signed in the role 'policy'"):
+        kit.open().charge(body(rho=0.01), Signer.load_or_create(kit.keys, "ledger"))
+
+
+@pytest.mark.parametrize(
+    ("terms", "changes", "sentence"),
+    [
+        (
+            {
+                "composition": "planned",
+                "series": PlannedSeries("0" * 64, "REPLACE_ONE", 2),
+            },
+            {},
+            "planned series cannot compose",
+        ),
+        ({}, {"unit": "image"}, "protects one image"),
+        ({"covers_change_own_data": True}, {}, "also covers users who change"),
+        ({}, {"blocks": ("other/9",)}, "not a user block"),
+        ({}, {"relation": "REPLACE_SPECIAL"}, "is not ADD_OR_REMOVE_ONE"),
+        ({}, {"rho": None, "epsilon": 0.1, "delta": 1e-5}, "no finite epsilon"),
+        ({}, {"rho": None, "event": event_to_json(NonPrivateDpEvent())}, "no finite epsilon"),
+        (
+            {},
+            {
+                "rho": None,
+                "relation": "REPLACE_ONE",
+                "event": event_to_json(GaussianDpEvent(9.0)),
+            },
+            "cannot compose this charge",
+        ),
+    ],
+)
+def test_policy_refuses_a_charge_it_cannot_compose(tmp_path, terms, changes, sentence):
+    kit = kit_.make(tmp_path, **terms)
+    with pytest.raises(Refused, match=sentence):
+        kit.open().charge(body(**{"rho": 0.01, **changes}), kit.owner)
+    assert kit.reader().head.sequence == 0
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"rho": 0.1, "epsilon": 1.0},
+        {"rho": -1.0},
+        {"rho": math.nan},
+        {"epsilon": math.inf},
+        {"epsilon": 1.0, "delta": 1.0},
+        {"rho": 0.1, "delta": 1e-6},
+    ],
+)
+def test_loss_is_declared_in_exactly_one_valid_form(form):
+    with pytest.raises(InputError):
+        body(**form)
+
+
+def test_command_signs_the_charge_and_marks_it_against_rollback(kit, tmp_path):
+    file = tmp_path / "event.json"
+    file.write_text(json.dumps(event_to_json(GaussianDpEvent(10.0))))
+    where = ["--ledger", kit.ledger_uri, "--keys", kit.keys_uri]
+    out = CliRunner().invoke(
+        app,
+        [
+            *("charge", "survey", "--event", str(file), "--blocks", "all/0"),
+            *("--reason", "survey", *where),
+        ],
+    )
+    assert out.exit_code == 0, out.output
+    assert "record 1" in out.output
+    shown = CliRunner().invoke(app, ["show", *where, "--json"])
+    found = json.loads(shown.output)
+    assert found["external"][0]["name"] == "survey"
+    assert found["blocks"][0]["epsilon"] > 0
+    kit.path(1).unlink()
+    for head in (tmp_path / "ledger" / "weekly" / "heads").glob("*1.json"):
+        head.unlink()
+    with pytest.raises(LedgerError, match="older ledger"):
+        check_high_water(kit.reader(), kit.keys)
