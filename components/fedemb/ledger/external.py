@@ -82,11 +82,11 @@ def check_external(terms: PolicyTerms, body: Mapping[str, Any], sequence: int = 
     if body["unit"] != terms.unit:
         raise Refused(
             f"the charge protects one {body['unit']}, and the policy protects one {terms.unit}. "
-            f"Declare the loss of one {terms.unit}"
+            f"Pass the loss of one {terms.unit}"
         )
     if terms.covers_change_own_data and body["relation"] != "REPLACE_ONE":
         raise Refused(
-            "the policy also covers users who change their data, and the charge does not. Declare "
+            "the policy also covers users who change their data, and the charge does not. Pass "
             "the loss for a changed user with --relation REPLACE_ONE"
         )
     if body["relation"] not in ("ADD_OR_REMOVE_ONE", "REPLACE_ONE"):
@@ -96,15 +96,18 @@ def check_external(terms: PolicyTerms, body: Mapping[str, Any], sequence: int = 
         )
     if not terms.users.cut(body["blocks"]):
         raise Refused(
-            f"block {body['blocks'][0]!r} is not a user block of the policy. `fedemb ledger show` "
-            "lists the blocks"
+            f"block {body['blocks'][0]!r} is not a user block of the policy. Run `fedemb ledger show` "
+            "to list the blocks"
         )
     charge = external_charge(body, sequence)
     try:
         NeighboringRelation[charge.relation]
         epsilon = spent(terms, [charge]).epsilon
     except (FedEmbError, ValueError) as error:
-        raise Refused(f"the policy cannot compose this charge: {error}") from error
+        raise Refused(
+            f"the policy cannot compose this charge ({error}). Pass another --event, "
+            "or --epsilon or --rho"
+        ) from error
     if not math.isfinite(epsilon):
         raise Refused(
             "the declared loss has no finite epsilon under this policy, so no sum would. Train no "
