@@ -96,8 +96,8 @@ def check_external(terms: PolicyTerms, body: Mapping[str, Any], sequence: int = 
         )
     if not terms.users.cut(body["blocks"]):
         raise Refused(
-            f"block {body['blocks'][0]!r} is not a user block of the policy. Run `fedemb ledger show` "
-            "to list the blocks"
+            f"block {body['blocks'][0]!r} is not a user block of the policy. Run `fedemb "
+            "ledger show` to list the blocks"
         )
     charge = external_charge(body, sequence)
     try:
