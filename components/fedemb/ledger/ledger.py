@@ -20,7 +20,7 @@ from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustedKey
 from fedemb.ledger.admission import admit
-from fedemb.ledger.budget import Spent, spent
+from fedemb.ledger.budget import Spent
 from fedemb.ledger.chain import Anchor, Chain
 from fedemb.ledger.external import check_external
 from fedemb.ledger.records import Record
@@ -128,8 +128,7 @@ class Ledger:
         for block in self.state.by_block:
             # A declared loss may exceed the cap, because it was spent elsewhere. Then no run is
             # admitted to the block, and the gate denies its models; the ledger is still intact.
-            runs = [charge for charge in self.state.charges(block) if not charge.external]
-            epsilon = spent(self.terms, runs).epsilon
+            epsilon = self.state.spent_by_runs(block).epsilon
             if not epsilon <= cap:
                 raise BudgetExceeded(
                     f"block {block} has epsilon={epsilon:.4g} above its cap {cap:g}: the ledger "

@@ -187,6 +187,12 @@ class LedgerState:
             raise LedgerError("the ledger is empty; make one with `fedemb ledger init`")
         return spent(self.terms, [*self.charges(block), *more])
 
+    def spent_by_runs(self, block: str) -> Spent:
+        """Returns the cumulative privacy loss of a block without external charges."""
+        if self.terms is None:
+            raise LedgerError("The ledger is empty. Create it with `fedemb ledger init`.")
+        return spent(self.terms, [item for item in self.charges(block) if not item.external])
+
     def worst_block(self, blocks: Collection[str] = ()) -> str | None:
         """Returns the block with the highest cumulative epsilon, among the given blocks or all."""
         names = [block for block in self.by_block if not blocks or block in blocks]
