@@ -59,7 +59,9 @@ def test_run_ends_with_a_released_classifier_that_verifies(tmp_path):
     assert "names the right one of 10 classes" in closing_line(done.stdout, "utility")
     ledger = tmp_path / "runs" / "only" / "policy" / "ledger"
     trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
-    verified = CliRunner().invoke(app, ["verify", closing_line(done.stdout, "release"), *trust])
+    verified = CliRunner().invoke(
+        app, ["verify", closing_line(done.stdout, "release").partition(" (")[0], *trust]
+    )
     assert verified.exit_code == 0, verified.output
     assert "verified" in verified.output
 
@@ -96,7 +98,7 @@ def runs(tmp_path_factory):
 
 
 def _bundle(runs: Killed) -> Path:
-    address = Path(closing_line(runs.output, "release").removeprefix("file://"))
+    address = Path(closing_line(runs.output, "release").partition(" (")[0].removeprefix("file://"))
     return runs.whole / address.relative_to(runs.killed.root)
 
 

@@ -44,7 +44,7 @@ def test_run_ends_with_guarantee_utility_release_and_report(released):
     folder, output = released
     assert "differential privacy for one user" in closing_line(output, "guarantee")
     assert closing_line(output, "utility")
-    assert Path(closing_line(output, "release").removeprefix("file://")).is_dir()
+    assert Path(closing_line(output, "release").partition(" (")[0].removeprefix("file://")).is_dir()
     assert (
         Path(closing_line(output, "report")) == (folder / "runs" / "first" / "index.html").resolve()
     )
@@ -77,7 +77,7 @@ def test_nothing_raw_lies_outside_the_private_root(released):
 
 def test_bundle_verifies_offline(released):
     folder, output = released
-    bundle = closing_line(output, "release")
+    bundle = closing_line(output, "release").partition(" (")[0]
     ledger = folder / "policy" / "ledger"
     trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
     done = CliRunner().invoke(app, ["verify", bundle, *trust])
@@ -145,7 +145,7 @@ def test_simulation_never_releases(tmp_path):
     ]
     done = finish(_command(tmp_path / "runs", "--run-id", "only", overrides=overrides))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert closing_line(done.stdout, "release") == "none (simulation)"
+    assert closing_line(done.stdout, "release").partition(" (")[0] == "none (simulation)"
     assert "projected epsilon" in closing_line(done.stdout, "guarantee")
     releases = tmp_path / "runs" / "only" / "releases"
     assert not releases.exists() or not list(releases.rglob("*.keras"))
@@ -156,7 +156,7 @@ def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
     overrides = [*SMALL_EMBEDDING, "mechanism.noise_multiplier=0.1"]
     done = finish(_command(tmp_path / "runs", overrides=overrides))
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "cap" in closing_line(done.stdout, "release")
+    assert "cap" in closing_line(done.stdout, "release").partition(" (")[0]
 
 
 @pytest.mark.slow

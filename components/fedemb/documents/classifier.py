@@ -137,8 +137,12 @@ class ClassifierReport(Document, OverStarts):
 
     @property
     def best_log_loss(self) -> float | None:
-        """Returns the lowest log loss of the measured baselines; None: no baseline measured."""
-        found = [loss.value for name in self.starts if (loss := self.log_loss(name))]
+        """Returns the lowest log loss of the untrained and the public model; None: not measured.
+
+        `most_frequent` is left out, because its shares come from the evaluated images.
+        """
+        names = ("public_backbone", "untrained")
+        found = [loss.value for name in names if (loss := self.log_loss(name))]
         return min(found, default=None)
 
     def difference(self, name: str) -> Interval | None:

@@ -111,10 +111,10 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
 
 
 def useful_probabilities(case: Case) -> Iterator[Reason]:
-    """Checks that a classifier's log loss is not significantly above that of the best baseline.
+    """Checks that a classifier's log loss is not significantly above that of its public start.
 
-    The shares of the classes are a baseline, so a classifier passes only if its probabilities
-    carry information.
+    An untrained head gives every class the same probability. A classifier above its log loss is
+    certain where it is wrong.
     """
     utility, code = case.evidence.utility.body, "log_loss_above_baseline"
     if not isinstance(utility, ClassifierReport) or not utility.measured:
