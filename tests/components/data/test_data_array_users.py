@@ -93,9 +93,9 @@ def test_a_cap_takes_every_users_first_image_before_any_second():
     [
         ({"images": np.zeros((4, 8, 8, 1), np.float32)}, "images are float32"),
         ({"images": np.zeros((4, 8, 6, 1), np.uint8)}, "wanted uint8"),
-        ({"labels": np.zeros(3, int)}, r"labels has shape \(3,\), wanted \(4,\)"),
-        ({"labels": np.zeros(4)}, "labels are float64, wanted whole numbers"),
-        ({"users": np.zeros((4, 2), int)}, r"users has shape \(4, 2\)"),
+        ({"labels": np.zeros(3, int)}, r"^labels must have the shape \(4,\), got \(3,\)"),
+        ({"labels": np.zeros(4)}, "^Labels must be whole numbers.* got float64"),
+        ({"users": np.zeros((4, 2), int)}, r"^users must have the shape \(4,\), got \(4, 2\)"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(change, message):

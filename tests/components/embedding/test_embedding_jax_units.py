@@ -188,7 +188,7 @@ def test_too_little_memory_is_one_sentence_with_the_setting_to_lower(found):
 
 def test_a_step_is_planned_before_it_runs_and_says_about_how_many_fit(found):
     said = re.search(
-        r"4 in parallel needs (\d+) MiB .* has 0 MiB.*microbatch to about (\d)\.",
+        r"4 in parallel needs (\d+) MiB .* has 0 MiB\..*microbatch.*to about (\d)\.",
         found["room"],
     )
     assert said, found["room"]

@@ -19,7 +19,7 @@ from fedemb.gate import before_charge
 from fedemb.gate.before_charge import WHEN, check_before_charge
 from fedemb.gate.decide import RULES, WAIVABLE
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.runtime.planted_bug_suite import read_record
+from fedemb.runtime import planted_bug_suite
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
@@ -123,7 +123,7 @@ def _without_proof(monkeypatch):
 
 def _suite_of_other_code(monkeypatch):
     record = {"passed": 50, "total": 50, "privacy_code_sha": "0" * 64}
-    monkeypatch.setattr(reserve, "read_record", lambda: record)
+    monkeypatch.setattr(planted_bug_suite, "read_record", lambda: record)
 
 
 def _floor_unknown(monkeypatch):
@@ -188,7 +188,11 @@ def test_delta_that_the_gate_denies_is_not_charged(tmp_path):
     plan, _ = read_plan(context.artifacts.privacy_plan, context.config)
     ledger = open_or_create(context.ledger_uri, context.keys, context.config, plan)
     path = context.artifacts.pretrained / "backbone.keras"
-    given = {"run_id": "monday", "suite": read_record(), "start": (path, file_digest(path))}
+    given = {
+        "run_id": "monday",
+        "suite": planted_bug_suite.read_record(),
+        "start": (path, file_digest(path)),
+    }
     check_before_charge(context.config, plan, ledger, **given)
     for delta in (1 / 20_000, 0.0, np.nan):
         policy = context.config.policy.model_copy(update={"delta": delta})
