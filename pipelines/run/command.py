@@ -173,7 +173,8 @@ def _said_of(config: RunConfig) -> list[str]:
 
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
-    from fedemb.data.glyphs import builtin_files, write_builtin
+    from fedemb.data.glyphs import write_builtin
+    from fedemb.runtime.builtin_address import builtin_files
 
     size = config.model.image_size
     private, public = builtin_files(config.data.builtin, size, parent.resolve())

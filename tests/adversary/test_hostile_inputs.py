@@ -231,7 +231,7 @@ def test_report_that_nobody_signed_for_this_run_is_shown_nowhere(shown, allowed,
         show(shown)
     of_tuesday = {"privacy_report": other.report, "utility_report": other.utility}[name]
     _newest(shown, name, of_tuesday.read_bytes(), 3)
-    with pytest.raises(FedEmbError, match="is of another run"):
+    with pytest.raises(FedEmbError, match="belongs to another run"):
         show(shown)
 
 

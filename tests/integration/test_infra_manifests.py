@@ -237,7 +237,7 @@ def test_no_policy_is_called_like_a_folder_that_rights_go_by():
     assert folders == PRIVATE_FOLDERS
     fields = {"users_lower_bound": 100, "delta": 1e-3, "epsilon_cap": 1.0}
     assert PolicyConfig(policy_id="trains", **fields)
-    with pytest.raises(ValueError, match="may not be called train"):
+    with pytest.raises(ValueError, match=r"policy_id .train. is reserved"):
         PolicyConfig(policy_id="train", **fields)
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from fedemb.config import BuiltinData
 from fedemb.data.pixels import encode_png
-from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import new_file
 
@@ -256,19 +255,6 @@ def write_builtin(
         _write_private(builtin, image_size, private_path),
         _write(public_path, ((chunk, None) for chunk in public), "public-"),
     )
-
-
-def builtin_files(builtin: BuiltinData, image_size: int, parent: Path) -> tuple[Path, Path]:
-    """Returns the paths of the private and the public file below a folder of runs."""
-    digest = json_digest({**builtin.model_dump(), "size": image_size})[:12]
-    folder = parent / "builtin-data" / digest
-    return folder / "private.parquet", folder / "public.parquet"
-
-
-def is_builtin_address(uri: str, builtin: BuiltinData, image_size: int) -> bool:
-    """Returns whether a local path is the one of the private generated images of these settings."""
-    wanted, _ = builtin_files(builtin, image_size, Path())
-    return "://" not in uri and Path(uri).parts[-len(wanted.parts) :] == wanted.parts
 
 
 def is_builtin_content(path: Path, builtin: BuiltinData, image_size: int) -> bool:

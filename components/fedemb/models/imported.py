@@ -174,9 +174,12 @@ def image_shape(path: Path) -> tuple[int, int] | None:
       InputError: the file does not exist.
       ArtifactError: not a `.keras` file.
     """
-    layers = _description(path)["config"].get("layers") or []
-    inputs = [layer for layer in layers if layer.get("class_name") == "InputLayer"]
-    match [(layer.get("config") or {}).get("batch_shape") for layer in inputs]:
+    layers = _description(path)["config"].get("layers")
+    known = (
+        [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    )
+    inputs = [layer.get("config") for layer in known if layer.get("class_name") == "InputLayer"]
+    match [each.get("batch_shape") if isinstance(each, dict) else None for each in inputs]:
         case [[None, int(height), int(width), int(channels)]] if height == width:
             return height, channels
         case _:

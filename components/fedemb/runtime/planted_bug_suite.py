@@ -22,6 +22,7 @@ from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.json_files import read_json, write_json
+from fedemb.runtime.builtin_address import is_builtin_address
 
 SCHEMA = "fedemb/planted_bug_suite/1"
 RECORD = Path(__file__).parents[1] / "planted_bug_suite.json"
@@ -35,8 +36,6 @@ def is_throw_away(config: RunConfig) -> bool:
     True only if the private images are those that `fedemb run` generates, and the configuration
     names no ledger that outlasts the run. `check_generated` compares the images themselves.
     """
-    from fedemb.data.glyphs import is_builtin_address
-
     uri, size = config.data.source.uri, config.model.image_size
     generated = uri == BUILTIN or is_builtin_address(uri, config.data.builtin, size)
     return generated and config.storage.ledger is None

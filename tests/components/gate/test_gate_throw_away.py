@@ -6,13 +6,14 @@ import json
 import pytest
 
 from fedemb.config import BuiltinData
-from fedemb.data.glyphs import builtin_files, is_builtin_content, write_builtin
+from fedemb.data.glyphs import is_builtin_content, write_builtin
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.document import read
 from fedemb.gate.decide import decide
 from fedemb.runtime import planted_bug_suite
+from fedemb.runtime.builtin_address import builtin_files
 from fedemb.runtime.planted_bug_suite import is_throw_away
 from tests.kit.pipeline_runs import honest_run
 
