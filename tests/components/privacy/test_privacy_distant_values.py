@@ -153,7 +153,7 @@ def test_round_that_depends_on_others_is_not_repeated(name, again):
     m = mechanism(ORDERED[name])
     for index in range(3):
         m.aggregate(index, m.initial_sample_state(8))
-    with pytest.raises(PlanMismatch, match="round 3 is next"):
+    with pytest.raises(PlanMismatch, match=f"^Round {again} is not the next round, 3"):
         m.aggregate(again, m.initial_sample_state(8))
 
 
