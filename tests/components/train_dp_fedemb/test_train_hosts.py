@@ -147,7 +147,9 @@ def test_a_job_that_names_no_host_is_refused_in_a_sentence(monkeypatch, count, n
         JAX_PROCESS_ID=number,
         JAX_COORDINATOR_ADDRESS=address,
     )
-    with pytest.raises(ConfigError, match="name no host of a job"):
+    with pytest.raises(
+        ConfigError, match=f"JAX_NUM_PROCESSES={count} and JAX_PROCESS_ID={number} "
+    ):
         JobHost.of_environment()
 
 
