@@ -96,7 +96,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
     (the trainer finishes its round); a second Ctrl-C ends it at once. Either way the run can be
     resumed.
     """
-    finished = run.read_state().get("seconds", {})
+    finished, pace = run.read_state().get("seconds", {}), Pace.of(run.config())
     outcome = Outcome(seconds={name: finished[name] for name in taken_over})
     run.write_state(outcome.state())
     for step in taken_over:
@@ -115,7 +115,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
             start_new_session=True,
         ) as child,
     ):
-        stop, pace = _StopOnInterrupt(child), Pace.of(run.config())
+        stop = _StopOnInterrupt(child)
         assert child.stdout is not None  # PIPE above
         with stop:
             for line in child.stdout:

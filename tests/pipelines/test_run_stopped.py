@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedemb.errors import InputError
@@ -62,6 +63,8 @@ def test_run_that_is_told_to_stop_says_how_its_step_ended(tmp_path, case, word, 
     watched.chmod(0o755)
     run = RunDirectory(tmp_path / "one")
     run.root.mkdir()
+    settings = honest_run.config().model_dump(mode="json", exclude_defaults=True)
+    (run.root / "config.yaml").write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-c", WATCHING, str(run.root), str(watched)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
