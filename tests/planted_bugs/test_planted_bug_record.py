@@ -42,7 +42,7 @@ def test_packaged_record_counts_all_planted_bugs(planted_bugs_collected):
         ({"passed": True, "total": True}, "no numbers"),
         ({"privacy_code_sha": "b" * 64}, "other code"),
         ({"privacy_code_sha": None}, "other code"),
-        ({"further": 1}, "no record"),
+        ({"further": 1}, "was not run"),
     ],
 )
 def test_record_that_does_not_say_all_of_this_code_is_a_problem(changes, words):
@@ -52,4 +52,4 @@ def test_record_that_does_not_say_all_of_this_code_is_a_problem(changes, words):
 
 @pytest.mark.parametrize("record", [None, {}, [], "passed", {"passed": 50, "total": 50}])
 def test_no_record_is_a_problem(record):
-    assert "no record" in record_problem(record, "a" * 64)
+    assert "was not run" in record_problem(record, "a" * 64)

@@ -476,7 +476,7 @@ def locate(uri: str) -> Located:
     store = open_store(uri)
     if store.local_root is not None:
         if not store.local_root.is_dir():
-            raise InputError(f"No release folder at {uri}. Check the address.")
+            raise InputError(f"there is no release folder {uri}; check the address")
         return Located(uri, None)
     parent, _, version = uri.rstrip("/").rpartition("/")
     if parent.endswith(":/"):
