@@ -111,7 +111,7 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
 
 
 def useful_probabilities(case: Case) -> Iterator[Reason]:
-    """Checks that a classifier's log loss is not significantly above that of its public start.
+    """Checks that a classifier's log loss is not significantly above that of its baselines.
 
     An untrained head gives every class the same probability. A classifier above its log loss is
     certain where it is wrong.
