@@ -24,7 +24,7 @@ from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.forget import forget
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
-from fedemb.pipelines.cli.options import ConfigOption, SetOption
+from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
@@ -100,18 +100,23 @@ def list_runs(
 
 @app.command()
 def report(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    run: Annotated[
+        Path | None, typer.Argument(help="Run directory or name; default: the newest.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
     json_: Annotated[
         bool, typer.Option("--json", help="Print the privacy report as JSON.")
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Print or open the report of a run."""
+    """Print or open the report of a run.
+
+    Example: fedemb report week-1 --open
+    """
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.local import iter_runs
 
-    found = RunDirectory.open(run) if run else next(iter_runs(runs), None)
+    found = RunDirectory.named(run, runs) if run else next(iter_runs(runs), None)
     if found is None:
         raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if json_:
@@ -138,13 +143,22 @@ def _opened(page: Path) -> bool:
 
 @app.command()
 def results(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, in the order of the rows.")],
+    named: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Run directories or names, in the order of the rows."
+        ),
+    ],
+    runs: RunsOption = Path("runs"),
 ) -> None:
-    """Print the figures of finished runs as a Markdown table."""
+    """Print the figures of finished runs as a Markdown table.
+
+    Example: fedemb results week-1 week-2
+    """
     from fedemb.pipelines.cli.results import results_table
     from fedemb.pipelines.run.directory import RunDirectory
 
-    _print(results_table(RunDirectory.open(path) for path in runs))
+    _print(results_table(RunDirectory.named(run, runs) for run in named))
 
 
 def _print(lines: Iterable[str]) -> None:

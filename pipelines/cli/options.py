@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,4 +14,5 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
 ]
 DataOption = Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")]
+RunsOption = Annotated[Path, typer.Option(help="Folder of all runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -11,6 +11,7 @@ from fedemb.errors import InputError
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import signed_plan, signed_utility
 from fedemb.privacy.accounting.units import count_of
+from fedemb.reports.utility_words import deciding_start
 
 HEADER = (
     "run",
@@ -21,6 +22,7 @@ HEADER = (
     "untrained",
     "centralized",
     "utility drop",
+    "gain in points, over the baseline that decided",
     "seconds",
 )
 
@@ -29,7 +31,8 @@ def results_table(runs: Iterable[RunDirectory]) -> list[str]:
     """Returns the lines of a Markdown table, one row per run.
 
     Figures are on people who never trained, with 95 % intervals: recall at the headline false
-    accept rate, or a classifier's top-1. The epsilon of a simulation is a projection to the largest
+    accept rate, or a classifier's top-1. The last column names the baseline of the gain, the best
+    one that needs no private data. The epsilon of a simulation is a projection to the largest
     certified population.
 
     Raises:
@@ -53,6 +56,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
         epsilon,
         *(_figure(utility.headline(name)) for name in models),
         _drop(utility),
+        _gain(utility),
         f"{seconds:.0f}",
     )
 
@@ -78,6 +82,15 @@ def _drop(utility: AnyUtility) -> str:
         return "-"
     lost = (-100 * part / whole.value for part in (gain.value, gain.high, gain.low))
     return "{:.0f} % [{:.0f}, {:.0f}]".format(*lost)
+
+
+def _gain(utility: AnyUtility) -> str:
+    """Returns the gain that the gate decides on, and the baseline it is measured against."""
+    gain = utility.gain
+    if gain is None:
+        return "-"
+    value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
+    return f"{value} [{low}, {high}] over {deciding_start(utility)}"
 
 
 def _figure(found: Interval | None) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from fedemb.errors import ConfigError, Refused
 from fedemb.pipelines.cli.option_groups import grouped
-from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
+from fedemb.pipelines.cli.options import ConfigOption, DataOption, RunsOption, SetOption
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(
             "--beam=--runner=DataflowRunner; repeatable. With --resume: replaces them.",
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     resumed: Resumed,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run and its cost; write nothing.")
@@ -143,8 +143,7 @@ def _resumed(
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
 
-    below = runs / named
-    directory = RunDirectory.open(below if not named.exists() and below.exists() else named)
+    directory = RunDirectory.named(named, runs)
     changed = measured_otherwise(directory, overrides, start) if overrides else None
     reused = steps_taken_over(directory, start)  # refuses before anything changes
     if not dry_run:

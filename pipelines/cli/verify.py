@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedemb.errors import Refused
-from fedemb.pipelines.cli.options import JsonOption
+from fedemb.pipelines.cli.options import JsonOption, RunsOption
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released
 from fedemb.pipelines.output import say, say_json
@@ -93,14 +93,23 @@ def _not_verified(problems: tuple[str, ...]) -> Refused:
 
 
 def lineage(
-    run: Annotated[str, typer.Argument(help="Run, release or lineage file; a path or address.")],
+    run: Annotated[
+        str,
+        typer.Argument(help="Run, release or lineage file; a path or address, or a run's name."),
+    ],
     artifact: Annotated[str | None, typer.Option(help="Start here; default: the last one.")] = None,
+    runs: RunsOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:
-    """Print the lineage of an artifact as a tree."""
+    """Print the lineage of an artifact as a tree.
+
+    Example: fedemb lineage week-1 --artifact privacy_report
+    """
+    from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.reports.lineage import read_steps, tree_lines
 
-    steps = read_steps(run)
+    below = "://" not in run and not Path(run).exists()
+    steps = read_steps(RunDirectory.named(Path(run), runs).root if below else run)
     if json_:
         say_json([vars(step) for step in steps])
         return

@@ -137,6 +137,27 @@ class RunDirectory:
             raise InputError(f"No run at {path}. Pass the directory that `fedemb run` prints.")
         return run
 
+    @classmethod
+    def named(cls, run: Path, parent: Path) -> RunDirectory:
+        """Opens an existing run.
+
+        Args:
+          run: its directory, or its name as `fedemb runs` lists it.
+          parent: folder of all runs, for a name.
+
+        Raises:
+          InputError: neither exists.
+        """
+        below = parent / run
+        if run.exists():
+            return cls.open(run)
+        if below.exists():
+            return cls.open(below)
+        raise InputError(
+            f"No run {run}, neither as a directory nor as a name in {parent}. `fedemb runs "
+            f"{shlex.quote(str(parent))}` lists the names; --runs names another folder."
+        )
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While entered, no other process runs this run; where the file system has locks.

@@ -23,7 +23,7 @@ from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
-from fedemb.reports.report import render_run_index
+from fedemb.reports.report import link, render_run_index
 
 NOTES = {
     "utility_report": "un-noised on those held out",
@@ -70,19 +70,31 @@ def render_index(run: RunDirectory) -> str:
             if name not in LEFT_OUT and (path := run.output(name, step))
         ],
         facts=(
-            ("file config.yaml", json_digest(config.model_dump(mode="json"))[:12]),
+            (
+                link("config.yaml", "config.yaml"),
+                json_digest(config.model_dump(mode="json"))[:12],
+            ),
             (
                 "private artifacts",
                 f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
             ),
-            ("log", run.log.name),
+            ("log", link(run.log.name, run.log.name)),
         ),
     )
 
 
 def _below(run: RunDirectory, release: str) -> str:
-    """Returns an address relative to the folder of the run, if it is inside."""
-    return release.removeprefix(f"{run.root}/")
+    """Returns the address of a release as a link, relative to the folder if it is inside.
+
+    Args:
+      run: the run directory.
+      release: the closing line: an address, maybe with a note in parentheses, or a sentence.
+    """
+    address, space, note = release.partition(" (")
+    inside = address.removeprefix(f"{run.root}/")
+    if not (address.startswith("gs://") or (run.root / inside).exists()):
+        return release
+    return link(inside, inside) + space + note
 
 
 def _step(

@@ -15,9 +15,10 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedemb.documents.fields import Interval
 from fedemb.errors import ArtifactError
@@ -83,6 +84,21 @@ def date(value: str) -> str:
     return f"{datetime.fromisoformat(value):%-d %B %Y, %H:%M} UTC"
 
 
+def link(text: str, address: str) -> Markup:
+    """Returns text as a link to a file beside the page, or to a Google Cloud Storage folder.
+
+    A browser cannot open addresses of other stores; these stay text.
+    """
+    scheme, separator, rest = address.partition("://")
+    if scheme == "gs" and separator:
+        href = f"https://console.cloud.google.com/storage/browser/{quote(rest)}"
+    elif separator:
+        return escape(text)
+    else:
+        href = quote(address)
+    return Markup('<a href="{}">{}</a>').format(href, text)
+
+
 def tone_of(gain: Interval | None) -> str:
     """Returns the colour of a page of figures: by a significant gain or loss."""
     if gain is None:
@@ -136,6 +152,7 @@ def _environment() -> Environment:
         "seconds": seconds,
         "date": date,
         "with_contents": with_contents,
+        "link_to": link,
     }
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
@@ -208,7 +225,7 @@ def render_run_index(
       reports: mappings with `title`, `href` (relative to the page) and `sentence`.
       budget: mapping with `label`, `spent_before`, `spent_now`, `cap` (epsilons at one delta).
       artifacts: mappings with `name`, `kind` (`Raw` | `Noised` | `Public` | free text), `step`,
-          `path` (relative; shown, not linked) and `digest` (hex, or None: a Raw has a keyed
+          optionally `path` (relative; linked) and `digest` (hex, or None: a Raw has a keyed
           commitment only).
       facts: further pairs for the table of facts (configuration digest, versions).
       verdict: `VerdictDocument` of the gate; None without a verdict.
@@ -217,6 +234,7 @@ def render_run_index(
     Raises:
       ArtifactError: `after` names a step that is not listed earlier.
     """
+    shown = [{"path": None, **artifact} for artifact in artifacts]
     listed = [{"href": None, **step, "lines": [_state(step)]} for step in steps]
     return render(
         "run_index.html",
@@ -233,7 +251,7 @@ def render_run_index(
         steps=listed,
         reports=reports,
         budget=budget,
-        artifacts=artifacts,
+        artifacts=shown,
         facts=facts,
         time=time,
     )

@@ -30,6 +30,7 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     open_for_people,
     reason_text,
 )
+from fedemb.pipelines.cli.options import RunsOption
 from fedemb.pipelines.output import escaped, say
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def approve(
-    run: Annotated[Path, typer.Argument(help="Run directory, or its privacy report (JSON).")],
+    run: Annotated[Path, typer.Argument(help="Run directory or name, or privacy report (JSON).")],
     key: Annotated[Path, typer.Option(help="Your private key, of OpenSSH, Ed25519.")],
     ledger: Annotated[
         str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
@@ -51,6 +52,7 @@ def approve(
         Path | None,
         typer.Option(help="Signed verdict of the gate, with a report; default: not evaluated."),
     ] = None,
+    runs: RunsOption = Path("runs"),
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Approve the release of a run with a signed ledger record.
@@ -68,8 +70,10 @@ def approve(
         open_ledger,
         read_trust,
     )
+    from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.storage import open_store
 
+    run = run if run.is_file() else RunDirectory.named(run, runs).root
     (report, utility, own_ledger, own_rollback_anchor), signer = _report(run), _signer(key)
     root, rollback_anchor = ledger or own_ledger, rollback_anchor or own_rollback_anchor
     if root is None:

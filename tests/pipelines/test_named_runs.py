@@ -1,0 +1,111 @@
+"""Commands take the names that `fedemb runs` lists, and pages link the files they name."""
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from fedemb.documents.utility import UtilityReport
+from fedemb.errors import InputError
+from fedemb.foundation.document import read
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.run.index import render_index
+from fedemb.pipelines.run.report_pages import collect_reports
+from fedemb.reports.report import link
+from fedemb.reports.utility_words import STARTS, deciding_start
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.run_folder import run_folder
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    run = honest_run.start(tmp_path_factory.mktemp("released") / "run").until_gate()
+    run.do_gate()
+    run.do_release()
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(released, tmp_path_factory):
+    """The run as `fedemb run` leaves it, with its lineage file and its release."""
+    made = run_folder(released, tmp_path_factory.mktemp("folder") / "runs")
+    (made.public / "lineage.jsonl").write_bytes(released.lineage.read_bytes())
+    release = made.root / "releases" / "glyphs" / "1.0"
+    release.mkdir(parents=True)
+    made.log.touch()
+    made.write_state({**made.read_state(), "closing_lines": [f"release: {release}"]})
+    collect_reports(made)
+    made.index.write_text(render_index(made))
+    return made
+
+
+def call(capsys, *words) -> str:
+    app(args=[str(word) for word in words], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["report", "results", "lineage"])
+def test_command_takes_the_name_that_runs_lists(command, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder.root.parents[1])
+    name = call(capsys, "runs").splitlines()[1].split()[0]
+    assert name == folder.run_id
+    by_name = call(capsys, command, name)
+    assert by_name == call(capsys, command, folder.root)
+    assert by_name == call(capsys, command, name, "--runs", folder.root.parent)
+    assert by_name
+
+
+@pytest.mark.parametrize("command", ["report", "results", "lineage", "approve"])
+def test_unknown_name_is_answered_with_the_command_that_lists_names(
+    command, folder, capsys, monkeypatch
+):
+    monkeypatch.chdir(folder.root.parents[1])
+    key = ("--key", "ada") if command == "approve" else ()
+    with pytest.raises(InputError, match=r"No run tuesday.*`fedemb runs runs` lists the names"):
+        call(capsys, command, "tuesday", *key)
+
+
+def test_results_name_the_baseline_that_decided(folder, capsys):
+    header, _, row = call(capsys, "results", folder.root).splitlines()
+    last = (header.split(" | ")[-2], row.split(" | ")[-2])
+    assert last == (
+        "gain in points, over the baseline that decided",
+        "+20.0 [+10.0, +30.0] over an untrained start",
+    )
+
+
+def test_deciding_baseline_is_the_best_of_those_measured(released):
+    report = read(released.utility, UtilityReport).body
+    start = report.public_backbone
+    assert start is not None
+    rate = report.headline_rate
+    better = start.model_copy(
+        update={"recall_at_far": {rate: start.recall_at_far[rate].model_copy(update={"value": 1})}}
+    )
+    assert deciding_start(report) == "an untrained start"
+    assert deciding_start(report.model_copy(update={"raw_pixels": better})) == STARTS["raw_pixels"]
+
+
+def test_card_states_the_whole_embedding_space_id(released):
+    card = (released.root / "releases" / "glyphs" / "1.0" / "README.md").read_text()
+    space = json.loads(released.utility.read_text())["embedding_space_id"]
+    assert f"the space of this one is `{space}`." in card
+
+
+def test_index_links_every_file_that_it_names(folder):
+    page = folder.index.read_text()
+    links = [unquote(href) for href in re.findall(r'<a href="([^"#]+)"', page)]
+    assert {"config.yaml", "run.log", "releases/glyphs/1.0"} <= set(links)
+    assert len([href for href in links if href.startswith("public/")]) >= 8
+    for href in links:
+        assert (folder.root / href).exists(), href
+
+
+def test_link_goes_where_a_browser_can_go():
+    assert link("a b", "releases/a b") == '<a href="releases/a%20b">a b</a>'
+    console = "https://console.cloud.google.com/storage/browser"
+    assert link("gs://t/r", "gs://t/r") == f'<a href="{console}/t/r">gs://t/r</a>'
+    assert link("s3://t/<r>", "s3://t/<r>") == "s3://t/&lt;r&gt;"
+    assert Path(unquote(link("x", "/a/<b>").split('"')[1])) == Path("/a/<b>")
