@@ -129,17 +129,16 @@ metadata:
 automountServiceAccountToken: false
 """
 RIGHTS_HEAD = """\
-# Who may do what: the table behind the service accounts, Terraform and the S3 policies. Made of the
-# declarations of the steps by `python -m fedemb.pipelines.steps`, where every word is explained
-# (`Rights` in components/fedemb/runtime/step.py); do not edit it here.
-# Tests hold everything else against it, and run the real steps behind it
-# (tests/integration/test_infra_rights.py): a right too few stops a step there, and so does a right
-# that no step uses.
+# Rights of each group of steps: the source of service accounts, Terraform and the S3 policies.
+# Generated from the declarations of the steps by `python -m fedemb.pipelines.steps`; do not edit.
+# `Rights` in components/fedemb/runtime/step.py explains the terms. Tests compare everything else
+# with this file and run the real steps (tests/integration/test_infra_rights.py): a missing right
+# stops a step there, and so does an unused one.
 """
 
 
 def rights_file() -> str:
-    """The text of `infra/rights.yaml`: one line a group."""
+    """Returns the text of `infra/rights.yaml`, one line per group."""
     lines = [
         f"  {group}: {yaml.safe_dump(rights, default_flow_style=True, sort_keys=False, width=999)}"
         for group, rights in rights_of_groups().items()
@@ -148,21 +147,12 @@ def rights_file() -> str:
 
 
 def steps_table() -> str:
-    """The table of all steps in Markdown."""
-    rows = ["| step | does | takes | gives | image |", "|---|---|---|---|---|"]
-    for step in all_steps().values():
-        raw = {"write": [], "read": []}
-        for folder, right in step.rights.private.items():
-            raw[right].append(folder)
-        takes = [*(f"`{name}`" for name in step.inputs), *(f"{name} (Raw)" for name in raw["read"])]
-        gives = [
-            *(f"`{name}` ({kind.__name__})" for name, kind in step.outputs.items()),
-            *(f"{name} (Raw)" for name in raw["write"]),
-        ]
-        rows.append(
-            f"| [`{step.name}`]({step.name}) | {step.summary.rstrip('.')} | {', '.join(takes)} | "
-            f"{', '.join(gives)} | {step.image} |"
-        )
+    """Returns the table of all steps in Markdown."""
+    rows = ["| step | purpose | image |", "|---|---|---|"]
+    rows += [
+        f"| [`{step.name}`]({step.name}) | {step.summary.rstrip('.')} | {step.image} |"
+        for step in all_steps().values()
+    ]
     return "\n".join(rows) + "\n"
 
 
@@ -170,7 +160,7 @@ START, END = "<!-- steps: made by `python -m fedemb.pipelines.steps` -->\n", "<!
 
 
 def with_table(text: str) -> str:
-    """A page with the table between its two marks made again."""
+    """Returns a page with a new table between its two markers."""
     head, _, rest = text.partition(START)
     return f"{head}{START}{steps_table()}{END}{rest.partition(END)[2]}"
 

@@ -137,7 +137,7 @@ def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, t
 
 def test_new_step_has_its_rights_row_arrows_and_publication(toy):
     assert steps.rights_of_groups()["count"]["ledger"] == "read"
-    assert "| Counts the rounds of the model | `model` | `toys` (Public) |" in steps.steps_table()
+    assert "| Counts the rounds of the model | light |" in steps.steps_table()
     assert toy.after()["count_toys"] == ("train_dp_fedemb",)
     assert toy.published()["count_toys"] == {"toys": Public}
 

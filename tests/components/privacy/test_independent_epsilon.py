@@ -58,7 +58,7 @@ def test_epsilon_is_never_below_an_independent_computation(q, sigma, rounds, rel
 
 
 def test_the_librarys_own_composition_understates_a_small_delta():
-    """docs/privacy/upstream_note.md; where this fails, the note is out of date."""
+    """Error described in tests/statistical/dp_accounting_note.md; update the note if this fails."""
     theirs = pld.PLDAccountant(ADD, 1e-4).compose(sampled(0.001, 0.7, 100_000).event, 100_000)
     truth = add_or_remove(0.001, 0.7, 100_000, 1e-11)
     assert theirs.get_epsilon(1e-11) < truth - 0.1
