@@ -17,6 +17,7 @@ import typer
 from fedemb.errors import FedEmbError, InputError
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
+from fedemb.pipelines.cli.budget import budget
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.inference_commands import embed, export, search, serve
@@ -59,6 +60,7 @@ app.command()(extrapolate)
 app.command()(submit)
 app.command()(doctor)
 app.add_typer(schedule_app, name="schedule")
+app.command()(budget)
 app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -17,6 +17,13 @@ from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
 from fedemb.pipelines.schedules.names import fitted, recurring_run_name
 from fedemb.pipelines.schedules.package import check_package, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
+
+
+class Read(NamedTuple):
+    """A schedule and its configuration, neither priced nor compared with its package."""
+
+    schedule: Schedule
+    config: RunConfig
 
 
 @dataclass(frozen=True)
@@ -56,19 +63,40 @@ def load_schedules(folder: Path) -> list[Loaded]:
       BudgetExceeded: a schedule costs more than its budget or its policy's cap, or all schedules
         of a policy together do.
     """
-    files = sorted(folder.glob("*.yaml"))
-    if not files:
-        raise ConfigError(
-            f"no schedule (*.yaml) in {folder}; name the folder that holds them, and to stop the "
-            "last one keep its file with `enabled: false`"
-        )
-    schedules = [load_schedule(file) for file in files]
+    schedules = [load_schedule(file) for file in _files(folder)]
     check_together([(item.schedule, item.config) for item in schedules])
     return schedules
 
 
 def load_schedule(file: Path) -> Loaded:
     """Reads and prices one schedule; see `load_schedules`."""
+    schedule, config = _read(file)
+    package = file.parent / schedule.package.path
+    check_package(package, schedule.package.sha256, config)
+    _ = run_arguments(config, schedule.beam_options)
+    return Loaded(schedule, config, package, cost_of(schedule, config))
+
+
+def read_schedules(folder: Path) -> list[Read]:
+    """Reads all schedules of a folder, in order of names, without prices and packages.
+
+    Raises:
+      ConfigError: a file is wrong.
+    """
+    return [_read(file) for file in _files(folder)]
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.yaml"))
+    if not files:
+        raise ConfigError(
+            f"no schedule (*.yaml) in {folder}; name the folder that holds them, and to stop the "
+            "last one keep its file with `enabled: false`"
+        )
+    return files
+
+
+def _read(file: Path) -> Read:
     try:
         text = read_regular(file).decode()
         if re.search("^deploymentSpec:", text, re.MULTILINE):
@@ -89,11 +117,7 @@ def load_schedule(file: Path) -> Loaded:
 
     preset = "/" not in schedule.config and not schedule.config.endswith(".yaml")
     source = schedule.config if preset else file.parent / schedule.config
-    config = updated(load_config(source), schedule.overrides)
-    package = file.parent / schedule.package.path
-    check_package(package, schedule.package.sha256, config)
-    _ = run_arguments(config, schedule.beam_options)
-    return Loaded(schedule, config, package, cost_of(schedule, config))
+    return Read(schedule, updated(load_config(source), schedule.overrides))
 
 
 def _first_line(error: Exception) -> str:

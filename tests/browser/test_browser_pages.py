@@ -117,6 +117,19 @@ def build_check_data(folder, request):
     return "Not differentially private"
 
 
+def build_budget_view(folder, _):
+    from tests.pipelines.test_budget_view import World, budget_page
+
+    world = World(folder)
+    world.schedule()
+    world.reserve("monday", rounds=30)
+    world.reserve("tuesday", blocks=["all/0"])
+    world.charge(rho=0.05)
+    view, due = world.view()
+    (folder / "page.html").write_text(budget_page([(view, world.ledger, due)]))
+    return "cap reached in week"
+
+
 BUILDERS = {
     "run_index": build_index,
     "utility_report": build_utility,
@@ -124,6 +137,7 @@ BUILDERS = {
     "audit_report_release": build_audit_of_release,
     "privacy_report": build_privacy_report,
     "check_data": build_check_data,
+    "budget_view": build_budget_view,
 }
 
 

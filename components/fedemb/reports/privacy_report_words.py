@@ -106,20 +106,20 @@ def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
 
 
 def all_runs(report: PrivacyReport | Mapping[str, Any]) -> str | None:
-    """Returns the total privacy loss of all runs; None for the first run on all blocks.
+    """Returns the total privacy loss of all charges; None for the first charge on all blocks.
 
     The loss is that of the fullest block that this run trained on. Other blocks are in the reports
     of other runs.
     """
     fields = report.content() if isinstance(report, PrivacyReport) else report
     cumulative, many = fields["cumulative"], UNITS[fields["unit"]["unit"]].many
-    runs = max((row["runs"] for row in cumulative["blocks"]), default=0)
-    if runs < 2:
+    charges = max((row["runs"] for row in cumulative["blocks"]), default=0)
+    if charges < 2:
         return None
     epsilon = cumulative["max_block_epsilon"]
     spent = "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
     blocks = "" if len(cumulative["blocks"]) == 1 else ", for those of the fullest block"
     return (
-        f"all {runs} runs of policy {cumulative['policy_id']!r} on these {many} together: {spent} "
-        f"of the cap {cumulative['cap']:g} at delta {cumulative['delta']:g}{blocks}"
+        f"all {charges} charges of policy {cumulative['policy_id']!r} on these {many} together: "
+        f"{spent} of the cap {cumulative['cap']:g} at delta {cumulative['delta']:g}{blocks}"
     )

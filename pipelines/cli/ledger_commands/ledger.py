@@ -45,7 +45,7 @@ def _trust(path: Path | None) -> Any:
     return None if path is None else TrustStore.load(path)
 
 
-def _marks(ledger: Ledger, keys: str | None, rollback_anchor: str | None) -> int | None:
+def check_marks(ledger: Ledger, keys: str | None, rollback_anchor: str | None) -> int | None:
     """Returns the number of markers the ledger matches; None: their location is unknown."""
     from fedemb.keys import open_key_store
     from fedemb.ledger import check_high_water
@@ -120,7 +120,7 @@ def show(
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
-    _marks(opened, keys, rollback_anchor)
+    check_marks(opened, keys, rollback_anchor)
     found = text.summary(opened)
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
@@ -180,7 +180,7 @@ def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
     for row in fullest[: text.RUNS_SHOWN]:
         say(
             f"  {row['block']:<20} spent {row['epsilon']:<8.4g} left {row['left']:<8.4g} "
-            f"{text.counted(row['runs'], 'run')}"
+            f"{text.counted(row['runs'], 'charge')}"
         )
     say("", f"runs, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}")
     for row in found["runs"][-text.RUNS_SHOWN :]:
@@ -225,7 +225,7 @@ def verify(
         anchors.append(Anchor(int(sequence), sha, "--anchor"))
     opened = text.load(ledger, policy, _trust(trust), signatures=True)
     opened.verify(anchors)
-    marks = _marks(opened, keys, rollback_anchor)
+    marks = check_marks(opened, keys, rollback_anchor)
     head = opened.head
     if json_:
         answer = {"verified": True, "sequence": head.sequence, "sha": head.sha, "marks": marks}

@@ -44,10 +44,8 @@ def test_closing_line_states_what_all_runs_cost_from_the_second_on(weeks, tmp_pa
     first, second = (_closing(run, tmp_path) for run in weeks)
     assert "together" not in first
     spent = weeks[1].ledger().spent("all/0").epsilon
-    assert (
-        f"all 2 runs of policy 'weekly' on these users together: epsilon {spent:.4g} of the cap 3"
-        in (second)
-    )
+    sentence = f"all 2 charges of policy 'weekly' on these users together: epsilon {spent:.4g} of"
+    assert f"{sentence} the cap 3" in second
     one = weeks[1].ledger().terms.delta
     assert f"at delta {one:g}" in second
 
@@ -61,8 +59,8 @@ def test_people_of_other_blocks_are_not_spoken_of():
         **{"max_block_epsilon": 1.5, "policy_id": "weekly", "cap": 3.0, "delta": 1e-5},
     }
     assert all_runs(report) == (
-        "all 2 runs of policy 'weekly' on these users together: epsilon 1.5 of the cap 3 at delta "
-        "1e-05, for those of the fullest block"
+        "all 2 charges of policy 'weekly' on these users together: epsilon 1.5 of the cap 3 at "
+        "delta 1e-05, for those of the fullest block"
     )
 
 
@@ -75,4 +73,4 @@ def test_verify_states_it_too(weeks, number):
     assert found.problems == ()
     assert ("all_runs" in found.facts) == (number == 1)
     if number:
-        assert "all 2 runs of policy 'weekly' on these users together" in found.facts["all_runs"]
+        assert "all 2 charges of policy 'weekly' on these users together" in found.facts["all_runs"]

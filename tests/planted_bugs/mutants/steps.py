@@ -229,6 +229,18 @@ MUTANTS = (
     ),
     one(
         16,
+        "external_charge_does_not_count_at_the_gate",
+        (
+            modules.LEDGER_STATE,
+            "LedgerState.charges",
+            "[*runs, *self.external_charges(block)]",
+            "runs",
+        ),
+        "tests/components/gate/test_gate_external_charge.py::"
+        "test_gate_denies_a_run_whose_block_passed_the_cap_by_a_charge",
+    ),
+    one(
+        16,
         "delta_of_an_external_charge_is_free",
         (
             modules.LEDGER_BUDGET,

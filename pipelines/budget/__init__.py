@@ -1,0 +1,1 @@
+"""Budget view of policies: per block spent, reserved, external and remaining, with a forecast."""
