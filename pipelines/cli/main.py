@@ -30,6 +30,7 @@ from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
 from fedemb.pipelines.cli.run import run
+from fedemb.pipelines.cli.runs import list_runs
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.sections import SectionedGroup
 from fedemb.pipelines.cli.verify import lineage, register, verify_release
@@ -51,6 +52,7 @@ config_app = typer.Typer(help="Show and explain configurations.", no_args_is_hel
 app.add_typer(config_app, name="config")
 app.command()(init)
 app.command()(run)
+app.command(name="runs")(list_runs)
 app.command()(check_data)
 app.command()(make_data)
 app.add_typer(backbone_app, name="backbone")
@@ -84,20 +86,6 @@ def options(
 
         say(f"fedemb {installed('fedemb')}")
         raise typer.Exit
-
-
-@app.command(name="runs")
-def list_runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs"),
-) -> None:
-    """List the runs of a folder with verdict, epsilon and gain, newest first."""
-    from fedemb.pipelines.cli.runs import runs_table
-    from fedemb.pipelines.run.local import iter_runs
-
-    found = list(iter_runs(folder))
-    if not found:
-        raise InputError(f"no run in {folder}; start one with `fedemb run`")
-    _print(runs_table(found))
 
 
 @app.command()

@@ -1,7 +1,8 @@
 """`fedemb run --artifact-store URI`: where the things of a run lie, and publishing them.
 
     URI/public/<run>/<step>/<output>   Public and Noised outputs, copied here as steps finish; then
-    URI/public/<run>/run.json          their digests: only what it lists counts, and it comes last
+    URI/public/<run>/run.json          configuration, durations and digests; comes last, and only
+                                       what it lists counts
     URI/private/<run>/                 Raw artifacts, written by the steps themselves
     URI/ledger/  URI/releases/         the lasting ledger; bundles, each made visible by a marker
 
@@ -30,7 +31,8 @@ from fedemb.pipelines.run.local import View
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.storage import join, open_store
 
-SCHEMA = "fedemb/published_run/1"
+SCHEMA = "fedemb/published_run/2"
+"""Version 2 adds the configuration, as in a bundle, the durations and the class of an error."""
 MANIFEST = "run.json"
 
 
@@ -167,12 +169,17 @@ class Publisher:
             digest = self._send(step, name, kind(path))
             rows.append({"step": step, "name": name, "kind": kind.__name__, "sha256": digest})
             progress(done, len(found))
+        config = self._run.config()
         body = {
             "schema": SCHEMA,
             "run_id": self._run.run_id,
-            "config_sha": config_digest(self._run.config(), *FREE_SECTIONS),
+            "config_sha": config_digest(config, *FREE_SECTIONS),
+            # Addresses of the stores are internal, and no digest of the run binds them.
+            "config": {**config.model_dump(mode="json"), "storage": {}},
             "exit_code": state.get("exit_code"),
             "failed_step": state.get("failed_step"),
+            "error": state.get("error"),
+            "seconds": state.get("seconds", {}),
             "artifacts": rows,
         }
         self._store.write(MANIFEST, canonical_json(body))

@@ -154,8 +154,8 @@ class RunDirectory:
         if below.exists():
             return cls.open(below)
         raise InputError(
-            f"No run {run}, neither as a directory nor as a name in {parent}. `fedemb runs "
-            f"{shlex.quote(str(parent))}` lists the names; --runs names another folder."
+            f"No run {run} in {parent}, and no directory of this name. `fedemb runs "
+            f"{shlex.quote(str(parent))}` lists the names."
         )
 
     @contextmanager

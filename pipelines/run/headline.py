@@ -30,9 +30,10 @@ def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
     ended = code is not None and (code == 0 or failed is not None or bool(state.get("message")))
     # A verdict or release of an earlier start says nothing while the run is on its way again.
     judged = "gate_release" in done or failed in ("gate_release", "release_model")
-    released = code == 0 and run.config().purpose == "release"
+    ended_well = code == 0 and run.config().purpose == "release"
+    released = ended_well and bool(readable(lambda: _in_ledger(run)))
     verdict = signed_verdict(run) if judged else None
-    report, utility = _readable(lambda: signed_report(run)), _readable(lambda: signed_utility(run))
+    report, utility = readable(lambda: signed_report(run)), readable(lambda: signed_utility(run))
     facts = RunFacts(
         verdict=None if verdict is None else verdict.body,
         report=None if report is None else report.body,
@@ -45,7 +46,7 @@ def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
         running=_step(run) if (run.is_running() if running is None else running) else None,
         completed=code == 0 if ended else False,
     )
-    waivers = _readable(lambda: _waivers(run, verdict, report)) if released and report else None
+    waivers = readable(lambda: _waivers(run, verdict, report)) if released and report else None
     return headline(facts, waivers=waivers)
 
 
@@ -64,6 +65,14 @@ def _waivers(
     return [AppliedWaiver.model_validate(item) for item in fields]
 
 
+def _in_ledger(run: RunDirectory) -> bool:
+    """Whether the ledger has a release of the run; its state file alone does not count."""
+    attempts = ledger_of(run).state.attempts
+    return any(
+        attempt.releases for (run_id, _), attempt in attempts.items() if run_id == run.run_id
+    )
+
+
 def _step(run: RunDirectory) -> str:
     """The step that runs now, as far as the state of the run says."""
     from fedemb.pipelines.steps import pipeline_of
@@ -72,7 +81,8 @@ def _step(run: RunDirectory) -> str:
     return next((name for name in pipeline_of(run.config()).steps if name not in done), "ending")
 
 
-def _readable(read: Callable[[], T]) -> T | None:
+def readable(read: Callable[[], T]) -> T | None:
+    """Returns a document, or None if it is missing, broken or not signed as it must be."""
     try:
         return read()
     except FedEmbError:
