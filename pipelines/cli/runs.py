@@ -39,7 +39,7 @@ def list_runs(
         if compare is not None:
             first, second = compare
             if first == second:
-                raise InputError(f"--compare takes two different runs, got {first} twice.")
+                raise InputError(f"--compare got {first} twice. Pass two different runs.")
             _compare(_named(folder, first, copies), _named(folder, second, copies), page)
             return
         found = list(_all(folder, copies))

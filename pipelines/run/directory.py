@@ -154,8 +154,8 @@ class RunDirectory:
         if below.exists():
             return cls.open(below)
         raise InputError(
-            f"No run {run} in {parent}, and no directory of this name. `fedemb runs "
-            f"{shlex.quote(str(parent))}` lists the names."
+            f"No run {run} in {parent}, and no directory of this name. Use a name that `fedemb "
+            f"runs {shlex.quote(str(parent))}` lists."
         )
 
     @contextmanager

@@ -94,7 +94,7 @@ def published_run(address: str, run_id: str, into: Path) -> RunDirectory:
     public = open_store(join(address, "public"))
     if not public.exists(f"{checked_run_id(run_id)}/{MANIFEST}"):
         raise InputError(
-            f"No published run {run_id} in {address}. `fedemb runs {address}` lists the names."
+            f"No published run {run_id} in {address}. Use a name that `fedemb runs {address}` lists."
         )
     return _run(public, run_id, join(address, "ledger"), into)
 
@@ -110,7 +110,10 @@ def _run(public: Store, run_id: str, ledger: str, into: Path) -> RunDirectory:
     try:
         config = RunConfig.as_written(written)
     except ValueError as error:
-        raise ArtifactError(f"{run_id}/{MANIFEST} has no valid configuration ({error})") from error
+        raise ArtifactError(
+            f"{run_id}/{MANIFEST} has no valid configuration ({error}). Check who may write to the "
+            "public root."
+        ) from error
     config = config.model_copy(update={"storage": StorageConfig(ledger=ledger)})
     run = RunDirectory.create(into, run_id, config)
     listed = {
@@ -142,7 +145,10 @@ def _seconds(manifest: dict[str, Any]) -> dict[str, float]:
 def _document(public: Store, name: str) -> bytes:
     data = public.read_up_to(name, _MOST)
     if data is None:
-        raise ArtifactError(f"{name} is larger than {_MOST >> 20} MiB and not a document of a run")
+        raise ArtifactError(
+            f"{name} is larger than {_MOST >> 20} MiB and not a document of a run. Check who may "
+            "write to the public root."
+        )
     return data
 
 
@@ -153,7 +159,10 @@ def _manifest(public: Store, run_id: str) -> dict[str, Any]:
             return found
     except (ValueError, KeyError, TypeError):
         pass
-    raise ArtifactError(f"{run_id}/{MANIFEST} is not the manifest of a published run")
+    raise ArtifactError(
+        f"{run_id}/{MANIFEST} is not the manifest of a published run. Publish the run again with "
+        f"`fedemb run --resume {run_id}` on its machine."
+    )
 
 
 def _check_config(run: RunDirectory) -> None:

@@ -157,7 +157,7 @@ def test_run_of_an_earlier_version_says_how_to_publish_it_again(store, capsys):
 
 
 def test_wrong_words_are_answered(runs, capsys):
-    with pytest.raises(InputError, match="two different runs"):
+    with pytest.raises(InputError, match="got monday twice"):
         call(capsys, "runs", runs, "--compare", "monday", "monday")
     with pytest.raises(InputError, match="--compare"):
         call(capsys, "runs", runs, "--page", "page.html")
