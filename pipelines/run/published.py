@@ -94,7 +94,8 @@ def published_run(address: str, run_id: str, into: Path) -> RunDirectory:
     public = open_store(join(address, "public"))
     if not public.exists(f"{checked_run_id(run_id)}/{MANIFEST}"):
         raise InputError(
-            f"No published run {run_id} in {address}. Use a name that `fedemb runs {address}` lists."
+            f"No published run {run_id} in {address}. Use a name that `fedemb runs {address}` "
+            "lists."
         )
     return _run(public, run_id, join(address, "ledger"), into)
 
