@@ -16,10 +16,11 @@ import numpy as np
 from PIL import Image
 
 from fedemb.config import RunConfig, SourceConfig
+from fedemb.data.formats.csv_files import lines_in_quotes
+from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.hashing import Hasher
 from fedemb.data.photos import FORMATS, BadImageError, PhotoReader
 from fedemb.data.pixels import encode_png
-from fedemb.data.source_files import ImageFiles
 from fedemb.data.source_parts import loose_files
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.keys import derive
@@ -62,6 +63,8 @@ class Census:
     """Classes of records, the first thousand that were met."""
     missing: str
     """The first image file that was not found; empty: all were found."""
+    examples: Mapping[str, str]
+    """Reason of a bad record -> what was read of the first one."""
     samples: list[bytes]
     """The first image of some training users, canonical PNGs."""
 
@@ -101,10 +104,23 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
             users[key] = merge(users[key], part, cap) if key in users else part
         progress(counts["rows"])
     counts["loose_files"] = loose_files(config.data.source)
+    counts["lines_in_quotes"] = _lines_in_quotes(config.data.source)
     settled = _settled(
         config, hasher=hasher, counts=counts, users=users, samples=samples, sides=sides
     )
-    return replace(settled, missing=preparer.missing, labels=frozenset(preparer.labels))
+    return replace(
+        settled,
+        missing=preparer.missing,
+        labels=frozenset(preparer.labels),
+        examples=preparer.examples,
+    )
+
+
+def _lines_in_quotes(source: SourceConfig) -> int:
+    """Lines of a table that continue a value in quotes."""
+    if source.file_format != "csv":
+        return 0
+    return sum(lines_in_quotes(part) for part in find_parts(source, []))
 
 
 def _batches(source: SourceConfig, columns: list[str]) -> Iterator[Batch]:
@@ -194,6 +210,7 @@ def _settled(
         any(int(np.ptp(pixels.astype(int), axis=-1).max()) > _GREY for pixels in kept),
         frozenset(),
         "",
+        {},
         [encode_png(pixels) for pixels in kept],
     )
 

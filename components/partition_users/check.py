@@ -18,7 +18,7 @@ import numpy as np
 
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
 from fedemb.data.hashing import LEAST_CLASSES
-from fedemb.data.photos import MAX_BYTES
+from fedemb.data.photos import MAX_BYTES, MAX_TEXT_BYTES
 from fedemb.data.source_parts import csv_image_root
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.privacy.accounting.units import UNITS, count_of
@@ -29,16 +29,22 @@ from fedemb.storage import join, open_store
 
 BAD = {
     "user_id_missing": "no user id (empty or null)",
-    "user_id_not_text": "user id of bytes that are not UTF-8 text, such as a raw UUID; write text",
+    "user_id_not_text": "user id of bytes that are not UTF-8 text, such as a raw UUID or Latin-1; "
+    "write UTF-8 text",
     "user_id_inexact": "user id that is a decimal number with lost digits (a float from 2**53 = "
     "9007199254740992 on, or text like 1.5e+16), so several people may share it; write ids as text",
     "label_missing": "no class",
+    "label_not_text": "class of bytes that are not UTF-8 text, such as Latin-1; write UTF-8 text",
+    "line_not_a_row": "line that is not a row with the columns of line 1, such as a value with a "
+    "comma outside quotes, or a quote that is not closed",
+    "image_name_not_text": "image name of bytes that are not UTF-8 text; write UTF-8 text",
     "cohort_missing": "no cohort",
     "image_missing": "no image, or no file of that name below data.source.image_root",
     "image_empty": "image of zero bytes",
     "file_too_large": f"image file of more than {MAX_BYTES:,} bytes, which is not read",
     "not_decodable": "bytes that are not a whole PNG, JPEG, WebP, GIF, HEIC or AVIF",
     "too_many_pixels": "more pixels than data.max_pixels",
+    "text_too_large": f"PNG with texts or a colour profile of more than {MAX_TEXT_BYTES:,} bytes",
 }
 """Reason code of a bad record -> text; other records are left out although they are good."""
 LEFT_OUT = {
@@ -129,6 +135,7 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
         "problems": _problems(config, census, fraction),
         "warnings": [
             *folded_ids(census),
+            *examples(census),
             *looked_for(census, config.data.source),
             *misplaced(census),
             *_warnings(config, sizes),
@@ -244,6 +251,21 @@ def looked_for(census: Census, source: SourceConfig) -> list[str]:
         f"No file {census.missing!r} below {csv_image_root(source)}, nor with an ending such as "
         ".jpg; correct the names, or set data.source.image_root."
     ]
+
+
+def examples(census: Census) -> list[str]:
+    """Returns sentences that show what was read of the first bad record of each reason."""
+    found = [
+        f"{re.split('[,;]', BAD[reason])[0]}, for example: {read}"
+        for reason, read in census.examples.items()
+        if read
+    ]
+    if lines := census.counts["lines_in_quotes"]:
+        found.append(
+            f"{count_of(lines, 'line')} of the table inside quotes, as a part of the value above. "
+            "Close each quote, or the rows below it are lost."
+        )
+    return found
 
 
 def misplaced(census: Census) -> list[str]:

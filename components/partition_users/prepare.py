@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import EvaluationByValue, RunConfig
+from fedemb.data.formats.bad_records import BadRecord, excerpt
 from fedemb.data.hashing import Hasher
-from fedemb.data.identity import canonical_text
+from fedemb.data.identity import NOT_TEXT, canonical_text
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.pixels import canonical_image
 from fedemb.data.sources import Batch, image_files
@@ -198,6 +199,8 @@ class Preparer:
         self._reader = PhotoReader.of(config.model, config.data.max_pixels)
         self.labels: set[str] = set()
         """Classes of the records, the first thousand. Private."""
+        self.examples: dict[str, str] = {}
+        """Reason of a bad record -> what was read of the first one. Private."""
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
 
     @property
@@ -241,6 +244,10 @@ class Preparer:
         nothing = [None] * len(batch)
         columns = [batch.columns[name] if name else nothing for name in wanted]
         for image, *values, value in zip(batch.images, *columns, strict=True):
+            if isinstance(image, BadRecord):
+                self.examples.setdefault(image.reason, image.read)
+                _reject(prepared, image.reason, "", "", image.read)
+                continue
             user_id, label, cohort, subgroup = map(rule.text, values)
             if not names.user_id:
                 user_id = _own_unit(image)
@@ -248,10 +255,13 @@ class Preparer:
                 prepared.counts["user_id_as_decimal"] += 1
             reason = (
                 (rule.problem(values[0]) if user_id is None else "")
-                or ("label_missing" if names.label and label is None else "")
+                or (_bad_label(rule.problem(values[1])) if names.label and label is None else "")
                 or ("cohort_missing" if names.cohort and cohort is None else "")
             )
             if reason or user_id is None:
+                wrong = values[1] if reason == "label_not_text" else values[0]
+                if isinstance(wrong, bytes) and reason in (NOT_TEXT, "label_not_text"):
+                    self.examples.setdefault(reason, excerpt(wrong))
                 _reject(prepared, reason, user_id or "", label or "", image)
                 continue
             if label and len(self.labels) < _LABELS:
@@ -284,6 +294,10 @@ class Preparer:
             else:
                 results.append(("", digest, png))
         return results
+
+
+def _bad_label(problem: str) -> str:
+    return "label_not_text" if problem == NOT_TEXT else "label_missing"
 
 
 def _own_unit(image: Any) -> str | None:

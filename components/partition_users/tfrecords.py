@@ -15,10 +15,10 @@ import apache_beam as beam
 from apache_beam.pvalue import PCollection
 
 from fedemb.config import SourceConfig
+from fedemb.data.formats.tfrecord_files import example_values, iter_tfrecord
 from fedemb.data.identity import NameRule
 from fedemb.data.records import encode_example
-from fedemb.data.source_files import example_values, iter_tfrecord
-from fedemb.data.sources import Batch, Part, apply_where, named_labels
+from fedemb.data.sources import Batch, Part, apply_where, named_labels, passing
 
 ROWS = 256
 
@@ -26,12 +26,13 @@ ROWS = 256
 class _Records(beam.DoFn):
     """Part -> serialised Examples with the named features only, all of them bytes."""
 
-    def __init__(self, image: str, columns: list[str], names: NameRule):
-        self._image, self._columns, self._names = image, columns, names
+    def __init__(self, source: SourceConfig, columns: list[str], names: NameRule):
+        self._image, self._columns, self._names = source.columns.image, columns, names
+        self._passing = passing(source)
 
     def process(self, part: Part) -> Iterator[bytes]:
         for record in iter_tfrecord(part):
-            values = example_values(record, [self._image, *self._columns]) or {}
+            values = example_values(record, [self._image, *self._columns]) or self._passing
             features = {
                 name: [data]
                 for name in self._columns
@@ -83,8 +84,7 @@ def read_tfrecords(
     )
     return (
         parts
-        | "Records"
-        >> beam.ParDo(_Records(source.columns.image, wanted, names)).with_output_types(bytes)
+        | "Records" >> beam.ParDo(_Records(source, wanted, names)).with_output_types(bytes)
         | "Decode" >> records.BeamSource(batch_size=ROWS)
         | "Batches" >> beam.FlatMap(_to_batch, source, wanted)
     )

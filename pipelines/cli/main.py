@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gc
+import locale
 import os
 import sys
 import traceback
@@ -253,8 +255,25 @@ def errors_as_sentences() -> Iterator[None]:
         sys.exit(1)
 
 
+def _restart_in_utf8() -> None:
+    """Restarts in Python's UTF-8 mode where the locale reads names and files in another encoding.
+
+    Otherwise letters of file names are lost, and two users may get one name. Output keeps the
+    encoding of the terminal.
+    """
+    encodings = (sys.getfilesystemencoding(), locale.getpreferredencoding(False))
+    if all(codecs.lookup(name).name == "utf-8" for name in encodings):
+        return
+    if os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding}:backslashreplace")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def main(arguments: Any = None) -> None:
     """Entry point of the console script."""
+    if arguments is None:
+        _restart_in_utf8()
     # Imports and large ledgers are objects that stay: collecting garbage among them again and
     # again takes a tenth of a short command.
     gc.set_threshold(100_000)

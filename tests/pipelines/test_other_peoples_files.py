@@ -19,9 +19,11 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedemb.data.formats.image_files import ImageFiles
+from fedemb.data.formats.parts import Part
+from fedemb.data.formats.tfrecord_files import iter_tfrecord
 from fedemb.data.photos import BadImageError
 from fedemb.data.records import encode_example
-from fedemb.data.source_files import ImageFiles, Part, iter_tfrecord
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config

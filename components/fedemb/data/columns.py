@@ -10,13 +10,10 @@ from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
-from fedemb.data.source_files import (
-    check_columns,
-    csv_columns,
-    is_side_file,
-    open_parquet,
-    path_values,
-)
+from fedemb.data.formats.csv_files import csv_columns
+from fedemb.data.formats.image_files import is_side_file
+from fedemb.data.formats.parquet_files import open_parquet
+from fedemb.data.formats.parts import check_columns, path_values
 from fedemb.data.source_parts import find_files
 from fedemb.errors import InputError
 from fedemb.foundation.addresses import split_address
@@ -115,7 +112,7 @@ def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         names = features[label]["names"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ()
     texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return tuple(names) if texts else ()
@@ -141,8 +138,8 @@ def guess_image_column(uri: str) -> str:
 
 
 def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
-    lower = {name.lower(): name for name in names}
-    return next((lower[name] for name in known if name in lower), None)
+    folded = {re.sub(r"[\s_-]+", "_", name.strip().lower()): name for name in names}
+    return next((folded[name] for name in known if name in folded), None)
 
 
 def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> str:
@@ -156,7 +153,7 @@ def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> 
         alone += f"{what}={NO_OWNER} makes each a unit of privacy"
         raise InputError(
             f"no column of {uri} is named like {what} ({', '.join(known)}), it has "
-            f"{', '.join(sorted(names))}; name it with --column {what}=NAME"
+            f"{', '.join(map(repr, sorted(names)))}; name it with --column {what}=NAME"
             + alone
             * (what == "user_id")
         )

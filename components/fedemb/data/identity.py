@@ -35,6 +35,8 @@ _INVISIBLE = ("Cc", "Cf", "Cs")
 """Invisible Unicode categories: control, format (zero width), lone surrogates."""
 _EXACT, _EXACT_SINGLE = 2**53, 2**24
 """Limits above which a float of double or single precision can represent several integers."""
+_MOST_DIGITS = 100
+"""Digits of a number, more than any column type has; longer decimals are inexact."""
 _WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
 _EXPONENT = re.compile(r"-?[0-9](\.[0-9]+)?[eE]\+[0-9]{2,}")
 """Large number as printed by NumPy, pandas and spreadsheets. `12e45` may be part of a digest."""
@@ -124,13 +126,16 @@ def _number_text(value: Any) -> str | None:
         limit = _EXACT_SINGLE if isinstance(value, SinglePrecision) else _EXACT
         if not abs(value) < limit:  # infinite and NaN too
             return None
-    if isinstance(value, Decimal) and value.is_finite() and value == int(value):
-        return str(int(value))
+    if isinstance(value, Decimal) and value.is_finite():
+        if value.adjusted() > _MOST_DIGITS:
+            return None
+        if value == int(value):
+            return str(int(value))
     text = canonical_text(value)
     if text is None or _EXPONENT.fullmatch(text):
         return None
     if whole := _WHOLE.fullmatch(text):
-        number = int(whole[2])
+        number = int(whole[2][:_MOST_DIGITS])  # Python converts up to 4,300 digits
         return None if number >= _EXACT else str(-number if whole[1] else number)
     return text
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pillow_heif
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 pillow_heif.register_heif_opener()
 
@@ -21,6 +21,11 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF", "AVIF")
 MAX_BYTES = 256 << 20
 """Maximum bytes of a file; PNGs of 50 million pixels are usually smaller."""
 MAX_PIXELS = 50_000_000
+MAX_TEXT_BYTES = 64 << 20
+"""Maximum bytes of the texts and of the colour profile of a PNG, decompressed. Pillow's own limit
+of 1 MiB would reject scans with a large profile."""
+_PILLOW_LIMITS = ("MAX_TEXT_CHUNK", "MAX_TEXT_MEMORY")
+"""Limits of Pillow's PNG reader; its errors contain these names."""
 _PADDING = 128
 """Grey value around a letterboxed image: 0 in the backbone's input range."""
 
@@ -73,6 +78,7 @@ class PhotoReader:
             raise BadImageError("image_empty")
         if len(data) > MAX_BYTES:
             raise BadImageError("file_too_large")
+        _raise_limits(self.max_pixels)
         try:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             if image.width * image.height > self.max_pixels:
@@ -80,12 +86,13 @@ class PhotoReader:
             image.draft(None, (2 * self.image_size, 2 * self.image_size))
             image.load()
             return self._fit(_flat(ImageOps.exif_transpose(image), self.channels))
-        except Image.DecompressionBombError as error:
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise BadImageError("too_many_pixels") from error
         except BadImageError:
             raise
         except Exception as error:  # decoders can raise anything at hostile bytes
-            raise BadImageError("not_decodable") from error
+            too_large = any(name in str(error) for name in _PILLOW_LIMITS)
+            raise BadImageError("text_too_large" if too_large else "not_decodable") from error
 
     def _fit(self, image: Image.Image) -> np.ndarray:
         size = self.image_size
@@ -100,6 +107,14 @@ class PhotoReader:
         shape = (inner[1], inner[0], self.channels)
         pixels[top : top + inner[1], left : left + inner[0]] = np.asarray(image).reshape(shape)
         return pixels
+
+
+def _raise_limits(max_pixels: int) -> None:
+    """Raises Pillow's limits to those of this module, so that these decide; never lowers one."""
+    if Image.MAX_IMAGE_PIXELS is not None:
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+    for limit in _PILLOW_LIMITS:
+        setattr(PngImagePlugin, limit, max(getattr(PngImagePlugin, limit), MAX_TEXT_BYTES))
 
 
 def _flat(image: Image.Image, channels: int) -> Image.Image:

@@ -17,14 +17,10 @@ from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import ENDINGS
-from fedemb.data.source_files import (
-    Part,
-    check_columns,
-    csv_columns,
-    is_side_file,
-    open_parquet,
-    path_values,
-)
+from fedemb.data.formats.csv_files import csv_columns
+from fedemb.data.formats.image_files import is_side_file
+from fedemb.data.formats.parquet_files import open_parquet
+from fedemb.data.formats.parts import Part, check_columns, path_values
 from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
 from fedemb.storage.patterns import locate

@@ -17,18 +17,14 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import SourceConfig
+from fedemb.data.formats.bad_records import BadRecord
+from fedemb.data.formats.csv_files import bad_csv, lines_of, open_csv
+from fedemb.data.formats.image_files import ImageFiles, plain_name
+from fedemb.data.formats.parquet_files import open_parquet
+from fedemb.data.formats.parts import Part, path_values
+from fedemb.data.formats.tfrecord_files import example_values, iter_tfrecord
 from fedemb.data.identity import CURRENT, SinglePrecision
 from fedemb.data.photos import BadImageError, PhotoReader
-from fedemb.data.source_files import (
-    ImageFiles,
-    Part,
-    example_values,
-    iter_tfrecord,
-    open_csv,
-    open_parquet,
-    path_values,
-    plain_name,
-)
 from fedemb.data.source_parts import check_parquet, csv_image_root, find_parts, split_part
 from fedemb.errors import InputError
 from fedemb.storage import open_store
@@ -52,7 +48,7 @@ class Batch:
     """Rows as columns of equal length, with the values of the source."""
 
     images: list[Any]
-    """Encoded bytes, or the name (str) of an image file for `ImageFiles`."""
+    """Encoded bytes, or the name (str) of an image file for `ImageFiles`, or a `BadRecord`."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
     """Column name in the source -> values, for all other columns."""
 
@@ -93,11 +89,12 @@ def named_labels(source: SourceConfig, batch: Batch) -> Batch:
 
 
 def apply_where(source: SourceConfig, batch: Batch) -> Batch:
-    """Returns the rows that match the filter `where`."""
+    """Returns the rows that match the filter `where`, and all bad records."""
     keep = np.ones(len(batch), bool)
     for column, values in source.where.items():
         allowed = {CURRENT.text(value) for value in values}
         keep &= [CURRENT.text(value) in allowed for value in batch.columns[column]]
+    keep |= [isinstance(image, BadRecord) for image in batch.images]
     if keep.all():
         return batch
     rows = np.flatnonzero(keep).tolist()
@@ -105,6 +102,11 @@ def apply_where(source: SourceConfig, batch: Batch) -> Batch:
         [batch.images[row] for row in rows],
         {name: [values[row] for row in rows] for name, values in batch.columns.items()},
     )
+
+
+def passing(source: SourceConfig) -> dict[str, Any]:
+    """Returns values that pass `where`, for a record that is counted as bad without values."""
+    return {name: values[0] for name, values in source.where.items() if values}
 
 
 def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
@@ -162,33 +164,46 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
 
     image_id = source.columns.image_id
     names = list(dict.fromkeys([image_id, *columns]))
-    odd, root = itertools.count(), open_store(csv_image_root(source)).uri
-    with open_csv(part, names, lambda: next(odd)) as reader:
+    odd, root = list[BadRecord](), open_store(csv_image_root(source)).uri
+
+    def leave_out(row: str) -> None:
+        odd.extend([BadRecord.of("line_not_a_row", row)] * lines_of(row))
+
+    with open_csv(part, names, leave_out) as reader:
         try:
             for block in reader:
                 for start in range(0, len(block), BATCH_ROWS):
                     rows = block.slice(start, BATCH_ROWS)
+                    read = {name: rows.column(name).to_pylist() for name in names}
                     images = [
-                        _file_name(value, root) for value in rows.column(image_id).to_pylist()
+                        _csv_image(row, root, odd) for row in zip(*read.values(), strict=True)
                     ]
-                    others = {name: rows.column(name).to_pylist() for name in columns}
-                    yield Batch(images, others)
+                    yield Batch(images, {name: read[name] for name in columns})
         except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{part.said} cannot be read as CSV to its end; check it") from error
-    # Lines that are not rows of the table: bad records, to which `where` does not apply.
-    lines = next(odd)
-    for start in range(0, lines, BATCH_ROWS):
-        size = min(BATCH_ROWS, lines - start)
-        passing = {name: list(values[:1]) for name, values in source.where.items()}
-        yield Batch([""] * size, {name: passing.get(name, [None]) * size for name in columns})
+            raise bad_csv(part, str(error)) from error
+    for start in range(0, len(odd), BATCH_ROWS):
+        lines: list[Any] = odd[start : start + BATCH_ROWS]
+        yield Batch(lines, {name: [None] * len(lines) for name in columns})
 
 
-def _file_name(value: bytes | None, root: str) -> str:
-    """Returns the normalised name of an image file below the root; empty if invalid."""
+def _csv_image(row: tuple[bytes | None, ...], root: str, odd: list[BadRecord]) -> str | BadRecord:
+    """Returns the normalised name of a row's image file below the root.
+
+    Args:
+      row: the name, and the other values that are read.
+      root: address of the image files.
+      odd: the lines after the first of a row over several lines are added: no name, id or class
+        has a line break, so a quote is not closed.
+    """
+    for value in row:
+        if value is not None and b"\n" in value.strip():
+            bad = BadRecord.of("line_not_a_row", value)
+            odd.extend([bad] * value.strip().count(b"\n"))
+            return bad
     try:
-        name = (value or b"").decode().strip()
+        name = (row[0] or b"").decode().strip()
     except UnicodeDecodeError:
-        return ""
+        return BadRecord.of("image_name_not_text", row[0] or b"")
     return plain_name(name, root) or name
 
 
@@ -217,7 +232,7 @@ def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iter
     image = source.columns.image
     rows: list[dict[str, Any]] = []
     for record in iter_tfrecord(part):
-        rows.append(example_values(record, [image, *columns]) or {})
+        rows.append(example_values(record, [image, *columns]) or passing(source))
         if len(rows) == BATCH_ROWS:
             yield _from_rows(rows, image, columns)
             rows = []

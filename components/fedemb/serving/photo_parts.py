@@ -24,8 +24,10 @@ import numpy as np
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.columns import guess_image_column
+from fedemb.data.formats.image_files import ImageFiles, is_side_file
+from fedemb.data.formats.parquet_files import open_parquet
+from fedemb.data.formats.parts import Part
 from fedemb.data.photos import BadImageError, PhotoReader
-from fedemb.data.source_files import ImageFiles, Part, is_side_file, open_parquet
 from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
 from fedemb.errors import InputError, Refused

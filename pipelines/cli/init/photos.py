@@ -124,7 +124,7 @@ def source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:
       ConfigError: the class of a photo is not known.
       StorageError: the folder cannot be read.
     """
-    from fedemb.data.source_files import is_side_file
+    from fedemb.data.formats.image_files import is_side_file
     from fedemb.data.sources import find_parts, split_part
 
     columns, folders = source.columns, list[str]()
@@ -157,7 +157,7 @@ def survey(
       ConfigError: the class of a photo is not known.
     """
     from fedemb.steps.partition_users.census import take_census
-    from fedemb.steps.partition_users.check import BAD, inexact_ids, looked_for
+    from fedemb.steps.partition_users.check import BAD, examples, inexact_ids, looked_for
 
     census = take_census(_counting_config(source, aspect_ratio), progress)
     if refused := inexact_ids(census):
@@ -170,6 +170,7 @@ def survey(
         raise InputError(
             f"No photo in {source.uri} is usable ({why}). Repair the photos, or pass the names of "
             "the columns by --column.",
+            *examples(census),
             *looked_for(census, source),
         )
     fitting = [size for size in _SIZES if size <= census.median_side]
@@ -217,7 +218,7 @@ def _counting_config(source: SourceConfig, aspect_ratio: str) -> RunConfig:
 def describe(photos: Photos) -> None:
     """Prints the counts of the photos for their owner."""
     from fedemb.privacy.accounting.units import count_of
-    from fedemb.steps.partition_users.check import BAD, LEFT_OUT, folded_ids
+    from fedemb.steps.partition_users.check import BAD, LEFT_OUT, examples, folded_ids
 
     census, rows = photos.census, count_of(photos.census.counts["rows"], "photo")
     if photos.class_folders or photos.of_images:
@@ -240,7 +241,7 @@ def describe(photos: Photos) -> None:
                 "each folder is one user. For folders of classes pass --task classification "
                 "--classes a,b,c. For folders of splits pass a table of photos and owners."
             )
-    for line in folded_ids(census):
+    for line in (*folded_ids(census), *examples(census)):
         say(f"  {line}")
     for name, text in (BAD | {"side_file": LEFT_OUT["side_file"]}).items():
         if census.counts[name]:

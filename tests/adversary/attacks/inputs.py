@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.photos import BadImageError
-from fedemb.data.source_files import ImageFiles
 from fedemb.errors import FedEmbError
 from fedemb.foundation import files
 from fedemb.foundation.addresses import split_address

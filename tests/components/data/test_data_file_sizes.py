@@ -8,9 +8,10 @@ import sys
 import pytest
 from PIL import Image
 
-from fedemb.data import photos, source_files
+from fedemb.data import photos
+from fedemb.data.formats import image_files
+from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
-from fedemb.data.source_files import ImageFiles
 from fedemb.serving.photo_parts import PhotoSource, Pixels
 from fedemb.steps.partition_users.check import check
 from fedemb.storage import open_store
@@ -56,7 +57,7 @@ def test_embed_gives_a_huge_file_a_row_with_its_reason(folder):
 def test_huge_file_takes_no_memory(folder):
     code = (
         "import resource\n"
-        "from fedemb.data.source_files import ImageFiles\n"
+        "from fedemb.data.formats.image_files import ImageFiles\n"
         "from fedemb.data.photos import BadImageError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
         f"files = ImageFiles({str(folder)!r})\n"
@@ -84,7 +85,7 @@ def test_store_reads_up_to_a_limit(tmp_path, size, whole):
 
 
 def test_file_that_grows_while_it_is_read_is_bounded_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_files, "MAX_BYTES", 10)
+    monkeypatch.setattr(image_files, "MAX_BYTES", 10)
     (tmp_path / "a.png").write_bytes(bytes(11))
     with pytest.raises(BadImageError, match="file_too_large"):
         ImageFiles(str(tmp_path)).read("a.png")

@@ -1,0 +1,225 @@
+"""Limits of the libraries that read files: ours decide, and messages name them."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import warnings
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, PngImagePlugin
+from pydantic import ValidationError
+
+from fedemb.config import DataConfig
+from fedemb.data import photos
+from fedemb.data.columns import guess_source
+from fedemb.data.formats import parquet_files, tfrecord_files
+from fedemb.data.formats.csv_files import LARGEST_ROW, csv_columns, lines_in_quotes, open_csv
+from fedemb.data.formats.parquet_files import open_parquet
+from fedemb.data.formats.parts import Part
+from fedemb.data.formats.tfrecord_files import LARGEST_RECORD, iter_tfrecord
+from fedemb.data.identity import CURRENT
+from fedemb.data.photos import MAX_PIXELS, BadImageError, PhotoReader
+from fedemb.errors import InputError
+from tests.components.partition_users.test_partition_sources import write_tfrecord
+
+PIXELS = np.random.default_rng(0).integers(0, 255, (48, 48, 3), np.uint8)
+
+
+def png(**options: object) -> bytes:
+    sink = io.BytesIO()
+    Image.fromarray(PIXELS).save(sink, "PNG", **options)
+    return sink.getvalue()
+
+
+def with_text(size: int, kind: str) -> bytes:
+    info = PngImagePlugin.PngInfo()
+    if kind == "profile":
+        return png(icc_profile=bytes(size))
+    (info.add_text if kind == "text" else info.add_itxt)("Comment", "x" * size, zip=True)
+    return png(pnginfo=info)
+
+
+# ---- photos --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["text", "international text", "profile"])
+def test_photo_with_more_text_than_pillow_reads_is_read(kind):
+    read = PhotoReader(48, 3).read(with_text(3 << 20, kind))
+    np.testing.assert_array_equal(read, PIXELS)
+
+
+@pytest.mark.parametrize("kind", ["text", "international text", "profile"])
+def test_text_above_our_limit_is_named_as_the_reason(kind):
+    with pytest.raises(BadImageError, match="text_too_large"):
+        PhotoReader(48, 3).read(with_text(photos.MAX_TEXT_BYTES + 1, kind))
+
+
+def test_max_pixels_decides_above_the_limit_of_pillow(monkeypatch):
+    sink = io.BytesIO()
+    Image.new("1", (1500, 1000)).save(sink, "PNG")
+    for limit, read in ((2_000_000, True), (1_400_000, False)):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500_000)  # an error from 1,000,000 on
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            reader = PhotoReader(8, 1, max_pixels=limit)
+            if read:
+                assert reader.read(sink.getvalue()).shape == (8, 8, 1)
+            else:
+                with pytest.raises(BadImageError, match="too_many_pixels"):
+                    reader.read(sink.getvalue())
+
+
+def test_limits_of_an_application_are_never_lowered(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1 << 40)
+    monkeypatch.setattr(PngImagePlugin, "MAX_TEXT_CHUNK", 1 << 40)
+    PhotoReader(8, 3).read(png())
+    assert (Image.MAX_IMAGE_PIXELS, PngImagePlugin.MAX_TEXT_CHUNK) == (1 << 40, 1 << 40)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    PhotoReader(8, 3).read(png())
+    assert Image.MAX_IMAGE_PIXELS is None
+
+
+def test_max_pixels_is_at_most_what_every_decoder_reads():
+    """libavif and WebP stop at 2**28 pixels; a larger setting would not be ours to keep."""
+    source = {"source": {"uri": "a.parquet"}}
+    assert DataConfig.model_validate({**source, "max_pixels": 1 << 28}).max_pixels == 1 << 28
+    with pytest.raises(ValidationError, match="268435456"):
+        DataConfig.model_validate({**source, "max_pixels": (1 << 28) + 1})
+
+
+# ---- Parquet -------------------------------------------------------------------------------------
+
+
+def parquet(folder: Path, metadata: dict[str, str], kind: pa.DataType | None = None) -> Part:
+    table = pa.table({"image": [b"x"], "user_id": ["a"], "n": pa.nulls(1, kind or pa.int8())})
+    pq.write_table(table.replace_schema_metadata(metadata), folder / "a.parquet")
+    return Part(str(folder), "a.parquet", said="a.parquet")
+
+
+def test_parquet_with_more_metadata_than_pyarrow_reads_is_read(tmp_path):
+    with open_parquet(parquet(tmp_path, {"big": "x" * (101 << 20)})) as file:
+        assert file.metadata.num_rows == 1
+
+
+def test_parquet_metadata_above_our_limit_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_files, "LARGEST_TEXT", 1 << 20)
+    refused = pytest.raises(InputError, match="a text of more than 1,048,576 bytes")
+    with refused, open_parquet(parquet(tmp_path, {"big": "x" * (2 << 20)})):
+        pass
+
+
+def test_columns_nested_deeper_than_pyarrow_reads_are_named(tmp_path):
+    deep = pa.int8()
+    for _ in range(2000):
+        deep = pa.struct([("a", deep)])
+    refused = pytest.raises(InputError, match="nested deeper")
+    with refused, open_parquet(parquet(tmp_path, {}, deep)):
+        pass
+
+
+def test_metadata_of_hugging_face_nested_without_end_names_no_class(tmp_path):
+    names = "[" * 200_000 + "]" * 200_000
+    part = parquet(tmp_path, {"huggingface": names})
+    found = guess_source(f"{tmp_path}/{part.name}", {"label": "n"}, "parquet")
+    assert found.label_names == ()
+
+
+# ---- TFRecord ------------------------------------------------------------------------------------
+
+
+def test_record_above_our_limit_is_named_before_it_is_read(tmp_path):
+    length = struct.pack("<Q", LARGEST_RECORD + 1)
+    masked = tfrecord_files._masked(length)
+    (tmp_path / "a.tfrecord").write_bytes(length + struct.pack("<I", masked))
+    with pytest.raises(InputError, match=r"a record of 1,073,741,825 bytes.*smaller records"):
+        list(iter_tfrecord(Part(str(tmp_path), "a.tfrecord")))
+
+
+def test_record_that_is_cut_is_not_said_to_be_large(tmp_path):
+    path = Path(write_tfrecord(tmp_path / "a.tfrecord", [b"x" * 100]))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match="cut or damaged"):
+        list(iter_tfrecord(Part(str(tmp_path), "a.tfrecord")))
+
+
+# ---- CSV -----------------------------------------------------------------------------------------
+
+
+def csv(folder: Path, text: str) -> Part:
+    (folder / "t.csv").write_text(text, newline="")
+    return Part(str(folder), "t.csv", said="t.csv")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'image_id,user_id\na.jpg,"' + "x" * (3 * LARGEST_ROW) + "\nb.jpg,bob\n" * 2,
+        "x" * (3 * LARGEST_ROW) + ",image_id,user_id\na,b,c\n",
+    ],
+)
+def test_row_above_our_limit_is_named(tmp_path, text):
+    part = csv(tmp_path, text)
+    refused = pytest.raises(InputError, match=r"a row of more than 16,777,216 bytes.*quote")
+    with refused, open_csv(part, ["user_id"]) as reader:
+        list(reader)
+
+
+def test_empty_table_is_said_to_be_empty(tmp_path):
+    with pytest.raises(InputError, match=r"t\.csv is empty"):
+        csv_columns(csv(tmp_path, ""))
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines"),
+    [
+        (["a.jpg,ada,one", "", "b.jpg,bob,two"], 0),
+        (["a.jpg,ada,'one", "b.jpg,bob,two", "c.jpg,cy,three"], 2),
+        (["a.jpg,ada,'one", "b.jpg,bob,two'", "c.jpg,cy,three"], 1),
+        (["a.jpg,ada,'one", "b.jpg,bob,'two'", "odd", "c.jpg,cy,three"], 1),
+        (["a.jpg,Smith, jr,one"], 0),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_inside_quotes_are_counted(tmp_path, rows, lines, end):
+    text = end.join(["image_id,user_id,caption", *rows, ""]).replace("'", '"')
+    assert lines_in_quotes(csv(tmp_path, text)) == lines
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["1" * 5000 + ".0", Decimal("1e9999"), Decimal("-1e9999")])
+def test_number_with_more_digits_than_python_converts_is_no_name(number):
+    assert CURRENT.text(number) is None
+    assert CURRENT.problem(number) == "user_id_inexact"
+
+
+def test_every_limit_is_in_the_reference():
+    page = Path("docs/reference/photos.md").read_text()
+    limits = dict(
+        re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", page.partition("## Limits")[2], re.M)
+    )
+    expected = {
+        "bytes of an image file": (photos.MAX_BYTES, "MiB", 1 << 20),
+        "bytes of the texts or the colour profile of a PNG": (
+            photos.MAX_TEXT_BYTES,
+            "MiB",
+            1 << 20,
+        ),
+        "bytes of a TFRecord record, or of a text in Parquet metadata": (
+            LARGEST_RECORD,
+            "GiB",
+            1 << 30,
+        ),
+        "bytes of a CSV row": (LARGEST_ROW, "MiB", 1 << 20),
+        "pixels of an image": (MAX_PIXELS, "million", 1_000_000),
+    }
+    for name, (value, unit, size) in expected.items():
+        assert f"{value // size} {unit}" in limits[name], name
