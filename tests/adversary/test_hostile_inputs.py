@@ -320,7 +320,7 @@ def test_tfrecord_that_promises_more_than_it_holds_is_one_sentence(tmp_path, len
     head = struct.pack("<Q", length)
     data = head + _masked(head) + b"only this"
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    with pytest.raises(InputError, match="not a whole TFRecord|bytes, more than"):
+    with pytest.raises(InputError, match=r"not a whole TFRecord|bytes, more than"):
         list(iter_tfrecord(Part(str(tmp_path), name)))
 
 
