@@ -161,10 +161,10 @@ def register(release: Release, address: str) -> str:
 
 def _mlflow(url: str, release: Release) -> None:
     """Creates an MLflow run with the figures, and a version of the registered model."""
-    api, headers = f"{url}/api/2.0/mlflow", _mlflow_headers()
+    api, headers = f"{url}/api/2.0/mlflow", mlflow_headers()
 
     def call(path: str, body: Any = None, known: str = "") -> Any:
-        return _call(f"{api}/{path}", headers, body, known)
+        return call_json(f"{api}/{path}", headers, body, known)
 
     call("registered-models/create", {"name": release.name}, known="RESOURCE_ALREADY_EXISTS")
     ours = f"tags.`{BUNDLE}` = '{release.properties[BUNDLE]}'"
@@ -207,7 +207,7 @@ def _mlflow(url: str, release: Release) -> None:
     )
 
 
-def _mlflow_headers() -> dict[str, str]:
+def mlflow_headers() -> dict[str, str]:
     """Returns authentication headers from MLflow's own variables."""
     variable = os.environ.get
     if token := variable("MLFLOW_TRACKING_TOKEN"):
@@ -229,7 +229,7 @@ def _kubeflow(url: str, release: Release) -> None:
     headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
 
     def call(path: str, body: Any = None, known: str = "") -> Any:
-        return _call(f"{api}/{path}", headers, body, known)
+        return call_json(f"{api}/{path}", headers, body, known)
 
     model = call(f"registered_model?{urlencode({'name': release.name})}", known="404")
     model = model or call("registered_models", {"name": release.name, "owner": "fedemb"})
@@ -280,10 +280,10 @@ def _webhook(url: str, release: Release) -> None:
     headers = {"Idempotency-Key": release.properties[BUNDLE]}
     if token := os.environ.get("FEDEMB_WEBHOOK_TOKEN"):
         headers["Authorization"] = f"Bearer {token}"
-    _call(url, headers, asdict(release), answers=False)
+    call_json(url, headers, asdict(release), answers=False)
 
 
-def _call(
+def call_json(
     url: str, headers: Mapping[str, str], body: Any = None, known: str = "", *, answers: bool = True
 ) -> Any:
     """Sends a GET, or a POST of JSON.
@@ -312,6 +312,22 @@ def _call(
         text = error.read(MOST).decode(errors="replace")
         if known and (known == str(error.code) or f'"{known}"' in text):
             return None
+        raise OSError(f"HTTP {error.code}: {text[:200]}") from error
+
+
+def put_bytes(url: str, headers: Mapping[str, str], data: bytes) -> None:
+    """Sends a PUT with a file.
+
+    Raises:
+      OSError: no connection, or an error of the server.
+    """
+    kind = {"Content-Type": "application/octet-stream"}
+    request = Request(url, data, {**kind, **headers}, method="PUT")
+    try:
+        with _OPENER.open(request, timeout=SECONDS):
+            pass
+    except HTTPError as error:
+        text = error.read(MOST).decode(errors="replace")
         raise OSError(f"HTTP {error.code}: {text[:200]}") from error
 
 

@@ -15,4 +15,12 @@ SetOption = Annotated[
 ]
 DataOption = Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")]
 RunsOption = Annotated[Path, typer.Option(help="Folder of all runs.")]
+MlflowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        help="Also write parameters, metrics and reports to MLflow: http(s):// address of a "
+        "tracking server, or a folder.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -12,7 +12,13 @@ import typer
 
 from fedemb.errors import ConfigError, Refused
 from fedemb.pipelines.cli.option_groups import grouped
-from fedemb.pipelines.cli.options import ConfigOption, DataOption, RunsOption, SetOption
+from fedemb.pipelines.cli.options import (
+    ConfigOption,
+    DataOption,
+    MlflowOption,
+    RunsOption,
+    SetOption,
+)
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
@@ -79,6 +85,7 @@ def run(
         ),
     ] = None,
     runs: RunsOption = Path("runs"),
+    mlflow: MlflowOption = None,
     resumed: Resumed,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run and its cost; write nothing.")
@@ -109,7 +116,20 @@ def run(
         if beam:
             directory.set_beam_options(beam)
         exit_code = execute(directory, resumed.from_)
+    if mlflow:
+        _log(directory, mlflow)
     sys.exit(exit_code)
+
+
+def _log(run: RunDirectory, mlflow: str) -> None:
+    """Writes an ended run to MLflow; a failure is printed and does not change the exit code."""
+    from fedemb.errors import FedEmbError
+    from fedemb.pipelines.run.mlflow_run import log_run
+
+    try:
+        say(log_run(run, mlflow))
+    except FedEmbError as error:
+        say(f"mlflow: not written: {error}")
 
 
 def _new(

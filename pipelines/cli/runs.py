@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import FedEmbError, InputError
+from fedemb.pipelines.cli.options import MlflowOption
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def list_runs(
     page: Annotated[
         Path | None, typer.Option(help="HTML page to write the comparison to; needs --compare.")
     ] = None,
+    mlflow: MlflowOption = None,
 ) -> None:
     """List the runs of a folder with verdict, epsilon and gain, newest first, or compare two.
 
@@ -46,6 +48,10 @@ def list_runs(
         if not found:
             raise InputError(f"no run in {folder}; start one with `fedemb run`")
         say(*runs_table(found))
+        if mlflow is not None:
+            from fedemb.pipelines.run.mlflow_run import log_run
+
+            say(*(log_run(run, mlflow) for run in found))
 
 
 @contextmanager

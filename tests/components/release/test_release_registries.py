@@ -4,11 +4,7 @@ import http.server
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -17,12 +13,7 @@ from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
 from fedemb.steps.release_model.registries import BUNDLE, Release, register
 from tests.kit.pipeline_runs import honest_run
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+from tests.kit.servers.mlflow import free_port
 
 
 @pytest.fixture(scope="module")
@@ -85,32 +76,10 @@ stranger = receiver
 
 @pytest.fixture(scope="module")
 def mlflow_server(tmp_path_factory):
-    """MLflow's own server, from its package."""
-    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
-    command = [Path(sys.executable).parent / "mlflow", "server", "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--port", str(port)]
-    command += ["--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1"]
-    log = (folder / "server.log").open("w")
-    server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(f"{url}/health", server, log.name)
+    from tests.kit.servers import mlflow
+
+    with mlflow.mlflow_server(tmp_path_factory.mktemp("mlflow")) as url:
         yield url
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)
-        log.close()
-
-
-def wait_for(url, server, log, seconds=240):
-    for _ in range(seconds * 2):
-        assert server.poll() is None, Path(log).read_text()
-        try:
-            with urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    pytest.fail(f"no answer from {url}: {Path(log).read_text()}")
 
 
 @pytest.mark.slow

@@ -1,0 +1,156 @@
+"""Runs in MLflow, read by MLflow's own package: from its folder layout and from its server."""
+
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.errors import AwaitingApproval, InputError, StorageError
+from fedemb.foundation.document import parse
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.cli.run import _log as log_at_the_end
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.mlflow_run import log_run, tracked_run
+from fedemb.pipelines.run.report_pages import collect_reports
+from fedemb.reports.comparison import flat_settings
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.run_folder import run_folder
+
+WAITING = {"exit_code": 6, "failed_step": "gate_release", "error": "AwaitingApproval"}
+
+
+@pytest.fixture(scope="module")
+def mlflow():
+    found = pytest.importorskip("mlflow", reason="the mlflow package is not installed")
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folder of two runs: one released, one that waits for approval, whose column is hostile."""
+    root = tmp_path_factory.mktemp("runs")
+    released = honest_run.start(root / "one").until_gate()
+    released.do_gate()
+    released.do_release()
+    policy = {**honest_run.config().policy.model_dump(), "approvals": 2, "policy_id": "two"}
+    where = {"data.source.where": {"../../../escaped": ["yes"]}}
+    waiting = honest_run.start(root / "two", "tuesday", policy=policy, **where).until_gate()
+    with pytest.raises(AwaitingApproval):
+        waiting.do_gate()
+    for run in (run_folder(released, root / "runs"), run_folder(waiting, root / "runs", **WAITING)):
+        collect_reports(run)
+    return root / "runs"
+
+
+@pytest.fixture
+def client_of(mlflow, monkeypatch):
+    def client(address):
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return mlflow.MlflowClient(address)
+
+    return client
+
+
+def found_in(client, name="glyphs"):
+    experiment = client.get_experiment_by_name(name)
+    return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def check(client, runs: Path) -> None:
+    found = found_in(client)
+    assert set(found) == {"monday", "tuesday"}
+    report = RunDirectory.open(runs / "monday").document("privacy_report")
+    monday, tuesday = found["monday"], found["tuesday"]
+    assert monday.info.status == "FINISHED"
+    assert tuesday.info.status == "RUNNING"
+    assert monday.data.metrics["epsilon"] == report["accounting"]["epsilon"]
+    assert monday.data.metrics["gain"] == pytest.approx(0.2)
+    assert monday.data.metrics["gain_low"] == pytest.approx(0.1)
+    assert monday.data.metrics["seconds.train_dp_fedemb"] == 1.0
+    assert monday.data.params["mechanism.noise_multiplier"] == "2.0"
+    assert monday.data.tags["fedemb.headline"] == "Released"
+    assert tuesday.data.tags["fedemb.headline"] == "Waiting for approval: 0 of 2 given"
+    assert tuesday.data.params["data.source.where..._.._.._escaped"] == '["yes"]'
+    names = {item.path for item in client.list_artifacts(monday.info.run_id)}
+    assert {
+        "privacy_report.json",
+        "privacy_report.html",
+        "verdict.json",
+        "privacy_plan.json",
+    } <= names
+    path = client.download_artifacts(monday.info.run_id, "privacy_report.json")
+    signed = parse(Path(path).read_bytes(), PrivacyReport, "privacy_report")
+    assert signed.body.run_id == "monday"
+    settings = flat_settings(RunDirectory.open(runs / "monday").config())
+    assert set(monday.data.params) == {name for name in settings if not name.startswith("storage.")}
+
+
+def test_mlflow_reads_the_folder_that_runs_wrote(runs, tmp_path, client_of, capsys):
+    folder = tmp_path / "mlruns"
+    for _ in range(2):  # the second time replaces
+        app(args=["runs", str(runs), "--mlflow", str(folder)], standalone_mode=False)
+    assert f"mlflow: monday in experiment glyphs at {folder}" in capsys.readouterr().out
+    check(client_of(folder.as_uri()), runs)
+    assert not list(tmp_path.rglob("*escaped"))[1:]
+
+
+def test_run_joins_the_experiment_that_mlflow_made(runs, tmp_path, client_of):
+    client = client_of((tmp_path / "mlruns").as_uri())
+    known = client.create_experiment("glyphs")
+    log_run(RunDirectory.open(runs / "monday"), str(tmp_path / "mlruns"))
+    assert found_in(client)["monday"].info.experiment_id == known
+
+
+def test_nothing_that_is_not_public_is_written(runs, tmp_path):
+    run = RunDirectory.open(runs / "monday")
+    (run.private / "scores").write_text("a figure for every user")
+    run.log.write_text("what the steps printed")
+    (run.reports / "notes.html").write_text("nobody signed this")
+    tracked = tracked_run(run)
+    assert set(tracked.artifacts) <= {
+        f"{name}.{ending}"
+        for name in ("privacy_report", "utility_report", "audit_report", "verdict", "privacy_plan")
+        for ending in ("json", "html")
+    }
+    assert not [name for name in tracked.parameters if name.startswith("storage.")]
+    everything = repr(tracked)
+    for word in (str(run.stores()["keys"]), "figure for every user", "what the steps printed"):
+        assert word not in everything
+
+
+def test_document_without_a_valid_signature_is_not_written(runs, tmp_path):
+    shutil.copytree(runs / "monday", tmp_path / "monday")
+    run = RunDirectory.open(tmp_path / "monday")
+    path = run.output("utility_report")
+    path.write_bytes(path.read_bytes().replace(b'"monday"', b'"sunday"'))
+    tracked = tracked_run(run)
+    assert "recall" not in tracked.metrics
+    assert not [name for name in tracked.artifacts if name.startswith("utility_report")]
+
+
+def test_failure_to_write_is_a_sentence_and_no_failure_of_the_run(runs, tmp_path, capsys):
+    run = RunDirectory.open(runs / "monday")
+    log_at_the_end(run, "http://127.0.0.1:9")
+    assert "mlflow: not written: The MLflow server at http://127.0.0.1:9" in capsys.readouterr().out
+    with pytest.raises(StorageError, match="http"):
+        log_run(run, "s3://bucket/mlruns")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError):
+        log_run(run, str(tmp_path / "file" / "mlruns"))
+
+
+@pytest.mark.slow
+def test_mlflow_server_has_each_run_once(mlflow, runs, tmp_path):
+    from tests.kit.servers.mlflow import mlflow_server
+
+    with mlflow_server(tmp_path) as url:
+        for _ in range(2):
+            for name in ("monday", "tuesday"):
+                log_run(RunDirectory.open(runs / name), url)
+        client = mlflow.MlflowClient(url)
+        check(client, runs)
+        assert found_in(client)["monday"].data.tags["fedemb.artifacts"] == "stored"
