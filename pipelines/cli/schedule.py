@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedemb.config import RunConfig
     from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
+    from fedemb.pipelines.schedules.load import Loaded
 
 schedule_app = typer.Typer(help="Price, compare and apply recurring runs.", no_args_is_help=True)
 
@@ -56,10 +57,19 @@ def plan(
     if host is None:
         for item in schedules:
             say(f"{item.schedule.name}: {item.cost}")
+        _say_rare(schedules)
         return
+    _say_rare(schedules)
     kubeflow = _kubeflow(host, namespace, profile)
     for change in reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace)):
         say(str(change))
+
+
+def _say_rare(schedules: Sequence[Loaded]) -> None:
+    """Warns about schedules that fire never or once."""
+    for item in schedules:
+        if item.schedule.rare:
+            say(f"warning: {item.schedule.name}: {item.schedule.rare}")
 
 
 @schedule_app.command()
@@ -79,6 +89,7 @@ def apply(
     schedules = load_schedules(folder)
     for item in schedules:
         check_prospects(item.config)
+    _say_rare(schedules)
     cluster = objects(kubeflow.namespace)
     changes = reconcile.plan(kubeflow, schedules, _now(), cluster)
     todo = [change for change in changes if change.action != "keep"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -10,16 +9,14 @@ from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
-from croniter import CroniterBadCronError, CroniterBadDateError, croniter
 from pydantic import AfterValidator, AwareDatetime, Field, PositiveFloat, model_validator
 
 from fedemb.config import Name, Section
-from fedemb.errors import ConfigError
+from fedemb.pipelines.schedules.cron import YEARS_AHEAD, Cron, first_beyond
 
 MARK = "fedemb/schedule/1"
 """First word of the description of every recurring run that is ours to change."""
 MOST_RUNS = 10_000
-FIELD = re.compile(r"(?:[*?]|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?|[a-z]{3}", re.I)
 
 
 FIRST_YEAR, LAST_YEAR = 1970, 2200
@@ -87,14 +84,31 @@ class Schedule(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_cron(self.cron)
+        Cron.parse(self.cron)
         if self.end <= self.start:
             raise ValueError(f"end={self.end} is not after start={self.start}. Set a later end.")
         if len(self.slots) > MOST_RUNS:
             raise ValueError(
                 f"cron={self.cron!r} fires more than {MOST_RUNS} times; run less often"
             )
+        if beyond := first_beyond(self.start, self.slots):
+            raise ValueError(
+                f"cron={self.cron!r} fires on {beyond:%Y-%m-%d} only after more than {YEARS_AHEAD} "
+                "years without a run, which Kubeflow's scheduler does not look ahead. Set an "
+                "earlier end, or a cron that fires more often."
+            )
         return self
+
+    @property
+    def rare(self) -> str:
+        """Warning about a schedule that fires never or once; empty: it fires more often."""
+        between = f"from {self.start:%Y-%m-%d} to {self.end:%Y-%m-%d}"
+        if not self.slots:
+            return f"cron={self.cron!r} never fires {between}. Correct the cron or the dates."
+        if len(self.slots) == 1:
+            only = f"{self.slots[0]:%Y-%m-%d %H:%M:%S} UTC"
+            return f"cron={self.cron!r} fires once {between}, at {only}."
+        return ""
 
     @cached_property
     def slots(self) -> tuple[datetime, ...]:
@@ -103,13 +117,7 @@ class Schedule(Section):
 
     def after(self, moment: datetime) -> Iterator[datetime]:
         """Moments it fires after another one and not after its end; its start is ignored."""
-        moment, end = as_utc(moment), as_utc(self.end)
-        times = croniter(self.cron, moment, ret_type=datetime, second_at_beginning=True)
-        try:
-            while (slot := next(times)) <= end:
-                yield slot
-        except CroniterBadDateError:  # no such day in the next fifty years
-            return
+        yield from Cron.parse(self.cron).after(as_utc(moment), as_utc(self.end))
 
     def next_run(self, moment: datetime) -> datetime | None:
         """The first run after a moment; None: it is over."""
@@ -123,36 +131,6 @@ class Schedule(Section):
     def runs_until(self, moment: datetime) -> int:
         """Runs from start to a moment."""
         return bisect_right(self.slots, moment)
-
-
-def check_cron(cron: str) -> None:
-    """Refuses what Kubeflow's scheduler (robfig/cron) and `croniter` could read differently.
-
-    Raises:
-      ConfigError: not six fields, or a field is more than `*`, `?`, numbers, rising ranges, steps
-        and three letters of a name; or both day fields are restricted, one of them by `*/n`.
-    """
-    fields = cron.split()
-    if len(fields) != 6:
-        raise ConfigError(
-            f"cron={cron!r} has {len(fields)} fields, expected six with the seconds first. "
-            "Use '0 0 3 * * 1' for Mondays at three."
-        )
-    parts = [FIELD.fullmatch(part) for field in fields for part in field.split(",")]
-    spans = [(part[1], part[2]) for part in parts if part and part[2]]
-    days = [fields[3], fields[5]]
-    steps = any(day[:2] in ("*/", "?/") for day in days) and not {"*", "?"} & set(days)
-    falling = any(int(first) > int(last) for first, last in spans)
-    if None in parts or falling or steps or "7" in re.split(r"[,/-]", fields[5]):
-        raise ConfigError(
-            f"cron={cron!r} is not valid. Use *, ?, */n, a, a-b, a-b/n or lists in each field. "
-            "Write days and months as three letters, Sunday as 0. Set only one of the two day "
-            "fields to */n."
-        )
-    try:
-        croniter(cron, second_at_beginning=True)
-    except CroniterBadCronError as error:
-        raise ConfigError(f"cron={cron!r} is not valid: {error}. Correct the expression.") from None
 
 
 def as_utc(moment: datetime) -> datetime:

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemb.errors import ConfigError
-from fedemb.pipelines.schedules.schedule import Schedule, check_cron
+from fedemb.pipelines.schedules.cron import Cron
+from fedemb.pipelines.schedules.schedule import Schedule
 
+MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 YEAR = datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
 
 
@@ -88,11 +90,167 @@ def test_counts_add_up_over_any_cut(cut):
         "0 0 r * * *",
         "@weekly",
         "0 0 3 */2 * 1",
+        "0 0 3 */1 * 1",
+        "0 0 3 1 * ?/2",
+        "0 0 3 *,5 * 1",
+        "0 0 3 5,* * 1",
+        "0 0 3 * * *,1",
+        "0 0 3 * * 07",
+        "0 0 3 * * 0-7",
+        "0 0 3 0 * *",
+        "0 0 3 * 0 *",
+        "0 0 3 * 13 *",
+        "0 0 3 * * jan",
+        "0 0 3 * mon *",
+        "0 0 3 jan * *",
+        "0 0 3 * * mon-fri",
+        "0 0 3 * * mon/2",
+        "0 0 3 * * 1#2",
+        "0 0 3 15w * *",
+        "? 0 3 * * *",
+        "0 0 3 1,,2 * *",
+        "0 0 3 1, * *",
+        "0 0 3 \u0663 * *",
+        "0 0 3 * * \u017fun",
+        "0\u00a00 3 * * *",
+        "0\x1c0 3 * * *",
+        "0  0 3 * * *",
+        " 0 0 3 * * *",
+        "0 0 3 * *",
+        "0 0 3 * * 1 2027",
+        "TZ=UTC 0 0 3 * * *",
+        "@every 1h",
+        "0 0 +3 * * *",
+        "0 0 3 -1 * *",
+        "0 0 3 1-2-3 * *",
+        "0 0 3 1/2/3 * *",
+        "60 0 3 * * *",
+        "",
     ],
 )
 def test_what_two_parsers_read_differently_is_refused(cron):
     with pytest.raises(ConfigError, match="cron="):
-        check_cron(cron)
+        Cron.parse(cron)
+
+
+class Kubeflow:
+    """Independent reading of robfig/cron: bit sets, and a search field by field with carry."""
+
+    RANGES = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
+    NAMES: tuple[dict[str, int], ...] = (
+        *({},) * 4,
+        {name: 1 + n for n, name in enumerate(MONTHS)},
+        {name: n for n, name in enumerate(["sun", "mon", "tue", "wed", "thu", "fri", "sat"])},
+    )
+
+    def __init__(self, text: str):
+        pairs = zip(text.split(), self.RANGES, self.NAMES, strict=True)
+        read = [self._field(*pair) for pair in pairs]
+        self.values, self.stars = [found for found, _ in read], [star for _, star in read]
+
+    @staticmethod
+    def _field(text: str, limits: tuple[int, int], names: dict[str, int]) -> tuple[set[int], bool]:
+        found, star = set[int](), False
+        for part in text.split(","):
+            span, _, step = part.partition("/")
+            low, _, high = span.partition("-")
+            if low in ("*", "?"):
+                first, last, star = *limits, True
+            else:
+                first = names[low.lower()] if low.lower() in names else int(low)
+                last = int(high) if high else limits[1] if step else first
+            assert limits[0] <= first <= last <= limits[1]
+            found |= set(range(first, last + 1, int(step or 1)))
+        return found, star
+
+    def next(self, moment: datetime) -> datetime | None:
+        """The first time after a moment; None: none in the five calendar years from then on."""
+        second, minute, hour, dom, month, dow = self.values
+        time, limit = moment + timedelta(seconds=1), moment.year + 5
+        while time.year <= limit:
+            in_dom, in_dow = time.day in dom, time.isoweekday() % 7 in dow
+            day = in_dom and in_dow if self.stars[3] or self.stars[5] else in_dom or in_dow
+            if time.month not in month or not day:
+                time = time.replace(hour=0, minute=0, second=0) + timedelta(days=1)
+            elif time.hour not in hour:
+                time = time.replace(minute=0, second=0) + timedelta(hours=1)
+            elif time.minute not in minute:
+                time = time.replace(second=0) + timedelta(minutes=1)
+            elif time.second not in second:
+                time += timedelta(seconds=1)
+            else:
+                return time
+        return None
+
+
+@st.composite
+def expressions(draw: st.DrawFn) -> str:
+    """Expressions of any kind of part; some are refused."""
+
+    def part(low: int, high: int, names: dict[str, int]) -> str:
+        first = draw(st.integers(low, high))
+        last = draw(st.integers(first, high))
+        forms = ["*", str(first), f"{first}-{last}", f"{first:02d}", "?", *list(names)[:2]]
+        step = draw(st.sampled_from(["", "", "", "/1", "/2", "/7", "/99"]))
+        return draw(st.sampled_from(forms)) + step
+
+    fields = [
+        ",".join(part(*limits, names) for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))))
+        for limits, names in zip(Kubeflow.RANGES, Kubeflow.NAMES, strict=True)
+    ]
+    return " ".join(
+        draw(st.sampled_from(["*", field])) if n < 3 else field for n, field in enumerate(fields)
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(cron=expressions(), day=st.integers(0, 30 * 365))
+def test_what_is_accepted_fires_when_kubeflow_fires(cron, day):
+    try:
+        read = Cron.parse(cron)
+    except ConfigError:
+        return
+    moment = datetime(2024, 1, 30, 23, 59, 59, tzinfo=UTC) + timedelta(days=day)
+    theirs, end = Kubeflow(cron), datetime(moment.year + 5, 12, 31, 23, 59, 59, tzinfo=UTC)
+    ours = read.after(moment, end)
+    for _ in range(4):
+        slot = next(ours, None)
+        following = theirs.next(moment)
+        assert slot == (None if following is None or following > end else following)
+        if slot is None:
+            break
+        moment = slot
+
+
+@pytest.mark.parametrize(
+    ("cron", "fires"),
+    [
+        ("0 0 3 31-31 2 *", 0),  # croniter: on the first days of February
+        ("0 0 3 30-31 2,4 *", 1),
+        ("0 0 3 1-31 * 1", 365),  # croniter: Mondays only
+        ("0 0 3 15 * 0-6", 365),
+    ],
+)
+def test_day_that_a_library_reads_in_another_way(cron, fires):
+    begin, end = YEAR
+    assert _schedule(cron, begin, end).runs == fires
+
+
+def test_schedule_that_never_fires_or_fires_once_is_a_warning_with_its_dates():
+    begin, end = YEAR
+    never = _schedule("0 0 0 30 2 *", begin, end).rare
+    assert "never fires from 2027-01-01 to 2028-01-01" in never
+    once = _schedule("0 30 3 24 12 *", begin, end).rare
+    assert "fires once from 2027-01-01 to 2028-01-01, at 2027-12-24 03:30:00 UTC" in once
+    assert not _schedule("0 0 3 * * 1", begin, end).rare
+
+
+def test_day_further_than_kubeflow_looks_ahead_is_refused():
+    """No 29 February from 2096 to 2104: the scheduler gives up after five years."""
+    begin, end = datetime(2090, 1, 1, tzinfo=UTC), datetime(2110, 1, 1, tzinfo=UTC)
+    with pytest.raises(ValueError, match="2104-02-29 only after more than 5 years"):
+        _schedule("0 0 0 29 2 *", begin, end)
+    assert _schedule("0 0 0 29 2 *", begin, end.replace(year=2104)).runs == 2
 
 
 def test_a_schedule_of_every_second_is_refused_not_counted():

@@ -693,6 +693,18 @@ def test_commands_print_cost_and_changes(folder, kfp):
     assert len(kfp.enabled("fedemb", "weekly")) == 1
 
 
+@pytest.mark.parametrize(
+    ("cron", "says"), [("0 0 3 30 2 *", "never fires"), ("0 0 3 1 2 *", "fires once")]
+)
+def test_plan_warns_of_a_schedule_that_fires_never_or_once(folder, cron, says):
+    from fedemb.pipelines.cli.schedule import schedule_app
+
+    change_schedule(folder, "weekly", cron=cron)
+    said = CliRunner().invoke(schedule_app, ["plan", str(folder)])
+    assert said.exit_code == 0, said.output
+    assert f"warning: weekly: cron='{cron}' {says} from 2027-01-01 to 2027-04-01" in said.output
+
+
 def test_namespace_is_the_named_one_the_profiles_the_pods_or_that_of_infra(tmp_path, monkeypatch):
     from fedemb.pipelines.cli import schedule
 
