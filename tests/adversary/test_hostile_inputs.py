@@ -229,7 +229,7 @@ def test_report_that_nobody_signed_for_this_run_is_shown_nowhere(shown, allowed,
     fields = json.loads(honest.read_text())
     BETTER[name](fields)
     _newest(shown, name, encode(fields), 2)
-    with pytest.raises(FedEmbError, match="does not fit its content"):
+    with pytest.raises(FedEmbError, match="does not match its content"):
         show(shown)
     of_tuesday = {"privacy_report": other.report, "utility_report": other.utility}[name]
     _newest(shown, name, of_tuesday.read_bytes(), 3)
@@ -664,7 +664,7 @@ def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(s
     fields = json.loads(allowed.audit.read_text())
     fields["lower_bound"] = 0.0
     _newest(shown, "audit_report", encode(fields), 2)
-    with pytest.raises(FedEmbError, match="does not fit its content"):
+    with pytest.raises(FedEmbError, match="does not match its content"):
         collect_reports(shown)
 
 
@@ -677,7 +677,7 @@ def test_plan_that_nobody_signed_gives_no_epsilon(shown, allowed):
     row = _fedemb("runs", shown.root.parent)
     assert "not signed" in row
     assert "0.01" not in row
-    with pytest.raises(FedEmbError, match="does not fit its content"):
+    with pytest.raises(FedEmbError, match="does not match its content"):
         _fedemb("results", shown.root)
-    with pytest.raises(FedEmbError, match="does not fit its content"):
+    with pytest.raises(FedEmbError, match="does not match its content"):
         _closing(shown)

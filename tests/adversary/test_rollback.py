@@ -225,7 +225,7 @@ def test_ledger_and_keys_put_back_together_are_noticed_by_a_rollback_anchor_alon
     if team.rollback_anchor is None:
         ACTS[act](team)  # what docs/explanation/ledger.md says cannot be seen
         return
-    with pytest.raises(LedgerError, match=r"the rollback anchor .* says there were more"):
+    with pytest.raises(LedgerError, match=r"the rollback anchor .* has more markers"):
         ACTS[act](team)
 
 
@@ -258,7 +258,7 @@ def test_a_trust_file_with_a_key_of_a_stranger_is_refused(team, tmp_path, change
     trust = TrustStore.load(file)
     TrustStore(changed(trust, stranger.trusted())).save(file)
     for act in ("reserve", "show"):
-        with pytest.raises(LedgerError, match=r"begun under another trust\.json"):
+        with pytest.raises(LedgerError, match=r"created with another trust\.json"):
             ACTS[act](team)
 
 
@@ -313,7 +313,7 @@ def test_rotation_cannot_be_taken_back(team):
         rollback_anchors=[team.rollback_anchor] if team.rollback_anchor else (),
     )
     team.restore("ledger", backup="before")
-    with pytest.raises(LedgerError, match="an older ledger"):
+    with pytest.raises(LedgerError, match="older than its markers"):
         check_high_water(connect(ledger_uri, keys_uri, "weekly"), keys, team.rollback_anchor)
 
 

@@ -8,6 +8,7 @@ prints each text that is not plain: dialect, long sentences, and errors without 
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +28,15 @@ ERRORS = {
 NO_INSTRUCTION: Mapping[str, str] = {
     "components/fedemb/foundation/canonical_json.py": "callers complete the sentence",
     "components/fedemb/foundation/document.py": "callers complete the sentence",
-    "components/fedemb/foundation/addresses.py": "the instruction is a constant",
 }
 """File -> why its errors do not say what to do."""
+COMPLETED: Mapping[str, str] = {
+    "components/fedemb/documents/": "`parse` of a document adds the instruction",
+    "components/fedemb/engine/packed_state.py": "the reader of the state adds the instruction",
+    "components/fedemb/keys/trust.py": "each is raised in a `try` that adds the instruction",
+    "components/fedemb/ledger/terms.py": "each is raised in a `try` that adds the instruction",
+}
+"""Start of a path -> why a `ValueError` there does not say what to do."""
 LOG_LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 HELP_CALLS = {"Option", "Argument", "Field", "Typer", "command"}
 HELP_NAMES = {"help", "description", "epilog", "short_help"}
@@ -37,9 +44,9 @@ INSTRUCTION = re.compile(
     r"(?:^|X|[.;:,(] |\bor |\band |\bthen )(?:please |first )?"
     r"(add|allow|approve|ask|build|call|change|check|choose|clear|compile|connect|"
     r"convert|copy|correct|create|decrease|"
-    r"define|delete|disable|do|drop|edit|enable|evaluate|export|extend|fetch|find|fix|free|generate|give|grant|include|"
-    r"increase|install|keep|leave|list|lower|make|mount|move|name|omit|open|pass|pin|point|publish|put|"
-    r"quote|raise|read|rebuild|recover|reduce|register|release|remove|rename|repair|repeat|replace|request|"
+    r"define|delete|disable|do|drop|edit|embed|enable|evaluate|export|extend|fetch|find|fix|free|generate|give|grant|include|"
+    r"increase|install|keep|leave|list|lower|make|mount|move|name|omit|open|partition|pass|pin|plan|point|publish|put|"
+    r"quote|raise|read|rebuild|recover|reduce|register|release|remove|rename|repair|repeat|replace|report|request|"
     r"reserve|resize|restore|resume|retry|rotate|run|save|see|select|send|set|sign|specify|split|start|"
     r"state|stop|submit|switch|take|train|try|turn|update|upgrade|use|verify|wait|write)\b",
     re.IGNORECASE,
@@ -52,7 +59,7 @@ class Message:
     """A text that a user may read.
 
     Attributes:
-      kind: `error`, `output`, `log`, `help` or `template`.
+      kind: `error`, `part` (text that an error completes), `output`, `log`, `help` or `template`.
       path: of its file, relative to the repository.
       line: of its call.
       text: with `X` for each value that is filled in.
@@ -98,16 +105,41 @@ def messages() -> list[Message]:
 def messages_of(module: Module, root: Path = REPOSITORY) -> Iterator[Message]:
     """Yields the messages of a module below a root."""
     path = module.path.resolve().relative_to(root).as_posix()
-    for node in ast.walk(module.tree):
+    completed = path.startswith(tuple(COMPLETED))
+    for node in ast.walk(_Constants(module.tree).visit(copy.deepcopy(module.tree))):
         if isinstance(node, ast.Call):
+            part = completed and _name(node) == "ValueError"
             for kind, text in _texts_of_call(node):
                 if re.search(r"[A-Za-z]{2} ", text):
-                    yield Message(kind, path, node.lineno, text)
+                    yield Message("part" if part else kind, path, node.lineno, text)
+
+
+class _Constants(ast.NodeTransformer):
+    """Replaces the names of a module's text constants with their text."""
+
+    def __init__(self, tree: ast.Module):
+        self._texts = {
+            node.targets[0].id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        }
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
+        """Replaces a constant inside an f-string."""
+        name = node.value.id if isinstance(node.value, ast.Name) else ""
+        return self._texts.get(name, node)
+
+
+def _name(node: ast.Call) -> str | None:
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else None
+    return node.func.id if isinstance(node.func, ast.Name) else name
 
 
 def _texts_of_call(node: ast.Call) -> Iterator[tuple[str, str]]:
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else None
-    name = node.func.id if isinstance(node.func, ast.Name) else name
+    name = _name(node)
     if name in ERRORS:
         for text in _texts(node.args[0]) if node.args else ():
             yield "error", text

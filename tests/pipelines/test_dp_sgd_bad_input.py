@@ -118,7 +118,7 @@ NUMBERS = "--mechanism poisson_gaussian --population 1000 --users-per-client 1"
         (f"{NUMBERS} --clients-per-round 10 --rounds 3 --noise-multiplier 1 --delta 0.5", "delta"),
         (
             f"{NUMBERS} --clients-per-round 10 --rounds 3 --noise-multiplier 1 --simulate-at 2",
-            "share between 0 and 1",
+            "between 0 and 1",
         ),
     ],
 )

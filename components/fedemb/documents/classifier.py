@@ -164,23 +164,25 @@ class ClassifierReport(Document, OverStarts):
         others = [other for other in named.values() if other is not None]
         for other in (*others, *(self.averages.others if self.averages else ())):
             if self.model is None:
-                raise ValueError("it is measured in one place and not in another")
+                raise ValueError("some fields are measured and others are empty")
             _check_difference(self.model.top_1, other.top_1, other.difference)
         for parts in (self.by_class, self.by_group):
             shown = parts.shown if parts else []
             models = [tuple(other.model for other in part.compared) for part in shown]
             if len(set(models)) > 1 or any(len(set(one)) < len(one) for one in models):
-                raise ValueError("parts are not compared with the same models")
+                raise ValueError("classes or groups are not compared with the same models")
             for part in shown:
                 for other in part.compared:
                     if named.get(other.model) is None:
-                        raise ValueError("a part is compared with what was not measured")
+                        raise ValueError(
+                            "a class or group is compared with a model that was not measured"
+                        )
                     _check_difference(part.top_1, other.top_1, other.difference)
         if self.measured != bool(self.images and self.by_class):
-            raise ValueError("it is measured in one place and not in another")
+            raise ValueError("some fields are measured and others are empty")
         return self
 
 
 def _check_difference(mine: Interval, other: Interval, difference: Interval) -> None:
     if not abs(mine.value - other.value - difference.value) < 2e-6:
-        raise ValueError("a difference is not that of the figures")
+        raise ValueError("a difference is not that of its two values")

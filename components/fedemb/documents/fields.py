@@ -45,7 +45,7 @@ class Spread(Part):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if not self.low <= self.high:
-            raise ValueError("the interval ends before it begins")
+            raise ValueError("the upper bound of the interval is below its lower bound")
         return self
 
 

@@ -31,13 +31,13 @@ from fedemb.foundation.document import Document, Part
 
 def _different(names: list[str]) -> list[str]:
     if len(set(names)) != len(names):
-        raise ValueError("a name twice")
+        raise ValueError("a name is listed twice")
     return names
 
 
 def _stripped(name: str) -> str:
     if name.strip() != name or not name:
-        raise ValueError("no name")
+        raise ValueError("the name is empty or has spaces around it")
     return name
 
 
@@ -214,7 +214,7 @@ class LedgerRecord(Document):
     def _of_its_kind(cls, value: Any, info: ValidationInfo) -> Part:
         body = BODIES.get(info.data.get("act", ""))
         if body is None:
-            raise ValueError("of a kind that this version does not know")
+            raise ValueError("unknown kind of record; this version may be too old")
         return body.model_validate(value, context=info.context)
 
 

@@ -138,8 +138,8 @@ def _looked_into(
         child = None
     if child is None or child.returncode not in (0, _REFUSED):
         raise ArtifactError(
-            f"{path.name} takes more than {MEMORY >> 30} GB or {SECONDS} s to look into, so it is "
-            "no backbone; run the step that writes it again"
+            f"reading {path.name} takes more than {MEMORY >> 30} GB or {SECONDS} s, so it is not a "
+            "backbone; run the step that writes it again"
         )
     if child.returncode == _REFUSED:
         raise ArtifactError(child.stdout.decode(errors="replace"))
@@ -179,7 +179,10 @@ def _tensors(path: Path) -> list[dict[str, Any]]:
                 extent = item.attrs.get_id(attribute).get_space().get_simple_extent_npoints()
                 value = item.attrs[attribute] if extent <= _LIST else None
                 if value is None or (isinstance(value, str | bytes) and len(value) > _TEXT):
-                    raise ArtifactError(f"{path.name} holds numbers beside its tensors")
+                    raise ArtifactError(
+                        f"{path.name} has an attribute {attribute[:40]!r} that is not short text; "
+                        "run the step that writes it again"
+                    )
             if isinstance(item, h5py.Dataset):
                 _require_plain(item, path)
                 tensors.append({"name": name, "shape": list(item.shape)})
@@ -208,8 +211,8 @@ def _moved(start: Path, released: Path, share: float) -> tuple[float, int]:
     names = {tensor["name"]: tensor["shape"] for tensor in _tensors(start)}
     if names != {tensor["name"]: tensor["shape"] for tensor in _tensors(released)}:
         raise ArtifactError(
-            f"{released.name} holds other tensors than the public start, so nobody knows how far it"
-            " moved; run the training again"
+            f"the tensors of {released.name} differ from those of the public backbone, so the "
+            "distance between the two is undefined; run the training again"
         )
     with zipfile.ZipFile(start) as first, zipfile.ZipFile(released) as last:
         packed = [archive.read("model.weights.h5") for archive in (first, last)]

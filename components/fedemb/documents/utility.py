@@ -188,7 +188,7 @@ class UtilityReport(Document, OverStarts):
     @model_validator(mode="after")
     def _of_one_measurement(self) -> UtilityReport:
         if self.measured != bool(self.retrieval and self.headline_rate in self.recall_at_far):
-            raise ValueError("it is measured in one place and not in another")
+            raise ValueError("some fields are measured and others are empty")
         for other in (*(getattr(self, name) for name in self.starts), self.centralized):
             if other is not None:
                 _paired(self.recall_at_far, other.recall_at_far, other.difference)
@@ -196,10 +196,12 @@ class UtilityReport(Document, OverStarts):
         previous = self.previous_release
         if previous is not None and (previous.old or previous.new_against_old or previous.change):
             if not (previous.old and previous.new_against_old and previous.change):
-                raise ValueError("a previous release is compared in one place and not in another")
+                raise ValueError(
+                    "some fields of the previous release are measured and others are empty"
+                )
             _paired(self.recall_at_far, previous.old.recall_at_far, previous.change)
             if previous.new_against_old.recall_at_far.keys() != self.recall_at_far.keys():
-                raise ValueError("models are compared at other rates than they were measured at")
+                raise ValueError("models are compared at rates at which they were not measured")
             self._same_depths(previous.old)
             self._same_depths(previous.new_against_old)
         return self
@@ -208,7 +210,7 @@ class UtilityReport(Document, OverStarts):
         if self.retrieval is None or other.retrieval.recall_at.keys() != (
             self.retrieval.recall_at.keys()
         ):
-            raise ValueError("models are compared at other depths than they were measured at")
+            raise ValueError("models are compared at depths at which they were not measured")
 
 
 AnyUtility = UtilityReport | ClassifierReport
@@ -224,7 +226,7 @@ def _paired(
 ) -> None:
     """Checks that a paired difference equals the difference of its values, as rounded."""
     if not ours.keys() == theirs.keys() == difference.keys():
-        raise ValueError("models are compared at other rates than they were measured at")
+        raise ValueError("models are compared at rates at which they were not measured")
     for rate, found in difference.items():
         if not abs(ours[rate].value - theirs[rate].value - found.value) < 2e-6:
-            raise ValueError("a difference is not that of the figures")
+            raise ValueError("a difference is not that of its two values")

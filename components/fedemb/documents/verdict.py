@@ -81,10 +81,10 @@ class VerdictDocument(Document):
     def _follows(self) -> VerdictDocument:
         whole = self.model_sha is not None and self.report_sha is not None
         if self.allow and (self.simulation or self.reasons or not whole):
-            raise ValueError("it allows what it has reasons to deny")
+            raise ValueError("the verdict allows a release although it has reasons to deny")
         denying = any(check.outcome == "denied" for check in self.checks)
         if self.allow and denying:
-            raise ValueError("it allows what one of its rules denies")
+            raise ValueError("the verdict allows a release although one of its rules denies")
         return self
 
     @property

@@ -32,4 +32,4 @@ def unpack(data: bytes, *names: str) -> tuple[Json, dict[str, np.ndarray]]:
         with np.load(io.BytesIO(data), allow_pickle=False) as packed:
             return json.loads(packed[_HEAD].tobytes()), {name: packed[name] for name in names}
     except (KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError("no packed state") from error
+        raise ValueError("the bytes are not a packed state") from error

@@ -51,8 +51,8 @@ class Estimate:
         """
         if self.draws.shape != other.draws.shape:
             raise InputError(
-                f"a paired difference needs the same draws, got {self.draws.size} and "
-                f"{other.draws.size}; measure both on the same identities"
+                f"a paired difference needs equally many draws, got {self.draws.size} and "
+                f"{other.draws.size}; evaluate both on the same identities"
             )
         return Estimate(self.value - other.value, self.draws - other.draws)
 

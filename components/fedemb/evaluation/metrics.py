@@ -71,7 +71,10 @@ def unit_norm(embeddings: np.ndarray) -> Float32[np.ndarray, "n dim"]:
     """
     embeddings = np.asarray(embeddings, np.float32)
     if embeddings.ndim != 2:
-        raise InputError(f"embeddings must be a matrix, got shape {embeddings.shape}")
+        raise InputError(
+            f"embeddings must have the shape [images, dimensions], got {embeddings.shape}; pass "
+            "one row per image"
+        )
     require_finite(embeddings)
     norms = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
     return (embeddings / np.maximum(norms, 1e-12)).astype(np.float32)
@@ -112,10 +115,12 @@ def arrange(
         group_of = np.unique(groups, return_inverse=True)[1]
         pairs = np.unique(np.stack([group_of, dense_clusters]), axis=1)
         if pairs.shape[1] != len(np.unique(dense_clusters)):
-            raise InputError("an identity lies in more than one group; resample identities alone")
+            raise InputError(
+                "an identity is in more than one group; pass no groups, or one group per identity"
+            )
         if pairs.shape[1] > MAX_UNITS:
             raise InputError(
-                f"intervals over groups take {MAX_UNITS:,} identities at most, got "
+                f"intervals over groups support at most {MAX_UNITS:,} identities, got "
                 f"{pairs.shape[1]:,}; lower evaluation.max_images"
             )
     order = np.lexsort((labels, dense_clusters))
@@ -123,7 +128,9 @@ def arrange(
     begins = np.diff(labels[order], prepend=0) != 0
     begins |= np.diff(units, prepend=-1) != 0
     if begins.sum() != len(np.unique(labels)):
-        raise InputError("a class lies in more than one cluster; resample classes instead")
+        raise InputError(
+            "a class is in more than one cluster; use clusters that contain whole classes"
+        )
     if len(units) and units[-1] >= MAX_UNITS:
         units = units * MAX_UNITS // (units[-1] + 1)
     queries = unit_norm(embeddings)[order]
@@ -158,8 +165,9 @@ def verify(
     sizes = data.label_sizes
     if len(sizes) < 2 or sizes.max(initial=0) < 2:
         raise InputError(
-            f"verification needs two classes and one of them with two images, got {len(sizes)} "
-            f"classes with at most {sizes.max(initial=0)} images; hold out more users"
+            f"verification needs two classes, one of them with two images, got {len(sizes)} "
+            f"classes with at most {sizes.max(initial=0)} images; increase "
+            "partition.evaluation.fraction"
         )
     counts = count_pairs(data, false_accept_rates)
     weights = data.weights(samples, seed)

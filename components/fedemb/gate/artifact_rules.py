@@ -247,13 +247,16 @@ def away_from_start(case: Case) -> Iterator[Reason]:
         return
     if evidence.backbones is None:
         raise ArtifactError(
-            "the public start is not available, so how far the model moved cannot be computed; run "
-            "account_privacy where the artifacts of pretrain_public are"
+            "the public backbone is not available, so the distance of the model from it cannot be "
+            "computed; run account_privacy where the artifacts of pretrain_public are"
         )
     start = evidence.backbones[0]
     shas = file_digest(start), evidence.model_files["backbone.keras"]
     if shas[0] != evidence.model.body.initial_weights_sha:
-        raise ArtifactError("the public start is not the one that the model was trained from")
+        raise ArtifactError(
+            f"the public backbone has the digest {shas[0][:16]}, but the model was trained from "
+            f"{evidence.model.body.initial_weights_sha[:16]}; resume from pretrain_public"
+        )
     floor = noise_floor(evidence.config, plan, start)
     if floor is None:
         return
@@ -261,8 +264,8 @@ def away_from_start(case: Case) -> Iterator[Reason]:
     if not distance >= floor.length(changed):
         yield Reason(
             "below_noise_floor",
-            f"the model lies {distance:.4g} from its public start, and the planned noise puts every"
-            f" model at least {floor.length(changed):.4g} away",
+            f"the model is {distance:.4g} from its public backbone, but the planned noise moves "
+            f"every model by at least {floor.length(changed):.4g}",
             "do not release: the planned noise is not in this model",
         )
 

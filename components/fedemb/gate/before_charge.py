@@ -132,7 +132,10 @@ def check_before_charge(
       UnsupportedAccounting: the accounting library is too old.
     """
     for problem, remedy in _problems(config, plan, ledger, run_id, suite):
-        raise Refused(f"{problem}, so nothing could be released and nothing was charged; {remedy}")
+        raise Refused(
+            f"{problem}, so the gate would deny the release. Nothing was charged. Correct the "
+            f"cause: {remedy}"
+        )
     epsilon, cap = guarantee_of(plan, config.policy.delta).epsilon, ledger.terms.epsilon_cap
     if not epsilon <= cap:
         raise BudgetExceeded(
@@ -164,9 +167,9 @@ def _problems(
     others = len(ledger.state.committed_runs() - {run_id})
     if not config.tuning.trials <= others:
         yield (
-            f"tuning.trials={config.tuning.trials} private runs were looked at, and the ledger of "
-            f"policy {policy.policy_id!r} holds {others} other runs",
-            "tune under the policy that is charged for it, or on public images",
+            f"tuning.trials={config.tuning.trials} private runs were compared, but the ledger of "
+            f"policy {policy.policy_id!r} has {others} other runs",
+            "tune under this policy, or on public images",
         )
     if not (plan.private and plan.proof):
         yield (
@@ -176,7 +179,7 @@ def _problems(
     if not 0 < policy.delta < 1 / terms.users_lower_bound:
         yield (
             f"policy.delta={policy.delta:g} is not below 1/{terms.users_lower_bound}",
-            "lower policy.delta and start another policy",
+            "lower policy.delta and create a new policy",
         )
     accounting.library_version()
     guarantee = guarantee_of(plan, policy.delta)
@@ -214,15 +217,15 @@ def _check_start(config: RunConfig, plan: MechanismPlan, path: Path, sha: str) -
     problem = tensor_problem(tensors, tensors)
     if problem:
         raise ArtifactError(
-            f"the public start cannot be released: {problem}. Nothing was charged; name another "
+            f"the public backbone cannot be released: {problem}. Nothing was charged. Use another "
             "backbone"
         )
     name = first_not_finite(path, sha)
     if name is not None:
         raise Refused(
-            f"the tensor {name!r} of the public start holds NaN or infinite weights, so every "
-            "model trained from it would be denied and nothing was charged; import another file, "
-            "or lower pretraining.learning_rate"
+            f"the tensor {name!r} of the public backbone has NaN or infinite weights, so the gate "
+            "would deny the model. Nothing was charged. Import another file, or lower "
+            "pretraining.learning_rate"
         )
     noise_floor(config, plan, path)
 
@@ -237,13 +240,13 @@ def _warnings(config: RunConfig, ledger: Ledger, run_id: str) -> Iterator[str]:
         )
     if config.pretraining.kind == "import":
         yield (
-            "pretraining_overlap_unchecked: nobody checked that the imported backbone never saw "
-            "private images; the policy owner can waive it for one model"
+            "pretraining_overlap_unchecked: the images behind the imported backbone are not known, "
+            "so private images may be among them; the policy owner can waive it for one model"
         )
     if config.release.no_worse_than and config.evaluation.previous_release is None:
         yield (
             "worse_than_previous_release: release.no_worse_than is set and "
-            "evaluation.previous_release is null; name the release to compare with"
+            "evaluation.previous_release is null; set it to the release to compare with"
         )
     name, version = config.released_as(run_id)
     if _is_released(ledger, name, version, run_id):

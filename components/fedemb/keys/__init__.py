@@ -33,8 +33,8 @@ def open_key_store(uri: str) -> KeyStore:
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme not in ("", "gsm", "file"):
         raise ConfigError(
-            f"key store {scheme}://... is neither a folder nor gsm://project; buckets keep "
-            "copies of destroyed keys, so name a folder or Secret Manager"
+            f"unsupported key store {scheme}://...: buckets keep copies of destroyed keys; use a "
+            "folder or gsm://project"
         )
     parts = split_address(uri)
     if parts.scheme == "gsm":

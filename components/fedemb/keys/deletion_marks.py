@@ -23,7 +23,7 @@ from fedemb.storage import open_store
 
 _OWNER = "policy.key"
 """File that identifies the policy key of the deletion markers in the same folder."""
-_CONSEQUENCE = "users who asked to be forgotten would train again"
+_CONSEQUENCE = "Deleted users would train again."
 
 
 def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> None:
@@ -40,8 +40,8 @@ def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> Non
     if uri is None:
         if keys.used(_count(policy_id, 1)):
             raise StorageError(
-                f"policy {policy_id!r} has deletion marks and storage.deletion_marks is null, so "
-                f"{_CONSEQUENCE}; name their store"
+                f"policy {policy_id!r} has deletion markers, but storage.deletion_marks is null. "
+                f"{_CONSEQUENCE} Set storage.deletion_marks to their store"
             )
         return
     store = open_store(uri)
@@ -52,17 +52,17 @@ def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> Non
         _require_owner(uri, keys, policy_id)
     if keys.used(_count(policy_id, mine + 1)):
         raise StorageError(  # the number of deleted users must not appear in a log
-            f"{store.uri} lacks deletion marks of policy {policy_id!r}: {_CONSEQUENCE}; mount or "
-            "restore it, name the right store, or forget the lost users again with `fedemb forget "
-            "--lost`"
+            f"deletion markers of policy {policy_id!r} are missing in {store.uri}. {_CONSEQUENCE} "
+            "Restore the store or set the right one, or delete the affected users again by "
+            "`fedemb forget --lost`"
         )
     more = sorted(other for other, number in held.items() if number > mine)
     if more:
         raise StorageError(
-            f"{store.uri} holds more deletion marks of {more[0]!r} than of policy {policy_id!r}: "
-            f"{_CONSEQUENCE}, because deletion marks are keyed and count in their own policy only; "
-            "give each of their ids to `fedemb forget` under this policy too. A policy of other "
-            "people needs a storage.deletion_marks of its own"
+            f"{store.uri} has more deletion markers of {more[0]!r} than of policy {policy_id!r}, "
+            f"and a marker applies to its own policy only. {_CONSEQUENCE} Run `fedemb forget` for "
+            "each of their ids under this policy. If the policies have different users, set "
+            "another storage.deletion_marks"
         )
 
 
@@ -89,9 +89,9 @@ def mark_deleted(
     before = len(read_deletion_marks(uri, policy_id))
     if not lost and keys.used(_count(policy_id, before + 1)):
         raise StorageError(
-            f"{store.uri} holds {before} deletion marks of policy {policy_id!r}, and there were "
-            "more; nothing was changed: mount or restore it, name the right store, or, if this "
-            "user's was one it lost, say --lost"
+            f"deletion markers of policy {policy_id!r} are missing: {store.uri} has {before}, and "
+            "more were created. Nothing was changed. Restore the store or pass the right one; if "
+            "the marker of this user is lost, pass --lost"
         )
     with suppress(FileExistsError):
         store.create(f"{policy_id}/{_OWNER}", _owner(keys, policy_id))
@@ -132,8 +132,8 @@ def _require_owner(uri: str, keys: KeyStore, policy_id: str) -> None:
     name = f"{policy_id}/{_OWNER}"
     if not store.exists(name) or store.read(name) != _owner(keys, policy_id):
         raise StorageError(
-            f"{store.uri} does not hold the deletion marks of this policy {policy_id!r}, but of "
-            f"one with another key, so {_CONSEQUENCE}; mount or restore it, or name the right store"
+            f"the deletion markers in {store.uri} belong to a policy with another key than "
+            f"{policy_id!r}. {_CONSEQUENCE} Restore the store, or set the right one"
         )
 
 

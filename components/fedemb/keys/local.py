@@ -48,8 +48,8 @@ class LocalKeyStore(KeyStore):
             mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise StorageError(
-                f"key {name} in {self.uri} has mode {mode:04o}, expected 0600, so others may read "
-                f"it; make a new policy, or, if you are sure nobody did, chmod 600 it"
+                f"key {name} in {self.uri} has mode {mode:04o}, expected 0600, so other "
+                "users may read it. Create a new policy, or chmod 600 the key if it was not read"
             )
         if len(key) != KEY_BYTES:
             raise LedgerError(
@@ -118,9 +118,8 @@ class LocalKeyStore(KeyStore):
             if stat.S_IMODE(folder.stat().st_mode) & 0o002 and not os.path.ismount(folder):
                 raise StorageError(
                     f"folder {folder} of the key store has mode "
-                    f"{stat.S_IMODE(folder.stat().st_mode):04o}, so everybody may replace keys in "
-                    "it; if you are sure that no key was replaced, chmod 700 it, otherwise make a "
-                    "new policy"
+                    f"{stat.S_IMODE(folder.stat().st_mode):04o}, so any user may replace its keys. "
+                    "Create a new policy, or chmod 700 the folder if no key was replaced"
                 )
             if folder == self.root:
                 return

@@ -65,7 +65,10 @@ class SecretManagerKeyStore(KeyStore):
             raise self._failed(name, error) from error
         key = bytes(answer.payload.data)
         if len(key) != KEY_BYTES:
-            raise LedgerError(f"key {name} in {self.uri} has {len(key)} bytes, expected 32")
+            raise LedgerError(
+                f"key {name} in {self.uri} has {len(key)} bytes, expected {KEY_BYTES}; restore it "
+                "or reserve under a new run id"
+            )
         return key
 
     @override

@@ -36,7 +36,7 @@ class Signer:
           ValueError: unknown role.
         """
         if role not in ROLES:
-            raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
+            raise ValueError(f"unknown role {role!r}; use one of {', '.join(ROLES)}")
         private = Ed25519PrivateKey.from_private_bytes(derive(seed, "ed25519", role))
         self._take(role, private, generation)
 
@@ -160,7 +160,7 @@ def write_signed(path: Path, document: D, signer: Signer) -> Written[D]:
     """
     if signer.role != document.role:
         raise ValueError(
-            f"a {document.kind} document is signed in the role {document.role!r}, got a key of "
-            f"{signer.role!r}"
+            f"a {document.kind} document needs a key of the role {document.role!r}, got a key of "
+            f"{signer.role!r}; use the signer of the document's role"
         )
     return write(path, document, signer.sign(document.content()))

@@ -107,7 +107,7 @@ class TrustStore:
         document = parse_json(data, TRUST_SCHEMA, name)
         try:
             if set(document) != {"schema", "keys"}:
-                raise ValueError("unknown fields")
+                raise ValueError("fields other than schema and keys")
             return cls(TrustedKey(**entry) for entry in document["keys"])
         except (TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
@@ -189,7 +189,7 @@ class TrustStore:
             )
             roles = {key.role for key in fresh}
             if not fresh or not later or len(roles) != len(fresh) or not roles <= set(ROLES):
-                raise ValueError("not one later key for each role")
+                raise ValueError("each named role needs exactly one newer key")
             retired = {(key.role, key.key_id): sequence for key in before}
             return TrustStore([*self.keys, *fresh], {**self._retired, **retired})
         except (TypeError, ValueError, SignatureInvalid) as error:
@@ -216,14 +216,14 @@ class TrustStore:
             before = {key for key in self.keys if key.role == APPROVER}
             ids = {key.key_id for key in named}
             if len(ids) != len(named) or any((APPROVER, key) in self._retired for key in ids):
-                raise ValueError("a key stands there twice or was retired before")
+                raise ValueError("a key is listed twice or was retired before")
             leaving = {(APPROVER, key.key_id): sequence for key in before - set(named)}
             fresh = [key for key in named if key not in before]
             return TrustStore([*self.keys, *fresh], {**leaving, **self._retired})
         except (TypeError, ValueError, SignatureInvalid) as error:
             raise LedgerError(
                 f"ledger record {sequence} names approvers and cannot be trusted ({error}); "
-                "name each once, with a key that was never taken away"
+                "list each approver once, with a key that was never removed"
             ) from error
 
     def bundle_keys(self, at: int | None = None) -> list[EllipticCurvePublicKey]:
@@ -259,7 +259,7 @@ class TrustStore:
         """
         fields = cast("dict[str, object]", signature) if isinstance(signature, dict) else {}
         if set(fields) != {"key_id", "algorithm", "value"}:
-            raise SignatureInvalid(f"{name} is not signed; only signed documents count")
+            raise SignatureInvalid(f"{name} is not signed; run the step that writes it again")
         key_id, value = str(fields["key_id"]), str(fields["value"])
         if fields["algorithm"] != ALGORITHM:
             raise SignatureInvalid(f"{name} is not signed with {ALGORITHM}; check its origin")
@@ -267,11 +267,11 @@ class TrustStore:
         try:
             raw = bytes.fromhex(value)
             if raw.hex() != value:
-                raise ValueError("not canonical")
+                raise ValueError("the signature is not lower-case hex")
             public.verify(raw, message(role, body))
         except (InvalidSignature, ValueError, TypeError, ArtifactError) as error:
             raise SignatureInvalid(
-                f"the signature of {name} does not fit its content; it was changed after signing"
+                f"the signature of {name} does not match its content; restore the signed version"
             ) from error
 
     def check(self, document: Written[Any], *, at: int | None = None) -> None:
@@ -296,7 +296,7 @@ class TrustStore:
             self._public_key(role, key_id, at, name).verify(value, data)
         except InvalidSignature as error:
             raise SignatureInvalid(
-                f"the signature of {name} does not fit its content; it was changed after signing"
+                f"the signature of {name} does not match its content; restore the signed version"
             ) from error
 
     def _public_key(self, role: str, key_id: str, at: int | None, name: str) -> Ed25519PublicKey:

@@ -35,15 +35,15 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
         raise LedgerError(f"policy {policy_id!r} has no ledger; make it with `fedemb ledger init`")
     if content["delta"] != terms.delta:
         raise PlanMismatch(
-            f"run {run_id!r} has delta={content['delta']:g}, policy {policy_id!r} "
-            f"{terms.delta:g} for life; set policy.delta to it"
+            f"run {run_id!r} has delta={content['delta']:g}, but policy {policy_id!r} is fixed at "
+            f"{terms.delta:g}; set policy.delta to that value"
         )
     if not terms.users.cut(blocks):
         raise Refused(
-            f"run {run_id!r} asks for user blocks such as {blocks[0]!r}, and policy {policy_id!r} "
-            f"cuts its users into {terms.users.blocks_per_cohort} buckets of "
-            f"{terms.users.cohort_column or 'one cohort'} for life: spent budget would be lost "
-            "from sight; keep partition.blocks_per_cohort and the cohort column as they were"
+            f"user block {blocks[0]!r} of run {run_id!r} is not a block of policy {policy_id!r}, "
+            f"which divides {terms.users.cohort_column or 'one cohort'} into "
+            f"{terms.users.blocks_per_cohort} buckets for its lifetime. Restore "
+            "partition.blocks_per_cohort and the cohort column"
         )
     if content["purpose"] == "simulation":
         return blocks
@@ -58,11 +58,11 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
         runs = terms.series.runs
         blocks = [block for block in blocks if len(state.charges(block)) < runs]
         if not blocks:
-            planned = f"all {runs} runs" if runs > 1 else "the one run"
+            planned = f"all {runs} planned runs" if runs > 1 else "the one planned run"
             raise BudgetExceeded(
-                f"{planned} that policy {policy_id!r} planned took place, and rounds given "
-                "back are not spent again; start another policy.policy_id, plan its runs at once "
-                "with policy.planned_runs, and add up the epsilons of both"
+                f"{planned} of policy {policy_id!r} took place, and rounds that were not used "
+                "cannot be spent. Start a new policy.policy_id, set policy.planned_runs to all of "
+                "its runs, and add up the epsilons of both policies"
             )
     trials = {block: state.spent(block, [charge]) for block in blocks}
     # Written so that NaN excludes a block.
@@ -72,7 +72,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
         before, after = state.spent(block), trials[block]
         series = after.method == "planned_series"
         raise BudgetExceeded(
-            f"run {run_id!r} would bring block {block!r} from epsilon={before.epsilon:.4g} to "
+            f"run {run_id!r} would raise block {block!r} from epsilon={before.epsilon:.4g} to "
             f"{after.epsilon:.4g} at delta={terms.delta:g} "
             f"({'as a planned series' if series else 'by the Rényi filter'}), above the cap "
             f"{terms.epsilon_cap:g} of policy {policy_id!r}; {_remedy(terms)}"

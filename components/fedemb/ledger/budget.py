@@ -124,7 +124,10 @@ def _divergence(event: bytes, relation: str, order: float, rounds: int, charged:
     part = lowered(_event(event), rounds, charged)
     value = float(rdp_of(part, NeighboringRelation[relation], [order])[0])
     if not value >= 0:
-        raise LedgerError(f"the Renyi divergence of a reserved event is {value}; it cannot count")
+        raise LedgerError(
+            f"the Renyi divergence of a reserved event is {value}, expected a number of at least "
+            "0; restore the ledger from its backup"
+        )
     return value
 
 
@@ -173,7 +176,8 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
         return Spent(epsilon, terms.delta, "planned_series", None, len(charges))
     if terms.composition == "planned" and not split:
         raise LedgerError(
-            "the ledger holds a run that is not of the planned series, which the policy refuses"
+            "the ledger has a run outside the planned series, which the policy refuses; restore "
+            "the ledger from its backup"
         )
     divergence = math.fsum(
         _divergence(

@@ -209,9 +209,9 @@ class Chain:
         there = self.store.clock()
         if there is not None and abs(now - there) > CLOCK_TOLERANCE:
             raise StorageError(
-                f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC and that of "
-                f"{self.store.uri} {there:%Y-%m-%d %H:%M}, so the record would carry a wrong date; "
-                "nothing was written: set the clock right, then run again"
+                f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC, and that of "
+                f"{self.store.uri} {there:%Y-%m-%d %H:%M}. Nothing was written, because the date "
+                "of the record would be wrong. Correct the clock and retry"
             )
 
     def _highest(self, folder: str) -> int:

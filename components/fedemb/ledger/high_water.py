@@ -133,10 +133,10 @@ def _check(ledger: Ledger, place: _Place) -> int:
         before, marked = len(marked), _marked(ledger)
         if len(marked) == before:
             raise LedgerError(
-                f"the ledger of policy {ledger.policy_id!r} in {ledger.chain.store.uri} holds "
-                f"{before} records that charge or name keys, and {place.name} says there were "
-                "more: an older ledger was put in its place; restore the newest one, or start "
-                "another policy_id and add up the epsilons of both"
+                f"the ledger of policy {ledger.policy_id!r} in {ledger.chain.store.uri} is older "
+                f"than its markers: it has {before} records that charge or name keys, and "
+                f"{place.name} has more markers. Restore the newest ledger, or start a new "
+                "policy_id and add up the epsilons of both policies"
             )
     number = len(marked)
     while number and not place.holds(number):  # killed before the marker was created

@@ -103,11 +103,11 @@ class Ledger:
         self.chain.refresh(signatures=signatures)
         for policy in self.chain.records[:1]:
             terms = policy.body.get("terms")
-            begun_with = terms.get("trust_sha", "") if isinstance(terms, dict) else ""
-            if begun_with not in ("", self.chain.trust_sha):
+            first = terms.get("trust_sha", "") if isinstance(terms, dict) else ""
+            if first not in ("", self.chain.trust_sha):
                 raise LedgerError(
-                    f"policy {self.policy_id!r} was begun under another trust.json than the one "
-                    "given, so a key was added or removed since; restore the one its owner gave"
+                    f"policy {self.policy_id!r} was created with another trust.json, so a key was "
+                    "added or removed since; restore the trust.json that the policy owner published"
                 )
 
     def spent(self, block: str) -> Spent:
@@ -131,8 +131,8 @@ class Ledger:
             epsilon = self.state.spent_by_runs(block).epsilon
             if not epsilon <= cap:
                 raise BudgetExceeded(
-                    f"block {block} has epsilon={epsilon:.4g} above its cap {cap:g}: the ledger "
-                    "holds more than could have been reserved"
+                    f"block {block} has epsilon={epsilon:.4g} above its cap {cap:g}, which no "
+                    "reservation allows; restore the ledger from its backup"
                 )
 
     def attempt(self, reservation: Reservation) -> Attempt:
@@ -301,8 +301,8 @@ class Ledger:
         name = self.state.approvers.get(signer.public_key)
         if name is None:
             raise Refused(
-                f"key {signer.key_id} is not that of an approver of policy "
-                f"{self.policy_id!r}; the policy owner names them with `fedemb ledger approvers`"
+                f"key {signer.key_id} does not belong to an approver of policy "
+                f"{self.policy_id!r}; ask the policy owner to add it by `fedemb ledger approvers`"
             )
         return self._append("approval", decide, reservation=reservation, signer=signer, actor=name)
 
@@ -329,7 +329,10 @@ class Ledger:
           PlanMismatch: the run exists with different content, or is not part of the planned series.
         """
         if set(content) != set(CONTENT):
-            raise LedgerError("a reservation has exactly the fields its docstring names")
+            raise LedgerError(
+                f"a reservation has the fields {', '.join(sorted(CONTENT))}, got "
+                f"{', '.join(sorted(content))}; pass exactly these fields"
+            )
         number = 0
 
         def decide() -> dict[str, Any] | Record:
@@ -406,10 +409,10 @@ class Ledger:
             changed = [key for key in body if attempt.bind.body[key] != body[key]]
             if changed == ["private_root"]:
                 raise Refused(
-                    f"run {reservation.run_id!r} trains, or trained, with another private root "
-                    "(another storage.private_root, a copy of it, or the same path on another "
-                    "machine), and two trainers would draw noise twice for one charge; resume it "
-                    "where it began, or start a run with a new id"
+                    f"run {reservation.run_id!r} was trained with another private root: another "
+                    "storage.private_root, a copy, or the same path on another machine. Two "
+                    "trainers would draw noise twice for one charge. Resume where the run "
+                    "started, or start a run with a new id"
                 )
             if changed:
                 raise PlanMismatch(
@@ -478,7 +481,7 @@ class Ledger:
             if not 0 <= rounds_started <= reservation.rounds:
                 raise PlanMismatch(
                     f"rounds_started={rounds_started}, expected at most the {reservation.rounds} "
-                    "reserved"
+                    "reserved rounds; give up the run and start a new one"
                 )
             self.chain.trust.require(signer.trusted())
             return body
@@ -615,7 +618,10 @@ class Ledger:
     ) -> Record:
         signer = signer or self._signer
         if signer is None:
-            raise Refused(f"this ledger was opened for reading; writing a {kind} needs its key")
+            raise Refused(
+                f"a {kind} record cannot be written: the ledger was opened without a key; open it "
+                "with the signer of the role"
+            )
         if reservation is not None:
             run_id, number = reservation.run_id, reservation.attempt
             attempt = lambda: number  # noqa: E731

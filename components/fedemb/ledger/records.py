@@ -124,7 +124,8 @@ def encode_record(
     """
     if signer.role != signing_role(kind):
         raise LedgerError(
-            f"a {kind} record is signed in the role {signing_role(kind)!r}, got {signer.role!r}"
+            f"a {kind} record needs a key of the role {signing_role(kind)!r}, got {signer.role!r}; "
+            "use the signer of that role"
         )
     fields = {
         "policy_id": policy_id,
@@ -140,7 +141,9 @@ def encode_record(
     try:
         record = LedgerRecord.of_fields(fields)
     except ArtifactError as error:
-        raise LedgerError(f"this {kind} record cannot be written: {error}") from error
+        raise LedgerError(
+            f"a {kind} record cannot be written: {error}; correct the value and retry"
+        ) from error
     return written(record, signer.sign(record.content())).data
 
 

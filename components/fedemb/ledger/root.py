@@ -88,9 +88,9 @@ def begin_policy(
         old = [role for role in ROLES if newest[role] > trust.current(role).generation]
         if old:
             raise Refused(
-                f"the signing keys {', '.join(old)} of {keys.uri} were rotated, and {TRUST_NAME} "
-                f"of {ledger.chain.store.uri} would trust the retired ones in a new policy; "
-                "give the new policy a ledger root of its own"
+                f"the signing keys {', '.join(old)} of {keys.uri} were rotated, but {TRUST_NAME} "
+                f"of {ledger.chain.store.uri} trusts the retired ones; use a new ledger root for "
+                "the new policy"
             )
     terms = replace(terms, trust_sha=trust.digest)
     ledger.create_policy(terms, Signer.current(keys, "policy", trust))
@@ -109,10 +109,9 @@ def ensure_policy_key(ledger: Ledger, keys: KeyStore) -> None:
         return
     if ledger.state.attempts:
         raise LedgerError(
-            f"the key of policy {ledger.policy_id!r} is not in {keys.uri}, and its ledger holds "
-            "runs: with another key its users would get other ids, and what they spent would be "
-            "lost from sight; restore the key store, or start another policy_id and add up the "
-            "epsilons of both"
+            f"the key of policy {ledger.policy_id!r} is not in {keys.uri}, although its ledger has "
+            "runs. A new key would assign users to other blocks. Restore the key store, or start "
+            "a new policy_id and add up the epsilons of both policies"
         )
     keys.load_or_create(name)
 
@@ -165,7 +164,7 @@ def rotate_keys(
     trust = read_trust(store)
     ledgers = [open_ledger(ledger_uri, name, trust=trust) for name in policies(store)]
     if not ledgers:
-        raise LedgerError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
+        raise LedgerError(f"no ledger in {store.uri}; create one by `fedemb ledger init`")
     for ledger in ledgers:  # check every owner's key before any key is created
         Signer.current(keys, "policy", ledger.chain.trust)
         check_high_water(ledger, keys, find_rollback_anchor(ledger, rollback_anchors))

@@ -317,7 +317,9 @@ class LedgerState:
                 sequence, signature = record.sequence, log["signature"]
                 trust.verify(body, signature, "trainer", "its round log", at=sequence)
             except SignatureInvalid as error:
-                raise SignatureInvalid(f"ledger record {record.name}: {error}") from error
+                raise SignatureInvalid(
+                    f"ledger record {record.name}: {error}; restore the ledger from its backup"
+                ) from error
         attempt.commit = record
 
     def _on_void(self, record: Record, trust: TrustStore | None) -> None:

@@ -124,7 +124,7 @@ class PolicyTerms:
         try:
             named = {_FORMER.get(name, name): value for name, value in body.items()}
             if len(named) < len(body):
-                raise ValueError("a term twice")
+                raise ValueError("a term is listed twice")
             values = _typed(cls, {**_LATER, **named})
             plan = cast("dict[str, Any]", values.pop("series"))
             users = UserTerms(**_typed(UserTerms, values.pop("users")))
@@ -184,7 +184,7 @@ def _typed(cls: type, body: object) -> dict[str, Any]:
         raise ValueError("unknown or missing fields")
     values = cast("dict[str, Any]", body)
     if any(type(values[name]) not in kind for name, kind in kinds.items()):
-        raise ValueError("a field of another type")
+        raise ValueError("a field has the wrong type")
     return dict(values)
 
 

@@ -135,8 +135,8 @@ def send(read: Callable[[], bytes]) -> None:
     sender.join(SEND_SECONDS_IN_ALL)  # a slow receiver can exceed per-read timeouts
     if problem[-1]:
         _log.warning(
-            "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run goes on, and "
-            "the events are in its lineage file",
+            "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run continues, and "
+            "its lineage file has the events",
             problem[-1],
         )
 
@@ -373,7 +373,7 @@ def read_steps(uri: str | Path) -> list[StepLineage]:
     names = [item.name for item in store.entries() if item.name.split("/")[-1] in ours]
     if not names:
         raise InputError(
-            f"{uri} holds no {FILE_NAME}; it is written when the privacy report is made"
+            f"no {FILE_NAME} in {uri}; run account_privacy, which writes it with the privacy report"
         )
     return max((_read_file(store, name) for name in names), key=len)
 
@@ -429,7 +429,7 @@ def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]
     maker = {name: step for step in steps for name in step.outputs}
     digests = {name: sha for step in steps for name, sha in {**step.inputs, **step.outputs}.items()}
     if target is not None and target not in digests:
-        raise InputError(f"no artifact is called {target}; there are {', '.join(sorted(digests))}")
+        raise InputError(f"unknown artifact {target!r}; use one of {', '.join(sorted(digests))}")
     parents = {name: known_as for step in steps for name, known_as in step.parents.items()}
     start = target or next(iter(steps[-1].outputs)) if steps else None
     lines: list[str] = []

@@ -161,12 +161,12 @@ def read_attestation(bundle: Path, trust: TrustStore) -> dict[str, Any]:
         (signature,) = envelope["signatures"]
         value = base64.b64decode(signature["sig"], validate=True)
         if envelope["payloadType"] != PAYLOAD_TYPE:
-            raise ValueError("another payload type")
+            raise ValueError(f"the payload type is not {PAYLOAD_TYPE}; fetch the bundle again")
         trust.verify_bytes(_pae(payload), value, "release", signature["keyid"], "attestation.json")
         statement = json.loads(payload)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
-            "attestation.json is no signed in-toto statement; fetch the bundle again"
+            "attestation.json is not a signed in-toto statement; fetch the bundle again"
         ) from error
     return statement
 
@@ -220,9 +220,9 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
         except Exception as error:  # the library raises many types; all mean invalid
             failure = error
     raise SignatureInvalid(
-        "model.sig is not a signature of these files by a key of the trust store"
-        + ("" if keys else ", which pins none of the role bundle")
-        + "; fetch the bundle again from who released it"
+        "model.sig is not a signature of these files by a trusted key"
+        + ("" if keys else "; the trust store has no key of the role bundle")
+        + ". Fetch the bundle again from its publisher"
     ) from failure
 
 
@@ -303,11 +303,11 @@ def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> L
                 chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
             chain.extend([record])
         if chain is None:
-            raise ArtifactError("it holds no record; fetch the bundle again")
+            raise ArtifactError("the file has no record; fetch the bundle again")
         return Ledger(chain)
     except Exception as error:  # any error is a refusal
         raise SignatureInvalid(
-            f"the ledger inside the bundle is not valid: {sentence_of(error)}"
+            f"fetch the bundle again; its ledger is not valid: {sentence_of(error)}"
         ) from error
 
 
@@ -343,18 +343,22 @@ def check_form(bundle: Path) -> None:
         ("missing", (ALL | folders) - found.keys()),
     ):
         if odd:
-            raise SignatureInvalid(f"the bundle has {what} files: {', '.join(sorted(odd)[:5])}")
+            raise SignatureInvalid(
+                f"the bundle has {what} files: {', '.join(sorted(odd)[:5])}; fetch it again"
+            )
     for name, path in found.items():
         status = path.lstat()
         if not (stat.S_ISDIR if name in folders else stat.S_ISREG)(status.st_mode):
-            raise SignatureInvalid(f"{name} of the bundle is a link or no file; fetch it again")
+            raise SignatureInvalid(f"{name} of the bundle is not a regular file; fetch it again")
         _check_largest(name, status.st_size)
 
 
 def _check_largest(name: str, size: int) -> None:
     largest = LARGEST_FILE if name in LARGE else LARGEST_JSON
     if size > largest:
-        raise SignatureInvalid(f"{name} of the bundle has {size} bytes, expected at most {largest}")
+        raise SignatureInvalid(
+            f"{name} of the bundle has {size} bytes, expected at most {largest}; fetch it again"
+        )
 
 
 def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
@@ -366,13 +370,14 @@ def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
     if manifest.sizes is None:  # version 1: `check_form` bounds the sizes
         return
     if manifest.sizes.keys() != manifest.files.keys():
-        raise SignatureInvalid("the manifest names sizes of other files than it has digests of")
+        raise SignatureInvalid(
+            "the manifest lists sizes and digests of different files; fetch the bundle again"
+        )
     for name in sorted(ALL - NOT_LISTED):
         found, wanted = (bundle / name).stat().st_size, manifest.sizes.get(name)
         if found != wanted:
             raise SignatureInvalid(
-                f"{name} is not what the manifest says: {found} bytes instead of {wanted}; fetch "
-                "the bundle again"
+                f"{name} has {found} bytes, but the manifest lists {wanted}; fetch the bundle again"
             )
 
 
@@ -391,11 +396,15 @@ def check_files(bundle: Path, manifest: BundleManifest) -> None:
     """
     named = ALL - NOT_LISTED
     if manifest.files.keys() != named:
-        raise SignatureInvalid("the manifest names other files than a bundle has")
+        raise SignatureInvalid(
+            "the manifest does not list the files of a bundle; fetch the bundle again"
+        )
     for name in sorted(named):
         size = _size_of(bundle, manifest, name)
         if manifest.files[name] != limited_digest(bundle / name, size):
-            raise SignatureInvalid(f"{name} is not what the manifest says; fetch the bundle again")
+            raise SignatureInvalid(
+                f"the digest of {name} differs from the manifest; fetch the bundle again"
+            )
 
 
 def _hashing(hashing: Any) -> Any:
@@ -417,7 +426,7 @@ def fetched(found: Located) -> Iterator[Path]:
     if store.local_root is None:
         for entry in store.entries():
             if entry.name not in ALL:
-                raise SignatureInvalid(f"the bundle has extra files: {entry.name}")
+                raise SignatureInvalid(f"the bundle has extra files: {entry.name}; fetch it again")
             _check_largest(entry.name, entry.size)
     with local_tree(found.address) as bundle:
         yield bundle
@@ -461,7 +470,10 @@ def check_marker(found: Located, manifest: Written[BundleManifest], trust: Trust
             "name; find out who may write to the store of releases"
         )
     if body.bundle_sha != manifest.sha:
-        raise SignatureInvalid("the release marker names another bundle than lies there")
+        raise SignatureInvalid(
+            "the release marker belongs to another bundle; find out who can write to the store of "
+            "releases"
+        )
 
 
 def locate(uri: str) -> Located:

@@ -130,7 +130,9 @@ def read_embeddings(path: Path, space_id: str, dim: int) -> tuple[list[str], np.
         raise InputError(f"{path} {problem}; write it with `fedemb embed`")
     table = table.filter(table["embedding"].is_valid())
     if not len(table):
-        raise InputError(f"{path} holds no embedding: no photo could be read; embed other photos")
+        raise InputError(
+            f"{path} has no embedding, because no photo was readable; embed other photos"
+        )
     names = table["name"].to_pylist()
     column = table["embedding"].combine_chunks()
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)

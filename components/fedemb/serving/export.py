@@ -42,7 +42,7 @@ def export(model: ReleasedModel, form: str, folder: Path) -> Path:
       Refused: the outputs of the export differ from the SavedModel's.
     """
     if form not in FORMS:
-        raise InputError(f"there is no export {form!r}; there are {', '.join(FORMS)}")
+        raise InputError(f"unsupported export format {form!r}; use one of {', '.join(FORMS)}")
     make, run = FORMS[form]
     try:
         with _quiet():
@@ -55,8 +55,9 @@ def export(model: ReleasedModel, form: str, folder: Path) -> Path:
     distance = float(np.abs(found - model.embed(_pixels(model))).max())
     if not distance <= _FURTHEST:
         raise Refused(
-            f"the export to {form} gives {model.output} that differ by {distance:.2g} from the "
-            f"SavedModel's, expected at most {_FURTHEST:g}; it is not written"
+            f"{model.output} of the export to {form} differ by {distance:.2g} from those of the "
+            f"SavedModel, expected at most {_FURTHEST:g}. The file was not written. Use another "
+            "format"
         )
     path = folder / f"model.{form}"
     write_bytes(path, data)

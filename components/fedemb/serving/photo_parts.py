@@ -78,8 +78,8 @@ class PhotoSource:
         kind = format_of(self.uri)
         if kind in ("csv", "tfrecord"):
             raise InputError(
-                f"{self.uri} is a {kind} file, and photos come from a folder or from Parquet; name "
-                "the folder they lie in"
+                f"{self.uri} is a {kind} file, but photos are read from a folder or from Parquet; "
+                "pass the folder of the photos"
             )
         if kind != "parquet":
             names = [name for name in open_store(self.uri).list() if not is_side_file(name)]
@@ -315,6 +315,6 @@ def require_space(schema: Any, space_id: str, path: str | Path) -> None:
     found = (schema.metadata or {}).get(SPACE, b"none").decode()
     if found != space_id:
         raise Refused(
-            f"{path} holds embeddings of the space {found}, and this model's is {space_id}; embed "
-            "the photos again by this model"
+            f"{path} has embeddings of the space {found}, but the model has the space {space_id}; "
+            "embed the photos again with this model"
         )

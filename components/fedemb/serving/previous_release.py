@@ -31,7 +31,7 @@ def read_release(context: StepContext, uri: str) -> Iterator[Path]:
             check_marker(found, manifest, copy.chain.trust)
         except (ArtifactError, SignatureInvalid) as error:
             raise SignatureInvalid(
-                f"evaluation.previous_release {uri} is no release under the keys of this ledger: "
-                f"{error}; name one that release_model published, or leave it out"
+                f"evaluation.previous_release {uri} is not a release under the keys of this "
+                f"ledger: {error}; set it to one that release_model published, or omit it"
             ) from error
         yield bundle / "backbone.keras"

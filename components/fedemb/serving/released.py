@@ -27,6 +27,7 @@ from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import write_bytes
 
 PARITY = "parity.json"
+_REMEDY = "Install the versions in requirements/"
 _FURTHEST = 0.02
 """Maximum distance between two embeddings of one photo, of unit length. Another decoder version may
 round differently; a rotated or tinted photo is ten times as far."""
@@ -53,8 +54,8 @@ class ReleasedModel:
             )
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise ArtifactError(
-                f"{bundle} is no release whose model can be loaded ({type(error).__name__}); name "
-                "a bundle that release_model published"
+                f"the model of {bundle} cannot be loaded ({type(error).__name__}); use a bundle "
+                "that release_model published"
             ) from error
         self.output = "probabilities" if self.config.model.classes else "embeddings"
         self.width = int(self.signature.structured_outputs[self.output].shape[-1])
@@ -147,20 +148,13 @@ def require_parity(
         try:
             pixels.append(read(data))
         except Exception as error:
-            raise Refused(f"{_unlike(name)}: it is not read ({error})") from error
+            raise Refused(f"test photo {name} cannot be decoded ({error}). {_REMEDY}") from error
         if exact and sha256_hex(pixels[-1].tobytes()) != wanted_pixels[name]:
-            raise Refused(f"{_unlike(name)}: its pixels are others")
+            raise Refused(f"test photo {name} has other pixels than in training. {_REMEDY}")
     distance = np.linalg.norm(embedder(np.stack(pixels)) - wanted, axis=1)
     worst = int(np.argmax(np.where(np.isfinite(distance), distance, np.inf)))
     if not distance[worst] <= _FURTHEST:
         raise Refused(
-            f"{_unlike(names[worst])}: its embedding is {distance[worst]:.3f} from that of "
-            f"training, expected at most {_FURTHEST}"
+            f"the embedding of test photo {names[worst]} is {distance[worst]:.3f} from that of "
+            f"training, expected at most {_FURTHEST}. {_REMEDY}"
         )
-
-
-def _unlike(name: str) -> str:
-    return (
-        f"this installation reads a photo ({name}) otherwise than training did; install the "
-        "versions in requirements/"
-    )

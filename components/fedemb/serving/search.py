@@ -78,8 +78,8 @@ def require_embeddings(model: ReleasedModel) -> None:
     """
     if model.config.model.classes:
         raise InputError(
-            f"{model.bundle.name} is a classifier, and a search needs embeddings; `fedemb embed` "
-            "writes the probabilities of its classes"
+            f"{model.bundle.name} is a classifier, but a search needs embeddings; use `fedemb "
+            "embed` to write the probabilities of its classes"
         )
 
 
@@ -97,7 +97,7 @@ def threshold(bundle: Path, rate: str | None) -> tuple[str, float]:
     wanted = rate or report.headline_rate
     if wanted not in report.recall_at_far:
         raise InputError(
-            f"the utility report has no threshold for the false accept rate {wanted}; it has "
-            f"{', '.join(report.recall_at_far) or 'none'}"
+            f"the utility report has no threshold for the false accept rate {wanted}; use one of "
+            f"{', '.join(report.recall_at_far) or 'an embedding release'}"
         )
     return wanted, report.recall_at_far[wanted].threshold

@@ -293,8 +293,8 @@ def test_identity_in_two_groups_is_refused():
 @pytest.mark.parametrize(
     ("embeddings", "labels", "words"),
     [
-        (np.ones((4, 2)), [0, 1, 2, 3], "hold out more users"),
-        (np.ones((4, 2)), [0, 0, 0, 0], "hold out more users"),
+        (np.ones((4, 2)), [0, 1, 2, 3], "needs two classes"),
+        (np.ones((4, 2)), [0, 0, 0, 0], "needs two classes"),
         (np.ones((4, 2)), [0, 0, 1], "one of each"),
     ],
 )

@@ -176,7 +176,7 @@ def test_search_among_no_photo_that_could_be_read_is_a_sentence(model, tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jpg").write_bytes(b"none")
     embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet")
-    with pytest.raises(InputError, match="holds no embedding"):
+    with pytest.raises(InputError, match="no photo was readable"):
         read_embeddings(tmp_path / "e.parquet", model.space_id, 8)
 
 
@@ -281,7 +281,7 @@ def test_threshold_is_one_that_was_measured(model):
     rate, least = threshold(BUNDLE, None)
     assert (rate, least) == ("0.001", 0.7)
     assert threshold(BUNDLE, "0.1") == ("0.1", 0.3)
-    with pytest.raises(InputError, match=r"it has 0\.001, 0\.1"):
+    with pytest.raises(InputError, match=r"one of 0\.001, 0\.1"):
         threshold(BUNDLE, "0.5")
 
 
@@ -289,7 +289,7 @@ def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, m
     from fedemb.data import photos
 
     monkeypatch.setattr(photos.ImageOps, "exif_transpose", lambda image: image)
-    with pytest.raises(Refused, match=r"jpeg exif \d\) otherwise than training did"):
+    with pytest.raises(Refused, match=r"test photo jpeg exif \d "):
         embed_photos(str(folder), model, tmp_path / "e.parquet")
 
 
@@ -325,7 +325,7 @@ def test_a_classifier_writes_probabilities_under_the_names_of_its_classes(
     chances = np.stack(read["probabilities"].to_pylist())
     np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-5)
     assert [classes[best] for best in chances.argmax(axis=1)] == read["class"].to_pylist()
-    with pytest.raises(InputError, match="is a classifier, and a search needs embeddings"):
+    with pytest.raises(InputError, match="search needs embeddings"):
         require_embeddings(classifier)
 
 
@@ -353,12 +353,12 @@ def test_export_that_gives_something_else_is_not_written(model, tmp_path, monkey
 
 
 def test_what_is_no_bundle_is_a_sentence(tmp_path):
-    with pytest.raises(ArtifactError, match="no release"):
+    with pytest.raises(ArtifactError, match="release_model"):
         ReleasedModel(tmp_path)
 
 
 def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
-    with pytest.raises(InputError, match="name the folder they lie in"):
+    with pytest.raises(InputError, match="pass the folder"):
         next(PhotoSource(str(tmp_path / "photos.csv")).units())
 
 

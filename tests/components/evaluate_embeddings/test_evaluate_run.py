@@ -213,7 +213,7 @@ def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
     settings = config(**{"evaluation.previous_release": bundle})
     monkeypatch.setattr(previous, "load_backbone", lambda *_: pytest.fail("was loaded"))
     evaluations = len(copied.context(settings).ledger.chain.records)
-    with pytest.raises(SignatureInvalid, match=r"previous_release .* is no release under"):
+    with pytest.raises(SignatureInvalid, match=r"previous_release .* is not a release"):
         run(copied.context(settings, tmp_path))
     assert len(copied.context(settings).ledger.chain.records) == evaluations
 

@@ -59,7 +59,7 @@ def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
     context = _context(tmp_path)
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(value))
     sign_start(context)
-    with pytest.raises(Refused, match=r"NaN or infinite weights.*nothing was charged"):
+    with pytest.raises(Refused, match=r"NaN or infinite weights.*Nothing was charged"):
         reserve.run(context)
     assert _charged(tmp_path) == []
 
@@ -168,7 +168,7 @@ def test_cause_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, change
         ),
         pytest.param(
             {"tuning": {"data": "private", "trials": 1, "method": "grid"}},
-            "holds 0 other runs",
+            "has 0 other runs",
             id="trials",
         ),
     ],

@@ -415,7 +415,7 @@ def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
     tuned = {"tuning": {"data": "private", "trials": 2, "method": "grid of clip norms"}}
     final = honest_run.start(tmp_path / "final", "final", first.policy_root, **tuned)
     final.do_plan()
-    with pytest.raises(Refused, match=r"holds 1 other runs.*nothing was charged"):
+    with pytest.raises(Refused, match=r"has 1 other runs.*Nothing was charged"):
         final.do_reserve()
     assert ("final", 1) not in final.ledger().state.attempts
     honest_run.start(tmp_path / "second", "trial-2", first.policy_root).until_gate()
@@ -440,7 +440,7 @@ def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_r
     tuned = {"tuning": {"data": "private", "trials": 1, "method": "grid of clip norms"}}
     again = honest_run.start(tmp_path / "again", first.run_id, first.policy_root, **tuned)
     again.do_plan()
-    with pytest.raises(Refused, match="holds 0 other runs"):
+    with pytest.raises(Refused, match="has 0 other runs"):
         again.do_reserve(attempt=2)
     monkeypatch.setattr(reserve, "check_before_charge", lambda *_, **__: None)
     again.do_reserve(attempt=2)
@@ -599,7 +599,7 @@ def test_change_of_own_data_is_claimed_only_where_epsilon_holds_for_it(tmp_path,
     promising = {**changes, "policy.covers_change_own_data": True}
     run = honest_run.start(tmp_path / "promised", **promising)
     run.do_plan()
-    with pytest.raises(Refused, match=r"promises more.*nothing was charged"):
+    with pytest.raises(Refused, match=r"promises more.*Nothing was charged"):
         run.do_reserve()
     run = honest_run.start(tmp_path / "silent", **changes)
     assert not covers_change_own_data(run.config, plan_mechanism(run.config))

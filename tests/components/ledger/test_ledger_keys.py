@@ -171,9 +171,11 @@ def test_key_folder_that_everybody_may_write_is_refused(tmp_path, folder, monkey
     key = keys.create(name)
     for mode in (0o777, 0o703):
         (tmp_path / "keys" / folder).chmod(mode)
-        with pytest.raises(StorageError, match=f"mode {mode:04o}, so everybody may replace keys"):
+        with pytest.raises(
+            StorageError, match=f"mode {mode:04o}, so any user may replace its keys"
+        ):
             keys.fetch(name)
-    with pytest.raises(StorageError, match="everybody may replace keys"):
+    with pytest.raises(StorageError, match="any user may replace its keys"):
         keys.create(f"{name}-2" if folder != "signing/gate" else "signing/gate@2")
     monkeypatch.setattr("os.path.ismount", lambda path: path == tmp_path / "keys" / folder)
     assert keys.fetch(name) == key  # the mode of a volume is the cluster's

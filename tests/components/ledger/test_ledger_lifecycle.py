@@ -136,9 +136,9 @@ CUTS = [
 def test_blocks_that_cut_the_users_otherwise_are_refused(
     tmp_path, cohort, buckets, blocks, purpose
 ):
-    """Else half or all of the users would start with an empty account."""
+    """Otherwise, half or all of the users would start with an unspent budget."""
     kit = kit_.make(tmp_path, users=kit_.users(cohort, buckets))
-    with pytest.raises(Refused, match="for life"):
+    with pytest.raises(Refused, match="blocks_per_cohort"):
         kit.open().reserve(run_id="b", content=kit_.content(blocks=blocks, purpose=purpose))
     assert kit.open().head.sequence == 0
 
@@ -426,7 +426,7 @@ def test_planned_series_is_priced_by_pld_and_ends_with_its_last_run(tmp_path):
     expected = price(kit_.event(rounds=60), REPLACE_ONE, kit_.DELTA, runs=3).epsilon
     assert ledger.spent("all/0").epsilon == pytest.approx(expected, rel=1e-9)
     assert ledger.spent("all/0").method == "planned_series"
-    with pytest.raises(BudgetExceeded, match="not spent again"):
+    with pytest.raises(BudgetExceeded, match="cannot be spent"):
         ledger.reserve(run_id="week-3", content=kit_.content())
 
 
@@ -559,7 +559,7 @@ def test_record_is_not_dated_by_a_clock_that_is_not_the_stores(kit, monkeypatch,
     ledger = kit.open()
     there = datetime.now(UTC) - timedelta(days=days)
     monkeypatch.setattr(LocalStore, "clock", lambda self: there)
-    with pytest.raises(StorageError, match="would carry a wrong date; nothing was written"):
+    with pytest.raises(StorageError, match="Nothing was written"):
         ledger.reserve(run_id="today", content=kit_.content())
     assert kit.open().head.sequence == 0
     monkeypatch.setattr(LocalStore, "clock", lambda self: datetime.now(UTC))
@@ -687,7 +687,7 @@ def test_cap_that_is_no_bound_makes_no_policy(tmp_path, cap):
 
 
 def test_reader_cannot_write(kit):
-    with pytest.raises(Refused, match="opened for reading"):
+    with pytest.raises(Refused, match="opened without a key"):
         kit.reader().reserve(run_id="monday", content=kit_.content())
 
 

@@ -74,7 +74,7 @@ def test_former_name_of_a_term_is_read_and_both_names_are_refused():
     former = {**body, "witness_sha": body.pop("rollback_anchor_sha")}
     former.pop("rollback_anchor_sha", None)
     assert PolicyTerms.from_json(former) == terms
-    with pytest.raises(LedgerError, match="a term twice"):
+    with pytest.raises(LedgerError, match="a term is listed twice"):
         PolicyTerms.from_json({**former, "rollback_anchor_sha": "b" * 64})
 
 

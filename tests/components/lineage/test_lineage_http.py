@@ -34,7 +34,7 @@ def test_receiver_gets_the_events_of_the_file(receiving, tmp_path, monkeypatch, 
 
 def _sentence(caplog) -> str:
     (message,) = [item.getMessage() for item in caplog.records if item.levelno >= logging.WARNING]
-    assert "the run goes on" in message
+    assert "the run continues" in message
     return message
 
 

@@ -32,7 +32,7 @@ def test_whoever_plans_it_says_how_many_images_one_user_may_have():
     section = CappedImagePoissonConfig(
         rounds=20, sampling_probability=0.1, images_per_round=40, noise_multiplier=3.0
     )
-    with pytest.raises(ConfigError, match="say max_images_per_user"):
+    with pytest.raises(ConfigError, match="pass max_images_per_user"):
         fedemb.plan(section, virtual_clients=100)
     assert fedemb.plan(section, virtual_clients=100, max_images_per_user=4).images_per_user == 4
     units = PoissonGaussianConfig(

@@ -383,7 +383,7 @@ def test_where_the_start_computes_with_other_kernels_no_floor_is_asked_and_said(
 def test_model_with_other_tensors_than_its_start_has_moved_nobody_knows_how_far(tmp_path):
     start, released = _saved(tmp_path, "tiny"), _saved(tmp_path, "lenet")
     assert stored_move(start[0], start[0], 1.0, (start[1], start[1])) == (0.0, 0)
-    with pytest.raises(ArtifactError, match="other tensors than the public start"):
+    with pytest.raises(ArtifactError, match="differ from those of the public backbone"):
         stored_move(start[0], released[0], 1.0, (start[1], released[1]))
 
 

@@ -119,7 +119,7 @@ def test_participation_log_refuses_too_often_too_soon_and_twice():
 
     with pytest.raises(PlanMismatch, match="less than 5 rounds"):
         after([0], [1], [2], [3], [0])
-    with pytest.raises(PlanMismatch, match="4 times already"):
+    with pytest.raises(PlanMismatch, match="participated 4 times"):
         after(*([[r % 5] for r in range(20)]), [0])
     with pytest.raises(PlanMismatch, match="twice"):
         after([0, 0])

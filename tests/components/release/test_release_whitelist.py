@@ -251,8 +251,8 @@ def _on_root(file):
         ({"config": {"initializer": {"value": HEAD.tolist()}}}, "80 numbers"),
         ({"config": {"name": "x" * 2000}}, "2000 characters"),
         ({"config": {"compile_config": {"optimizer": "adam"}}}, "compile settings"),
-        ({"visit": _on_dataset}, "numbers beside its tensors"),
-        ({"visit": _on_root}, "numbers beside its tensors"),
+        ({"visit": _on_dataset}, "not short text"),
+        ({"visit": _on_root}, "not short text"),
         ({"members": [("head.npy", b"x")]}, "head.npy"),
     ],
 )

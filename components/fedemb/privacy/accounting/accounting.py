@@ -187,7 +187,7 @@ def rdp_of(
     """
     alphas = np.asarray(orders, dtype=np.float64)
     if not np.all(alphas > 1):
-        raise ValueError(f"Renyi orders must be above 1, got {alphas.min():g}")
+        raise ValueError(f"Renyi orders must be above 1, got {alphas.min():g}; drop that order")
     if not _valid(event, relation, "rdp"):
         raise _unsupported(event, relation, "rdp")
     return _rdp_walk(event, relation, alphas)

@@ -20,6 +20,7 @@ from dp_accounting import dp_event as dpe
 from fedemb.errors import ArtifactError
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 
+_REMEDY = "pass an event as fedemb writes it"
 MAX_DEPTH = 16
 """Maximum nesting depth of events."""
 MAX_COUNT = 10**9
@@ -40,8 +41,7 @@ def _number(low: float, *, open_low: bool, high: float = math.inf) -> _Check:
         if not ok:
             bracket = "(" if open_low else "["
             raise ArtifactError(
-                f"{where} is {value!r}, expected a number in {bracket}{low:g}, {high:g}]; this "
-                "event was not written by us"
+                f"{where} is {value!r}, expected a number in {bracket}{low:g}, {high:g}]; {_REMEDY}"
             )
         return float(value)
 
@@ -52,15 +52,14 @@ def _count(value: Any, where: str) -> int:
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
     if not whole or not 1 <= value <= MAX_COUNT:
         raise ArtifactError(
-            f"{where} is {value!r}, expected a whole number in 1..{MAX_COUNT}; this event was not "
-            "written by us"
+            f"{where} is {value!r}, expected an integer in 1..{MAX_COUNT}; {_REMEDY}"
         )
     return int(value)
 
 
 def _numbers(value: Any, where: str) -> list[float]:
     if not isinstance(value, list | tuple) or not value:
-        raise ArtifactError(f"{where} is not a list of numbers; this event was not written by us")
+        raise ArtifactError(f"{where} is not a list of numbers; {_REMEDY}")
     check = _number(0, open_low=False)
     return [check(item, where) for item in cast("list[Any]", value)]
 
@@ -136,9 +135,7 @@ def event_from_json(value: Any) -> dpe.DpEvent:
 
 def _too_deep(depth: int) -> None:
     if depth > MAX_DEPTH:
-        raise ArtifactError(
-            f"this event is nested deeper than {MAX_DEPTH}; it was not written by us"
-        )
+        raise ArtifactError(f"the event is nested deeper than {MAX_DEPTH} levels; {_REMEDY}")
 
 
 def _write(event: Any, depth: int) -> Json:
@@ -146,7 +143,7 @@ def _write(event: Any, depth: int) -> Json:
     name = _NAMES.get(type(event))
     if name is None:
         raise ArtifactError(
-            f"{type(event).__name__} is not a known DpEvent; known are {', '.join(_SCHEMA)}"
+            f"unsupported DpEvent {type(event).__name__}; use one of {', '.join(_SCHEMA)}"
         )
     out: Json = {"type": name}
     for field, check in _SCHEMA[name][1].items():
@@ -166,12 +163,11 @@ def _read(value: Any, depth: int) -> dpe.DpEvent:
     fields = cast("dict[str, Any]", dict(value)) if isinstance(value, Mapping) else {}
     name = fields.pop("type", None)
     if not isinstance(name, str) or name not in _SCHEMA:
-        raise ArtifactError(f"event type {name!r} is unknown; known are {', '.join(_SCHEMA)}")
+        raise ArtifactError(f"unknown event type {name!r}; use one of {', '.join(_SCHEMA)}")
     cls, schema = _SCHEMA[name]
     if fields.keys() != schema.keys():
         raise ArtifactError(
-            f"event {name} has fields {sorted(fields)}, expected {sorted(schema)}; this event was "
-            "not written by us"
+            f"event {name} has fields {sorted(fields)}, expected {sorted(schema)}; {_REMEDY}"
         )
     arguments: Json = {}
     for field, check in schema.items():
@@ -180,7 +176,7 @@ def _read(value: Any, depth: int) -> dpe.DpEvent:
             arguments[field] = _read(item, depth + 1)
         elif check is _EVENTS:
             if not isinstance(item, list):
-                raise ArtifactError(f"{name}.{field} is not a list; it was not written by us")
+                raise ArtifactError(f"{name}.{field} is not a list; {_REMEDY}")
             arguments[field] = [_read(inner, depth + 1) for inner in cast("list[Any]", item)]
         else:
             arguments[field] = check(item, f"{name}.{field}")

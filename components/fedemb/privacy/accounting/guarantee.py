@@ -94,6 +94,7 @@ class PrivacyGuarantee:
                 raise KeyError(f"unit {guarantee.unit!r}")
         except (KeyError, TypeError) as error:
             raise ArtifactError(
-                f"this guarantee lacks or adds a field ({error}); it was not written by us"
+                f"the guarantee has a missing, unknown or invalid field ({error}); run the step "
+                "that writes it again"
             ) from error
         return guarantee

@@ -45,8 +45,8 @@ def group_pair_rdp(
     """
     if not (0 < sampling_probability <= 1 and 0 < noise_multiplier < math.inf):
         raise ValueError(
-            f"expected 0 < sampling_probability={sampling_probability} <= 1 and "
-            f"0 < noise_multiplier={noise_multiplier} < infinity"
+            f"sampling_probability={sampling_probability} must be in (0, 1], and "
+            f"noise_multiplier={noise_multiplier} positive and finite; correct the value"
         )
     values = [_one_order(sampling_probability, noise_multiplier, float(order)) for order in orders]
     return np.array(values, dtype=np.float64)

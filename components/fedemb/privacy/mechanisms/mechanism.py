@@ -311,7 +311,9 @@ class MechanismPlan(MechanismConfig):
 
         count = self.rounds if rounds is None else rounds
         if not 0 <= count <= self.rounds:
-            raise ValueError(f"rounds={count} must be in 0..{self.rounds}, the planned rounds")
+            raise ValueError(
+                f"rounds={count} must be in 0..{self.rounds}, the planned rounds; lower it"
+            )
         return self.event_of(count) if count else dpe.NoOpDpEvent()
 
     def event_of(self, rounds: int) -> dpe.DpEvent:

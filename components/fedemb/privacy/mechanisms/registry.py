@@ -93,7 +93,7 @@ def plan_from_json(value: Mapping[str, object]) -> MechanismPlan:
     try:
         plan = mechanism.model_validate(fields)
     except ConfigError as error:
-        raise ArtifactError(f"{error} The plan was not written by fedemb.") from error
+        raise ArtifactError(f"Mechanism plan of {kind}: {error}; plan the run again.") from error
     # Compared as text, because True == 1.
     if canonical_json(plan.to_json()) != canonical_json(dict(value)):
         raise ArtifactError(

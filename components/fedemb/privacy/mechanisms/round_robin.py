@@ -48,7 +48,7 @@ class RoundRobinConfig(NoisedConfig):
         if partition.groupings > 1:
             raise ValueError(
                 f"mechanism.kind={self.kind} tracks participation, so partition.groupings must be "
-                f"1, got {partition.groupings}; a user would change virtual client"
+                f"1, got {partition.groupings}; set it to 1"
             )
         if self.clients_per_round > partition.virtual_clients:
             raise ValueError(
@@ -90,8 +90,8 @@ class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
         clients, groups = self.clients_per_round, self.virtual_clients
         if self.groupings != 1:
             raise ConfigError(
-                f"{self.kind} bounds how often a virtual client takes part, so groupings must be 1,"
-                f" got {self.groupings}"
+                f"{self.kind} limits the rounds of a virtual client, so groupings must be 1, got "
+                f"{self.groupings}; set it to 1"
             )
         if clients * self.min_separation > groups:
             raise ConfigError(

@@ -48,10 +48,10 @@ def with_target_epsilon(
     """
     if not (0 < target_epsilon < math.inf):
         raise ConfigError(
-            f"target_epsilon={target_epsilon} must be a positive number; 1 to 8 is usual"
+            f"target_epsilon={target_epsilon} must be a positive number; use a value from 1 to 8"
         )
     if not plan.private:
-        raise ConfigError(f"{plan.kind} has no noise to calibrate; name another mechanism")
+        raise ConfigError(f"{plan.kind} has no noise to calibrate; use another mechanism")
     if target_epsilon >= (limit := largest_epsilon(delta, runs)):
         raise _beyond_the_sampler(target_epsilon, delta, limit)
 

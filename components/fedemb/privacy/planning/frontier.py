@@ -198,13 +198,14 @@ def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
         factor = math.nan
     if not 0 < factor < 1 or plan.normalizer * factor < 1:
         raise ConfigError(
-            f"--simulate-at {share} must be a share between 0 and 1 that leaves a batch, e.g. 1/16"
+            f"--simulate-at {share} must be between 0 and 1 and leave at least one unit per round; "
+            "pass for example 1/16"
         )
     small = plan.scaled(compute=factor)
     if small.normalizer == plan.normalizer:
         raise ConfigError(
-            f"--simulate-at {share}: every round of {plan.kind} takes all units, so there is no "
-            "batch to make smaller; drop it, or name a mechanism that samples"
+            f"--simulate-at {share} does not apply to {plan.kind}, whose rounds use all units; "
+            "omit it, or use a mechanism that samples"
         )
     fields = plan.section.model_fields
     ours, theirs = plan.to_json(), small.to_json()

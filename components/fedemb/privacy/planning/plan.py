@@ -52,8 +52,8 @@ def plan(
     planned = plan_of(mechanism, numbers)
     if planned.samples_images and max_images_per_user is None:
         raise ConfigError(
-            f"{planned.kind} samples the images of a user one by one, and its price follows from "
-            "how many they have; say max_images_per_user"
+            f"{planned.kind} samples single images of a user, so its price depends on their "
+            "number; pass max_images_per_user"
         )
     return planned
 

@@ -54,9 +54,14 @@ def price_tuning(plan: MechanismPlan, delta: float, mean: float, law: Law) -> Pr
       UnsupportedAccounting: RDP is not valid for the mechanism.
     """
     if not plan.private:
-        raise ConfigError(f"{plan.kind} has no guarantee, and neither has a search over it")
+        raise ConfigError(
+            f"{plan.kind} has no guarantee, so a search over it has none; use a private mechanism"
+        )
     if not 1 < mean <= 1e6:
-        raise ConfigError(f"mean number of trials {mean:g} must be above 1 and at most a million")
+        raise ConfigError(
+            f"the mean number of trials must be above 1 and at most 1,000,000, got {mean:g}; "
+            "correct it"
+        )
     event = dpe.RepeatAndSelectDpEvent(plan.event(), mean, SHAPES[law])
     # Each trial draws noise; the expected number of trials bounds the sampler's total variation.
     return price(event, plan.relation, delta, "rdp", runs=math.ceil(mean))

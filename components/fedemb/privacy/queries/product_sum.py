@@ -133,7 +133,10 @@ def clipped_product_sum(
     units, images, rows = features.mantissas.shape
     classes = errors.shape[-1]
     if units > most_units(images, grid_bits):
-        raise ValueError(f"{units} units of {images} images are too many for one exact sum")
+        raise ValueError(
+            f"{units} units of {images} images exceed the capacity of one exact sum "
+            f"({most_units(images, grid_bits)} units); use smaller batches"
+        )
     whole = features.mantissas.astype(np.float64, copy=False)
     real = errors / features.scales[..., None]  # so that `whole x real` is the record
     finite = np.all(np.isfinite(real), axis=(1, 2), keepdims=True)

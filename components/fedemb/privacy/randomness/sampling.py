@@ -134,7 +134,7 @@ class Sampler:
             if planned != found:
                 raise PlanMismatch(
                     f"the partition has {name}={found}, the plan {planned}; partition the users "
-                    "with the configuration the plan was made from"
+                    "with the configuration of the plan"
                 )
         return self.draw(round_index, index)
 
@@ -317,16 +317,16 @@ class ParticipationLog:
                 " run the rounds in order"
             )
         if len(np.unique(groups)) != len(groups):
-            raise PlanMismatch("a virtual client takes part twice in one round; sample again")
+            raise PlanMismatch("a virtual client was sampled twice in one round; report this bug")
         if np.any(round_index - self._last[groups] < self._separation):
             raise PlanMismatch(
-                f"a virtual client of round {round_index} took part less than "
-                f"{self._separation} rounds before; the schedule is not the planned one"
+                f"a virtual client of round {round_index} participated less than "
+                f"{self._separation} rounds before, against the plan; start a new run"
             )
         if np.any(self._count[groups] >= self._most):
             raise PlanMismatch(
-                f"a virtual client of round {round_index} took part {self._most} times already; the"
-                " schedule is not the planned one"
+                f"a virtual client of round {round_index} already participated {self._most} times, "
+                "the most that the plan allows; start a new run"
             )
         self._last[groups] = round_index
         self._count[groups] += 1

@@ -57,8 +57,8 @@ def optimise(
     ours = sensitivity(coefficients(decay, scale, rounds), min_separation, max_participations)
     if not math.isclose(ours, theirs, rel_tol=1e-6):
         raise ConfigError(
-            f"jax-privacy's sensitivity {theirs:.9g} differs from ours {ours:.9g} for this BLT; "
-            "plan with other buffers"
+            f"the sensitivity by jax-privacy {theirs:.9g} differs from the recomputed {ours:.9g} "
+            "for this BLT; plan with another number of buffers"
         )
     return decay, scale
 
@@ -78,8 +78,8 @@ def check(decay: Sequence[float] | None, scale: Sequence[float] | None) -> None:
     )
     if not usable:
         raise ConfigError(
-            f"Toeplitz noise needs as many decays in (0, 1) as scales >= 0, got {decay} and "
-            f"{scale}; plan again"
+            f"Toeplitz noise needs equally many decays in (0, 1) and scales >= 0, got {decay} and "
+            f"{scale}; plan the run again"
         )
 
 
@@ -119,8 +119,8 @@ def sensitivity(
     """
     if not (np.all(column >= 0) and np.all(np.diff(column) <= 1e-12)):
         raise ConfigError(
-            "the coefficients of this Toeplitz matrix are not non-negative and non-increasing, so "
-            "its sensitivity is not known; plan with other buffers"
+            "the coefficients of the Toeplitz matrix increase or are negative, so its sensitivity "
+            "is unknown; plan with another number of buffers"
         )
     total = np.zeros_like(column)
     for start in range(0, len(column), min_separation)[:max_participations]:
