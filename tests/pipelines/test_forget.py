@@ -59,7 +59,7 @@ def test_store_of_deletion_marks_that_is_gone_is_refused_not_taken_for_empty(tmp
         check_deletion_marks(None, keys, "weekly")
     assert not there.exists()
     other = with_policy_key(open_key_store(str(tmp_path / "other keys")))
-    with pytest.raises(StorageError, match="belong to a policy with another key"):  # of a policy with another key
+    with pytest.raises(StorageError, match="belong to a policy with another key"):
         check_deletion_marks(str(tmp_path / "elsewhere"), other, "weekly")
     with pytest.raises(StorageError, match="belong to a policy with another key"):
         mark_deleted(str(tmp_path / "elsewhere"), other, "weekly", "a" * 64)
