@@ -53,9 +53,9 @@ def test_store_of_deletion_marks_that_is_gone_is_refused_not_taken_for_empty(tmp
     check_deletion_marks(uri, keys, "weekly")
     assert len(read_deletion_marks(uri, "weekly")) == 1
     there.rename(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="would train again. Restore"):
+    with pytest.raises(StorageError, match="would train again"):
         check_deletion_marks(uri, keys, "weekly")
-    with pytest.raises(StorageError, match="Set storage.deletion_marks"):
+    with pytest.raises(StorageError, match="deletion_marks is null"):
         check_deletion_marks(None, keys, "weekly")
     assert not there.exists()
     other = with_policy_key(open_key_store(str(tmp_path / "other keys")))
