@@ -52,6 +52,7 @@ class Measured:
                 "mean_average_precision": retrieval.mean_average_precision.to_json(),
                 "nearest_neighbour": retrieval.nearest_neighbour.to_json(),
                 "queries": retrieval.queries,
+                "identities_with_match": retrieval.identities_with_match,
             },
         }
 

@@ -28,6 +28,7 @@ SMALL = [
     "model.trainable=projection",
     "pretraining.kind=import",
     "pretraining.source=null",
+    "evaluation.false_accept_rates=[0.001,0.1]",
     "release.min_gain_over_public=null",
     "mechanism.rounds=2",
     "mechanism.noise_multiplier=2.0",

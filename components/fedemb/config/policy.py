@@ -113,7 +113,7 @@ class TuningConfig(Section):
 class EvaluationConfig(Section):
     """Verification and retrieval on held-out identities."""
 
-    false_accept_rates: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (1e-3, 1e-1)
+    false_accept_rates: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (1e-3, 1e-2)
     """False accept rates at which recall is reported, each between 0 and 1. The first is the
     headline rate."""
     recall_at: tuple[PositiveInt, ...] = (1, 5)

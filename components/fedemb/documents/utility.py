@@ -38,12 +38,17 @@ class Recall(Interval):
 
 
 class Retrieved(Part):
-    """Retrieval with each image as a query against all others."""
+    """Retrieval with each image as a query against all others; shares count queries with a match.
+
+    Until version 2 of the report, `nearest_neighbour` counted identities of one image as errors.
+    """
 
     recall_at: dict[Depth, Interval]
     mean_average_precision: Interval
     nearest_neighbour: Interval
     queries: Count
+    identities_with_match: Annotated[Count | None, Since(3, before=None)]
+    """Number of identities with at least two images; None: not counted by older reports."""
 
 
 class Figures(Part):
@@ -124,7 +129,7 @@ class UtilityReport(Document, OverStarts):
     """Written by evaluate_embeddings."""
 
     kind: ClassVar[str] = "utility_report"
-    newest: ClassVar[int] = 2
+    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name

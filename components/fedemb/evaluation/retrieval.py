@@ -22,15 +22,16 @@ class Retrieval:
       recall_at: per k, share of queries with a match among the k nearest, of all queries that have
         a match.
       mean_average_precision: mean average precision of the same queries.
-      nearest_neighbour: leave-one-out 1-NN accuracy over all queries; a class of one image is
-        always an error.
-      queries: number of queries.
+      nearest_neighbour: leave-one-out 1-NN accuracy of the same queries.
+      queries: number of queries, those without a match included.
+      identities_with_match: number of identities that have a query with a match.
     """
 
     recall_at: dict[int, Estimate]
     mean_average_precision: Estimate
     nearest_neighbour: Estimate
     queries: int
+    identities_with_match: int
 
 
 def _not_below(others: np.ndarray, match: np.ndarray) -> np.ndarray:
@@ -97,12 +98,13 @@ def retrieve(
     weights = data.weights(samples, seed)
     has_match = data.label_sizes[data.labels[asked]] > 1
 
-    def share(values: np.ndarray, use: np.ndarray | None = has_match) -> Estimate:
-        return weighted_mean(values.astype(np.float64), units, weights, use)
+    def share(values: np.ndarray) -> Estimate:
+        return weighted_mean(values.astype(np.float64), units, weights, has_match)
 
     return Retrieval(
         recall_at={k: share(first <= k) for k in ks},
         mean_average_precision=share(precision),
-        nearest_neighbour=share(first <= 1, None),
+        nearest_neighbour=share(first <= 1),
         queries=len(asked),
+        identities_with_match=len(np.unique(units[has_match])),
     )

@@ -441,15 +441,16 @@ class HonestRun:
         difference = {"value": 0.0, "low": -0.1, "high": 0.1}
         recall = {
             "0.001": {**estimate, "threshold": 0.7},
-            "0.1": {**estimate, "threshold": 0.3},
+            "0.01": {**estimate, "threshold": 0.3},
         }
         retrieval = {
             "recall_at": {"1": estimate, "5": estimate},
             "mean_average_precision": estimate,
             "nearest_neighbour": estimate,
             "queries": 3600,
+            "identities_with_match": 200,
         }
-        roc = {"far": [0.001, 0.1], "recall": [0.5, 0.9], "threshold": [0.7, 0.3]}
+        roc = {"far": [0.001, 0.01], "recall": [0.5, 0.9], "threshold": [0.7, 0.3]}
         measured = {"recall_at_far": recall, "retrieval": retrieval}
 
         def start(value):
