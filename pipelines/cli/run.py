@@ -124,7 +124,7 @@ def run(
 def _log(run: RunDirectory, mlflow: str) -> None:
     """Writes an ended run to MLflow; a failure is printed and does not change the exit code."""
     from fedemb.errors import FedEmbError
-    from fedemb.pipelines.run.mlflow_run import log_run
+    from fedemb.pipelines.run.mlflow_log import log_run
 
     try:
         say(log_run(run, mlflow))

@@ -11,10 +11,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
-from fedemb.errors import StorageError
 from fedemb.pipelines.run.compare import compared_run
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.headline import readable
@@ -93,37 +91,6 @@ def tracked_run(run: RunDirectory) -> TrackedRun:
         tags={name: _short(value) for name, value in _tags(found, config.policy.policy_id).items()},
         artifacts=dict(_artifacts(run)),
     )
-
-
-def log_run(run: RunDirectory, address: str) -> str:
-    """Writes a run to MLflow. Writing it again replaces what the first time wrote.
-
-    Args:
-      run: run directory.
-      address: `http(s)://` address of a tracking server, or a folder in the layout of MLflow's
-        file store.
-
-    Returns: Sentence about where the run is now.
-
-    Raises:
-      InputError: the address is of another kind.
-      StorageError: folder or server cannot be written.
-    """
-    from fedemb.pipelines.run.mlflow_files import write_files
-    from fedemb.pipelines.run.mlflow_server import send
-
-    tracked = tracked_run(run)
-    place = address.removeprefix("mlflow+").rstrip("/")
-    if place.startswith(("http://", "https://")):
-        send(tracked, place)
-    elif "://" in place:
-        raise StorageError(
-            f"MLflow address {place.partition('://')[0]}:// is not supported. Pass a folder or the "
-            "http(s):// address of a tracking server."
-        )
-    else:
-        write_files(tracked, Path(place).expanduser().resolve())
-    return f"mlflow: {tracked.name} in experiment {tracked.experiment} at {place}"
 
 
 def _written(run: RunDirectory) -> float:
