@@ -399,7 +399,7 @@ MEASURED = {
         "run_id": "tuesday",
         "public_kind": "another",
         "embedding_space_id": "es-0",
-        "headline_rate": "0.1",
+        "headline_rate": "0.01",
         "recall_at_far": {},
     },
 }
