@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.config.parameters import PARAMETERS, parameters_of
+from fedemb.config.parameters import PARAMETERS, Parameter, parameters_of
 from fedemb.documents.artifacts import Artifact
 from fedemb.runtime.step import Step, declared
 
@@ -21,8 +21,9 @@ class Pipeline:
     name: str
     description: str
     steps: tuple[str, ...]
-    at_exit: str = "show_outcome"
+    at_exit: str | None = "show_outcome"
     """On a cluster it runs last, however the others ended; see `Step.at_exit`."""
+    parameters: Mapping[str, Parameter] = field(default_factory=lambda: PARAMETERS)
 
     def declared(self) -> tuple[Step, ...]:
         """The declarations of its steps."""
@@ -101,7 +102,7 @@ def build_pipeline(
     givers, finished = pipeline.givers(), taken_over or {}
 
     def graph(*values: Any) -> None:
-        given = dict(zip(PARAMETERS, values, strict=True))
+        given = dict(zip(pipeline.parameters, values, strict=True))
         given["run_id"] = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
         def task_of(step: Step, artifacts: Mapping[str, Any]) -> Any:
@@ -113,7 +114,7 @@ def build_pipeline(
             return task
 
         ending = nullcontext()
-        if with_exit:
+        if with_exit and pipeline.at_exit is not None:
             ending = dsl.ExitHandler(task_of(declared(pipeline.at_exit), {}), name="run")
         outputs: dict[tuple[str, str], Any] = {}
         with ending:
@@ -131,17 +132,18 @@ def build_pipeline(
                 given |= {name: task.outputs[name] for name in step.texts}
                 outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
 
-    _declare_parameters(graph, pipeline.description)
+    _declare_parameters(graph, pipeline)
     made: Any = dsl.pipeline(
         name=pipeline.name, description=pipeline.description, pipeline_config=pipeline_config
     )
     return made(graph)
 
 
-def _declare_parameters(graph: Callable[..., None], description: str) -> None:
+def _declare_parameters(graph: Callable[..., None], pipeline: Pipeline) -> None:
     """Sets the signature and docstring from which kfp reads the pipeline's parameters."""
-    lines = [f"    {name}: {item.description}" for name, item in PARAMETERS.items()]
-    graph.__doc__ = "\n".join([description, "", "Args:", *lines])
+    parameters = pipeline.parameters.items()
+    lines = [f"    {name}: {item.description}" for name, item in parameters]
+    graph.__doc__ = "\n".join([pipeline.description, "", "Args:", *lines])
     shown = [
         inspect.Parameter(
             name,
@@ -149,7 +151,7 @@ def _declare_parameters(graph: Callable[..., None], description: str) -> None:
             annotation=item.type,
             default=inspect.Parameter.empty if item.default is None else item.default,
         )
-        for name, item in PARAMETERS.items()
+        for name, item in parameters
     ]
     vars(graph)["__signature__"] = inspect.Signature(shown)
 

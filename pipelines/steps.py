@@ -24,9 +24,13 @@ from fedemb.pipelines.component_docs import generated_pages
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.graph import Pipeline
+from fedemb.pipelines.retention import RETENTION
 from fedemb.runtime.step import Rights, Step, declared
 
 PIPELINES = (DP_FEDEMB, DP_SGD)
+"""Pipelines that train."""
+MAINTENANCE = (RETENTION,)
+"""Pipelines that train nothing; they take their own parameters."""
 
 
 def pipeline_of(config: RunConfig) -> Pipeline:
@@ -40,7 +44,7 @@ def pipeline_named(name: str) -> Pipeline:
     Raises:
       InputError: no such pipeline exists.
     """
-    found = {pipeline.name: pipeline for pipeline in PIPELINES}
+    found = {pipeline.name: pipeline for pipeline in (*PIPELINES, *MAINTENANCE)}
     if name not in found:
         raise InputError(f"Unknown pipeline {name}. Use one of {', '.join(found)}.")
     return found[name]
@@ -50,7 +54,8 @@ def pipeline_named(name: str) -> Pipeline:
 def all_steps() -> Mapping[str, Step]:
     """Name -> declaration of every step, in the order of the pipelines."""
     steps = [step for pipeline in PIPELINES for step in pipeline.declared()]
-    steps += [declared(pipeline.at_exit) for pipeline in PIPELINES]
+    steps += [declared(pipeline.at_exit) for pipeline in PIPELINES if pipeline.at_exit]
+    steps += [step for pipeline in MAINTENANCE for step in pipeline.declared()]
     return {step.name: step for step in steps}
 
 

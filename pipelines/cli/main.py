@@ -19,7 +19,6 @@ import typer
 from fedemb.errors import FedEmbError, InputError
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
-from fedemb.pipelines.cli.budget import budget
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.inference_commands import embed, export, search, serve
@@ -27,6 +26,9 @@ from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.forget import forget
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
+from fedemb.pipelines.cli.operate.budget import budget
+from fedemb.pipelines.cli.operate.gc import collect
+from fedemb.pipelines.cli.operate.retention import retention
 from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
@@ -63,6 +65,7 @@ app.command()(frontier)
 app.command()(extrapolate)
 app.command()(submit)
 app.command()(doctor)
+schedule_app.command()(retention)
 app.add_typer(schedule_app, name="schedule")
 app.command()(budget)
 app.add_typer(ledger_app, name="ledger")
@@ -75,6 +78,7 @@ app.command()(search)
 app.command()(export)
 app.command()(serve)
 app.command()(forget)
+app.command(name="gc")(collect)
 app.command()(bench)
 
 

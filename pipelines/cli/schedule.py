@@ -60,7 +60,7 @@ def plan(
         _say_rare(schedules)
         return
     _say_rare(schedules)
-    kubeflow = _kubeflow(host, namespace, profile)
+    kubeflow = connect(host, namespace, profile)
     for change in reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace)):
         say(str(change))
 
@@ -85,7 +85,7 @@ def apply(
     from fedemb.pipelines.schedules.load import load_schedules
     from fedemb.steps.plan_privacy.prospects import check_prospects
 
-    kubeflow = _kubeflow(host, namespace, profile)
+    kubeflow = connect(host, namespace, profile)
     schedules = load_schedules(folder)
     for item in schedules:
         check_prospects(item.config)
@@ -116,7 +116,7 @@ def diff(
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
-    kubeflow = _kubeflow(host, namespace, profile)
+    kubeflow = connect(host, namespace, profile)
     cluster = objects(kubeflow.namespace)
     changes = reconcile.plan(kubeflow, load_schedules(folder), _now(), cluster)
     differing = [change for change in changes if change.action != "keep"]
@@ -194,7 +194,7 @@ def submit(
     from fedemb.steps.plan_privacy.plan import document
     from fedemb.steps.plan_privacy.prospects import check_prospects
 
-    kubeflow = None if dry_run else _kubeflow(cluster.host, cluster.namespace, cluster.profile)
+    kubeflow = None if dry_run else connect(cluster.host, cluster.namespace, cluster.profile)
     loaded = load_config(config, set_ or [])
     if options.resume is None:
         check_prospects(loaded)
@@ -267,7 +267,13 @@ def check_cluster_first(
     require_safe(findings, loaded.accepts)
 
 
-def _kubeflow(host: str | None, namespace: str | None, profiles: list[str] | None) -> Kubeflow:
+def connect(host: str | None, namespace: str | None, profiles: list[str] | None) -> Kubeflow:
+    """Returns the connection to Kubeflow.
+
+    Raises:
+      ConfigError: no host.
+      StorageError: Kubeflow does not answer.
+    """
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
     if not host:

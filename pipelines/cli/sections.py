@@ -12,7 +12,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Plan and run": ("plan", "frontier", "extrapolate", "run", "runs", "ledger"),
     "Review and release": ("report", "results", "approve", "verify", "lineage", "register"),
     "Use a model": ("embed", "search", "export", "serve"),
-    "Operate": ("compile", "submit", "schedule", "budget", "doctor", "forget", "bench"),
+    "Operate": (
+        "compile",
+        "submit",
+        "schedule",
+        "budget",
+        "doctor",
+        "forget",
+        "gc",
+        "bench",
+    ),
 }
 """Title -> commands, in the order of the help. A test compares them with the commands."""
 

@@ -23,7 +23,12 @@ from fedemb.pipelines.doctor.finding import Finding
 from fedemb.pipelines.steps import rights_of_groups
 
 VERBS = ("list", "read", "write", "delete")
-_FOLDER = {"none": set[str](), "read": {"read"}, "write": {"read", "write"}}
+_FOLDER = {
+    "none": set[str](),
+    "read": {"read"},
+    "write": {"read", "write"},
+    "delete": set[str](),  # deletion is not checked in the private root, see `Place.verbs`
+}
 _BUCKET = {
     "none": set[str](),
     "read": {"list", "read"},
@@ -280,6 +285,7 @@ _OF_ROLE = {
     "fedembAppend": {"list", "read", "write"},
     "fedembRollbackAnchor": {"list", "read", "write"},
     "fedembWrite": {"read", "write", "delete"},
+    "fedembDelete": {"delete"},
 }
 """Role, or the last part of a custom role's name, as infra/terraform/gcs makes them -> verbs."""
 _EVERYBODY = ("allUsers", "allAuthenticatedUsers")

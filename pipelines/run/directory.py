@@ -25,6 +25,7 @@ from fedemb.foundation.strict_yaml import parse_yaml
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DELETED = TypeAdapter(dict[str, str])
 _OBJECT, _WORDS = TypeAdapter(dict[str, Any]), TypeAdapter(tuple[str, ...])
 
 
@@ -274,6 +275,17 @@ class RunDirectory:
         """What `write_state` wrote last; empty before."""
         path = self.root / "state.json"
         return self._own(path.name, _OBJECT.validate_json) if path.exists() else {}
+
+    def record_deleted(self, kind: str, time: str) -> None:
+        """Records that data of a kind was deleted: `private`, `working` or `public`."""
+        found = {**self.read_deleted(), kind: time}
+        text = json.dumps(found, indent=1, sort_keys=True)
+        write_bytes(self.root / "deleted.json", text.encode())
+
+    def read_deleted(self) -> dict[str, str]:
+        """Returns kind -> time, in ISO 8601, of the data that `fedemb gc` deleted."""
+        path = self.root / "deleted.json"
+        return self._own(path.name, _DELETED.validate_json) if path.exists() else {}
 
     def _own(self, name: str, parse: Callable[[str], T]) -> T:
         """One of our own files; says in a sentence that it was broken since."""

@@ -102,6 +102,34 @@ class Kubeflow:
             )
         return made.recurring_run_id
 
+    def create_maintenance_run(
+        self,
+        reference: VersionReference,
+        *,
+        experiment_id: str,
+        name: str,
+        description: str,
+        cron: str,
+        arguments: Mapping[str, Any],
+        service_account: str,
+    ) -> str:
+        """Creates an enabled recurring run of a pipeline that trains nothing; returns its id."""
+        with self._call():
+            made = self._client.create_recurring_run(
+                experiment_id=experiment_id,
+                job_name=name,
+                description=fitted(description),
+                cron_expression=cron,
+                no_catchup=True,
+                max_concurrency=1,
+                enabled=True,
+                params=dict(arguments),
+                pipeline_id=reference.pipeline_id,
+                version_id=reference.version_id,
+                service_account=service_account,
+            )
+        return made.recurring_run_id
+
     def enable(self, run_id: str) -> None:
         """Lets a recurring run fire."""
         with self._call():

@@ -208,7 +208,7 @@ TERRAFORM = {
     "read": "roles/storage.objectViewer",
 }
 """Word of the table -> role on a bucket, as infra/terraform/gcs says."""
-FOLDERS = {"read": "fedembGet", "write": "fedembWrite"}
+FOLDERS = {"read": "fedembGet", "write": "fedembWrite", "delete": "fedembDelete"}
 
 
 def _google_policies() -> dict[str, list[dict]]:

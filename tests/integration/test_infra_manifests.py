@@ -82,11 +82,11 @@ def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(m
 def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
     """Executor -> what its pod is given on the cluster, of all pipelines."""
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-    from fedemb.pipelines.steps import PIPELINES
+    from fedemb.pipelines.steps import MAINTENANCE, PIPELINES
 
     images = parse_images(["registry.example/fedemb@sha256:" + "a" * 64])
     executors: dict[str, dict[str, Any]] = {}
-    for pipeline in PIPELINES:
+    for pipeline in (*PIPELINES, *MAINTENANCE):
         compile_pipeline(output, profile=profile, images=images, pipeline=pipeline)
         _, platform = yaml.safe_load_all(output.read_text())
         found = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
@@ -204,12 +204,20 @@ def test_rights_follow_the_table_of_artifacts():
     append = {group for group, rights in GROUPS.items() if rights["ledger"] == "append"}
     assert append == {"reserve", "train", "evaluate", "release"}
     reads = {
-        folder: {group for group, rights in GROUPS.items() if folder in rights["private"]}
+        folder: {
+            group
+            for group, rights in GROUPS.items()
+            if rights["private"].get(folder, "delete") != "delete"
+        }
         for folder in ("users", "evaluation", "diagnostics")
     }
     assert reads["users"] == {"partition", "train", "evaluate", "audit"}
     assert reads["evaluation"] == {"partition", "evaluate", "audit"}
     assert reads["diagnostics"] == {"train"}
+    deletes = {group for group in GROUPS if "delete" in GROUPS[group]["private"].values()}
+    assert deletes == {"delete"}
+    assert set(GROUPS["delete"]["private"].values()) == {"delete"}, "it reads nothing private"
+    assert "deletion_marks" not in GROUPS["delete"]["private"]
     assert {group for group, rights in GROUPS.items() if rights["releases"] == "create"} == {
         "release"
     }
@@ -258,7 +266,8 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
     expected = {"fedemb-public/*": write}
     for folder, right in rights["private"].items():
         for name in (f"{folder}/*", f"{folder}.tree"):
-            expected[f"fedemb-private/*/{name}"] = write if right == "write" else read
+            granted_here = {"read": read, "write": write, "delete": {"DeleteObject"}}[right]
+            expected[f"fedemb-private/*/{name}"] = granted_here
     if rights["ledger"] != "none":
         expected["fedemb-ledger/*"] = append if rights["ledger"] == "append" else read
     if rights["releases"] != "none":

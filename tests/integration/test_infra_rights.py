@@ -5,6 +5,7 @@ audit, with every feature that reads something on; a release from the reservatio
 the small honest run. Each is interrupted and resumed where a resumed run asks for other things.
 """
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.kit.pipeline_runs.partition_run import make_config, rows_of
 from tests.kit.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
 from tests.kit.sealed_bundle import seal
 
-LEDGER, PRIVATE, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
+LEDGER, PRIVATE_ROOT, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
 DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"
 ROLLBACK_ANCHOR = "gs://rollback_anchor"
 PREVIOUS = f"{RELEASES}/embedding/before"
@@ -155,7 +156,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
     names = ("privacy_plan", "reservation", "users", "pretrained", "model", "averages")
     reports = ("utility_report", "utility_page", "audit_report", "audit_page")
     artifacts = RunArtifacts(**{name: here / name for name in (*names, *reports)})
-    stores = {"private_root": PRIVATE, "ledger": LEDGER, "keys": KEYS}
+    stores = {"private_root": PRIVATE_ROOT, "ledger": LEDGER, "keys": KEYS}
 
     def context() -> StepContext:
         return StepContext(artifacts, config=config, run_id=f"monday-{policy}", **stores)
@@ -222,7 +223,30 @@ def released(fence, tmp_path_factory):
     with fence.acting("show_outcome"):
         outcome.run(StepContext(shown), uri=str(shown.outcome), state="SUCCEEDED")
     assert shown.outcome.read_text()
+    _delete_expired(fence, root, run)
     return fence
+
+
+def _delete_expired(fence: Fence, root: Path, run: honest_run.HonestRun) -> None:
+    """The step of retention, in a month."""
+    from fedemb.steps.delete_expired import sweep
+    from fedemb.steps.delete_expired.retention import PRIVATE, WORKING
+
+    names = [f"{run.run_id}/{folder}/part-0" for folder in (*PRIVATE, *WORKING)]
+    for name in names:
+        open_store(PRIVATE_ROOT).write(name, b"private")
+    context = StepContext(
+        RunArtifacts(deleted=root / "deleted.json"),
+        private_root=PRIVATE_ROOT,
+        public_root="",
+        ledger=LEDGER,
+        retention="{}",
+        dry_run=False,
+    )
+    with fence.acting("delete_expired"):
+        found = sweep.run(context, datetime.now(UTC) + timedelta(days=31))
+    assert found["objects"] >= len(names)
+    assert not [name for name in names if open_store(PRIVATE_ROOT).exists(name)]
 
 
 def test_no_step_asks_for_more_than_its_group_has(simulated, classified, released):
@@ -244,7 +268,7 @@ def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, 
         verbs.setdefault((kind, thing), set()).add(verb)
     found: dict[str, Any] = {"steps": GROUPS[group]["steps"]}
     found["private"] = {
-        folder: "write" if asked & {"create", "delete"} else "read"
+        folder: "write" if "create" in asked else "delete" if asked == {"delete"} else "read"
         for (kind, folder), asked in verbs.items()
         if kind == "private" and folder
     }

@@ -148,5 +148,8 @@ OF_STEPS = {
     "config": "The configuration of the run, as the plan was made of it; JSON.",
     "run_id": "Name of the run, the idempotency key: on a cluster the id of the job.",
     "status": "How the run ended, from Kubeflow.",
+    "public_root": "Root of the outputs of runs; empty: not searched.",
+    "retention": "Days until each kind of data expires; JSON.",
+    "dry_run": "Whether expired data is only listed.",
 }
 """Name -> description of step inputs that are not artifacts."""

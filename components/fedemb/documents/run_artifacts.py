@@ -10,6 +10,7 @@ DESCRIPTIONS = {
     "audit_page": "The audit as a page.",
     "audit_report": "What an attack on the model found; signed.",
     "averages": "Other averages of the noised weights, measured and never released; signed.",
+    "deleted": "Expired data by run and folder, and whether it was deleted; JSON.",
     "lineage": "What was made of what, as OpenLineage events.",
     "metrics": "Figures that runs are compared by.",
     "model": "The noised model, its card and its public round log; signed.",

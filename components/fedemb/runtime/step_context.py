@@ -40,6 +40,12 @@ class Parameters(TypedDict, total=False):
     """Store of releases."""
     beam_options: Sequence[str]
     """Options of the Beam engine, e.g. `--runner=DataflowRunner`; empty runs in this process."""
+    public_root: str
+    """Root of the outputs of runs; empty: not searched."""
+    retention: str
+    """Periods as JSON, for `delete_expired`."""
+    dry_run: bool
+    """Whether expired data is only listed."""
 
 
 class StepContext:
@@ -122,6 +128,21 @@ class StepContext:
     def beam_options(self) -> Sequence[str]:
         """Options of the Beam engine; empty runs in this process."""
         return self._given.get("beam_options", ())
+
+    @property
+    def public_root(self) -> str:
+        """Root of the outputs of runs; empty if it is not searched."""
+        return self._get("public_root")
+
+    @property
+    def retention(self) -> str:
+        """Periods as JSON."""
+        return self._get("retention")
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether expired data is only listed."""
+        return self._get("dry_run")
 
     def private(self, *parts: str) -> str:
         """Returns a Raw artifact address of this run: `<private_root>/<run_id>/<part>/...`."""

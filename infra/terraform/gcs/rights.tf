@@ -100,6 +100,12 @@ resource "google_project_iam_custom_role" "write" {
   ]
 }
 
+resource "google_project_iam_custom_role" "delete" {
+  role_id     = "fedembDelete"
+  title       = "fedemb: delete objects, without a right to read them"
+  permissions = ["storage.objects.delete"]
+}
+
 # ---- public root, releases, ledger ---------------------------------------------------------------
 
 resource "google_storage_bucket_iam_member" "public" {
@@ -206,11 +212,11 @@ resource "google_storage_bucket_iam_member" "private" {
   for_each = local.private
   bucket   = google_storage_bucket.private.name
   member   = local.member[each.value.group]
-  role = (
-    each.value.right == "write"
-    ? google_project_iam_custom_role.write.name
-    : google_project_iam_custom_role.get.name
-  )
+  role = {
+    read   = google_project_iam_custom_role.get.name
+    write  = google_project_iam_custom_role.write.name
+    delete = google_project_iam_custom_role.delete.name
+  }[each.value.right]
 
   condition {
     title      = "only ${each.value.folder}"

@@ -1,0 +1,1 @@
+"""Commands that operate a policy: budget, alerts and retention."""

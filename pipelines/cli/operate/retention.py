@@ -1,0 +1,51 @@
+"""`fedemb schedule retention`: deletes expired data on a cluster, on a schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedemb.pipelines.cli.operate.gc import Periods
+from fedemb.pipelines.cli.option_groups import grouped
+from fedemb.pipelines.cli.options import SetOption
+from fedemb.pipelines.cli.schedule import ClusterOptions, connect
+from fedemb.pipelines.output import say
+
+
+@grouped
+def retention(
+    *,
+    package: Annotated[Path, typer.Argument(help="YAML of `fedemb compile --pipeline retention`.")],
+    config: Annotated[
+        str, typer.Option("--config", "-c", help="Configuration that names the stores.")
+    ],
+    set_: SetOption = None,
+    cron: Annotated[str, typer.Option(help="Six fields, seconds first, UTC.")] = "0 0 4 * * 0",
+    periods: Periods,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete; without it, data is only listed.")
+    ] = False,
+    service_account: Annotated[
+        str, typer.Option(help="Service account that drives the run.")
+    ] = "fedemb-run",
+    cluster: ClusterOptions,
+) -> None:
+    """Schedule the deletion of expired data on a cluster (idempotent).
+
+    Example: fedemb schedule retention retention.yaml --config run.yaml --delete --host URL
+    """
+    from fedemb.pipelines.run.load_config import load_config
+    from fedemb.pipelines.schedules.maintenance import apply_retention, arguments_of
+
+    loaded = load_config(config, set_ or [])
+    arguments = arguments_of(loaded, periods.retention(), dry_run=not delete)
+    kubeflow = connect(cluster.host, cluster.namespace, cluster.profile)
+    applied = apply_retention(kubeflow, package, cron, arguments, service_account)
+    done = "created" if applied.created else "already scheduled:"
+    say(f"{done} recurring run {applied.run_id}, cron {cron!r}")
+    for run_id in applied.deleted:
+        say(f"replaced recurring run {run_id}")
+    if not delete:
+        say("its runs only list expired data; pass --delete to delete it")
