@@ -29,6 +29,7 @@ from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_report_words import all_runs, report_sentence
 from fedemb.serving import bundle as parts
+from fedemb.steps.release_model.disclosure import Disclosed
 from fedemb.steps.release_model.headline import release_headline
 
 
@@ -68,6 +69,26 @@ def verify_release(
     except (ArtifactError, SignatureInvalid) as error:  # raised while locating the bundle
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
+
+
+def read_release(bundle: Path, pinned: TrustStore) -> Disclosed:
+    """Returns the signed content of a release. Does not evaluate the gate again.
+
+    Args:
+      bundle: local folder of the release.
+      pinned: keys from the owner.
+
+    Raises:
+      SignatureInvalid: the bundle is not what was released.
+      ArtifactError: a document in it cannot be read.
+    """
+    manifest, copy = parts.check_origin(bundle, pinned)
+    evidence, report = _read_evidence(bundle)
+    copy.chain.trust.check(report, at=report.body.cumulative.ledger_sequence)
+    verdict = read(bundle / "verdict.json", VerdictDocument)
+    copy.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
+    _check_name(manifest, evidence, report)
+    return Disclosed(manifest, evidence, report, copy, tuple(verdict.body.waived))
 
 
 def _problems(

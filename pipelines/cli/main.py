@@ -20,6 +20,7 @@ from fedemb.errors import FedEmbError, InputError
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
+from fedemb.pipelines.cli.disclose import disclose
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.inference_commands import embed, export, search, serve
 from fedemb.pipelines.cli.init.command import init
@@ -72,6 +73,7 @@ app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)
 app.command()(register)
+app.command()(disclose)
 app.command()(lineage)
 app.command()(embed)
 app.command()(search)

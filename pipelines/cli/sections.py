@@ -10,7 +10,15 @@ from typing_extensions import override
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("init", "check-data", "make-data", "backbone", "config"),
     "Plan and run": ("plan", "frontier", "extrapolate", "run", "runs", "ledger"),
-    "Review and release": ("report", "results", "approve", "verify", "lineage", "register"),
+    "Review and release": (
+        "report",
+        "results",
+        "approve",
+        "verify",
+        "lineage",
+        "register",
+        "disclose",
+    ),
     "Use a model": ("embed", "search", "export", "serve"),
     "Operate": (
         "compile",
