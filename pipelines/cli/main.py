@@ -20,7 +20,6 @@ from fedemb.errors import FedEmbError, InputError
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
-from fedemb.pipelines.cli.disclose import disclose
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.inference_commands import embed, export, search, serve
 from fedemb.pipelines.cli.init.command import init
@@ -34,11 +33,12 @@ from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
+from fedemb.pipelines.cli.review_commands.disclose import disclose
+from fedemb.pipelines.cli.review_commands.runs import list_runs
+from fedemb.pipelines.cli.review_commands.verify import lineage, register, verify_release
 from fedemb.pipelines.cli.run import run
-from fedemb.pipelines.cli.runs import list_runs
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.sections import SectionedGroup
-from fedemb.pipelines.cli.verify import lineage, register, verify_release
 from fedemb.pipelines.output import say, say_block, say_json
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def results(
 
     Example: fedemb results week-1 week-2
     """
-    from fedemb.pipelines.cli.results import results_table
+    from fedemb.pipelines.cli.review_commands.results import results_table
     from fedemb.pipelines.run.directory import RunDirectory
 
     _print(results_table(RunDirectory.named(run, runs) for run in named))

@@ -16,7 +16,7 @@ from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
 from fedemb.keys.signatures import Signer
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.runs import runs_table
+from fedemb.pipelines.cli.review_commands.runs import runs_table
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.privacy.mechanisms.registry import plan_mechanism

@@ -9,7 +9,7 @@ from rich.console import Console
 from fedemb.documents.artifacts import Public
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.foundation.step_logging import EVENT_PREFIX
-from fedemb.pipelines.cli.results import price
+from fedemb.pipelines.cli.review_commands.results import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run import command as run_command
 from fedemb.pipelines.run.command import LiveView

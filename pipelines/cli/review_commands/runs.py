@@ -117,7 +117,7 @@ NOT_SIGNED = "not signed, or its ledger is gone"
 
 
 def _price(run: RunDirectory) -> tuple[str, str]:
-    from fedemb.pipelines.cli.results import price
+    from fedemb.pipelines.cli.review_commands.results import price
     from fedemb.pipelines.run.signed import signed_plan
 
     if _refused_by(run) == "reserve_budget":

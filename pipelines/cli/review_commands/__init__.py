@@ -1,0 +1,1 @@
+"""Commands that review and release: runs, results, verify, register, lineage, disclose."""
