@@ -69,7 +69,7 @@ def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str
 
 def _display_name(name: str, report: ClassifierReport) -> str:
     if name == "public_backbone" and report.public_kind == "none":
-        return "untrained start"
+        return "untrained weights"
     return _NAMES[name]
 
 

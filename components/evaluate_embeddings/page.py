@@ -21,7 +21,7 @@ NAMES = {
 def display_name(name: str, report: UtilityReport) -> str:
     """Returns the display name of a model."""
     if name == "public_backbone" and report.public_kind == "none":
-        return "untrained start"
+        return "untrained weights"
     return NAMES[name]
 
 

@@ -1,4 +1,4 @@
-"""3,148 identities of Omniglot: how far a private projection on a frozen public start gets.
+"""3,148 identities of Omniglot: how far a private projection on a frozen public backbone gets.
 
 A character in each of its four turns is an identity, as is customary; those of every sixth alphabet
 are public. `python docs/examples/few_users.py omniglot_background.parquet --noise 1.5`

@@ -22,9 +22,12 @@ CLASSES = tuple("abcdefghij")
 _IN_ALL = 1.2
 """Times `--seconds` after which the command ends in the middle of a measurement."""
 _LEGEND = """\
-plain: a step of SGD, nothing clipped; W1, W2: a round of virtual clients; units: a round of DP-SGD
-K: views of each image; m: images of a plain step, else units or clients side by side on a device
-ratio: to the plain step of the same net above; noise: its share of a round"""
+work: plain = one step of SGD without clipping. W1, W2 = one round of virtual clients.
+      units = one round of DP-SGD.
+K: Views of each image.
+m: Images of a plain step. In private rounds, units or clients side by side on a device.
+ratio: Time relative to the plain step of the same network above.
+noise: Share of the noise in the time of a round."""
 
 
 def bench(

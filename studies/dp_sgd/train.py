@@ -51,7 +51,7 @@ from studies.dp_sgd.grid import DELTA, HELD_OUT, TRAIN, Row
 
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PUBLIC = 20_000
-"""Images of Tiny-ImageNet that the public start trains on."""
+"""Images of Tiny-ImageNet that the public backbone trains on."""
 WRITERS, HELD_OUT_WRITERS, EACH = 3000, 500, 4
 
 

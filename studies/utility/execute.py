@@ -26,7 +26,7 @@ class Study:
     """What is studied, and where its results lie.
 
     Attributes:
-      base: data, model and public start of all rows.
+      base: data, model and public backbone of all rows.
       protocol: who plays which part.
       cache: folder of results.
     """

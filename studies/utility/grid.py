@@ -101,7 +101,7 @@ class Contest:
 
 
 def public_contests() -> list[Contest]:
-    """Of the public starts, one a net."""
+    """Rows of the public backbones, one per network."""
     return [Contest(net, "public_only", 0.0, _starts(net)) for net in NETS]
 
 

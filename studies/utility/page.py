@@ -71,7 +71,7 @@ def _sentence(line: Line) -> str:
     return (
         f"{line.net}, {line.name} at noise {line.noise:g}: {line.recall.value:.3f}, "
         f"{value:+z.0f} % [{low:+z.0f}, {high:+z.0f}] against the stronger centralized training; "
-        f"gain over the public start {line.gain.value:+.3f}, {sure}."
+        f"gain over the public backbone {line.gain.value:+.3f}, {sure}."
     )
 
 

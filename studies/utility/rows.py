@@ -24,7 +24,7 @@ Method = Literal[
 ]
 METHODS: dict[Method, str] = {
     "untrained": "untrained",
-    "public_only": "public start",
+    "public_only": "public backbone",
     "centralized": "centralized, equal visits",
     "centralized_best": "centralized, at its best",
     "fedemb": "DP-FedEmb",
@@ -71,7 +71,7 @@ class Row:
         """The run that this row is a part of.
 
         Args:
-          base: data, model and public start.
+          base: data, model and public backbone.
           users: people who train, for the number of virtual clients.
 
         Raises:

@@ -26,7 +26,7 @@ HEADER = (
     "@1e-2",
     "1-NN",
     "against the stronger centralized",
-    "gain over the public start",
+    "gain over the public backbone",
 )
 LARGEST_STATED = 16
 """Larger epsilons are not stated: about there the noise sampler's share uses up delta."""
@@ -58,7 +58,7 @@ class Line:
       nearest_neighbour: mean over seeds.
       relative: recall / that of the stronger centralized training of the same net, less 1; None
         without, and for that one itself.
-      gain: recall less that of the public start of the same net; None without.
+      gain: recall less that of the public backbone of the same net; None without.
       seconds: mean over seeds.
       certificates: what this noise costs, per population.
     """

@@ -81,7 +81,7 @@ def _load(source: str, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def public_backbone(config: RunConfig, public: Images, cache: Path) -> Any:
-    """The public start of a row; trained once per recipe and seed, then read from the cache."""
+    """The public backbone of a row; trained once per recipe and seed, then read from the cache."""
     recipe, seed = config.pretraining, config.training.seed
     backbone = build_backbone(config.model, seed)
     if recipe.kind == "none":
@@ -127,7 +127,7 @@ def with_noise(config: RunConfig, noise: float) -> RunConfig:
 def train_rounds(
     config: RunConfig, noise: float, start: Any, users: Images
 ) -> tuple[Any, dict[str, float]]:
-    """Trains by rounds from a public start; returns the model, and how the last rounds looked.
+    """Trains by rounds from a public backbone; returns the model, and how the last rounds looked.
 
     Coins and noise come from a fresh key: repeats differ in them as real runs do.
     """
@@ -153,7 +153,7 @@ def run_row(row: Row, base: RunConfig, split: Split, column: str, cache: Path) -
 
     Args:
       row: method, noise, seed and settings.
-      base: data, model and public start; the row's settings go on top.
+      base: data, model and public backbone; the row's settings go on top.
       split: who pretrains, trains and is evaluated.
       column: what the split divides.
       cache: folder of public backbones.

@@ -23,7 +23,7 @@ def allowed(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def other(allowed, tmp_path_factory):
-    """Another allowed run of the same policy, with less noise, from another public start."""
+    """Another allowed run of the same policy, with less noise, from another public backbone."""
     root = tmp_path_factory.mktemp("other")
     run = honest_run.copy_of(allowed, root / "policy of both")
     changes = {"mechanism.noise_multiplier": 1.9, "training.seed": 5, "release.version": "2"}

@@ -190,7 +190,7 @@ def test_utility_whose_gain_is_not_that_of_its_figures_is_not_read_whoever_signs
 def test_utility_that_was_measured_otherwise_is_denied_whoever_signs_it(run, change):
     run.rewrite(run.utility, **change)
     run.do_account()
-    with pytest.raises(GateDenied, match="utility report is of another"):
+    with pytest.raises(GateDenied, match="utility report belongs to another"):
         run.do_gate()
 
 

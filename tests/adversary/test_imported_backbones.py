@@ -196,7 +196,7 @@ def _virtual(file, name, folder):
 
 @pytest.mark.parametrize("reach", [_outside, _link, _virtual])
 def test_weights_that_lie_in_another_file_are_not_read(honest, tmp_path, reach):
-    """A bias of four numbers from a private photo would be published with the public start."""
+    """A bias of four numbers from a private photo would be published with the public backbone."""
     (tmp_path / "photo").write_bytes(np.full(4, 42, np.float32).tobytes())
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["x"] = np.full(4, 42, np.float32)

@@ -45,10 +45,10 @@ INSTRUCTION = re.compile(
     r"(add|allow|approve|ask|build|call|change|check|choose|clear|compile|connect|"
     r"convert|copy|correct|create|decrease|"
     r"define|delete|disable|do|drop|edit|embed|enable|evaluate|export|extend|fetch|find|fix|free|generate|give|grant|include|"
-    r"increase|install|keep|leave|list|lower|make|mount|move|name|omit|open|partition|pass|pin|plan|point|publish|put|"
+    r"increase|install|keep|leave|list|lower|make|mount|move|name|omit|open|partition|pass|pin|plan|point|pretrain|publish|put|"
     r"quote|raise|read|rebuild|recover|reduce|register|release|remove|rename|repair|repeat|replace|report|request|"
     r"reserve|resize|restore|resume|retry|rotate|run|save|see|select|send|set|sign|specify|split|start|"
-    r"state|stop|submit|switch|take|train|try|turn|update|upgrade|use|verify|wait|write)\b",
+    r"state|stop|submit|switch|take|train|try|tune|turn|update|upgrade|use|verify|wait|write)\b",
     re.IGNORECASE,
 )
 """An imperative at the start of a clause: what to do."""
@@ -132,6 +132,10 @@ class _Constants(ast.NodeTransformer):
         name = node.value.id if isinstance(node.value, ast.Name) else ""
         return self._texts.get(name, node)
 
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replaces a constant elsewhere."""
+        return self._texts.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
+
 
 def _name(node: ast.Call) -> str | None:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else None
@@ -143,6 +147,11 @@ def _texts_of_call(node: ast.Call) -> Iterator[tuple[str, str]]:
     if name in ERRORS:
         for text in _texts(node.args[0]) if node.args else ():
             yield "error", text
+    elif name == "Reason" and len(node.args) == 3:
+        for remedy in _texts(node.args[2]) or [""]:
+            for text in _texts(node.args[1]) or ["X"]:
+                whole = f"{text}. {remedy[:1].upper()}{remedy[1:]}"
+                yield ("error", whole) if remedy else ("output", text)
     elif name in ("say", "prompt", "confirm", "asked"):
         for argument in node.args:
             yield from (("output", text) for text in _texts(argument))

@@ -200,7 +200,7 @@ def test_checklist_has_every_rule_with_value_threshold_and_outcome(waived, tmp_p
 def test_audit_answers_yes_or_no_before_its_evidence(released, tmp_path):
     folder = run_folder(released, tmp_path / "runs")
     collect_reports(folder)
-    answer = "Yes: the priced mechanism ran, and every check of it passed."
+    answer = "Yes: the priced mechanism ran; all checks passed."
     assert title((folder.reports / "audit_report.html").read_text()) == answer
     assert answer in render_index(folder)
     audit, plan = read(released.audit, AuditReport).body, plan_mechanism(released.config)
@@ -209,7 +209,7 @@ def test_audit_answers_yes_or_no_before_its_evidence(released, tmp_path):
     failed = audit_answer(audit.model_copy(update={"mechanism": mechanism}), plan)
     assert failed == "No: the priced mechanism did not run as planned (fold differs)."
     unknown = audit_answer(audit.model_copy(update={"mechanism": None}), plan)
-    assert unknown.startswith("Not shown: ")
+    assert unknown.startswith("Unknown: ")
 
 
 def test_forged_verdict_is_not_shown(waiting, tmp_path):
@@ -243,7 +243,11 @@ def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tm
     folder = run_folder(run, tmp_path / "runs", **WAITING)
     out = call(capsys, "approve", folder.root, "--key", ada, "--yes")
     lines = out.splitlines()
-    order = ("Epsilon of one user, all runs: ", "Epsilon of this run: ", "Gain over the best start")
+    order = (
+        "Epsilon of one user, all runs: ",
+        "Epsilon of this run: ",
+        "Gain over the best baseline",
+    )
     assert [next(i for i, line in enumerate(lines) if line.startswith(s)) for s in order] == sorted(
         next(i for i, line in enumerate(lines) if line.startswith(s)) for s in order
     )

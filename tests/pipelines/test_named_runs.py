@@ -72,7 +72,7 @@ def test_results_name_the_baseline_that_decided(folder, capsys):
     last = (header.split(" | ")[-2], row.split(" | ")[-2])
     assert last == (
         "gain in points, over the baseline that decided",
-        "+20.0 [+10.0, +30.0] over an untrained start",
+        "+20.0 [+10.0, +30.0] over the untrained initial weights",
     )
 
 
@@ -84,7 +84,7 @@ def test_deciding_baseline_is_the_best_of_those_measured(released):
     better = start.model_copy(
         update={"recall_at_far": {rate: start.recall_at_far[rate].model_copy(update={"value": 1})}}
     )
-    assert deciding_start(report) == "an untrained start"
+    assert deciding_start(report) == "the untrained initial weights"
     assert deciding_start(report.model_copy(update={"raw_pixels": better})) == STARTS["raw_pixels"]
 
 

@@ -398,7 +398,7 @@ def test_table_arithmetic():
     assert price_cells(again) == [("DP-FedEmb, DP-FedAvg", "0.01", "1.5 (3e8)", "-", "-")]
     assert verdict(lines) == [
         "lenet, DP-FedEmb at noise 0.01: 0.420, -20 % [-40, -20] against the stronger centralized "
-        "training; gain over the public start +0.110, above zero."
+        "training; gain over the public backbone +0.110, above zero."
     ]
     assert "not all there yet" in verdict([])[0]
 

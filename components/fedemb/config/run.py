@@ -216,7 +216,7 @@ class RunConfig(Section):
             )
         if self.model.trainable == "head" and (unit.views > 1 or unit.flip or unit.crop_padding):
             raise ValueError(
-                "model.trainable=head computes the features of an image once, so there are no views"
+                "model.trainable=head computes the features of an image once, without views"
                 " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
             )
 

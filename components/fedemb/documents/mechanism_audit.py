@@ -152,7 +152,7 @@ class MechanismAudit(Part):
         wrong: dict[str, str] = {}
         if receipts.rounds != plan.rounds or receipts.failed or not receipts.together:
             wrong["noise_receipt_failed"] = (
-                f"of {plan.rounds} rounds {receipts.rounds} were looked at for their noise, "
+                f"the noise of {receipts.rounds} of {plan.rounds} rounds was checked, "
                 f"{receipts.failed} of them do not hold it in full, and all together "
                 f"{'do' if receipts.together else 'do not'}"
             )

@@ -15,7 +15,7 @@ DESCRIPTIONS = {
     "metrics": "Figures that runs are compared by.",
     "model": "The noised model, its card and its public round log; signed.",
     "outcome": "How the run ended: verdict, figures, reasons, reports and lineage.",
-    "pretrained": "The public start of the backbone; signed.",
+    "pretrained": "Public backbone; signed.",
     "privacy_page": "The privacy report as a page.",
     "privacy_plan": "What the mechanism will do and cost; signed before anything runs.",
     "privacy_report": "What ran and what it cost, this run and all of its policy; signed.",

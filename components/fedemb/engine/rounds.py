@@ -85,13 +85,13 @@ def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random
     return np.random.SeedSequence([seed, round_index, grouping, group])
 
 
-def pack(clients: Sequence[LocalData], nobody: LocalData) -> Share:
-    """Concatenates clients; `nobody` has the shapes and no examples."""
+def pack(clients: Sequence[LocalData], empty: LocalData) -> Share:
+    """Concatenates clients; `empty` has the shapes and no examples."""
 
     def starts(part: str) -> np.ndarray:
         return np.cumsum([0, *(len(getattr(c, part)) for c in clients)], dtype=np.int32)
 
-    parts = zip(nobody, *clients, strict=True)
+    parts = zip(empty, *clients, strict=True)
     return Share(LocalData._make(map(np.concatenate, parts)), starts("rows"), starts("head"))
 
 

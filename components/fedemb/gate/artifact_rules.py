@@ -77,7 +77,7 @@ def bindings(case: Case) -> Iterator[Reason]:
         if found != wanted:
             yield Reason(
                 "not_what_was_reserved",
-                f"{name} is not what the ledger holds for run {reservation.run_id!r}",
+                f"{name} differs from the reservation of run {reservation.run_id!r}",
                 "release the artifacts of one run together; if something changed since the "
                 "reservation, start a run with a new id",
             )
@@ -93,7 +93,7 @@ def bindings(case: Case) -> Iterator[Reason]:
     if recomputed != bind.body["inputs_sha"]:
         yield Reason(
             "inputs_differ",
-            "the digest of all inputs does not follow from plan, configuration, initial weights, "
+            "the digest of all inputs differs from that of plan, configuration, initial weights, "
             "data commitment and code",
             "start a run with a new id",
         )
@@ -109,7 +109,7 @@ def rounds(case: Case) -> Iterator[Reason]:
     if not ran <= started <= case.reservation.rounds == case.plan.rounds:
         yield Reason(
             "more_rounds_than_reserved",
-            f"the model ran {ran} rounds, {started} were committed and "
+            f"the model was trained for {ran} rounds, but {started} rounds were committed and "
             f"{case.reservation.rounds} reserved",
             "start a run with a new id that reserves all its rounds",
         )
@@ -117,29 +117,29 @@ def rounds(case: Case) -> Iterator[Reason]:
         yield Reason(
             "stopped_early",
             f"the training stopped after {ran} of {case.plan.rounds} planned rounds, {started} of "
-            "them committed; when to stop may have been read off private data",
-            "run all planned rounds; or let the policy owner declare why it stopped: "
+            "them committed; private data may have decided when to stop",
+            "run all planned rounds; or let the policy owner declare why the training stopped: "
             + waiver("stopped_early"),
         )
     if [line.round for line in evidence.rounds] != list(range(started)):
         yield Reason(
             "round_log_incomplete",
-            "the round log does not hold each committed round once, in order",
+            "the round log does not list each committed round once, in order",
             "resume the training, or start a run with a new id",
         )
     if attempt.commit.body["round_log"]["sha"] != evidence.model_files["rounds.jsonl"]:
         yield Reason(
             "round_log_changed",
-            "the round log is not the one the trainer signed at commit",
-            "take the model artifact from the training step again",
+            "the round log differs from the one that the trainer signed at commit",
+            "use the model artifact of the training step",
         )
     for index, line in enumerate(evidence.rounds):
         expected = public_line(case.plan, index, line.output_sha)
         if differences(expected.model_dump(), line.model_dump(), tolerance=0.0):
             yield Reason(
                 "round_line_differs",
-                f"line {index} of the round log is not the public line of its round: number, "
-                "planned clients, planned event, digest of the noised output, and nothing else",
+                f"line {index} of the round log must have exactly the round number, the planned "
+                "clients, the planned event and the digest of the noised output of its round",
                 "start a run with a new id",
             )
 
@@ -163,10 +163,9 @@ def audit(case: Case) -> Iterator[Reason]:
     if "full" in levels and audit.mechanism is None:
         yield Reason(
             "audit_full_missing",
-            "the policy asks for audit_level full, and the trainer gave no evidence of its "
+            "the policy requires audit_level: full, but the trainer wrote no evidence of its "
             "mechanism",
-            "train with this version, or start a policy with audit_level: monitoring and say so to "
-            "its readers",
+            "train with this version, or create a policy with audit_level: monitoring",
         )
     compared = audit.independence
     if audit.mechanism is not None and compared is None and case.evidence.audit.version > 2:
@@ -177,11 +176,11 @@ def audit(case: Case) -> Iterator[Reason]:
         )
     if compared is not None and (problem := compared.problem(case.plan.rounds)):
         yield Reason(
-            "independence_failed", problem, "do not release; what was priced is not what ran"
+            "independence_failed", problem, "do not release; the priced mechanism did not run"
         )
     if audit.mechanism is not None:
         for code, words in audit.mechanism.failed(case.plan).items():
-            yield Reason(code, words, "do not release; what was priced is not what ran")
+            yield Reason(code, words, "do not release; the priced mechanism did not run")
     for name, found, wanted in (
         ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
         ("mechanism", audit.mechanism, model.mechanism_audit),
@@ -196,12 +195,12 @@ def audit(case: Case) -> Iterator[Reason]:
         ("split_by_value", audit.split_by_value, config.partition.evaluation.by == "value"),
     ):
         if found != wanted:
-            yield Reason("audit_stale", f"the audit is of another {name}", again)
+            yield Reason("audit_stale", f"the audit belongs to another {name}", again)
     if audit.self_test.failed:
         yield Reason(
             "auditor_blind",
-            f"the auditor failed its own test ({', '.join(audit.self_test.failed)}), so its "
-            "finding means nothing",
+            f"the auditor failed its self-test ({', '.join(audit.self_test.failed)}), so its "
+            "finding is not valid",
             "fix components/audit_privacy",
         )
     own = privacy_code_digest() if case.same_environment else None
@@ -218,13 +217,13 @@ def audit(case: Case) -> Iterator[Reason]:
     if bound is not None and not (epsilon is not None and 0 <= bound <= epsilon < math.inf):
         yield Reason(
             "audit_refutes",
-            f"the audit's lower bound {bound} is above the certified epsilon, or no bound",
-            "do not release; look for the leak",
+            f"the lower bound {bound} of the audit is above the certified epsilon or not finite",
+            "do not release; find the leak",
         )
     if audit.figures != "private" or audit.measured is not None:
         yield Reason(
             "audit_figures_open",
-            "the audit holds exact figures of training users, which no noise covers",
+            "the audit report has exact figures of training users, without noise",
             again,
         )
 
@@ -275,20 +274,22 @@ def model(case: Case) -> Iterator[Reason]:
     if case.evidence.model.body.weights_sha != case.evidence.model_files["backbone.keras"]:
         yield Reason(
             "weights_differ",
-            "the model file is not the one whose digest model.json names",
-            "take the model artifact from the training step again",
+            "the digest of the model file differs from model.json",
+            "use the model artifact of the training step",
         )
     commit = case.attempt.commit
     if commit is None or commit.body["round_log"]["card_sha"] != case.evidence.model.sha:
         yield Reason(
             "model_card_changed",
-            "model.json is not the one the trainer signed at commit: it names weights, tensors and "
-            "whose key drew the noise",
-            "take the model artifact from the training step again",
+            "model.json, the card of weights, tensors and noise key, differs from "
+            "the one that the trainer signed at commit",
+            "use the model artifact of the training step",
         )
     problem = tensor_problem(case.evidence.tensors, case.evidence.model.body.tensors)
     if problem:
-        yield Reason("foreign_tensor", problem, "save the backbone alone, without head or slots")
+        yield Reason(
+            "foreign_tensor", problem, "save only the backbone, without head and optimizer slots"
+        )
 
 
 def pretraining(case: Case) -> Iterator[Reason]:
@@ -296,7 +297,7 @@ def pretraining(case: Case) -> Iterator[Reason]:
     if case.evidence.config.pretraining.kind == "import":
         yield Reason(
             "pretraining_overlap_unchecked",
-            "nobody checked that the imported backbone never saw private images",
+            "the training images of the imported backbone are unknown, perhaps private ones",
             "pretrain from public images, or let the policy owner "
             + waiver("pretraining_overlap_unchecked"),
         )
@@ -321,8 +322,8 @@ def clock(case: Case) -> Iterator[Reason]:
     if not earliest - CLOCK_TOLERANCE <= made <= case.now + CLOCK_TOLERANCE:
         yield Reason(
             "clock_skewed",
-            "the report's time lies before the commit or in the future",
-            "set the clocks right, then run account_privacy again",
+            "the time of the report is before the commit or in the future",
+            "correct the clocks, then run account_privacy again",
         )
 
 
@@ -341,4 +342,8 @@ def rebuilt(case: Case) -> Iterator[Reason]:
         tolerance = LATER_TOLERANCE
         expected["accounting"]["version"] = case.report.accounting.version
     for path in differences(expected, found, tolerance=tolerance):
-        yield Reason("report_differs", f"the report's {path} is not what the evidence gives", RERUN)
+        yield Reason(
+            "report_differs",
+            f"{path} of the report differs from the value that the evidence gives",
+            RERUN,
+        )

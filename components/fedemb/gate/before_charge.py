@@ -174,7 +174,7 @@ def _problems(
     if not (plan.private and plan.proof):
         yield (
             f"mechanism {plan.kind} under {plan.relation.name} has no proven guarantee",
-            "choose another mechanism",
+            "use another mechanism",
         )
     if not 0 < policy.delta < 1 / terms.users_lower_bound:
         yield (
@@ -185,8 +185,8 @@ def _problems(
     guarantee = guarantee_of(plan, policy.delta)
     if not 0 < guarantee.epsilon < math.inf:
         yield (
-            f"epsilon is {guarantee.epsilon}, so there is no guarantee",
-            "choose a mechanism with noise",
+            f"epsilon is {guarantee.epsilon}, which guarantees nothing",
+            "use a mechanism with noise",
         )
     renyi = epsilon_rdp(plan, policy.delta)
     if guarantee.accountant == "pld" and accountants_disagree(guarantee.epsilon, renyi):

@@ -38,7 +38,7 @@ def ledger(case: Case) -> Iterator[Reason]:
                     "block_over_cap",
                     f"block {block!r} has spent epsilon={spent.epsilon:.4g} of its cap "
                     f"{terms.epsilon_cap:g}",
-                    "nothing more of this block can be released; use other blocks",
+                    "use other blocks; no model of this block can be released",
                 )
     asked = terms_of(case.evidence.config, terms.series)
     if not case.same_environment:  # a bundle does not contain the store addresses
@@ -47,7 +47,7 @@ def ledger(case: Case) -> Iterator[Reason]:
         yield Reason(
             "policy_differs",
             difference,
-            "run with the terms of the policy, or start another policy",
+            "use the terms of the policy, or create a new policy",
         )
 
 
@@ -59,7 +59,7 @@ def reservation(case: Case) -> Iterator[Reason]:
         yield Reason(
             "not_committed",
             f"run {case.reservation.run_id!r} is {attempt.status} in the ledger, not committed",
-            "let the training finish; it commits as its last act",
+            "finish the training, which commits as its last act",
         )
     if case.reservation.purpose != "release" or config.purpose != "release":
         yield Reason(
@@ -82,14 +82,14 @@ def mechanism(case: Case) -> Iterator[Reason]:
         yield Reason(
             "no_proof",
             f"mechanism {plan.kind} under {plan.relation.name} has no proven guarantee",
-            f"choose another mechanism; {next(iter(MECHANISMS))} is the default",
+            f"use another mechanism; {next(iter(MECHANISMS))} is the default",
         )
     event = event_to_json(plan.event())
     documents = (case.report.accounting, case.reservation, case.evidence.plan.body)
     if any(document.event != event for document in documents):
         yield Reason(
             "event_differs",
-            "the event of plan, report or reservation is not the one recomputed from the plan",
+            "the event of plan, report or reservation differs from the recomputed event",
             RERUN,
         )
     if case.reservation.relation != plan.relation.name:
@@ -100,10 +100,10 @@ def mechanism(case: Case) -> Iterator[Reason]:
     if promised and not covers_change_own_data(case.evidence.config, plan):
         yield Reason(
             "change_not_covered",
-            "the policy promises to cover users who change their own data, and epsilon does not "
-            "hold for them",
-            "take group_poisson_gaussian, hold users out by hash and name no cohort column, or "
-            "start a policy without that promise",
+            "policy.covers_change_own_data is true, but epsilon does not hold for users who change "
+            "their own data",
+            "use group_poisson_gaussian, hold users out by hash and set no cohort column, or "
+            "create a policy with covers_change_own_data: false",
         )
     accounting.library_version()
 
@@ -116,13 +116,13 @@ def epsilon(case: Case) -> Iterator[Reason]:
     if not (0 < epsilon < math.inf):
         yield Reason(
             "no_privacy",
-            f"epsilon is {epsilon}, so there is no guarantee",
-            "choose a mechanism with noise",
+            f"epsilon is {epsilon}, which guarantees nothing",
+            "use a mechanism with noise",
         )
     if not (claimed is not None and abs(claimed - epsilon) <= 0.01 * epsilon):
         yield Reason(
             "epsilon_differs",
-            f"the report says epsilon={claimed}, recomputed is {epsilon:.6g}",
+            f"the report has epsilon={claimed}, but the recomputed value is {epsilon:.6g}",
             RERUN,
         )
     if not epsilon <= terms.epsilon_cap:
@@ -136,21 +136,21 @@ def epsilon(case: Case) -> Iterator[Reason]:
         yield Reason(
             "delta_too_large",
             f"delta={policy.delta:g} is not below 1/{terms.users_lower_bound}, or not the policy's",
-            "lower policy.delta and start another policy",
+            "lower policy.delta and create a new policy",
         )
     customary = terms.users_lower_bound**-1.1
     if not policy.delta <= customary:
         yield Reason(
             "delta_above_customary",
             f"delta={policy.delta:g} is above users_lower_bound**-1.1={customary:.3g}",
-            "start another policy with a lower policy.delta, or let the policy owner "
+            "create a new policy with a lower policy.delta, or let the policy owner "
             + waiver("delta_above_customary"),
         )
     renyi = epsilon_rdp(plan, policy.delta)
     if guarantee.accountant == "pld" and accountants_disagree(epsilon, renyi):
         yield Reason(
             "accountants_disagree",
-            f"RDP gives epsilon={renyi}, PLD {epsilon:.4g}: PLD should not be above it",
+            f"epsilon by RDP is {renyi}, below {epsilon:.4g} by PLD, which is the tighter bound",
             "report this as a bug of the accounting",
         )
 
@@ -174,10 +174,10 @@ def approvals(case: Case) -> Iterator[Reason]:
     if not len(given) >= needed:
         yield Reason(
             "not_approved",
-            f"the policy wants {needed} approvals of report {case.signed.sha[:12]}, and the ledger "
-            f"holds {len(given)}{''.join(f', by {record.actor}' for record in given)}",
-            "ask them to read it and run `fedemb approve`, then go on with `fedemb run --resume "
-            "RUN --from gate_release`",
+            f"the policy requires {needed} approvals of report {case.signed.sha[:12]}, and the "
+            f"ledger has {len(given)}{''.join(f', by {record.actor}' for record in given)}",
+            "ask the approvers to read the report and run `fedemb approve`, then resume with "
+            "`fedemb run --resume RUN --from gate_release`",
         )
 
 
@@ -187,7 +187,7 @@ def tuning(case: Case) -> Iterator[Reason]:
     if not trials <= found:
         yield Reason(
             "tuning_not_charged",
-            f"{trials} private runs were looked at to choose the hyperparameters, and the ledger "
-            f"holds {found} other runs before this one",
-            "tune under the policy that is charged for it, or on public images",
+            f"{trials} private runs were compared to choose the hyperparameters, but the ledger "
+            f"has {found} other runs before this one",
+            "tune under this policy, or on public images",
         )

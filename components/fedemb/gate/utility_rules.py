@@ -14,7 +14,7 @@ from fedemb.gate.case import Case, Reason, waiver
 from fedemb.reports.utility_words import LEAST_RESAMPLED, best_start, few_resampled
 
 _REMEDY = (
-    "train on more data, with less noise or from a better public start; or let the policy owner "
+    "train on more data, with less noise or from a better public backbone; or let the policy owner "
 )
 
 
@@ -57,13 +57,13 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
         if found != expected:
             yield Reason(
                 "utility_stale",
-                f"the utility report is of another {name}",
+                f"the utility report belongs to another {name}",
                 f"run {step} on this model, then account_privacy",
             )
     if utility.simulation or not_private:
         yield Reason(
             "utility_without_privacy",
-            "the utility report holds figures of a model trained without privacy",
+            "the utility report has figures of a model trained without privacy",
             f"run {step} with the configuration of this release",
         )
 
@@ -99,13 +99,13 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
         yield Reason(
             code,
             f"the gain over {best_start(utility)} is {_points(gain)}, and {few_resampled(utility)}",
-            f"hold out more (partition.evaluation); or {remedy}",
+            f"increase partition.evaluation.fraction; or {remedy}",
         )
     elif gain is None or not gain.low > least:
         yield Reason(
             code,
-            f"the gain over {best_start(utility)} is {_points(gain)}, and its interval does "
-            f"not lie above {100 * least:g} points (release.min_gain_over_public)",
+            f"the gain over {best_start(utility)} is {_points(gain)}; its interval must be "
+            f"above {100 * least:g} points (release.min_gain_over_public)",
             remedy,
         )
 

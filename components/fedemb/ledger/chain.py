@@ -71,7 +71,7 @@ class Chain:
         """
         if not self.records:
             raise LedgerError(
-                f"there is no ledger of policy {self.policy_id!r} in {self.store.uri}; make one "
+                f"no ledger of policy {self.policy_id!r} in {self.store.uri}; create one "
                 "with `fedemb ledger init`, or name the right store"
             )
         return self.records[-1]

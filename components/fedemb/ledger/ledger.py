@@ -83,7 +83,7 @@ class Ledger:
         terms = self.state.terms
         if terms is None:
             raise LedgerError(
-                f"there is no ledger of policy {self.policy_id!r} in {self.chain.store.uri}; make "
+                f"no ledger of policy {self.policy_id!r} in {self.chain.store.uri}; create "
                 "one with `fedemb ledger init`, or name the right store"
             )
         return terms

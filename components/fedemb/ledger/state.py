@@ -126,7 +126,9 @@ class LedgerState:
         """
         for record in records:
             if (record.sequence == 0) != (record.kind == "policy"):
-                _broken(record, "a ledger begins with its policy and holds no other")
+                _broken(
+                    record, "the first record must be the policy, and no other record may be one"
+                )
             getattr(self, f"_on_{record.kind}")(record, trust)
             self.replayed += 1
 
@@ -281,7 +283,7 @@ class LedgerState:
         if not record.run_id or record.attempt != self.last_attempt(record.run_id) + 1:
             _broken(record, "attempts of a run are numbered from 1 without gaps")
         if not set(body["blocks"]) <= set(body["blocks_requested"]) or body["rounds"] < 1:
-            _broken(record, "it takes blocks nobody asked for, or no rounds")
+            _broken(record, "it charges blocks that were not requested, or no rounds")
         if self.terms is None or body["delta"] != self.terms.delta:
             _broken(record, "its delta is not the policy's")
         if not self.terms.users.cut(body["blocks_requested"]):

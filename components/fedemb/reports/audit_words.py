@@ -10,18 +10,18 @@ from fedemb.privacy.accounting.units import count_of
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 LIMITATIONS = (
-    "It attacks with one simple score. A stronger attack may find more.",
-    "The attack bounds no epsilon: only the accounting can promise, and only planted canaries can "
-    "refute with a stated confidence.",
-    "It looks at many on average. A single unusual one may be exposed and not be seen here.",
-    "It sees the final model only, not the rounds.",
-    "Those who trained and those held out may differ for reasons other than training; the "
-    "comparison with the public start takes most of that out, not all.",
+    "It uses one simple score. A stronger attack may find more.",
+    "The attack does not bound epsilon. Only the accounting guarantees epsilon, and only planted "
+    "canaries can refute it with a stated confidence.",
+    "It averages over many. A single unusual one may be exposed without being detected.",
+    "It uses the final model only, not the rounds.",
+    "Training and held-out users may differ for reasons other than training. The comparison with "
+    "the public backbone removes most of this difference, not all.",
 )
 
 _WHERE = (
     "its figures are exact functions of training {who}, so they stay in the private root "
-    "(audit/audit.html), for the data owner"
+    "(audit/audit.html) for the data owner"
 )
 
 
@@ -30,15 +30,15 @@ def _range(estimate: Interval) -> str:
 
 
 def mechanism_sentence(audit: MechanismAudit, independence: Independence | None, unit: Unit) -> str:
-    """Returns which evidence was checked that the accounted mechanism ran, and the result."""
+    """Returns the evidence that the accounted mechanism ran, and the result of each check."""
     receipts, canaries, bounds = audit.receipts, audit.canaries, audit.lower_bounds
     whole = not receipts.failed and receipts.together
     parts = [
-        f"the outputs of {count_of(receipts.rounds, 'round')} {'hold' if whole else 'do NOT hold'} "
-        "their noise, drawn again from its key",
+        f"the outputs of {count_of(receipts.rounds, 'round')} "
+        f"{'contain' if whole else 'do NOT contain'} the noise of their keys",
         f"the committed means {'give' if audit.fold.same else 'do NOT give'} the released weights",
-        f"{count_of(audit.replay.rounds, 'round')} run again without one of their {unit}s came out "
-        f"{'as they must' if not audit.replay.failed else 'WRONG'}",
+        f"the replay of {count_of(audit.replay.rounds, 'round')} without one of their {unit}s "
+        f"{'gave the expected sums' if not audit.replay.failed else 'FAILED'}",
     ]
     if independence is not None:
         found = independence.failed
@@ -55,8 +55,8 @@ def mechanism_sentence(audit: MechanismAudit, independence: Independence | None,
         )
     if bounds is not None:
         parts.append(
-            f"their scores bound epsilon from below, at 95 %, by {bounds.one_run:.3g} (one run) "
-            f"and {bounds.f_dp:.3g} (f-DP), on which nothing rests"
+            f"their scores give lower bounds on epsilon at 95 %: {bounds.one_run:.3g} (one run) "
+            f"and {bounds.f_dp:.3g} (f-DP); no rule uses them"
         )
     return f"Did the priced mechanism run: {'; '.join(parts)}."
 
@@ -65,17 +65,17 @@ def audit_answer(report: AuditReport, plan: MechanismPlan) -> str:
     """Returns yes or no: whether the accounted mechanism ran, as far as the audit can detect."""
     who = f"{report.unit}s"
     if report.self_test.failed:
-        return "No: the auditor failed its own test, so it shows nothing."
+        return "No: the auditor failed its self-test, so its result is not valid."
     calibrated = report.measured and report.measured.calibrated.auroc
     if calibrated is not None and finding(calibrated) == "leak" and not report.split_by_value:
         return f"No: training {who} are distinguishable from held-out ones."
     if report.mechanism is None:
-        return "Not shown: this audit has no evidence that the priced mechanism ran."
+        return "Unknown: this audit has no evidence that the priced mechanism ran."
     failed = report.mechanism.failed(plan)
     if failed:
         names = ", ".join(code.replace("_", " ") for code in failed)
         return f"No: the priced mechanism did not run as planned ({names})."
-    return "Yes: the priced mechanism ran, and every check of it passed."
+    return "Yes: the priced mechanism ran; all checks passed."
 
 
 def audit_sentence(report: AuditReport) -> str:
@@ -93,8 +93,8 @@ def _attack_sentence(report: AuditReport) -> str:
     failed, who = report.self_test.failed, f"{report.unit}s"
     if failed:
         return (
-            f"The auditor failed its own test ({', '.join(failed)}), so nothing it says about the "
-            "model counts; fix components/audit_privacy before any release."
+            f"The auditor failed its self-test ({', '.join(failed)}), so its result is not valid. "
+            "Fix components/audit_privacy before any release."
         )
     if report.figures == "private":
         return (
@@ -103,27 +103,27 @@ def _attack_sentence(report: AuditReport) -> str:
         )
     if report.measured is None:
         return (
-            f"Monitoring only: there are too few {who} that can be scored on one of the sides, or "
-            "the model gives numbers that are not finite, so the attack was not run."
+            f"Monitoring only: the attack was not run, because one side has too few {who} with a "
+            "score, or the model returns values that are not finite."
         )
     plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
     figures = (
-        f"AUROC {_range(plain)}, and {_range(calibrated)} after subtracting the same score under "
-        "the public start; 0.5 is blind"
+        f"AUROC {_range(plain)}, and {_range(calibrated)} after subtracting the score of the "
+        "public backbone; 0.5 means no signal"
     )
     if finding(calibrated) == "leak":
         words = (
-            f"Training {who} can be told from held-out ones better than by chance"
+            f"Training {who} can be distinguished from held-out ones better than by chance"
             if not report.split_by_value
             else f"Training {who} score higher than held-out ones, which are of another population"
         )
     elif "reversed" in (finding(plain), finding(calibrated)):
         words = (
             f"Training {who} score LOWER than held-out ones: the two sides differ for a reason "
-            "other than memory, and the attack is blind to what that hides"
+            "other than training, so the attack is not valid"
         )
     elif finding(plain) == "leak":
-        words = f"Training {who} score higher, and so they did before private training"
+        words = f"Training {who} score higher, as they did before private training"
     else:
-        words = f"This attack does not tell training {who} from held-out ones"
+        words = f"This attack does not distinguish training {who} from held-out ones"
     return f"Monitoring only, no bound on epsilon. {words} ({figures})."

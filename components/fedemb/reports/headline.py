@@ -31,7 +31,7 @@ State = Literal[
     "Unknown",
 ]
 WORDS = 12
-"""Maximum number of words of a title."""
+"""Maximum length of a title, in words."""
 _STOPPED = {
     1: "a bug or a broken environment",
     2: "a wrong configuration or input",
@@ -126,7 +126,7 @@ class Figures:
                 f"Epsilon of one {self.unit}, all runs", _epsilon(self.epsilon_all), of_cap + at
             ),
             Figure("Epsilon of this run", _epsilon(self.epsilon_run), at.strip()),
-            Figure("Gain over the best start", _points(self.gain), self._interval()),
+            Figure("Gain over the best baseline", _points(self.gain), self._interval()),
         )
 
     def sentence(self) -> str:

@@ -28,20 +28,20 @@ BACKENDS: dict[Backend, str] = {"tensorflow": "TensorFlow", "jax": "JAX"}
 def assumptions(unit: Unit) -> dict[str, str]:
     """Returns the assumptions of the guarantee, by code."""
     rows = {
-        "owner_of_record": "Every image is under the id of the user it is about; an image of two "
-        "people protects the owner of the record only.",
-        "one_row_an_image": "Every image is one row, the same in every run of the policy; a copy "
-        "of it in another row is another image, with an account of its own.",
+        "owner_of_record": "Every image has the id of the user that it shows. An image of two "
+        "people protects only the user whose id it has.",
+        "one_row_an_image": "Every image is one row, the same in every run of the policy. A copy "
+        "in another row counts as another image, with a separate budget.",
         "computational": "Noise and sampling coins come from ciphers (ChaCha20, AES-256) under a "
-        "secret key, so the guarantee is computational: it holds against whoever cannot break "
-        "them.",
-        "private_root": "Whoever reads the private root (images, diagnostics, rejects, raw audit "
-        "scores, logs of failures) is outside the guarantee.",
+        "secret key, so the guarantee is computational: it holds against adversaries who cannot "
+        "break these ciphers.",
+        "private_root": "Readers of the private root (images, diagnostics, rejects, raw audit "
+        "scores, logs of failures) are outside the guarantee.",
         "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
         "same in every run of the policy; another id or cohort would be charged to another "
-        "account. Whoever has records of several cohorts takes no part.",
-        "preflight": "The thresholds of fedemb check-data are the data owner's preflight and "
-        "lie before the guarantee.",
+        "budget. A user with records of several cohorts does not train.",
+        "preflight": "The thresholds of fedemb check-data are a check by the data owner before "
+        "the run and are outside the guarantee.",
     }
     others = {"user": {"one_row_an_image"}, "image": {"owner_of_record", "one_id_and_cohort"}}
     return {code: words for code, words in rows.items() if code not in others[unit]}
@@ -55,15 +55,15 @@ def limitations(unit: Unit) -> dict[str, str]:
         **several,
         "evaluation_users": f"Held-out evaluation {words.many} are not covered: the utility "
         "figures are exact on them.",
-        "declared_tuning": "How hyperparameters were chosen is declared, not observed: each "
-        "private run that was looked at costs its own price in the ledger, and what lies in no "
-        "ledger is not covered.",
-        "monitoring": "The attack of the audit is monitoring: it can raise suspicion, and neither "
-        "bounds epsilon nor proves anything.",
-        "timing": f"How long steps take depends on how many {words.many} took part; whoever "
-        "watches the pipeline's clock sees that, and it is not covered.",
-        "other_policies": f"Other policies over the same {words.many} add up; this report knows "
-        "its own ledger only.",
+        "declared_tuning": "The choice of hyperparameters is declared, not observed: each "
+        "private run whose results were used has its own price in the ledger. Runs outside the "
+        "ledger are not covered.",
+        "monitoring": "The attack of the audit is monitoring only: it does not bound epsilon and "
+        "does not prove privacy.",
+        "timing": f"The duration of steps depends on the number of {words.many} that participate. "
+        "Observers of the pipeline can measure it, and it is not covered.",
+        "other_policies": f"Budgets of other policies for the same {words.many} add up. This "
+        "report includes its own ledger only.",
     }
 
 
@@ -88,7 +88,7 @@ def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:
 
 
 def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
-    """Returns the guarantee of a report as one sentence, with covered and uncovered people.
+    """Returns the guarantee of a report as one sentence, with covered and uncovered users.
 
     A report of version 1 does not contain the number of held-out users.
     """

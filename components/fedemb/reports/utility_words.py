@@ -9,14 +9,14 @@ from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.privacy.accounting.units import UNITS
 
 LEAST_RESAMPLED = 6
-"""Minimum number of identities or units for an interval. Five without a gain all seem to gain by
-chance once in 32 times, and then every resample of them does."""
+"""Minimum number of identities or units for an interval. With five identities and no real gain, all
+five gain by chance in 1 of 32 cases, and every resample of them shows a gain."""
 
 
 STARTS = {
-    "public_backbone": "the public start",
+    "public_backbone": "the public backbone",
     "frozen_features": "its frozen features",
-    "untrained": "an untrained net",
+    "untrained": "an untrained network",
     "raw_pixels": "raw pixels",
     "most_frequent": "the most frequent class",
 }
@@ -24,11 +24,11 @@ STARTS = {
 
 
 def covers(unit: Unit) -> str:
-    """Returns the people that the guarantee covers, and the people that the figures describe."""
+    """Returns the units that the guarantee covers, and those that the figures describe."""
     many = UNITS[unit].many
     return (
         f"The privacy guarantee covers training {many} only. The figures are exact, without "
-        f"noise, on evaluation {many}, which never trained and which it does not cover."
+        f"noise, on evaluation {many}, which never train and are not covered."
     )
 
 
@@ -69,8 +69,8 @@ def cost_of_privacy(parts: ClassifiedParts, kind: str) -> str | None:
         return None
     (most, worst), (least, best) = max(costs), min(costs)
     return (
-        f"Against training without privacy top-1 is from {_lower(least)} ({kind} {best}) to "
-        f"{_lower(most)} ({kind} {worst}); of such ends of a list chance has its share."
+        f"Compared with training without privacy, top-1 is from {_lower(least)} ({kind} {best}) to "
+        f"{_lower(most)} ({kind} {worst}); part of this range is chance."
     )
 
 
@@ -95,11 +95,11 @@ def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
     floors: list[str] = []
     if least is not None:
         floors.append(
-            f"a gain over the best start whose interval lies above {100 * least:g} points"
+            f"a gain over the best baseline with an interval above {100 * least:g} points"
         )
     if no_worse_than is not None:
         floors.append("figures not certainly worse than those of the previous release")
-    return f"The gate asked for {' and '.join(floors) or 'no gain'}."
+    return f"The gate requires {' and '.join(floors) or 'no gain'}."
 
 
 def utility_sentence(report: AnyUtility) -> str:
@@ -111,8 +111,8 @@ def _embeddings(report: UtilityReport) -> str:
     rate, recall = report.headline_rate, report.headline()
     if report.evaluated is None or rate is None or recall is None:
         return (
-            "Utility could not be measured: the held-out users give no pair of images of one "
-            "identity and of two; hold out more users (partition.evaluation)."
+            "Utility could not be measured: the held-out users must include two images of one "
+            "identity, and two identities. Increase partition.evaluation.fraction."
         )
     text = (
         f"On {report.evaluated.identities:,} identities that never trained, the model recognises "
@@ -135,7 +135,7 @@ def _too_few(report: AnyUtility) -> str:
     if report.resampled >= LEAST_RESAMPLED:
         return ""
     few = f"fewer than {LEAST_RESAMPLED} {_many(report)}"
-    return f" No interval is shown for {few}; hold out more."
+    return f" No interval is shown for {few}; increase partition.evaluation.fraction."
 
 
 def best_start(report: AnyUtility) -> str:
@@ -154,7 +154,7 @@ def deciding_start(report: AnyUtility) -> str:
 
 def _start(report: AnyUtility, name: str) -> str:
     if name == "public_backbone" and report.public_kind == "none":
-        return "an untrained start"
+        return "the untrained initial weights"
     return STARTS[name]
 
 
@@ -162,8 +162,8 @@ def _classifier(report: ClassifierReport) -> str:
     top_1 = report.headline()
     if top_1 is None:
         return (
-            f"Utility could not be measured: no {report.unit} was held out; hold out more "
-            "(partition.evaluation)."
+            f"Utility could not be measured: no {report.unit} was held out. Increase "
+            "partition.evaluation.fraction."
         )
     images = f"{report.images:,} images"
     whose = f"of {report.units:,} users who" if report.unit == "user" else "that"

@@ -488,7 +488,7 @@ def locate(uri: str) -> Located:
     store = open_store(uri)
     if store.local_root is not None:
         if not store.local_root.is_dir():
-            raise InputError(f"there is no release folder {uri}; check the address")
+            raise InputError(f"no release folder at {uri}; check the address")
         return Located(uri, None)
     parent, _, version = uri.rstrip("/").rpartition("/")
     if parent.endswith(":/"):

@@ -165,9 +165,9 @@ WILD = {**honest_run.SELF_TEST, "no_leak": {"auroc": 0.5, "alarms": 20, "trials"
         (found("leak", "leak"), "better than by chance"),
         (found("leak", "leak", split_by_value=True), "another population"),
         (found("nothing", "reversed"), "LOWER"),
-        (found("leak", "nothing"), "so they did before private training"),
-        (found("nothing", "nothing"), "does not tell"),
-        (found("leak", "leak", self_test=WILD), "failed its own test (no_leak)"),
+        (found("leak", "nothing"), "as they did before private training"),
+        (found("nothing", "nothing"), "does not distinguish"),
+        (found("leak", "leak", self_test=WILD), "failed its self-test (no_leak)"),
     ],
 )
 def test_sentence_fits_the_finding(report, words):

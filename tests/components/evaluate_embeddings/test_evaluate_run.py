@@ -77,7 +77,7 @@ def test_sentence_says_recall_comparison_and_the_page_whom_the_guarantee_covers(
     recall = document["recall_at_far"]["0.001"]["value"]
     sentence = utility_sentence(UtilityReport.of_fields(_fields(document)))
     assert f"{100 * recall:.1f} %" in sentence
-    assert "than the better of the public start and raw pixels, here raw pixels" in sentence
+    assert "than the better of the public backbone and raw pixels, here raw pixels" in sentence
     assert "accepts 1 in 1,000 of the others" in sentence
     assert sentence in re.sub(r"</?span[^>]*>", "", page)
     assert "covers training users only" in page
@@ -149,7 +149,7 @@ def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, 
     report = run(copied.context(config(), tmp_path))
     assert report["evaluated"] is None
     assert report["recall_at_far"] == {}
-    assert "hold out more users" in said(tmp_path / "report.json")
+    assert "held-out users must include" in said(tmp_path / "report.json")
     assert said(tmp_path / "report.json") in (tmp_path / "report.html").read_text()
 
 
@@ -231,7 +231,7 @@ def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_pa
     sign_start(copied.context(settings))
     report = run(copied.context(settings, tmp_path))
     assert report["untrained"] is None
-    assert "an untrained start" in said(tmp_path / "report.json")
+    assert "the untrained initial weights" in said(tmp_path / "report.json")
     assert "public backbone" not in said(tmp_path / "report.json")
 
 

@@ -204,7 +204,7 @@ def test_page_says_for_whom_privacy_costs_most():
     assert said in page
     assert "points lower (group " in page
     assert "minus central, not private" in page
-    assert "minus public start" not in page
+    assert "minus public backbone" not in page
     assert "without privacy" not in classifier_page(_report())
 
 
@@ -231,8 +231,11 @@ def test_the_sentence_names_images_users_classes_and_the_start():
     sentence = utility_sentence(_report())
     assert sentence.startswith("On 120 images of 40 users who never trained, the model names the")
     assert "of 7 classes" in sentence
-    assert "more than the better of an untrained start and the most frequent class" in sentence
-    assert "more than an untrained start" in sentence
+    assert (
+        "more than the better of the untrained initial weights and the most frequent class"
+        in sentence
+    )
+    assert "more than the untrained initial weights" in sentence
     assert "On 120 images that never trained" in utility_sentence(_report(unit="image"))
     nothing = dict.fromkeys(("model", *ClassifierReport.starts, "by_class", "by_group"))
     assert "could not be measured" in utility_sentence(_report(**nothing, images=0, units=0))

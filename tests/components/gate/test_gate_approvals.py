@@ -119,7 +119,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run,
     name(run, ada=ada, bob=bob)
     approve(run, ada)
     (reason,) = verdict_of(run).reasons
-    assert "wants 2 approvals" in reason.sentence
+    assert "requires 2 approvals" in reason.sentence
     assert "holds 1, by ada" in reason.sentence
     approve(run, bob)
     assert verdict_of(run).allow
@@ -354,7 +354,7 @@ def test_terms_of_the_release_are_said_before_somebody_approves(tmp_path, capsys
     call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
     call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
     out = capsys.readouterr().out
-    assert "asked for a gain over the best start whose interval lies above 0 points" in out
+    assert "a gain over the best baseline with an interval above 0 points" in out
 
 
 def test_policy_that_wants_no_approvals_takes_none(tmp_path):

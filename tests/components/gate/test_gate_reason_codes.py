@@ -427,7 +427,7 @@ def test_each_field_of_a_measurement_is_compared(good_run, document, changes):
     (field,) = changes
     reasons = bent(good_run, document, **changes)
     named = [item.sentence for item in reasons if item.code == f"{document}_stale"]
-    assert any(sentence.endswith(f" of another {field}") for sentence in named)
+    assert any(sentence.endswith(f" another {field}") for sentence in named)
 
 
 def test_commitments_to_the_data_are_compared_with_the_bind(good_run):

@@ -154,7 +154,7 @@ def test_participation_must_be_possible(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_policy_that_cannot_add_up_a_mechanism_is_refused_before_anything_is_made(kind):
-    """Else the run would train its public start and be refused by the ledger."""
+    """Otherwise the run would train its public backbone and be refused by the ledger."""
     alone = kind in ("random_allocation", "capped_image_poisson")
     cases = [("renyi", "release"), ("planned", "release"), ("renyi", "simulation")]
     for composition, purpose in cases:

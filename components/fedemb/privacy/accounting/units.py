@@ -54,7 +54,7 @@ UNITS: dict[Unit, UnitWords] = {
         whole="one image",
         reach="each by itself",
         change="becomes another image",
-        covered="Single images are covered, each by itself. Whoever owns several is protected "
+        covered="Single images are covered, each separately. A person with several is protected "
         "less: k images multiply epsilon by about k. Nothing is promised for a person with "
         "everything they own.",
     ),
