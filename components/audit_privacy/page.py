@@ -41,7 +41,7 @@ _CANARIES = {
 """Canary measurement -> its name and method."""
 
 
-_TONES = {"Yes": "good", "No": "bad", "Not shown": "plain"}
+_TONES = {"Yes": "good", "No": "bad", "Unknown": "plain"}
 """Answer of the audit -> colour of the page."""
 
 

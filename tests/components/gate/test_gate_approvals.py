@@ -120,7 +120,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run,
     approve(run, ada)
     (reason,) = verdict_of(run).reasons
     assert "requires 2 approvals" in reason.sentence
-    assert "holds 1, by ada" in reason.sentence
+    assert "has 1, by ada" in reason.sentence
     approve(run, bob)
     assert verdict_of(run).allow
     run.do_gate()

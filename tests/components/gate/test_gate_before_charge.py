@@ -137,8 +137,8 @@ def _floor_unknown(monkeypatch):
     ("change", "error", "words"),
     [
         pytest.param(_priced(50.0), BudgetExceeded, "above the cap", id="cap"),
-        pytest.param(_priced(np.inf), Refused, "no guarantee", id="infinite"),
-        pytest.param(_priced(np.nan), Refused, "no guarantee", id="nan"),
+        pytest.param(_priced(np.inf), Refused, "epsilon is inf", id="infinite"),
+        pytest.param(_priced(np.nan), Refused, "epsilon is nan", id="nan"),
         pytest.param(_accountants_disagree, Refused, "RDP gives", id="accountants"),
         pytest.param(_without_proof, Refused, "no proven guarantee", id="proof"),
         pytest.param(_suite_of_other_code, Refused, "run on other code", id="suite"),
