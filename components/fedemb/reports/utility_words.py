@@ -119,7 +119,21 @@ def _embeddings(report: UtilityReport) -> str:
         f"{_percent(recall)} of "
         f"the pairs that belong together while it accepts {_rate(rate)} of the others"
     )
-    return text + _against(report) + _too_few(report)
+    return text + _against(report) + _too_few(report) + _another_domain(report)
+
+
+def _another_domain(report: UtilityReport) -> str:
+    """Returns a warning where raw pixels do better than the features of the public backbone."""
+    raw = report.headline("raw_pixels")
+    features = [report.headline(name) for name in ("public_backbone", "frozen_features")]
+    best = max((found.value for found in features if found is not None), default=None)
+    if raw is None or best is None or report.public_kind == "none" or best >= raw.low:
+        return ""
+    return (
+        f" The public backbone recognises {100 * best:.1f} % of the pairs, less than raw pixels, "
+        f"{_percent(raw)}: it does not suit these photos. Choose a backbone that was trained on "
+        "photos of the same kind."
+    )
 
 
 def few_resampled(report: AnyUtility) -> str:

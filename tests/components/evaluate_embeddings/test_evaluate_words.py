@@ -98,6 +98,37 @@ def test_the_gain_is_over_the_best_start_and_the_public_one_is_named_beside_it()
     )
 
 
+@pytest.mark.parametrize(
+    ("frozen", "raw_low", "kind", "warned"),
+    [
+        (0.1, 0.15, "import", True),
+        (0.2, 0.15, "import", False),
+        (0.15, 0.15, "import", False),
+        (0.1, 0.15, "none", False),
+    ],
+)
+def test_backbone_below_raw_pixels_is_said_not_to_suit_the_photos(frozen, raw_low, kind, warned):
+    def at(value, low):
+        return Compared.model_construct(
+            recall_at_far={"0.01": Recall(value=value, low=low, high=1, threshold=0)},
+            difference={"0.01": estimate(0.1, 0.0, 0.2)},
+        )
+
+    report = UtilityReport.model_construct(
+        headline_rate="0.01",
+        recall_at_far={"0.01": Recall(value=0.3, low=0.2, high=0.4, threshold=0.7)},
+        evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
+        bootstrap=DRAWN,
+        public_kind=kind,
+        public_backbone=at(0.05, 0.01),
+        frozen_features=at(frozen, 0.0),
+        untrained=None,
+        raw_pixels=at(0.18, raw_low),
+        centralized=None,
+    )
+    assert ("does not suit these photos" in utility_sentence(report)) == warned
+
+
 def test_subgroups_are_drawn_where_each_holds_whole_identities():
     def groups(*names):
         labels = np.array([1, 1, 2, 3], np.int64)
