@@ -22,6 +22,7 @@ from fedemb.models.backbones.build import learned_parts
 from fedemb.models.classifier import with_head, without_head
 from fedemb.models.imported import import_backbone
 from fedemb.models.loading import require_finite
+from fedemb.models.pixel_statistics import IMAGES, check_pixels
 from fedemb.models.public_features import (
     fit_features,
     needs_public_images,
@@ -51,7 +52,8 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
       InputError: the public source is missing or too small.
       ArtifactError: the backbone to import is damaged or has layers that are not allowed, or a
         weight is NaN or infinite.
-      ConfigError: the backbone is unknown or mixes the images of different users.
+      ConfigError: the backbone is unknown, mixes the images of different users, or was trained on
+          another pixel format than `import_pixels`.
     """
     model, pretraining, seed = start.model, start.pretraining, start.seed
     images = classes = constant_images = 0
@@ -70,8 +72,12 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
             pixels=pretraining.import_pixels,
             seed=seed,
         )
+        public = _some_images(backbone, start)
+        if len(public):
+            path = Path(pretraining.import_path or "")
+            check_pixels(path, pretraining.import_pixels, public[:IMAGES])
         if needs_public_images(backbone):
-            constant_images = _fit(backbone, start)
+            constant_images = fit_features(backbone, public)
         backbone = with_head(backbone, model) if model.classes else backbone
     else:
         backbone = build_backbone(model, seed)
@@ -98,20 +104,25 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     return write_signed(output_dir / "pretrained.json", card, signer).json
 
 
-def _fit(backbone: Any, start: PublicStart) -> int:
-    """Computes the constants of an imported backbone's features; returns the number of images."""
+def _some_images(backbone: Any, start: PublicStart) -> np.ndarray:
+    """Returns public images for the constants of an imported backbone and for `check_pixels`."""
+    import numpy as np
+
     from fedemb.data.photos import PhotoReader
     from fedemb.data.sources import read_some_public_images
 
-    source, most = start.pretraining.source, start.pretraining.constant_images
-    if source is None:
+    source, model = start.pretraining.source, start.model
+    fitted = needs_public_images(backbone)
+    if source is None and fitted:
         raise ConfigError(
             "model.whitened_directions, principal_directions and square_root take constants from "
             "public images, and pretraining.source is missing. Name public images, or set all "
             "three to 0 or false"
         )
-    images = read_some_public_images(source, PhotoReader.of(start.model), most, start.seed)
-    return fit_features(backbone, images)
+    if source is None:
+        return np.empty((0, model.image_size, model.image_size, model.channels), np.uint8)
+    most = start.pretraining.constant_images if fitted else IMAGES
+    return read_some_public_images(source, PhotoReader.of(model), most, start.seed)
 
 
 def _train(
