@@ -85,7 +85,7 @@ def test_step_refuses_a_wrong_format_before_any_charge(tmp_path, images):
         projection=False, classes=("a", "b"),
     )  # fmt: skip
     start = PublicStart(model=model, pretraining=settings, seed=0)
-    with pytest.raises(ConfigError, match='Set import_pixels: "0..255"'):
+    with pytest.raises(ConfigError, match=r'Set import_pixels: "0\.\.255"'):
         run(start, tmp_path / "out", open_key_store(str(tmp_path / "keys")))
     right = settings.model_copy(update={"import_pixels": "0..255"})
     run(start.model_copy(update={"pretraining": right}), tmp_path / "out",
