@@ -9,7 +9,7 @@ right format and 1.1 or more in each other format.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import UInt8
@@ -57,7 +57,7 @@ def format_distances(
     for kind in get_args(PretrainingConfig.model_fields["import_pixels"].annotation):
         if images.shape[-1] == 1 and kind in ("imagenet", "caffe"):
             continue
-        inputs = keras.Input(images.shape[1:])
+        inputs: Any = keras.Input(images.shape[1:])
         converted = keras.Model(inputs, rescaled(inputs, kind))
         found = np.asarray(before(converted(pixels), training=False), np.float64)
         axes = tuple(range(found.ndim - 1))
