@@ -31,13 +31,13 @@ def _opened(bundle: Path, trust: Path | None) -> ReleasedModel:
 
 
 def embed(
-    photos: Annotated[str, typer.Argument(help="Folder of photos, or Parquet.")],
+    photos: Annotated[str, typer.Argument(help="Folder of photos, Parquet, or tar shards.")],
     model: ModelOption,
     output: Annotated[
         str, typer.Option("--output", "-o", help="Parquet file to write, here or in a bucket.")
     ] = "embeddings.parquet",
     id_column: Annotated[
-        str | None, typer.Option(help="Parquet only: column that names the rows.")
+        str | None, typer.Option(help="Parquet, tar: column that names the rows.")
     ] = None,
     beam: Annotated[
         list[str] | None,

@@ -11,9 +11,10 @@ from typing import Any
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.formats.csv_files import csv_columns
-from fedemb.data.formats.image_files import is_side_file
+from fedemb.data.formats.image_files import KNOWN_ENDINGS, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
-from fedemb.data.formats.parts import check_columns, path_values
+from fedemb.data.formats.parts import Part, check_columns, path_values
+from fedemb.data.formats.webdataset_files import fields_of
 from fedemb.data.source_parts import find_files
 from fedemb.errors import InputError
 from fedemb.foundation.addresses import split_address
@@ -31,6 +32,7 @@ _USER = (
     "identity",
 )
 _LABEL = ("label", "class", "category", "character", "target")
+_WEBDATASET_LABEL = (*_LABEL, "cls")
 _IMAGE = ("image", "photo", "picture", "img", "jpg", "png", "bytes")
 _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
 _TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
@@ -44,7 +46,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
     """Returns a source with columns guessed from their names; classes are assumed to be shared.
 
     Args:
-      uri: Parquet, CSV or TFRecord file, folder of users, or glob of files.
+      uri: Parquet, CSV, TFRecord or tar file, folder of users, or glob of files.
       named: role -> column name, for known columns; `user_id` may be `NO_OWNER`.
       kind: format of the files; None: from the ending of the address, or of the files of a folder.
 
@@ -53,7 +55,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
       StorageError: the source cannot be read.
     """
     split_address(uri)
-    said = kind or _format_of_folder(uri)
+    said = kind or format_of_files(uri)
     kind = said or format_of(uri)
     tree: dict[str, Any] = {"uri": uri, "label_scope": "global"}
     if said:
@@ -70,6 +72,11 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
         deep = any(name.count("/") >= 2 for name in names[:_LOOKED_AT])
         tree["format"] = kind
         columns["label"] = "label" if deep else None
+    elif kind == "webdataset":
+        files = find_files(uri, kind)
+        names = _webdataset_names(files[0], uri, owned=named.get("user_id") != NO_OWNER)
+        columns["label"] = _first(names, _WEBDATASET_LABEL)
+        columns["user_id"] = named.get("user_id") or _needed(names, _USER, "user_id", uri)
     elif kind in ("csv", "parquet"):
         files = find_files(uri, kind)
         image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
@@ -94,7 +101,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
     return SourceConfig.model_validate({**tree, "columns": columns})
 
 
-def _format_of_folder(uri: str) -> str | None:
+def format_of_files(uri: str) -> str | None:
     """Returns the format of a folder's files if they all have one format and are not photos."""
     if format_of(uri) != "image_folder":
         return None
@@ -102,9 +109,31 @@ def _format_of_folder(uri: str) -> str | None:
     if store.local_root is not None and not store.local_root.is_dir():
         return None
     names = islice((entry.name for entry in store.entries()), _LOOKED_AT)
-    kinds = {format_of(name) for name in names if not is_side_file(name)}
+    formats = ("parquet", "tfrecord", "webdataset")
+    found = ((name, format_of(name)) for name in names)
+    kinds = {kind for name, kind in found if kind in formats or not is_side_file(name)}
     (kind,) = kinds if len(kinds) == 1 else (None,)
-    return kind if kind in ("parquet", "tfrecord") else None
+    return kind if kind in formats else None
+
+
+def _webdataset_names(part: Part, uri: str, *, owned: bool) -> list[str]:
+    """Returns JSON fields and endings of the first samples of a shard that can be columns."""
+    fields, endings = fields_of(part, _LOOKED_AT)
+    images = [ending for ending in endings if f".{ending}".endswith(KNOWN_ENDINGS)]
+    if not images:
+        shown = ", ".join(endings[:_LOOKED_AT]) or "none"
+        raise InputError(
+            f"{uri} is not a webdataset shard: no member has an image ending among the first "
+            f"{_LOOKED_AT} keys (endings: {shown}). Unpack it with `tar -xf`, and pass the folder."
+        )
+    if owned and not fields and endings == images:
+        raise InputError(
+            f"{uri} has images and nothing that names their owners. For one folder per user, "
+            "unpack it with `tar -xf` and pass the folder; else add a member such as "
+            "000.json with the field user_id beside 000.jpg."
+        )
+    texts = {ending.removesuffix(".txt") for ending in endings}
+    return sorted({*fields, *texts} - {*images, "json"})
 
 
 def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]:
@@ -126,7 +155,7 @@ def _check_no_table(uri: str, names: Sequence[str]) -> None:
         if (table and not folder) or (last in _TABLES_OF_FOLDERS and "/" not in folder):
             raise InputError(
                 f"{uri} holds {name}, which may say who owns its photos; name that (a CSV, "
-                "Parquet or TFRecord), or take it away if each folder is one user"
+                "Parquet, TFRecord or tar), or take it away if each folder is one user"
             )
 
 

@@ -1,4 +1,4 @@
-"""Reads images with owners: Parquet, TFRecord, image folders, CSV mappings; local, gs://, s3://.
+"""Reads images with owners: Parquet, TFRecord, webdataset, folders, CSV; local, gs://, s3://.
 
 Reading has three stages, so that Beam can distribute it and a laptop can loop over it. `find_parts`
 checks names and schemas, and raises an error for infrastructure faults. `split_part` splits a file
@@ -23,6 +23,7 @@ from fedemb.data.formats.image_files import ImageFiles, plain_name
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part, path_values
 from fedemb.data.formats.tfrecord_files import example_values, iter_tfrecord
+from fedemb.data.formats.webdataset_files import iter_samples
 from fedemb.data.identity import CURRENT, SinglePrecision
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.source_parts import check_parquet, csv_image_root, find_parts, split_part
@@ -71,6 +72,7 @@ def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Itera
         "csv": _read_csv,
         "tfrecord": _read_tfrecord,
         "image_folder": _read_folders,
+        "webdataset": _read_webdataset,
     }
     for batch in readers[kind](source, part, wanted):
         kept = apply_where(source, named_labels(source, batch))
@@ -238,6 +240,20 @@ def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iter
             rows = []
     if rows:
         yield _from_rows(rows, image, columns)
+
+
+def _read_webdataset(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    batch, size = Batch([], {name: [] for name in columns}), 0
+    for image, values in iter_samples(part, source.columns.image, columns):
+        batch.images.append(image)
+        for name in columns:
+            batch.columns[name].append(values[name])
+        size += len(image) if isinstance(image, bytes) else 0
+        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = Batch([], {name: [] for name in columns}), 0
+    if len(batch):
+        yield batch
 
 
 def _from_rows(rows: list[dict[str, Any]], image: str, columns: list[str]) -> Batch:

@@ -41,15 +41,15 @@ def embed_photos(
     beam_options: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Embedded:
-    """Embeds every photo of a folder or of Parquet files; for classifiers, writes probabilities.
+    """Embeds every photo of a folder, Parquet or tar; for classifiers, writes probabilities.
 
     Parts embedded before a stop are stored next to the output and reused.
 
     Args:
-      uri: folder, searched recursively, or Parquet file, folder of Parquet files, or glob.
+      uri: folder, searched recursively, or Parquet or tar file, folder of such files, or glob.
       model: the release; checked for parity first.
       output: the file to write, local or in a bucket; written last.
-      id_column: Parquet only: column of row names; None uses file and row number.
+      id_column: column of row names; None uses file and row number, and for tar the key.
       beam_options: options of the Beam engine; empty embeds in this process, part by part.
       progress: called with the number of photos done; not called by Beam.
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -23,10 +24,12 @@ import numpy as np
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
-from fedemb.data.columns import guess_image_column
+from fedemb.data.columns import format_of_files, guess_image_column
+from fedemb.data.formats.bad_records import BadRecord
 from fedemb.data.formats.image_files import ImageFiles, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part
+from fedemb.data.formats.webdataset_files import ANY_IMAGE, KEY
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
@@ -66,7 +69,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class PhotoSource:
-    """A folder of photos, searched recursively, or Parquet files; always in the same order."""
+    """A folder of photos, searched recursively, Parquet files or tar shards; in a fixed order."""
 
     uri: str
     id_column: str | None = None
@@ -75,23 +78,27 @@ class PhotoSource:
     def units(self) -> Iterator[Unit]:
         """Lists the units without reading them."""
         split_address(self.uri)
-        kind = format_of(self.uri)
+        kind = self.kind
         if kind in ("csv", "tfrecord"):
             raise InputError(
-                f"{self.uri} is a {kind} file, but photos are read from a folder or from Parquet; "
-                "pass the folder of the photos"
+                f"{self.uri} is a {kind} file, and `embed` reads a folder, Parquet or tar shards. "
+                "Pass the folder of the photos."
             )
-        if kind != "parquet":
+        if kind == "image_folder":
             names = [name for name in open_store(self.uri).list() if not is_side_file(name)]
             yield from (Unit(i, tuple(part)) for i, part in enumerate(_batches(sorted(names))))
             return
-        pieces = (piece for file in find_files(self.uri, kind) for piece in _row_groups(file))
+        files = find_files(self.uri, kind)
+        if kind == "webdataset":
+            yield from (Unit(number, rows=file) for number, file in enumerate(files))
+            return
+        pieces = (piece for file in files for piece in _row_groups(file))
         for number, (rows, first) in enumerate(pieces):
             yield Unit(number, rows=rows, first=first)
 
     def side_files(self) -> int:
         """Returns the number of files of a folder without a photo file name; they have no rows."""
-        if format_of(self.uri) == "parquet":
+        if self.kind != "image_folder":
             return 0
         return sum(map(is_side_file, open_store(self.uri).list()))
 
@@ -109,14 +116,32 @@ class PhotoSource:
             except BadImageError as error:
                 yield name, error
 
+    @cached_property
+    def kind(self) -> str:
+        """Returns the format of the photos: a folder of files of one format has their format."""
+        return format_of_files(self.uri) or format_of(self.uri)
+
     def _rows(self, rows: Part, first: int) -> Iterator[Photo]:
-        column = self.id_column
-        columns = {"image": guess_image_column(self.uri), "user_id": None}
-        source = SourceConfig.model_validate({"uri": self.uri, "columns": columns})
+        shard = self.kind == "webdataset"
+        column = self.id_column or (KEY if shard else None)
+        image = ANY_IMAGE if shard else guess_image_column(self.uri)
+        source = SourceConfig.model_validate(
+            {
+                "uri": self.uri,
+                "format": self.kind,
+                "columns": {"image": image, "user_id": None, "label": None},
+            }
+        )
         for batch in read_part(source, rows, [column] if column else []):
-            places = range(first, first + len(batch))
-            names = batch.columns[column] if column else [f"{rows.name}#{row}" for row in places]
-            yield from zip(map(str, names), batch.images, strict=True)
+            for number, photo in enumerate(batch.images, first):
+                value = batch.columns[column][number - first] if column else None
+                missing = f"{rows.name}#{number}"
+                name = f"{rows.name}/{value}" if column == KEY and value else value
+                bad = isinstance(photo, BadRecord)
+                yield (
+                    missing if column is None or (bad and value is None) else str(name),
+                    BadImageError(photo.reason) if bad else photo,
+                )
             first += len(batch)
 
 

@@ -15,7 +15,7 @@ class PhotoOptions:
     """Photos, and how to read them."""
 
     data: Annotated[
-        str, typer.Option(help="Photos: Parquet, CSV, TFRecord, or one folder per user.")
+        str, typer.Option(help="Photos: Parquet, CSV, TFRecord, tar, or one folder per user.")
     ]
     column: Annotated[
         list[str] | None,
@@ -28,7 +28,7 @@ class PhotoOptions:
         str | None,
         typer.Option(
             "--format",
-            help="File format: parquet, tfrecord, csv or image_folder; default: by file name.",
+            help="Format: parquet, tfrecord, csv, webdataset or image_folder; default: by name.",
         ),
     ] = None
     aspect_ratio: Annotated[

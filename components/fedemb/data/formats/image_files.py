@@ -26,6 +26,7 @@ _ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
 _SIDE_FILES = (
     *(".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp", ".mp4", ".webm"),  # films, moving photos
     *(".aae", ".csv", ".html", ".json", ".jsonl", ".pdf", ".srt", ".txt", ".xml", ".xmp", ".zip"),
+    *(".7z", ".gz", ".rar", ".tar", ".tgz"),
     *(".db", ".ini"),  # Thumbs.db, desktop.ini
 )
 """Extensions of non-photo files that phones, exports and desktops put next to photos."""
