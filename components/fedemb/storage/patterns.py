@@ -21,7 +21,7 @@ from fedemb.storage import Entry, open_store
 _WILDCARDS = frozenset("*?[")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{},]*(?:,[^{},]*)+)\}", re.ASCII)
 _MOST_NAMES = 100_000
-"""Maximum number of names that the braces of an address stand for."""
+"""Maximum number of names from the braces of an address."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Located:
 
 
 def braces(text: str) -> tuple[str, ...]:
-    """Returns the names that an address with braces stands for.
+    """Returns the names from an address with braces.
 
     Raises:
       InputError: more than 100,000 names.
@@ -83,7 +83,7 @@ def braces(text: str) -> tuple[str, ...]:
         count *= len(numbers) if first else len(listed.split(","))
         if not 0 < count <= _MOST_NAMES:
             raise InputError(
-                f"{match[0]} stands for {count:,} names, expected 1 to {_MOST_NAMES:,}. Correct "
+                f"{match[0]} has {count:,} names, expected 1 to {_MOST_NAMES:,}. Correct "
                 "the numbers in the braces."
             )
         named = [str(n).zfill(len(first)) for n in numbers] if first else listed.split(",")

@@ -358,7 +358,7 @@ def test_what_is_no_bundle_is_a_sentence(tmp_path):
 
 
 def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
-    with pytest.raises(InputError, match="pass the folder"):
+    with pytest.raises(InputError, match="Pass the folder of the photos"):
         next(PhotoSource(str(tmp_path / "photos.csv")).units())
 
 

@@ -102,7 +102,7 @@ def _members(file: Any, wanted: Callable[[str, int], bool]) -> Iterator[Member]:
             extended |= _attributes(flag, _content(file, size))
             continue
         raw, size = extended.get("path", name), int(extended.get("size", size))
-        more = flag == b"S" and block[482]  # the map of a sparse file goes on
+        more = flag == b"S" and block[482]  # further blocks of the map of a sparse file
         while more:
             more = _exactly(file, BLOCK)[504]
         sparse = any(key.startswith("GNU.sparse") for key in extended)
