@@ -79,7 +79,8 @@ def run(context: StepContext) -> dict[str, Any]:
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
         chances = partial(classify, temperature=config.model.temperature)
         subjects, probabilities = apply_models(UserStore(folder), models, config, chances)
-    nothing = dict.fromkeys(("model", *_COMPARED, "by_class", "by_group"))
+    parts = ("reliability", "confusion", "by_class", "by_group")
+    nothing = dict.fromkeys(("model", *_COMPARED, *parts))
     fields: dict[str, Any] = {
         "run_id": context.run_id,
         "config_sha": config_digest(config, "evaluation"),

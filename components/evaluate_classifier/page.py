@@ -47,6 +47,7 @@ def classifier_page(report: ClassifierReport) -> str:
             if parts is not None
         ],
         chart=_chart(models) if models else None,
+        reliability=_reliability_chart(report),
     )
 
 
@@ -71,6 +72,22 @@ def _display_name(name: str, report: ClassifierReport) -> str:
     if name == "public_backbone" and report.public_kind == "none":
         return "untrained weights"
     return _NAMES[name]
+
+
+def _reliability_chart(report: ClassifierReport) -> Any:
+    bins = report.reliability
+    if not bins:
+        return None
+    line = pages.Line("this model", [b.confidence for b in bins], [b.accuracy for b in bins])
+    return pages.line_chart(
+        [line],
+        x_label="confidence",
+        y_label="accuracy",
+        alt="Accuracy over confidence: "
+        + ", ".join(f"{b.accuracy:.2f} at {b.confidence:.2f}" for b in bins),
+        y_limits=(0, 1.02),
+        diagonal="calibrated",
+    )
 
 
 def _chart(models: list[tuple[str, Classified]]) -> Any:

@@ -56,7 +56,7 @@ def _roc_chart(report: UtilityReport) -> Any:
         x_log=True,
         y_limits=(0, 1.02),
         marks=marks,
-        diagonal=True,
+        diagonal="chance",
     )
 
 

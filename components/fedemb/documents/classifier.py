@@ -78,11 +78,48 @@ class ClassifiedParts(Part):
     too_small: Count
 
 
+class ReliabilityBin(Part):
+    """Images whose highest probability lies in one of 15 equal bins."""
+
+    images: Count
+    confidence: Share
+    """Mean of the highest probability."""
+    accuracy: Share
+
+
+class ConfusionRow(Part):
+    """Predictions for the images of one class."""
+
+    name: SubgroupName
+    shares: list[Share]
+    """Share of the images by predicted class, in the order of `Confusion.classes`."""
+    others: Share
+    """Share predicted as a class with too few units to be shown."""
+
+
+class Confusion(Part):
+    """Confusion matrix of the classes with enough units."""
+
+    classes: list[SubgroupName]
+    rows: list[ConfusionRow]
+
+    @model_validator(mode="after")
+    def _square(self) -> Confusion:
+        if [row.name for row in self.rows] != self.classes:
+            raise ValueError("a confusion matrix has other rows than columns")
+        for row in self.rows:
+            if len(row.shares) != len(self.classes):
+                raise ValueError(f"row {row.name} of a confusion matrix has the wrong length")
+            if not abs(sum(row.shares) + row.others - 1) < 1e-3:
+                raise ValueError(f"row {row.name} of a confusion matrix does not sum to 1")
+        return self
+
+
 class ClassifierReport(Document, OverStarts):
     """Written by evaluate_classifier."""
 
     kind: ClassVar[str] = "classifier_report"
-    newest: ClassVar[int] = 4
+    newest: ClassVar[int] = 5
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name
@@ -108,6 +145,10 @@ class ClassifierReport(Document, OverStarts):
     previous_release: ComparedClassifier | None
     averages: Annotated[MeasuredAverages | None, Since(3, before=None)]
     """Other averages; None: only the released average was kept, or nothing was measured."""
+    reliability: Annotated[list[ReliabilityBin] | None, Since(5, before=None)]
+    """Confidence against accuracy; bins of too few units are left out. None: nothing measured."""
+    confusion: Annotated[Confusion | None, Since(5, before=None)]
+    """None: nothing was measured, or there are more than 30 classes."""
     by_class: ClassifiedParts | None
     by_group: ClassifiedParts | None
     """Figures by group; None: no column names groups."""

@@ -22,6 +22,8 @@ from fedemb.evaluation.metrics import require_finite
 
 SMALLEST = 10
 """Minimum number of users of a class or group whose figure is shown."""
+MOST_CLASSES = 30
+"""Maximum number of classes in a confusion matrix."""
 _BINS = 15
 _SEED = 20221121
 """Seed of the draws; fixed, so that two reports on the same users can be paired."""
@@ -74,6 +76,8 @@ def measure_classifiers(
         "images": len(subjects.labels),
         "units": len(measured.weights[0]),
         **figures,
+        "reliability": _reliability(measured, probabilities["model"]),
+        "confusion": _confusion(measured, probabilities["model"], classes),
         "by_class": _parts(measured, right, classes, subjects.labels),
         "by_group": _parts(measured, right, names, places) if grouped else None,
     }
@@ -162,6 +166,48 @@ def _parts(
         )
     shown.sort(key=lambda part: part["top_1"]["value"])
     return {"shown": shown, "too_small": too_small}
+
+
+def _reliability(measured: _Measured, table: np.ndarray) -> list[dict[str, Any]]:
+    """Returns confidence and accuracy by bin of confidence; bins of too few units are left out."""
+    confidence, right = table.max(axis=1), measured.top(table, 1)
+    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    shown = []
+    for number in np.unique(bins):
+        use = bins == number
+        if len(np.unique(measured.units[use])) < SMALLEST:
+            continue
+        shown.append(
+            {
+                "images": int(use.sum()),
+                "confidence": round(float(confidence[use].mean()), 6),
+                "accuracy": round(float(right[use].mean()), 6),
+            }
+        )
+    return shown
+
+
+def _confusion(
+    measured: _Measured, table: np.ndarray, classes: Sequence[str]
+) -> dict[str, Any] | None:
+    """Returns, per true class, the share of images by predicted class.
+
+    Classes with too few units have no row, and predictions of them are one column. None for more
+    than `MOST_CLASSES` classes, or without a class to show.
+    """
+    people = [len(np.unique(measured.units[measured.labels == i])) for i in range(len(classes))]
+    shown = [i for i, count in enumerate(people) if count >= SMALLEST]
+    if len(classes) > MOST_CLASSES or not shown:
+        return None
+    predicted = table.argmax(axis=1)
+    rows = []
+    for place in shown:
+        counts = np.bincount(predicted[measured.labels == place], minlength=len(classes))
+        shares = counts / counts.sum()
+        kept = [round(float(shares[other]), 6) for other in shown]
+        rest = round(float(np.delete(shares, shown).sum()), 6)
+        rows.append({"name": classes[place], "shares": kept, "others": rest})
+    return {"classes": [classes[place] for place in shown], "rows": rows}
 
 
 def _calibration(

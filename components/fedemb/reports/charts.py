@@ -130,7 +130,7 @@ def line_chart(
     marks: Sequence[tuple[str, float]] = (),
     x_ticks: Sequence[tuple[float, str]] = (),
     steps: bool = False,
-    diagonal: bool = False,
+    diagonal: str = "",
 ) -> Markup:
     """Draws curves, at most four, distinguished by colour and dash.
 
@@ -145,7 +145,7 @@ def line_chart(
       marks: named vertical lines.
       x_ticks: positions and labels of the ticks; empty uses matplotlib's ticks.
       steps: whether to hold a value until the next point, instead of interpolating.
-      diagonal: whether to draw y = x, the chance level of a ROC curve.
+      diagonal: label of the line y = x; empty: no such line.
     """
     from matplotlib import rc_context
 
@@ -164,7 +164,7 @@ def line_chart(
             grid = [10 ** (-6 + 6 * i / 200) for i in range(201)] if x_log else [0.0, 1.0]
             every = [x for line in lines for x in line.x] or [0.0, 1.0]
             grid = [x for x in grid if min(every) <= x <= max(every)] if x_log else grid
-            axes.plot(grid, grid, color=SOFT, linewidth=1.0, label="chance")
+            axes.plot(grid, grid, color=SOFT, linewidth=1.0, label=diagonal)
         for name, x in marks:
             axes.axvline(x, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
             axes.annotate(
@@ -182,7 +182,7 @@ def line_chart(
             axes.set_xticks([], minor=True)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        if len(lines) + diagonal > 1:
+        if len(lines) + bool(diagonal) > 1:
             axes.legend()
         return figure_svg(figure, alt)
 

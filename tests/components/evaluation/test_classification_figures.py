@@ -72,6 +72,58 @@ def test_top_1_and_top_5_are_what_counting_gives_and_ties_are_chance():
     assert model["top_1"]["low"] < model["top_1"]["value"] < model["top_1"]["high"]
 
 
+def test_reliability_is_what_counting_gives():
+    found, table, labels = _measured()
+    confidence, right = table.max(1), table.argmax(1) == labels
+    owners = np.repeat(np.arange(40), 3)
+    wanted = []
+    for low in range(15):
+        use = np.minimum(np.floor(confidence * 15), 14) == low
+        if len(set(owners[use])) >= 10:
+            wanted.append((use.sum(), confidence[use].mean(), right[use].mean()))
+    assert 2 <= len(found["reliability"]) == len(wanted) < 15
+    for part, (images, sure, share) in zip(found["reliability"], wanted, strict=True):
+        assert part["images"] == images
+        assert part["confidence"] == pytest.approx(sure, abs=1e-5)
+        assert part["accuracy"] == pytest.approx(share, abs=1e-6)
+
+
+def test_confusion_is_what_counting_gives_and_small_classes_are_merged():
+    found, table, labels = _measured()
+    predicted, confusion = table.argmax(1), found["confusion"]
+    assert confusion["classes"] == list("abcdef")  # nobody has "g"
+    for place, row in enumerate(confusion["rows"]):
+        own = predicted[labels == place]
+        assert row["name"] == CLASSES[place]
+        assert row["shares"] == pytest.approx([np.mean(own == i) for i in range(6)], abs=1e-6)
+        assert row["others"] == pytest.approx(np.mean(own == 6), abs=1e-6)
+    assert any(row["others"] > 0 for row in confusion["rows"])
+    text = classifier_page(_report())
+    assert 'id="confusion"' in text
+    assert 'id="confidence"' in text
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(30, True), (31, False)])
+def test_confusion_of_many_classes_is_left_out(classes, shown):
+    labels = np.arange(400) % 20
+    table = np.full((400, classes), 1 / classes, np.float32)
+    subjects = Subjects(labels, np.arange(400, dtype=np.uint64), np.full(400, ""))
+    names = [f"class {number}" for number in range(classes)]
+    found = measure_classifiers({"model": table}, subjects, names, samples=5, grouped=False)
+    assert (found["confusion"] is not None) == shown
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shares": [1.0] * 5}, {"shares": [0.5] * 6}, {"name": "z"}],
+)
+def test_confusion_that_does_not_add_up_is_no_report(change):
+    confusion = _measured()[0]["confusion"]
+    first, *others = confusion["rows"]
+    with pytest.raises(ArtifactError):
+        _report(confusion={**confusion, "rows": [{**first, **change}, *others]})
+
+
 def test_a_constant_guess_is_as_sure_as_it_is_right():
     found, _, labels = _measured()
     gap = abs(1 / len(CLASSES) - np.mean(labels == 0))
@@ -237,5 +289,6 @@ def test_the_sentence_names_images_users_classes_and_the_start():
     )
     assert "more than the untrained initial weights" in sentence
     assert "On 120 images that never trained" in utility_sentence(_report(unit="image"))
-    nothing = dict.fromkeys(("model", *ClassifierReport.starts, "by_class", "by_group"))
+    parts = ("reliability", "confusion", "by_class", "by_group")
+    nothing = dict.fromkeys(("model", *ClassifierReport.starts, *parts))
     assert "could not be measured" in utility_sentence(_report(**nothing, images=0, units=0))

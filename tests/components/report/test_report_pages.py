@@ -55,7 +55,9 @@ def index(**overrides):
 def example_charts():
     lines = [Line("a", [1e-4, 1e-2, 1], [0.1, 0.5, 1], ([0, 0.4, 1], [0.2, 0.6, 1]))]
     return [
-        report.line_chart(lines, x_label="x", y_label="y", alt="curve", x_log=True, diagonal=True),
+        report.line_chart(
+            lines, x_label="x", y_label="y", alt="curve", x_log=True, diagonal="chance"
+        ),
         report.bar_chart([Bar("a", 0.3, 0.2, 0.4), Bar("b", 0.5)], x_label="x", alt="bars"),
         report.bar_chart([Bar("a", 0.3, 0.2, 0.4)], x_label="x", alt="dots", reference=0.5),
         report.histogram_chart([("a", [1, 2])], [0, 1, 2], x_label="x", y_label="y", alt="counts"),
