@@ -8,10 +8,15 @@ decided, and `fedemb verify` verifies a release.
 
 from __future__ import annotations
 
+import logging
+from datetime import UTC, datetime
+
 from fedemb.errors import FedEmbError
 from fedemb.foundation.files import write_bytes
+from fedemb.reports.alerts.alert import run_alert
+from fedemb.reports.alerts.send import send_alerts
 from fedemb.reports.figures import privacy_figures, utility_figures
-from fedemb.reports.headline import Failure, RunFacts, headline
+from fedemb.reports.headline import Failure, Headline, RunFacts, headline
 from fedemb.reports.lineage import StepLineage, read_steps
 from fedemb.runtime.outcome import outcomes, run_folder
 from fedemb.runtime.step import declared
@@ -20,6 +25,7 @@ from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page, summary
 from fedemb.steps.show_outcome.papers import RunPapers, read_papers
 from fedemb.storage import join, open_store
 
+_LOG = logging.getLogger(__name__)
 _COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": False}
 """State of the run in ML Metadata and in KFP -> whether all steps succeeded."""
 
@@ -61,8 +67,18 @@ def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
     write_bytes(context.artifacts.outcome, outcome_page(shown).encode())
     write_bytes(context.artifacts.summary, summary(shown).encode())
     write_bytes(context.artifacts.verdict, papers.verdict.data if papers.verdict else b"{}")
+    _alert(found, folder, papers)
     code = {} if found.exit_code is None else {"exit_code": float(found.exit_code)}
     return {**code, **_figures(papers)}
+
+
+def _alert(found: Headline, folder: str, papers: RunPapers) -> None:
+    """Sends an alert if the run needs attention. A failure is only logged."""
+    policy = papers.report.body.cumulative.policy_id if papers.report else "unknown"
+    run_id = folder.rstrip("/").rpartition("/")[2]
+    alert = run_alert(found, run_id, policy, datetime.now(UTC).replace(microsecond=0))
+    for problem in send_alerts([alert] if alert else []):
+        _LOG.warning("%s", problem)
 
 
 def _figures(papers: RunPapers) -> dict[str, float]:

@@ -26,6 +26,7 @@ from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.forget import forget
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
+from fedemb.pipelines.cli.operate.alert import alert
 from fedemb.pipelines.cli.operate.budget import budget
 from fedemb.pipelines.cli.operate.gc import collect
 from fedemb.pipelines.cli.operate.retention import retention
@@ -69,6 +70,7 @@ app.command()(doctor)
 schedule_app.command()(retention)
 app.add_typer(schedule_app, name="schedule")
 app.command()(budget)
+app.command()(alert)
 app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)

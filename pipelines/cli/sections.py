@@ -25,6 +25,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "submit",
         "schedule",
         "budget",
+        "alert",
         "doctor",
         "forget",
         "gc",

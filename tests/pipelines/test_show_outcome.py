@@ -23,6 +23,7 @@ from fedemb.runtime.step import declared, step_process
 from fedemb.storage import LocalStore, open_store
 from fedemb.storage.fencing import FencingToken
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.servers.alert_receivers import Webhook
 
 GATE = ("verdict", "verdict_page", "lineage")
 
@@ -127,6 +128,22 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
     assert figures["epsilon"] == stated["accounting"]["epsilon"]
     assert figures["epsilon_cumulative"] == stated["cumulative"]["max_block_epsilon"]
     assert (folder / "verdict").read_bytes() == (kept / "verdict").read_bytes()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_refused_run_on_a_cluster_alerts_and_a_dead_receiver_changes_nothing(
+    denied, bucket, tmp_path, monkeypatch, alive
+):
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    with Webhook() as receiver:
+        monkeypatch.setenv("FEDEMB_ALERT_WEBHOOK", receiver.url if alive else "http://127.0.0.1:9/")
+        _gate(denied, _pod(folder, "gate-release", "monday", *GATE))
+        page, figures = _show(folder, "monday", "FAILED")
+    assert page.startswith("# Refused: report differs\n")
+    assert figures["exit_code"] == 3
+    found = [(event["type"], event["subject"]) for _, _, event in receiver.posts]
+    assert found == ([("dev.fedemb.run.refused", "monday")] if alive else [])
 
 
 def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compared_by(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,17 @@ class Outputs:
     json_: JsonOption = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Alerts:
+    """Alerts on the budget."""
+
+    alert: Annotated[bool, typer.Option("--alert", help="Send alerts; see `fedemb alert`.")] = False
+    alert_below: Annotated[
+        float | None,
+        typer.Option(help="Remaining epsilon below which a block is alerted. [0]", min=0),
+    ] = None
+
+
 @grouped
 def budget(
     *,
@@ -42,6 +54,7 @@ def budget(
         Path | None, typer.Option(help="Folder of schedules for the forecast.")
     ] = None,
     outputs: Outputs,
+    alerts: Alerts,
     trust: TrustOption = None,
     keys: MarksOption = None,
     rollback_anchor: RollbackAnchorOption = None,
@@ -82,6 +95,8 @@ def budget(
         from fedemb.pipelines.budget.prometheus import prometheus_text
 
         write_bytes(outputs.prometheus, prometheus_text(views).encode())
+    if alerts.alert:
+        _alert(views, alerts.alert_below)
     if outputs.json_:
         say_json({"policies": [view.to_json() for view in views]})
         return
@@ -89,6 +104,19 @@ def budget(
         _print(view)
     for path in filter(None, (outputs.html, outputs.prometheus)):
         say(f"wrote {path}")
+
+
+def _alert(views: Sequence[BudgetView], below: float | None) -> None:
+    from fedemb.pipelines.budget.alerts import budget_alerts
+    from fedemb.reports.alerts.send import destinations, send_alerts
+
+    places = destinations()
+    if not places:
+        raise InputError(
+            "--alert needs a destination. Run `fedemb alert --help` for the variables."
+        )
+    for problem in send_alerts([a for view in views for a in budget_alerts(view, below)], places):
+        say(f"note: {problem}", err=True)
 
 
 def _print(view: BudgetView) -> None:

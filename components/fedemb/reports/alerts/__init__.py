@@ -1,0 +1,1 @@
+"""Alerts on refusals, failures, approvals and budgets: webhook, Slack and e-mail."""
