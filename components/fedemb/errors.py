@@ -2,8 +2,8 @@
 
 The codes are a contract with schedulers: 0 released (or simulation done), 2 bad input, 3 refused,
 4 worth retrying, 5 interrupted and resumable, 6 waiting for approvals, 1 anything else, which is a
-bug. A message says what, got, wanted and what to do next, in one sentence, and never holds a user
-id or an image name.
+bug. A message states what is wrong, the value, the expected value and what to do. It never contains
+a user id or an image name.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class ConfigError(FedEmbError):
 
 
 class InputError(FedEmbError):
-    """An input is missing, unreadable, or has not the columns the configuration names."""
+    """An input is missing, unreadable, or lacks a column of the configuration."""
 
     exit_code = 2
 
 
 class ArtifactError(FedEmbError):
-    """An artifact is incomplete, of another schema version, or not what its digest says."""
+    """An artifact is incomplete, has another schema version, or does not match its digest."""
 
     exit_code = 2
 
@@ -52,7 +52,7 @@ class StorageError(FedEmbError):
 
 
 class Refused(FedEmbError):
-    """A rule of privacy says no. Retrying changes nothing."""
+    """A privacy rule refuses the run. Retrying does not help."""
 
     exit_code = 3
 
@@ -66,11 +66,11 @@ class LedgerError(Refused):
 
 
 class SignatureInvalid(Refused):
-    """A signature is missing, made by an unknown key, or does not fit its content."""
+    """A signature is missing, made by an unknown key, or does not match its content."""
 
 
 class PlanMismatch(Refused):
-    """What is about to run, or ran, is not what was planned and reserved."""
+    """The mechanism of the run differs from the planned and reserved one."""
 
 
 class UnsupportedAccounting(Refused):

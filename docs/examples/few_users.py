@@ -68,7 +68,7 @@ simulation = fedemb.Simulation(
         server={"learning_rate": 1.0, "momentum": 0.5, "ema_decay": 0.5},
     ),
 )
-began = time.time()
+training_started = time.time()
 result = simulation.train(images[trains], people[trains], people[trains], start=start)
 print(result.guarantee)
 for rate in (1e-3, 1e-2):
@@ -77,4 +77,4 @@ for rate in (1e-3, 1e-2):
         for net in (start, result.model)
     )
     print(f"accepting {rate:g}: start {before}, after {after}, gain {after - before}")
-print(f"private training {time.time() - began:.0f} s, all {time.time() - started:.0f} s")
+print(f"private training {time.time() - training_started:.0f} s, all {time.time() - started:.0f} s")

@@ -101,7 +101,7 @@ for title, multiplier in (
     (f"noise as for {MANY:,} such people", noise * people / MANY),
     (f"epsilon {options.epsilon:g} at delta {people**-1.1:.1g}", noise),
 ):
-    began = time.time()
+    training_started = time.time()
     result = simulation(multiplier).train(
         images[trains], labels[trains], users[trains], start=start
     )
@@ -109,5 +109,5 @@ for title, multiplier in (
     on_mean = multiplier / drawn.normalizer
     print(
         f"{title}: recall {after}, gain {after - before}; noise on the mean {on_mean:.2g}, "
-        f"{time.time() - began:.0f} s"
+        f"{time.time() - training_started:.0f} s"
     )

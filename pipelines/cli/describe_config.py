@@ -13,7 +13,7 @@ def describe(section: str | None = None) -> Iterator[str]:
     """Yields one line per setting, as `path (type, default): meaning`.
 
     Raises:
-      ConfigError: there is no such section.
+      ConfigError: the section does not exist.
     """
     schema = RunConfig.model_json_schema()
     properties = schema["properties"]

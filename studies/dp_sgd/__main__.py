@@ -20,9 +20,9 @@ FILES = ("cifar10_train.parquet", "tinyimagenet32.parquet")
 def study(
     data: Annotated[Path, typer.Option(help="Folder of the two Parquet files.")],
     cache: Annotated[
-        Path, typer.Option(help="Folder of finished rows; the study goes on from it.")
+        Path, typer.Option(help="Folder of finished rows; the study resumes from it.")
     ] = Path("runs/study-dp-sgd"),
-    budget: Annotated[float, typer.Option(min=0, help="Hours; later rows are not begun.")] = 2.0,
+    budget: Annotated[float, typer.Option(min=0, help="Hours; later rows are not started.")] = 2.0,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each row.")] = 1,
     page: Annotated[
         Path | None, typer.Option(help="Folder for dp_sgd_study.md and its pictures.")
@@ -32,7 +32,7 @@ def study(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for name in FILES:
         if not (data / name).is_file():
-            raise InputError(f"the study needs {data / name}, which is not there; name its folder")
+            raise InputError(f"{data / name} does not exist; pass its folder as --data")
     from studies.dp_sgd.grid import rows
     from studies.dp_sgd.page import write_page
     from studies.dp_sgd.train import Data, run_row
@@ -53,7 +53,7 @@ def study(
         results[row] = read_json(path, SCHEMA)
     missing = len(wanted) - len(results)
     if missing:
-        typer.echo(f"{missing} rows are not there yet; the same command goes on")
+        typer.echo(f"{missing} rows are missing; run the same command again")
     write_page(page or cache, results, missing)
 
 

@@ -28,7 +28,7 @@ class Row:
 
     part: Part
     name: str
-    """What is told apart within the part."""
+    """Name of the row within its part."""
     at: float
     """Where on the axis of the part: an epsilon, a number of rounds, or a step."""
     settings: dict[str, Any] = field(default_factory=dict)

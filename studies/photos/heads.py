@@ -28,7 +28,7 @@ from studies.dp_sgd.train import Units, linear_head, mechanism_of, planned, roun
 
 CLIP = 0.1
 PIECE = 1000
-"""Images whose features are written together, so that an interrupted study goes on from there."""
+"""Images per feature file; an interrupted study resumes after the last file."""
 
 
 def net_features(backbone: Path, size: int, images: Any, name: str, cache: Path) -> np.ndarray:

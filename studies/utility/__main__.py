@@ -26,7 +26,7 @@ def study(
         bool, typer.Option(help="Also change one thing of the chosen recipe at a time.")
     ] = False,
 ) -> None:
-    """Choose recipes on validation people, then compare methods on people nobody has read."""
+    """Choose recipes on validation users, then compare methods on unused test users."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from fedemb.engine.threads import available_cores
     from studies.utility.decide import run_study

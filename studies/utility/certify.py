@@ -1,9 +1,9 @@
-"""What a row's noise on the mean costs at a population: cohort, epsilon, and the price in examples.
+"""Cohort, epsilon and number of examples that a noise on the mean needs at a population.
 
 Utility follows the noise on the mean, sigma / clients per round; epsilon follows sigma and the
 sampling rate. So the cohort and sigma grow together until epsilon is low enough (the paper's
-extrapolation, arXiv 2211.10844, section 4; docs/how_to/choose_epsilon.md#projections), and what
-is paid is examples to train on.
+extrapolation, arXiv 2211.10844, section 4; docs/how_to/choose_epsilon.md#projections), and
+the cost is the number of examples.
 """
 
 from __future__ import annotations

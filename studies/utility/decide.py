@@ -22,7 +22,7 @@ from studies.utility.rows import Net, Row
 
 @dataclass(frozen=True)
 class Decided:
-    """What a study has found so far.
+    """Results of a study so far.
 
     Attributes:
       contests: as far as their starts are decided, each with its winner or None.

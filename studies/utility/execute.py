@@ -23,11 +23,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Study:
-    """What is studied, and where its results lie.
+    """Subject of a study, and location of its results.
 
     Attributes:
       base: data, model and public backbone of all rows.
-      protocol: who plays which part.
+      protocol: which users train, validate and test.
       cache: folder of results.
     """
 
@@ -37,10 +37,10 @@ class Study:
     data_sha: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Looks at the images once.
+        """Computes the digest of the images once.
 
         Raises:
-          InputError: they are not a local file.
+          InputError: the images are not a local file.
         """
         path = Path(self.base.data.source.uri)
         if not path.is_file():
@@ -131,7 +131,7 @@ def execute(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if todo:
-        say(f"the budget ends here: {len(todo)} rows left; the same command goes on")
+        say(f"the budget ends here: {len(todo)} rows left; run the same command again")
     return todo
 
 

@@ -1,9 +1,9 @@
 """The contests that choose recipes, and the rows that are read once they are decided.
 
-Every net, method and noise is one contest of `TRIES` recipes on validation people. Public starts
-are chosen first; all other tries and all final rows begin from the start that won for their net.
-Private training and centralized training at equal visits look at the same number of images;
-centralized training at its best may look at more.
+Every network, method and noise is one contest of `TRIES` recipes on validation users. Public
+backbones are chosen first; all other tries and all final rows start from the best one of their
+network. Private training and centralized training at equal visits use the same number of images;
+centralized training at its best may use more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRIES = 3
 """Recipes of every contest."""
 ROUNDS = 40
 USERS = 128
-"""Who take part in a round, on average."""
+"""Average number of users in a round."""
 LOCAL_EPOCHS = 2
 SEEDS = (0, 1, 2)
 CONTESTS: tuple[tuple[Net, Method, float], ...] = (
@@ -186,9 +186,9 @@ def ablation_rows(chosen: Row) -> list[Row]:
 
 
 def equal_passes(people: int) -> int:
-    """Passes over all images that look at as many as private training does on average.
+    """Returns the passes over all images that equal the visits of private training on average.
 
-    So many people are whole groups of about `USERS`, of which one takes part in a round.
+    The users form groups of about `USERS`, of which one participates in a round.
     """
     return ROUNDS * LOCAL_EPOCHS // max(1, round(people / USERS))
 

@@ -58,9 +58,9 @@ def standalone(svg: str) -> bytes:
 
 
 def verdict(lines: Sequence[Line]) -> list[str]:
-    """What the study found, a plain sentence for each net and private method, whatever it found."""
+    """Returns one sentence with the result of each network and private method."""
     said = [_sentence(line) for line in lines if line.noise and line.relative and line.gain]
-    return said or ["The rows that this study compares are not all there yet; run it again."]
+    return said or ["Some rows of this study are missing; run it again."]
 
 
 def _sentence(line: Line) -> str:

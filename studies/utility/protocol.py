@@ -1,8 +1,8 @@
-"""Which alphabets play which part: fixed here, so that no result can choose its own judges.
+"""Division of the alphabets into training, validation and test, fixed before any result.
 
 Recipes are chosen on validation alphabets. Test alphabets are drawn by a keyed permutation of those
 that no earlier study evaluated on, and read by final rows only, which run when every contest is
-decided (`contests.py`). Who was a judge before trains here.
+decided (`contests.py`). Alphabets of earlier evaluations only train.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Protocol:
     """A division of the values of one public column.
 
     Attributes:
-      name: stands in every result; a new draw is a new name.
+      name: part of every result; a new draw needs a new name.
       column: the column that divides.
       public: pretrains.
       validation: chooses recipes; trains in the final stage.
-      judged: trains; earlier studies evaluated on it, so it is no blind test any more.
+      judged: trains; earlier studies evaluated on it, so it cannot be a test.
       unread: trains, but for the test values drawn from it.
       tests: how many values are drawn for the test.
     """
@@ -53,7 +53,7 @@ class Protocol:
         return tuple(sorted(keyed[: self.tests]))
 
     def split(self, stage: Stage) -> Split:
-        """Who trains and who is evaluated in a stage.
+        """Returns the values that train and those that are evaluated in a stage.
 
         `selection` evaluates on the validation values, `final` trains on them too and evaluates on
         the test values.

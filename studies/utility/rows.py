@@ -16,7 +16,7 @@ from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
 from studies.utility.protocol import Split, Stage
 
 VERSION = 2
-"""Of what a row means; a new number recomputes all of them."""
+"""Version of the rows; a new number recomputes all of them."""
 Net = Literal["lenet", "resnet8_s2"]
 NETS: tuple[Net, ...] = ("lenet", "resnet8_s2")
 Method = Literal[
@@ -36,7 +36,7 @@ CENTRALIZED: tuple[Method, ...] = ("centralized", "centralized_best")
 IN_ROUNDS: tuple[Method, ...] = ("fedemb", "fedavg", "ftrl")
 FALSE_ACCEPT_RATES = (1e-3, 1e-2)
 MEASURED = ("false_accept_rates", "bootstrap_samples", "resample_subgroups", "batch_size")
-"""What of the evaluation section decides a result."""
+"""Settings of the section `evaluation` that affect a result."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -153,7 +153,7 @@ def run_row(row: Row, base: RunConfig, split: Split, column: str, cache: Path) -
 
     Args:
       row: method, noise, seed and settings.
-      base: data, model and public backbone; the row's settings go on top.
+      base: data, model and public backbone; the settings of the row override it.
       split: who pretrains, trains and is evaluated.
       column: what the split divides.
       cache: folder of public backbones.

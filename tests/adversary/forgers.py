@@ -1,6 +1,6 @@
 """Ways to forge a document of a run, and the real steps that read it.
 
-`public`: whoever can write the public root and has no key, or has keys that were retired.
+`public`: anyone who can write the public root and has no key, or has keys that were retired.
 `inside`: somebody who holds the key of the document's own step and may write what they like.
 """
 
@@ -237,7 +237,7 @@ SPELLINGS = {
 
 
 def forge(run, name, way):
-    """Writes what the forger wishes in the place of a document, by one of the ways above."""
+    """Replaces a document by the forger's text, in one of the ways above."""
     path = path_of(run, name)
     data = path.read_bytes()
     if way in SPELLINGS:
@@ -259,7 +259,7 @@ def forge(run, name, way):
 
 
 class Reached(Exception):
-    """The step took its documents and went on to what they speak of."""
+    """The step accepted its documents and continued with their content."""
 
 
 _HEAVY = {

@@ -80,7 +80,7 @@ def _waive(run: honest_run.HonestRun) -> None:
     model = str(run.model / "model.json")
     _cli(
         *("ledger", "waive", "no_gain_over_public", "--model", model, *_stores(run)),
-        *("--reason", "looked at by two people"),
+        *("--reason", "reviewed by two people"),
     )
 
 
@@ -161,7 +161,7 @@ class Counter:
         sync = os.fsync
 
         def counted(descriptor: int) -> None:
-            self.operation()  # what was written lies there, under no name yet
+            self.operation()  # the written bytes are there, without a name yet
             sync(descriptor)
 
         os.fsync = counted
@@ -249,7 +249,7 @@ def in_child(
       root: folder of the run.
       act: what is done.
       kill_at: kills the process before its n-th operation on files, from 1.
-      kill_after: kills it so many seconds after it began.
+      kill_after: kills it so many seconds after it started.
     """
     (root / "tmp").mkdir(exist_ok=True)
     reading, writing = os.pipe()
@@ -323,7 +323,7 @@ def prepare(root: Path, acts: tuple[str, ...] = tuple(ACTS)) -> dict[str, Path]:
 def visible(root: Path) -> dict[str, bytes]:
     """Every file that counts, wherever the run lies.
 
-    Temporary names begin with a dot, `tmp` is nobody's, `model.sig` has a random number in it.
+    Temporary names start with a dot, `tmp` is shared, and `model.sig` has a random number.
     """
     found = {}
     for path in sorted(root.rglob("*")):

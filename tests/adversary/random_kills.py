@@ -2,7 +2,7 @@
 
     python tests/adversary/random_kills.py RECORD [--kills 100] [--minutes 60] [--training 20]
 
-A life is one run, from its plan to its release and on to a user who is forgotten. Every step of it
+A life is one run, from its plan to its release and on to a user who is deleted. Every step of it
 runs in a process that is killed after a random time, up to five times, and started again. At its
 end the ledger must charge what it charges without a kill, and every file have the same bytes. With
 `--training` the real trainer is killed so often as well: its weights must be bit-identical.

@@ -1,4 +1,4 @@
-"""Files that are small and unfold without end: looked into by nobody, or within limits."""
+"""Small files that expand without end are rejected unread or read within limits."""
 
 import io
 import json
@@ -40,7 +40,7 @@ print(peak, sum(os.times()[:4]), said)
 """
 """Prints the most bytes that it, or the child it looked with, ever had, and seconds of both.
 
-By itself, as a process is told the peak of the one that started it, whatever that did before.
+Runs in a new process, because a process inherits the peak memory of its parent.
 """
 
 

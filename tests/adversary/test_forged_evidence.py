@@ -1,4 +1,4 @@
-"""Whoever can write the public root, and has no key, changes no document of a run unseen.
+"""A writer of the public root without a key cannot change a document of a run unseen.
 
 Every forgery is done as well as such a person can: digests that name the document are left to
 account_privacy, which runs honestly afterwards.
@@ -49,7 +49,7 @@ def test_document_of_another_run_is_refused_by_every_step_that_reads_it(
     "step", sorted({step for steps in forgers.READERS.values() for step in steps})
 )
 def test_honest_documents_are_taken_by_every_step(run, step, monkeypatch):
-    """What the tests above stand on: none of those steps refuses everything."""
+    """Control for the tests above: none of those steps refuses everything."""
     if step in forgers._HEAVY:
         with pytest.raises(forgers.Reached):
             forgers.read_by(run, step, monkeypatch)

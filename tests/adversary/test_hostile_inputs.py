@@ -1,4 +1,4 @@
-"""What users, and whoever writes into their folders, hand in: one sentence, or left out."""
+"""Hostile inputs of users end in one sentence or are left out."""
 
 import errno
 import json
@@ -632,7 +632,7 @@ def test_bundle_names_no_store_and_no_account(allowed, tmp_path):
 
 
 def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(shown, allowed):
-    """Whoever may write there puts in a page, a report or a plan that says anything."""
+    """A person who may write there can add any page, report or plan."""
     for name, path in (
         ("audit_report", allowed.audit),
         ("reservation", allowed.reservation),

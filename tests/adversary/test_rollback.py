@@ -191,7 +191,7 @@ def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
     ids=lambda words: words[0],
 )
 def test_act_of_people_names_the_rollback_anchor_of_the_policy(month, tmp_path, words, named):
-    """Else ledger and key store put back together would be taken by whoever does not name it."""
+    """Otherwise a run without the anchor would accept a restored ledger and key store."""
     if month.rollback_anchor is None:
         pytest.skip("this policy has no rollback anchor")
     before, also = _state(month), ("--rollback-anchor", named) if named else ()
@@ -214,7 +214,7 @@ def _state(team):
 
 @pytest.mark.parametrize("act", ACTS)
 def test_honest_ledger_is_taken_by_every_act(team, act):
-    """What the tests above stand on."""
+    """Control for the tests above."""
     ACTS[act](team)
 
 
@@ -231,7 +231,7 @@ def test_ledger_and_keys_put_back_together_are_noticed_by_a_rollback_anchor_alon
 
 @pytest.mark.parametrize("other", [None, "elsewhere"])
 def test_a_run_without_the_policys_rollback_anchor_is_refused(team, tmp_path, other):
-    """Else whoever puts ledger and keys back names none, or an empty one."""
+    """Otherwise an attacker who restores ledger and keys passes no anchor, or an empty one."""
     team.restore("ledger", "keys", backup="after-1")
     had = team.rollback_anchor
     team.changes = {"storage.rollback_anchor": str(tmp_path / other)} if other else {}
@@ -252,7 +252,7 @@ def _exchanged_key(trust, stranger):
 
 @pytest.mark.parametrize("changed", [_added_key, _exchanged_key])
 def test_a_trust_file_with_a_key_of_a_stranger_is_refused(team, tmp_path, changed):
-    """Whoever may replace files beside the ledger, and has no key, signs as any step."""
+    """A writer of the ledger's folder without a key cannot sign as a step."""
     file = team.policy / "ledger" / "trust.json"
     stranger = Signer.load_or_create(LocalKeyStore(tmp_path / "stranger"), "evaluate")
     trust = TrustStore.load(file)
@@ -263,7 +263,7 @@ def test_a_trust_file_with_a_key_of_a_stranger_is_refused(team, tmp_path, change
 
 
 def test_all_three_put_back_together_are_not_noticed(team):
-    """docs/explanation/ledger.md: the anchor must be where nobody can restore a backup."""
+    """docs/explanation/ledger.md: the anchor must be where no one can restore a backup."""
     team.restore("ledger", "keys", "rollback_anchor", backup="after-2")
     ACTS["reserve"](team)
 
@@ -326,7 +326,7 @@ def test_marking_again_marks_nothing(team):
 
 
 def test_killed_between_two_marks_leaves_none_missing_below(tmp_path, monkeypatch):
-    """A policy and a reservation that nobody marked yet; the process dies after its first mark."""
+    """A policy and a reservation without markers; the process dies after its first marker."""
     team = Team(tmp_path)
     run = team.reserve("week-1")
     marks = sorted((team.policy / "keys" / "ledger").iterdir())

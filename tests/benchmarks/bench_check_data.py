@@ -1,4 +1,4 @@
-"""What `fedemb check-data` costs: JPEG photos of 500 x 400 in one Parquet file, looked at once.
+"""What `fedemb check-data` costs: JPEG photos of 500 x 400 in one Parquet file, checked once.
 
     python -m tests.benchmarks.bench_check_data 4000
 
@@ -67,10 +67,10 @@ def draw(folder: Path, count: int) -> None:
 
 
 def look(count: int) -> dict[str, float]:
-    """Draws photos and looks at them in a process of its own: seconds, peak in MB, bytes each."""
+    """Draws photos and checks them in another process: seconds, peak in MB, bytes each."""
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
-        # Drawn elsewhere: a process that is begun starts with the peak of the one that begins it.
+        # Drawn in another process, because a process inherits the peak memory of its parent.
         drawing = get_context("spawn").Process(target=draw, args=(folder, count))
         drawing.start()
         drawing.join()
@@ -79,7 +79,7 @@ def look(count: int) -> dict[str, float]:
             child = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
             _, _, used = os.wait4(child.pid, 0)
         if f"{count:,}" not in (text := (folder / "said").read_text()):
-            raise RuntimeError(f"check-data did not look at {count:,} photos: {text}")
+            raise RuntimeError(f"check-data did not read {count:,} photos: {text}")
         each = (folder / "photos.parquet").stat().st_size // count
     seconds = used.ru_utime + used.ru_stime
     return {"seconds": seconds, "peak_mb": used.ru_maxrss / 1024, "bytes": each}

@@ -5,7 +5,7 @@
 Both loops run in turn in one process, so that a busy machine hits both; the ratio of each pair is
 taken, then the median and the quartiles over pairs. Every process measures one workload on a given
 number of cores (its affinity is cut before TensorFlow starts). Memory is the high-water mark of a
-process of its own. Plain lines for people, JSON for machines. What was tried and what it gave:
+process of its own. Plain lines for people, JSON for machines. Results of earlier attempts:
 README.md beside this file.
 
 `--front` is for a busy machine (root, Linux): each timed round runs at real-time priority, with a

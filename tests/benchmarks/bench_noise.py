@@ -34,7 +34,7 @@ class Seconds(NamedTuple):
 
     wall: float
     processor: float
-    """Of all threads: what it would take on one idle core, whoever else is on the machine."""
+    """Processor seconds of all threads, independent of other load on the machine."""
 
 
 def timed(act: Callable[[], object], times: int) -> list[Seconds]:

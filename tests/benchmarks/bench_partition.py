@@ -42,7 +42,7 @@ def tiny_png(user: int, image: int) -> bytes:
 
 
 def draw(folder: Path, users: int, images: int) -> None:
-    """Writes Parquet files of 20,000 users each; the images of a user lie in different files."""
+    """Writes Parquet files of 20,000 users each; the images of a user are in different files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -11,7 +11,7 @@ prints:
 
 * losses on a grid of 1e-3 (the product's is 1e-4; both are pessimistic, so the finer is the truer),
 * as many trees, and participations of a user, as epochs of `users // users_per_round` rounds fit
-  in, rounded up: 53 at n = 1e4, where turns of 19.53 rounds give nobody more than 52,
+  in, rounded up: 53 at n = 1e4, where turns of 19.53 rounds give no one more than 52,
 * a second BLT buffer only where it lowers the squared error by more than 2 % (the product's default
   is 2 buffers, which is never worse).
 
@@ -71,7 +71,7 @@ class Cell:
     at_settings: float
     """Ours with the settings of the table."""
     setting: str
-    """What differs, in words; empty where the settings are the same."""
+    """What differs, as text; empty where the settings are the same."""
 
     @property
     def deviation(self) -> float:
@@ -139,7 +139,7 @@ def cells(users: int) -> Iterator[Cell]:
         "matrix_sensitivity": tree_sensitivity.sensitivity(ROUNDS, separation, most, separation),
     }
     tree = TreeAggregation.at(cohort).replaced(**restarts).at_equal_utility(NOISE)
-    fewer = f"{epochs} participations, where turns give nobody more than {most}"
+    fewer = f"{epochs} participations, where taking turns gives at most {most}"
     yield Cell(
         users=users,
         mechanism="tree, restarts, RDP, 2C",

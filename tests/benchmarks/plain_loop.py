@@ -3,7 +3,7 @@
 The same number of forward, backward and SGD steps: one TensorFlow while loop on variables, no
 reset, no clip, no noise, no virtual clients. Its intra-op threads are all cores (ours are one per
 client), so it lives in a graph session of its own: with `TF_OVERRIDE_GLOBAL_THREADPOOL=1` each
-session brings its own threads, and both loops can be timed in turn in one process.
+session adds its own threads, and both loops can be timed in turn in one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A browser for the tests that look at pages."""
+"""A browser for the tests of pages."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def screenshots(tmp_path_factory) -> Path:
-    """Where pictures go: FEDEMB_SCREENSHOTS, to look at them, or a temporary folder."""
+    """Folder of screenshots: FEDEMB_SCREENSHOTS, or a temporary folder."""
     folder = Path(os.environ.get("FEDEMB_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder

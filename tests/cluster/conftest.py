@@ -121,7 +121,7 @@ def ask(plane) -> Asker:
 
 
 def page_block(begins: str) -> str:
-    """The indented block of commands of the cluster pages that begins so."""
+    """Returns the indented block of commands of the cluster pages with this start."""
     pages = sorted((INFRA.parent / "docs" / "cluster").glob("*.md"))
     text = "\n".join(page.read_text() for page in pages)
     blocks = re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)

@@ -18,7 +18,7 @@ PATIENCE = 600.0
 
 @dataclass
 class ControlPlane:
-    """Starts on entering, ends on leaving; everything it keeps lies in one folder."""
+    """Starts on entering, ends on leaving; all of its files are in one folder."""
 
     binaries: Path
     folder: Path

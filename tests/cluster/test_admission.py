@@ -185,7 +185,7 @@ def test_nobody_enters_a_pod_but_argo_and_the_owner(plane, overlay):
             assert "nobody enters a pod" in alice.stderr, entry
         argo = plane.attempt("exec", "idle", "-n", "fedemb", f"--as={CONTROLLER}", "--", "id")
         assert "nobody enters" not in argo.stderr
-        assert "does not have a host assigned" in argo.stderr, "past admission; there is no node"
+        assert "does not have a host assigned" in argo.stderr, "past admission; no node exists"
     finally:
         plane.kubectl("delete", "pod", "idle", "-n", "fedemb", "--grace-period=0", "--force")
 
@@ -208,7 +208,7 @@ def test_more_accelerators_than_the_quota_are_refused(ask, overlay):
 
 def test_pods_of_the_owner_are_made_by_the_owner(ask, overlay):
     if overlay == "gke":
-        pytest.skip("keys lie in Secret Manager; the owner has an account of Google's")
+        pytest.skip("keys are in Secret Manager; the owner has an account of Google's")
     volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": "fedemb-policy-keys"}}]
     pod = plain("fedemb-owner", volumes=volumes)
     assert "only the data owner" in ask.pod(pod, ALICE).message

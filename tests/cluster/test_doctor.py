@@ -179,7 +179,7 @@ def test_a_launcher_that_still_points_to_the_root_of_kubeflow_is_refused(
 @pytest.mark.usefixtures("kubeflow")
 def test_a_lost_volume_of_keys_is_found(ask_doctor, plane, overlay, reapply, claim):
     if overlay == "gke":
-        pytest.skip("keys lie in Secret Manager")
+        pytest.skip("keys are in Secret Manager")
     plane.kubectl("delete", "persistentvolumeclaim", claim, "-n", "fedemb", "--wait=false")
     try:
         _, states = ask_doctor()

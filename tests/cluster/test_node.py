@@ -1,9 +1,9 @@
 """Steps as pods on a real node, behind admission, on volumes.
 
 Each pod is that of the compiled pipeline, without the containers that Argo and Kubeflow add: their
-images are in registries. What the launcher would fetch lies on a volume. Steps of the image `light`
+images are in registries. Artifacts are on a volume. Steps of the image `light`
 run in it. Those of `cpu`, which has 4 GB, run in it too, with the environment of this checkout on
-volumes that nobody may write to; account, keys and root are those of their pods all the same.
+volumes that no one may write to; account, keys and root are those of their pods all the same.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def light(tmp_path_factory) -> Path:
     if given := os.environ.get("FEDEMB_LIGHT_ARCHIVE"):
         return Path(given)
     if shutil.which("podman") is None:
-        pytest.skip("there is no image `light`; run `make images` with podman")
+        pytest.skip("image `light` not found; run `make images` with podman")
     archive = tmp_path_factory.mktemp("image") / "light.tar"
     command = ["podman", "save", "--format", "docker-archive", "-o", archive, IMAGE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"there is no image `light`; run `make images` ({done.stderr.strip()[-100:]})")
+        pytest.skip(f"image `light` not found; run `make images` ({done.stderr.strip()[-100:]})")
     return archive
 
 
@@ -216,7 +216,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def weekly_pods(world, weekly):
-    """Does a step of it in a pod; what came out lies in `world.root / "out" / "weekly"`."""
+    """Runs one of its steps in a pod; the output is in `world.root / "out" / "weekly"`."""
     out, run = world.root / "out" / "weekly", weekly
     held = {"privacy_plan": run.plan, "reservation": run.reservation}
     stores = {"private_root": str(run.root / "private"), "ledger": run.ledger_uri, "keys": "/keys"}

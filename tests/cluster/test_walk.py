@@ -30,10 +30,10 @@ HEAD = """\
 Every line of `docs/cluster/quickstart.md` and of the pages it links, in order, from an empty
 cluster, with what it printed: made by `tests/cluster/test_walk.py`. The API server, its
 controllers and admission are
-real ({version}). Kubeflow's API is a stand-in, stores are folders, and what begins with `gcloud`,
+real ({version}). Kubeflow's API is a stand-in, stores are folders, and commands of `gcloud`,
 `terraform`, `aws` or `mc` needs a cloud or a store: it is named, not tried. The run that is
 verified and resumed is the tests' own (`tests/kit/pipeline_runs/honest_run.py`): no image trained
-it. Addresses and digests are shortened; words in capitals stand for your own, as in the pages.
+it. Addresses and digests are shortened; words in capitals are placeholders, as in the pages.
 `<code>` after a line is its exit code, where it is not 0.
 
 """
@@ -94,7 +94,7 @@ def _plain(text: str, root: Path, url: str) -> str:
 def _cluster_lines(walk: Walk, plane: ControlPlane, line: str, block: list[str]) -> None:
     """What the shell and kubectl do, at the control plane."""
     if line.startswith("kubectl apply -f infra/kustomize/profile.yaml"):
-        assert walk.run(line).returncode, "there is no Kubeflow here to know a Profile"
+        assert walk.run(line).returncode, "no Kubeflow here defines a Profile"
         walk.say("kubectl create namespace fedemb    # in Kubeflow's place")
         plane.apply(*FRAME, MAY_MAKE_PODS)
     elif line.startswith("for group in"):
@@ -135,7 +135,7 @@ def test_the_pages_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch):
         binaries = f"{empty.binaries}:{Path(sys.executable).parent}"
         environment = {**os.environ, "KUBECONFIG": str(empty.kubeconfig)}
         environment |= {"PATH": f"{binaries}:{os.environ['PATH']}", "COLUMNS": "160"}
-        environment["PYTHONWARNINGS"] = "ignore"  # of a certificate nobody signed
+        environment["PYTHONWARNINGS"] = "ignore"  # of a certificate no one signed
         walk = Walk(root, environment)
         lines = pages.commands()
         modules = (Path(__file__).parent / "control_plane" / "go.mod").read_text()

@@ -25,7 +25,7 @@ USER = 65532
 IMAGE = "localhost/fedemb-light:0.1.0"
 PYTHON, TREE = Path("/opt/python"), Path("/opt/tree")
 INSTALLED = {"python": (Path(sys.base_prefix), PYTHON), "tree": (REPOSITORY, TREE)}
-"""Claim -> folder here, and where it lies in a pod: this checkout and its environment."""
+"""Claim -> folder here, and where it is in a pod: this checkout and its environment."""
 AS_INSTALLED = {
     "PATH": f"{PYTHON}/bin:/usr/bin:/bin",
     "LD_LIBRARY_PATH": f"{PYTHON}/lib",
@@ -81,13 +81,13 @@ class World:
         *,
         installed: bool = False,
     ) -> Ended:
-        """Runs the pod of a step with what its container is told in place of a placeholder.
+        """Runs the pod of a step; values for its container replace the placeholders.
 
         Args:
           step: its name as Kubeflow spells it.
           arguments: of its container.
           command: instead of its own.
-          installed: gives the pod the environment of this checkout, on volumes nobody writes to.
+          installed: gives the pod the environment of this checkout, on volumes no one writes to.
         """
         subprocess.run(["chown", "-R", f"{USER}:{USER}", self.root], check=True)
         pod = copy.deepcopy(self.pods[step])
@@ -206,5 +206,5 @@ def _claim(name: str) -> dict[str, Any]:
 
 def _secret(name: str) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "fedemb"}
-    data = {"access_key": "nobody", "secret_key": "nothing"}
+    data = {"access_key": "unknown", "secret_key": "nothing"}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}

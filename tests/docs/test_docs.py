@@ -14,7 +14,7 @@ from fedemb.gate.decide import RULES
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("components", "docs", "images", "infra", "pipelines", "requirements", "studies", "tests")
-"""Where a path in backticks begins, if it names a file of the repository."""
+"""Where a path in backticks starts, if it names a file of the repository."""
 MADE_LATER = ("components/fedemb/planted_bug_suite.json",)
 """Written by a command, so not in a fresh clone."""
 NOTES = r"(?<![\w/])(dp|paper|platform|design|performance|utility|dpsgd)\.md\b"
@@ -65,7 +65,7 @@ def broken(page: str) -> list[str]:
         path = (ROOT / page).parent / name if name else ROOT / page
         found = path.resolve()
         if not found.exists():
-            problems.append(f"{page}: {target} is no file")
+            problems.append(f"{page}: {target} is not a file")
         elif anchor and anchor not in anchors(found.relative_to(ROOT).as_posix()):
             problems.append(f"{page}: {target} has no such heading")
         elif page.startswith("docs/") and not found.is_relative_to(ROOT / "docs"):

@@ -60,7 +60,7 @@ def test_a_backbone_is_one_module(toy):
     result = simulation.train(images, people, people)
     assert result.model.name == "toy"
     assert result.embed(images).shape == (40, 4)
-    with pytest.raises(ConfigError, match="tiny, toy"):  # it stands in the list of the others
+    with pytest.raises(ConfigError, match="tiny, toy"):  # it is in the list of the others
         fedemb.build_backbone(fedemb.ModelConfig(backbone="tow"), seed=0)
 
 

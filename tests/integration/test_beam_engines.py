@@ -1,7 +1,7 @@
 """Every Beam engine gives the bytes of the one in this process.
 
 Job services, engines and workers are processes of their own, started here and stopped by their
-process id. Engines that are no Python package are named by the environment; `make test-flink`
+process id. Engines outside Python are named by the environment; `make test-flink`
 fetches them: FEDEMB_FLINK_JOB_SERVER, FEDEMB_SPARK_JOB_SERVER (class paths of job servers of Beam),
 FEDEMB_PRISM (Beam's engine in Go).
 """

@@ -166,7 +166,7 @@ def _run_pipeline(engine: dict[str, str], root: Path, data: Path) -> subprocess.
 
 @pytest.mark.timeout(3600)
 def test_whole_pipeline_runs_with_every_step_in_a_container(engine, tmp_path):
-    """The same run without containers stands beside it, for the price of them."""
+    """Runs the same pipeline without containers, to measure their cost."""
     from fedemb.pipelines.run.command import prepare
 
     run = prepare("quickstart", SMALL, tmp_path)

@@ -308,7 +308,7 @@ def test_each_wrong_right_on_google_cloud_is_found(google, found):
 @pytest.mark.parametrize("everybody", ["projectViewer:runs", "projectEditor:runs"])
 @pytest.mark.parametrize("bucket", ["private", "ledger", "rollback-anchor", "releases"])
 def test_what_google_grants_to_a_whole_project_is_found(google, everybody, bucket):
-    """A new bucket is readable to whoever views its project, until Terraform closes it."""
+    """A new bucket is readable to anyone who views its project, until Terraform closes it."""
     policies = _google_policies()
     role = "roles/storage.legacyObjectReader"
     policies["public"].append({"role": role, "members": [everybody]})

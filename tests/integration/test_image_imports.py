@@ -88,7 +88,7 @@ def needed(start: list[Path]) -> dict[str, Path]:
 
 @cache
 def owners() -> dict[str, set[str]]:
-    """Dotted module or package -> the installed distributions that bring it."""
+    """Dotted module or package -> the installed distributions that provide it."""
     found: dict[str, set[str]] = {}
     for distribution in distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
@@ -102,7 +102,7 @@ def owners() -> dict[str, set[str]]:
 
 
 def missing(names: dict[str, Path], lock: str, known: dict[str, str]) -> dict[str, Path]:
-    """Names that no distribution of a lock brings."""
+    """Names that no distribution of a lock provides."""
     locked = {
         re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"^([\w.-]+)[\[=]", lock, re.M)
     }

@@ -70,7 +70,7 @@ def test_a_step_gets_the_account_of_its_group_and_is_then_admitted(step):
 
 REFUSED = {
     "a step on another group's account": (_pod("evaluate-embeddings", "fedemb-train"), CONTROLLER),
-    "a step nobody knows": (_pod("look-at-users", "fedemb-train"), CONTROLLER),
+    "an unknown step": (_pod("look-at-users", "fedemb-train"), CONTROLLER),
     "a pod without label on a group's account": (_pod(None, "fedemb-train"), CONTROLLER),
     "a step made by hand": (_pod("train-dp-fedemb", "fedemb-train"), "alice@example.org"),
 }

@@ -132,7 +132,7 @@ def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(mani
         assert spec["podSelector"] == own
         (inward,), (outward,) = spec["ingress"], spec["egress"]
         wanted = [{"podSelector": peer} for peer in peers]
-        assert (inward["from"], outward["to"]) == (wanted, wanted), "each other and nobody else"
+        assert (inward["from"], outward["to"]) == (wanted, wanted), "only each other"
     for name in ("fedemb-kubeflow", "fedemb-stores", "fedemb-api-server"):
         (excluded,) = policies[name]["spec"]["podSelector"]["matchExpressions"]
         assert excluded == {"key": train_job.HOST_LABEL, "operator": "DoesNotExist"}
@@ -179,7 +179,7 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
 
 
 def test_placeholders_are_the_ones_the_quickstart_replaces():
-    """A placeholder that nobody replaces would reach the cluster."""
+    """A placeholder that no one replaces would reach the cluster."""
     text = (INFRA.parent / "docs" / "cluster" / "quickstart.md").read_text()
     for overlay, wanted in {
         "gke": {"PROJECT", "CONTROL_PLANE"},

@@ -1,6 +1,6 @@
 """The real steps behind the rights of infra/rights.yaml: none lacks one, and none has one too many.
 
-`rights_fence` stands in for the cloud. A simulation of each task goes from the reservation to the
+`rights_fence` replaces the cloud. A simulation of each task goes from the reservation to the
 audit, with every feature that reads something on; a release from the reservation to the bundle, on
 the small honest run. Each is interrupted and resumed where a resumed run asks for other things.
 """
@@ -296,7 +296,7 @@ def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, 
 
 
 def test_planted_table_without_a_right_stops_the_step(fence, monkeypatch):
-    """What the tests above stand on: the fence refuses what the table does not grant."""
+    """Control for the tests above: the fence refuses what the table does not grant."""
     monkeypatch.setattr(fence, "refused", [])
     monkeypatch.setitem(GROUPS["partition"], "private", {})
     with fence.acting("partition_users"), pytest.raises(StorageError, match="may not list"):

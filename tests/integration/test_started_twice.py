@@ -1,6 +1,6 @@
-"""A step that a cluster started twice: the first process is stopped, not dead, and goes on later.
+"""A step that a cluster started twice: the first process is stopped and continues later.
 
-Kubernetes restarts what it lost sight of. Whatever the first process was about to do, nothing the
+Kubernetes restarts what it lost sight of. The first process may be at any point; nothing the
 second one did is drawn, charged or written again. Where both would write the same bytes they may;
 elsewhere the first ends with a sentence before it changes anything.
 """
@@ -34,7 +34,7 @@ def _contents(*kept: Path) -> dict[str, bytes]:
 
 
 def _race(first: list[str | Path], second: list[str | Path], *kept: Path) -> tuple[int, str]:
-    """Starts a step that stops itself, runs another to its end, lets it go on; how that ends."""
+    """Starts a step that stops itself, runs another to its end, and resumes the first."""
     logs = kept[0].parent / "logs"
     stopped = Forked(logs / "first", *first)
     try:
@@ -141,7 +141,7 @@ def test_two_audits_of_one_model(trained, tmp_path, point, superseded):
 @pytest.mark.parametrize(
     ("point", "superseded"),
     [
-        # Its look comes after the other's: it goes on, counted, and writes the same bytes.
+        # Its evaluation comes second: it is counted, and writes the same bytes.
         ("the evaluation record", False),
         ("the figures of the model", True),
         ("the page", False),  # the same bytes

@@ -38,7 +38,7 @@ def test_create_refuses_a_name_that_exists(store_uri):
 
 
 def test_create_refuses_a_name_that_exists_where_nobody_may_replace(gcs_environment):
-    """Google may look at rights before it looks at conditions."""
+    """Google may check rights before conditions."""
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage
 

@@ -123,7 +123,7 @@ def test_marker_that_names_another_bundle_is_found(run, releases):
 
 @pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
 def test_release_under_a_name_that_is_not_its_own_is_found(run, releases):
-    """Whoever may write to the store shows an old release, signed and whole, as a new one."""
+    """A writer of the store presents an old signed release as a new one."""
     document = _release(run, releases)
     store = open_store(releases)
     store.write("glyphs/2.0.json", store.read("glyphs/1.0.json"))

@@ -174,8 +174,8 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
     assert process.returncode == 5, output
     typed_again = finish(command)
     assert typed_again.returncode == 2
-    assert closing_line(output, "go on") in typed_again.stderr
-    _, *resume = shlex.split(closing_line(output, "go on"))
+    assert closing_line(output, "resume with") in typed_again.stderr
+    _, *resume = shlex.split(closing_line(output, "resume with"))
     done = finish([sys.executable, "-m", "fedemb", *resume])
     assert done.returncode == 0, done.stdout + done.stderr
     records = [

@@ -137,7 +137,7 @@ def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:
     """Opens a ledger for writing, with the key of the key store and the trust file beside it.
 
     Raises:
-      LedgerError: there is no trust file (no ledger was ever made there), or it is broken, or the
+      LedgerError: the trust file is missing (no ledger was created there) or broken, or the
         key store is that of another ledger.
     """
     ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))

@@ -59,7 +59,7 @@ def make_plan(kind: str = "group_poisson_gaussian", **changes) -> MechanismPlan:
     mechanism, cohort = MECHANISMS[kind], OTHER_COHORTS.get(kind, COHORT)
     fields = {"rounds": cohort.rounds, **mechanism.section_at(cohort), **changes}
     groups = fields.setdefault("virtual_clients", cohort.virtual_clients)
-    # Not validated: a test may want to see the plan refuse what it changed.
+    # Not validated: a test may need to see the plan refuse what it changed.
     own = {name: value for name, value in fields.items() if name in mechanism.section.model_fields}
     section = mechanism.section.model_construct(**own)
     with mock.patch.object(toeplitz, "optimise", return_value=BLT_NOISE):

@@ -27,7 +27,7 @@ def small_weights(value: float = 0.5) -> bytes:
 
 
 def sign_start(context: StepContext) -> None:
-    """Says of the weights in `pretrained`, made up if there are none, that they fit the run."""
+    """Says of the weights in `pretrained`, made up if missing, that they fit the run."""
     folder, config = context.artifacts.pretrained, context.config
     if not (folder / "backbone.keras").exists():
         write_bytes(folder / "backbone.keras", small_weights())

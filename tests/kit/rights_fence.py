@@ -2,7 +2,7 @@
 
 `gs://` and `gsm://` lead to stand-ins that ask the table before every request, in the name of the
 group that acts. Who may not read an object or key is not told whether it is there: that too is
-forbidden. `Fence.used` keeps what was asked and granted, so that a right nobody needs shows.
+forbidden. `Fence.used` keeps what was asked and granted, so that a right no one needs shows.
 
     gs://private/<run>/<folder>/   gs://ledger/  gs://releases/   the private root, ledger, releases
     gs://rollback_anchor/                                                  marks of the ledger
@@ -95,7 +95,7 @@ class Fence:
         """Whether the table lets the acting group do this in a bucket."""
         rights = GROUPS.get(self.group or "", {})
         match bucket:
-            case "private" if verb == "list":  # names of a whole bucket: it cannot be told apart
+            case "private" if verb == "list":  # names of a whole bucket: it cannot be distinguished
                 return bool(rights["private"])
             case "private":
                 return verb in FOLDER[rights["private"].get(folder, "none")]

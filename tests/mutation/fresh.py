@@ -1,7 +1,7 @@
-"""Runs tests in a process that imports the product anew, with one changed file.
+"""Runs tests in a process that imports the product again, with one changed file.
 
 Code outside of functions (a constant, a decorator, a default) runs while its module is imported. A
-process that has imported what the product stands on, and nothing of the product, waits for such
+process that has imported the dependencies of the product, and no module of it, waits for such
 mutants. For each it forks a child, which imports the product with the changed text of one file.
 """
 

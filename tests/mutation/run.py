@@ -1,4 +1,4 @@
-"""Tries mutants, keeps what became of each, and goes on where the last run stopped.
+"""Tries mutants, stores the result of each, and resumes after the last run.
 
     python -m tests.mutation.run MUTANTS.jsonl [--minutes 60] [--results FILE]
 

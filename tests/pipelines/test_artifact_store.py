@@ -223,7 +223,7 @@ def test_steps_are_published_while_the_run_goes_on_and_a_failure_waits_for_the_e
         sent.result(60)
     assert open_store(uri).list() == ["one/plan_privacy/privacy_plan"]
     blocked = tmp_path / "blocked"
-    blocked.write_text("a file in the place of the folder")
+    blocked.write_text("a file instead of the folder")
     publisher = Publisher(run, str(blocked))
     publisher.step_finished("plan_privacy")
     with pytest.raises(InputError, match="Not a directory"):

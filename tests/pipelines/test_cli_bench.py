@@ -1,4 +1,4 @@
-"""The command that measures accelerators, where there is none."""
+"""The command that measures accelerators, without one."""
 
 import json
 import os

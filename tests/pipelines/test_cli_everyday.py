@@ -19,7 +19,7 @@ from tests.kit.pipeline_runs import honest_run
 HEAVY = (
     "tensorflow keras kfp kubernetes apache_beam matplotlib pandas pyarrow PIL google.cloud.storage"
 )
-"""Nobody who plans or asks for help waits for these."""
+"""Modules that planning and help must not import."""
 NUMBERS = f"numpy scipy dp_accounting jinja2 yaml rich fedemb.config fedemb.ledger {HEAVY}"
 """Nor who asks for help for these."""
 
@@ -106,7 +106,7 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
 def test_what_the_steps_after_the_charge_would_refuse_is_refused_before_a_run(
     tmp_path, capsys, monkeypatch
 ):
-    """A column that is not there, and code whose planted bugs nobody looked for."""
+    """A missing column, and code without a planted-bug record."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

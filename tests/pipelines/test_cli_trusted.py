@@ -1,4 +1,4 @@
-"""Commands that use a release load nothing of it unless it lies there as it was released."""
+"""Commands load a release only if it is unchanged."""
 
 import json
 import shutil
@@ -31,12 +31,12 @@ COMMANDS = {
 
 
 class Loaded(Exception):
-    """Somebody looked into the bundle."""
+    """A file of the bundle was read."""
 
 
 @pytest.fixture(autouse=True)
 def looked_into(monkeypatch, tmp_path):
-    """Tells when the model is about to be loaded, or a registry about to be told of it."""
+    """Reports when the model is about to be loaded or registered."""
 
     def load(*_):
         raise Loaded
@@ -146,7 +146,7 @@ def test_bundle_of_a_stranger_is_not_loaded(bundle, command, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_bundle_is_loaded_under_the_keys_of_its_owner(bundle, command, monkeypatch):
-    """What the tests above stand on."""
+    """Control for the tests above."""
     with pytest.raises(Loaded):
         _run(command, bundle, *_trust())
     monkeypatch.setenv("FEDEMB_TRUST", str(TRUST))

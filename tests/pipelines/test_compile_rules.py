@@ -18,7 +18,7 @@ from fedemb.training import train_job
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = [pipeline.name for pipeline in PIPELINES]
 OF_DP_SGD = {"train-dp-fedemb": "train-dp-sgd", "evaluate-embeddings": "evaluate-classifier"}
-"""Step of DP-FedEmb -> what stands in its place in DP-SGD."""
+"""Step of DP-FedEmb -> its replacement in DP-SGD."""
 IMAGES = [
     f"{name}=registry.example/fedemb-{name}@sha256:" + digit * 64
     for name, digit in (("light", "a"), ("cpu", "b"), ("trainer", "c"))
@@ -62,7 +62,7 @@ def _tasks(documents):
 
 
 def _of(documents, name):
-    """A step of DP-FedEmb, or what stands in its place in this pipeline."""
+    """Returns a step of DP-FedEmb, or its replacement in this pipeline."""
     own = documents[0]["pipelineInfo"]["name"]
     return name if own == DP_FEDEMB.name else OF_DP_SGD.get(name, name)
 

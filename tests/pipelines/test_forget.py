@@ -146,7 +146,7 @@ def _forbidden(*_):
 
 
 def test_steps_only_look(tmp_path, monkeypatch):
-    """Partition reads keys and deletion marks and writes neither, whoever was forgotten."""
+    """Partition reads keys and deletion markers and never writes them."""
     keys = with_policy_key(open_key_store(str(tmp_path / "keys")))
     uri = str(tmp_path / "deletion_marks")
     for user in (None, b"3", b"4"):
@@ -169,7 +169,7 @@ def test_policies_share_an_address_and_none_trains_whom_another_forgot(tmp_path)
     with pytest.raises(StorageError, match=wanted) as refused:
         check_deletion_marks(uri, keys, "second")
     told = str(refused.value).replace(uri, "")
-    assert not re.search(r"\d", told), "how many asked to be forgotten stands in no log"
+    assert not re.search(r"\d", told), "the number of deleted users is in no log"
     mark_deleted(uri, keys, "second", Hasher(b"another key").deletion_mark(b"3"))
     for policy_id in ("first", "second"):
         check_deletion_marks(uri, keys, policy_id)
@@ -256,7 +256,7 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
     shas = dict.fromkeys(("model_sha", "report_sha", "bundle_sha"), ledger_kit.sha("x"))
     theirs = (mine + 1) % 4
     runs = {"old": f"2025-11/{mine}", "other": f"2026-01/{theirs}", "open": f"2026-01/{mine}"}
-    runs |= {"begun": f"2026-02/{mine}", "begun by others": f"2026-02/{theirs}"}
+    runs |= {"bound": f"2026-02/{mine}", "bound by others": f"2026-02/{theirs}"}
     trials = {"trial": f"2025-12/{mine}", "voided": f"2025-12/{mine}", "far": f"2025-12/{theirs}"}
     for run, block in {**runs, **trials}.items():
         purpose = "simulation" if run in trials else "release"
@@ -264,7 +264,7 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
         reservation = ledger.reserve(run_id=run, content=content)
         if run == "voided":
             ledger.void(reservation, "typo")
-        elif run.startswith("begun"):
+        elif run.startswith("bound"):
             ledger_kit.bind(ledger, reservation)
         elif run != "open" and run not in trials:
             ledger_kit.bind(ledger, reservation)
@@ -280,8 +280,8 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
     assert "deleted from the next partition on" in done.output
     assert "embedding old: epsilon" in done.output
     assert "embedding other" not in done.output
-    assert "may hold this user: open, begun\n" in done.output
-    assert "may include this user: begun." in done.output
+    assert "may hold this user: open, bound\n" in done.output
+    assert "may include this user: bound." in done.output
     assert "all runs of the policy together by epsilon 4 at delta" in done.output
     assert secret not in done.output
     assert "simulations that may have trained on this user: trial. No guarantee" in done.output

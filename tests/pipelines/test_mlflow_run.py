@@ -106,7 +106,7 @@ def test_nothing_that_is_not_public_is_written(runs, tmp_path):
     run = RunDirectory.open(runs / "monday")
     (run.private / "scores").write_text("a figure for every user")
     run.log.write_text("what the steps printed")
-    (run.reports / "notes.html").write_text("nobody signed this")
+    (run.reports / "notes.html").write_text("without a signature")
     tracked = tracked_run(run)
     assert set(tracked.artifacts) <= {
         f"{name}.{ending}"

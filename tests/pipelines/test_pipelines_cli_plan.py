@@ -120,7 +120,7 @@ def test_words_search_and_sentence(tmp_path):
     ],
 )
 def test_words_say_whether_a_changed_user_is_covered_as_the_report_does(tmp_path, preset, said):
-    """Where a column decides who is held out, another value brings a person among those."""
+    """Where a column decides who is held out, another value moves a user there."""
     words = call(tmp_path, "--config", preset, "--explain")
     assert said in " ".join(words.split())
 
@@ -146,7 +146,7 @@ def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
 
 
 def test_words_say_no_more_than_there_is(tmp_path):
-    """What is no price of its own is not printed as one; without noise nothing is promised."""
+    """Only real prices are printed; without noise no guarantee is printed."""
     users = call(tmp_path, *NUMBERS, "--mechanism", "user_poisson", "--noise-multiplier", "9")
     assert "2C" not in users
     assert "users drawn with probability 0.016" in users

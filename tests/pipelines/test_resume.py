@@ -198,7 +198,7 @@ def test_changed_section_whose_step_would_not_run_again_is_refused(run, override
 
 
 def test_ledger_may_move_and_not_be_another_one(tmp_path):
-    """A run whose reservation is not in the ledger it is told to take could never end."""
+    """A run whose reservation is not in the given ledger could never finish."""
     honest = honest_run.start(tmp_path).until_gate()
     storage = {"storage.ledger": honest.ledger_uri, "storage.keys": honest.keys_uri}
     made = RunDirectory.create(tmp_path / "runs", honest.run_id, honest.config.updated(storage))
@@ -267,7 +267,7 @@ def test_other_training_does_not_pass_for_another_evaluation(tmp_path, changes):
 
 
 def test_planted_digest_that_forgets_the_training_would_let_it_pass(tmp_path, monkeypatch):
-    """What the test above stands on: it is the bound digest that refuses, and nothing else."""
+    """Control for the tests above: it is the bound digest that refuses, and nothing else."""
     monkeypatch.setattr(digest, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
     run = honest_run.start(tmp_path).until_gate()
     _again(run, **{"training.seed": 9})

@@ -1,4 +1,4 @@
-"""A local run that is stopped from outside: what its state says, and what goes on without it."""
+"""A local run that is stopped from outside: its state, and the processes that continue."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ def stop(*_):
     failed("Interrupted", 5)
     sys.exit(1)
 case = {case!r}
-if case == "goes on":
+if case == "continues":
     signal.signal(signal.SIGTERM, stop)
     say("step_started", pid=os.getpid())
 else:
@@ -51,8 +51,8 @@ run_pipeline(RunDirectory(Path(sys.argv[1])), PlainView(lambda text: print(text,
 @pytest.mark.parametrize(
     ("case", "word", "wanted"),
     [
-        ("goes on", [signal.SIGTERM], ("Interrupted", 5)),
-        ("goes on", [signal.SIGHUP, signal.SIGHUP], ("Interrupted", 5)),
+        ("continues", [signal.SIGTERM], ("Interrupted", 5)),
+        ("continues", [signal.SIGHUP, signal.SIGHUP], ("Interrupted", 5)),
         ("failed", [signal.SIGTERM], ("StorageError", 4)),
         ("was killed", [signal.SIGTERM], (None, 5)),
     ],
@@ -107,7 +107,7 @@ def test_no_step_goes_on_unwatched_after_its_run_was_killed():
         assert process.stdout is not None
         step = process.stdout.readline().strip()
         deadline = time.monotonic() + 60
-        # Python looks for signals between its instructions: one that comes after the last look and
+        # Python checks for signals between its instructions: one that comes after the last look and
         # before the child waits in the kernel is seen only once the step ends.
         child = _of(step)[1]
         while _of(child)[0] != "S":

@@ -156,7 +156,7 @@ def test_new_step_runs_from_its_component(toy, tmp_path):
 
 @pytest.mark.planted_bug(21)
 def test_metadata_of_artifacts_is_the_golden_one(file_regression):
-    """Kubeflow keeps it where every user of the project reads: each value was looked at."""
+    """Kubeflow keeps it where every user of the project reads: each value was reviewed."""
     lines = []
     for name, found in steps.all_steps().items():
         source = textwrap.dedent(inspect.getsource(found.component.python_func))

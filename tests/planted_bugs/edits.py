@@ -75,7 +75,7 @@ def _expression(body: list[ast.stmt]) -> ast.expr | None:
 
 
 def _replaced_expressions(scope: ast.AST, old: ast.expr, new: ast.expr) -> int:
-    """Puts `new` in the place of each expression equal to `old`, and counts them."""
+    """Replaces each expression equal to `old` by `new`, and counts them."""
     wanted, found = ast.dump(old), 0
     for parent in list(ast.walk(scope)):
         for name, value in ast.iter_fields(parent):

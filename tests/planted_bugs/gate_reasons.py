@@ -29,7 +29,7 @@ class Site:
     statement: str
     """Source of the statement around it."""
     fallback: bool
-    """Whether it stands in an exception handler: the rule could not be evaluated."""
+    """Returns whether it is in an exception handler: the rule could not be evaluated."""
 
 
 def sites() -> Iterator[Site]:

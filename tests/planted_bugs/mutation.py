@@ -39,7 +39,7 @@ HEAVY = (
 )
 """Others' packages that most tests import; never our own."""
 _FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
-"""Not `ERROR`: a test that could not begin has caught nothing."""
+"""Not `ERROR`: a test that could not start has caught nothing."""
 _RED = 1
 """Exit code of pytest where a test failed; a bug that keeps tests from being collected has 2."""
 

@@ -12,7 +12,7 @@ from tests.planted_bugs.mutation import REPOSITORY, planted
 
 @pytest.fixture(scope="module")
 def planter():
-    """A process that plants what it is told to: of several workers each plants its share."""
+    """A process that plants its mutants; each of several workers plants its share."""
     command = [sys.executable, "-m", "tests.planted_bugs.mutation", "-"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as process:

@@ -158,7 +158,7 @@ def microbatch_mean_clipped():
 
 
 def noise_per_microbatch():
-    """Noise goes into every micro-batch, so how much there is tells how many took part."""
+    """Noise goes into every micro-batch, so how much there is tells the number of participants."""
 
     def records(self, broadcast, units):
         updates, losses, counts = UnitGradientFunction._records(self, broadcast, units)
@@ -237,7 +237,7 @@ def sum_of_images_for_their_mean():
 
 
 def norm_in_half_precision():
-    """The record is scaled by a norm of eight bits, after which nobody clips again."""
+    """The record is scaled by a norm of eight bits and not clipped again."""
 
     def preprocess(params, record):
         flat = tf.cast(tf.reshape(record[0], [-1]), tf.float64)
@@ -278,7 +278,7 @@ def test_a_planted_bug_of_the_engine_is_seen(fault, word):
 
 
 def _average_problems(averaged):
-    """The average must follow from noised records alone: whoever replays them gets the same."""
+    """The average must follow from noised records alone: anyone who replays them gets the same."""
     config = ServerConfig(ema_decay=0.5)
     random = np.random.default_rng(0)
     clean = random.normal(size=(4, 3)).astype(np.float32)

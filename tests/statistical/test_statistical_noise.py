@@ -173,7 +173,7 @@ def test_users_of_user_poisson_are_sampled_and_placed_evenly():
 
 
 def _unevenness(low, high):
-    """Root mean square of one over how many float64 normals lie in each cell between the two."""
+    """Root mean square of one over how many float64 normals are in each cell between the two."""
     ends = np.sort(np.abs(np.stack([low, high])), axis=0).view(np.int64)
     apart = np.sign(low) == np.sign(high)
     counts = np.maximum((ends[1] - ends[0])[apart], 1)

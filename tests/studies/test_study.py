@@ -168,7 +168,7 @@ def every_contest():
 
 
 def passes(row, base, people):
-    """How often a row looks at every image, on average: by groups, as partition makes them."""
+    """Average visits of a row to every image, by groups as the partition makes them."""
     if row.method in CENTRALIZED:
         return row.settings[grid.PASSES]
     config = row.config(base, people)

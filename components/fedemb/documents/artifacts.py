@@ -1,6 +1,6 @@
-"""The three kinds of artifacts, which must never be mixed.
+"""The three kinds of artifacts.
 
-`Raw` is private data and everything un-noised that is computed from it. `Noised` is output of the
+`Raw` is private data and everything computed from it without noise. `Noised` is output of the
 mechanism. `Public` is everything else. The kinds are types: a function that publishes takes
 `Noised | Public`, so that a type checker and `require_publishable` refuse a `Raw` artifact.
 """

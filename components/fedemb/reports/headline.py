@@ -31,7 +31,7 @@ State = Literal[
     "Unknown",
 ]
 WORDS = 12
-"""Maximum length of a title, in words."""
+"""Word limit of a title."""
 _STOPPED = {
     1: "a bug or a broken environment",
     2: "a wrong configuration or input",

@@ -358,9 +358,9 @@ def read_steps(uri: str | Path) -> list[StepLineage]:
     """Reads the events of a run.
 
     Args:
-      uri: a lineage file, or a run or release that contains one; local, gs:// or s3://. Of several
-          files, the one with the most steps is read, because gate and release repeat and extend the
-          earlier file.
+      uri: a lineage file, or a run or release that contains one; local, gs:// or s3://. If
+          there are several files, the one with the most steps is read, because gate and release
+          repeat and extend the earlier file.
 
     Raises:
       InputError: the address has no lineage file.

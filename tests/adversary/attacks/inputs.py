@@ -1,4 +1,4 @@
-"""Attacks by what a user, or somebody who writes into a user's folders, hands in."""
+"""Attacks by inputs of a user, or of a person who writes into a user's folders."""
 
 from __future__ import annotations
 

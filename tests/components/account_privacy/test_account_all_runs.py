@@ -1,4 +1,4 @@
-"""From the policy's second run on, nobody is told the price of one run without that of all."""
+"""From the second run of a policy on, the price of one run is shown with that of all."""
 
 import shutil
 from pathlib import Path

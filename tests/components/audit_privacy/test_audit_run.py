@@ -1,4 +1,4 @@
-"""audit_privacy over a finished run: what is public, what stays private, what the words say."""
+"""audit_privacy over a finished run: what is public, what stays private, what the text says."""
 
 import io
 import shutil
@@ -119,7 +119,7 @@ def test_the_public_report_does_not_tell_how_many_users_trained(copied, tmp_path
 
 
 def test_model_of_another_run_is_refused(copied, tmp_path):
-    copied.reserve(config(purpose="simulation"), "run-2")  # charged to nobody
+    copied.reserve(config(purpose="simulation"), "run-2")  # charged to no one
     with pytest.raises(ArtifactError, match="another run"):
         run(copied.context(config(), tmp_path, run_id="run-2"))
 

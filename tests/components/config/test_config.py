@@ -42,7 +42,7 @@ def test_what_an_older_version_wrote_keeps_its_text_and_digest(name):
     assert completed.model_dump(mode="json").keys() == completed.model_fields.keys()
     assert completed.training.model_dump(mode="json").keys() == TrainingConfig.model_fields.keys()
 
-    # Nobody who is handed a section changes how it is written.
+    # No one who is handed a section changes how it is written.
     read.public_start()
     plan_mechanism(read)
     again = run_config({**parameters_of(read), **dict.fromkeys(STORES, "")})
@@ -74,7 +74,7 @@ def test_former_name_of_a_setting_stays_in_what_a_run_wrote(anchor, capsys):
     read = RunConfig.as_written(older)
     assert read.storage.rollback_anchor == anchor
     assert read.model_dump(mode="json") == older, "its digest does not change"
-    assert capsys.readouterr().err == "", "nobody is asked to change what a run wrote"
+    assert capsys.readouterr().err == "", "written configurations cause no warning"
     changed = read.updated({"mechanism.rounds": 3})
     assert changed.storage.rollback_anchor == anchor
     assert "witness" not in changed.model_dump(mode="json")["storage"]

@@ -1,4 +1,4 @@
-"""The glyphs of `make run`: the same for the same seed, told apart, yet not trivially."""
+"""The glyphs of `make run`: the same for the same seed, and distinguishable, but not trivially."""
 
 from __future__ import annotations
 

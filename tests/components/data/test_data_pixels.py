@@ -165,7 +165,7 @@ def test_resize_is_that_of_tensorflow_with_antialiasing() -> None:
 
 
 def test_bytes_after_the_pixels_of_a_canonical_png_are_not_kept() -> None:
-    """Else one hostile file of a few pixels could weigh megabytes in every shuffle."""
+    """Otherwise, one hostile file of a few pixels could weigh megabytes in every shuffle."""
     reader = PhotoReader(28, 1)
     _, png = canonical_image(encoded(Image.fromarray(noise(28, 28))), reader)
     packed = png[41:-16] + bytes(100_000)

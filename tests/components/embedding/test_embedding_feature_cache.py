@@ -151,7 +151,7 @@ def test_a_filled_cache_holds_the_features_of_units_read_one_by_one(tmp_path):
 
 
 def test_progress_reveals_nothing_above_the_public_number_of_units(caplog):
-    """Twenty thousand units in place of the planned 40 log the same lines."""
+    """Twenty thousand units instead of the planned 40 log the same lines."""
     said = []
     for units in (40, 20_000):
         caplog.clear()

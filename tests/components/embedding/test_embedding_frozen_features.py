@@ -91,7 +91,7 @@ def test_a_client_without_one_of_its_users_takes_nothing_new(tmp_path):
     np.testing.assert_array_equal(moved.images[:1], other.images[:1])
     nobody = frozen.load(_client())
     assert nobody.images.shape == (0, trunk.output_shape[-1])
-    assert people.read[5:] == [[2]]  # whoever has no images is asked again
+    assert people.read[5:] == [[2]]  # a user without images is requested again
 
 
 FAR = [3, 3 + 256, 3 + 65_536, 3 + 2**32, 0, 256]

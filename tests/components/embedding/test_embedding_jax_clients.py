@@ -1,4 +1,4 @@
-"""DP-FedEmb on JAX: the records of TensorFlow, and bits that depend on nobody else."""
+"""DP-FedEmb on JAX: the records of TensorFlow, and bits that do not depend on other users."""
 
 from functools import cache
 
@@ -135,7 +135,7 @@ def test_in_bfloat16_records_keep_the_clip_and_stand_for_themselves(other):
 
 
 def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
-    assert found["nobody"]
+    assert found["empty"]
     assert found["nan"]
 
 

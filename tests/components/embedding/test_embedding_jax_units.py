@@ -1,4 +1,4 @@
-"""DP-SGD on JAX: the records of TensorFlow, and bits that depend on nobody else."""
+"""DP-SGD on JAX: the records of TensorFlow, and bits that do not depend on other users."""
 
 import os
 import re
@@ -149,7 +149,7 @@ def test_what_fills_a_step_is_not_counted_by_an_adaptive_clip(found):
 
 
 def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
-    assert found["nobody"]
+    assert found["empty"]
     assert found["nan"]
 
 

@@ -60,7 +60,7 @@ def test_triplet_loss_takes_the_hardest_of_each_anchor():
         if same.any() and (label != LABELS).any():
             hardest = distances[anchor, same].max() - distances[anchor, label != LABELS].min()
             hinges.append(max(0.0, hardest + margin))
-    assert len(hinges) == 8  # class 3 has one example and is no anchor
+    assert len(hinges) == 8  # class 3 has one example, so it is not an anchor
     config = LossConfig(kind="triplet", margin=margin)
     np.testing.assert_allclose(_loss(config), np.mean(hinges), rtol=2e-5)
 

@@ -127,7 +127,7 @@ def test_collapsed_embeddings_recall_nothing():
 
 
 def test_collapsed_embeddings_are_measured_however_many_there_are():
-    """All cosines in the highest bin: there is no cut below the threshold to be estimated."""
+    """All cosines in the highest bin: no cut below the threshold can be estimated."""
     embeddings = np.ones((200, 8)) + np.random.default_rng(0).normal(0, 1e-5, (200, 8))
     result = verify(arrange(embeddings, np.arange(200) // 4), (1e-3,), samples=20)
     assert 0 <= result.recall[0].value <= 0.1

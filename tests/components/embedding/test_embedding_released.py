@@ -55,7 +55,7 @@ def folder(tmp_path):
         (root / "deep" / f"{photo.name.replace(' ', '_')}.{ending}").write_bytes(photo.data)
     (root / "none.jpg").write_bytes(b"no photo")
     (root / "deep" / "er" / "empty.png").write_bytes(b"")
-    (root / "notes.txt").write_text("not looked at")
+    (root / "notes.txt").write_text("not read")
     return root
 
 
@@ -303,7 +303,7 @@ def classifier(tmp_path_factory):
 
     config, bundle = classifier_config(), tmp_path_factory.mktemp("classifier")
     backbone = build_backbone(config.model, seed=0)
-    for weight in backbone.weights:  # the head begins at zero
+    for weight in backbone.weights:  # the head starts at zero
         weight.assign(weight + np.random.default_rng(0).normal(size=weight.shape, scale=0.3))
     save_backbone(backbone, bundle / "backbone.keras")
     save_for_serving(backbone, config.model, bundle / "saved_model")

@@ -353,7 +353,7 @@ def test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round(
     function, clients = _function(), _clients()
     before, _ = _sum(function, [clients[4]])
     _sum(function, clients)
-    for worker in function._workers:  # what a client left behind is poison for whoever reads it
+    for worker in function._workers:  # a leftover of a client makes later reads fail
         slots = [slot for each in worker.slots for slot in each]
         for variable in [*worker.weights, worker.head, *slots]:
             variable.assign(tf.fill(tf.shape(variable), np.nan))

@@ -1,4 +1,4 @@
-"""A finished training to look at."""
+"""A finished training."""
 
 import pytest
 

@@ -36,12 +36,12 @@ def report(finished, tmp_path_factory):
     )
     settings = config(**SUBGROUPS, **{"evaluation.previous_release": before})
     returned = run(finished.context(settings, folder))
-    written = read(folder / "report.json", UtilityReport)  # of the form the gate wants
+    written = read(folder / "report.json", UtilityReport)  # in the form that the gate requires
     return returned, written.json, (folder / "report.html").read_text()
 
 
 def said(path):
-    """What a report says in words."""
+    """Returns the text of a report."""
     return utility_sentence(read(path, UtilityReport).body)
 
 
@@ -154,7 +154,7 @@ def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, 
 
 
 def test_model_of_another_run_is_refused(copied, tmp_path):
-    copied.reserve(config(purpose="simulation"), "run-2")  # charged to nobody
+    copied.reserve(config(purpose="simulation"), "run-2")  # charged to no one
     with pytest.raises(ArtifactError, match="another run"):
         run(copied.context(config(), tmp_path, run_id="run-2"))
 
@@ -206,7 +206,7 @@ def _sealed_by_another(copied, bundle):
 def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
     copied, tmp_path, monkeypatch, attack
 ):
-    """Nor is anybody looked at for it: the ledger counts no look."""
+    """No held-out user is evaluated for it: the ledger has no evaluation."""
     start = copied.root / "pretrained" / "backbone.keras"
     bundle = seal(copied.context(config()), start, tmp_path / "bundle")
     attack(copied, tmp_path / "bundle")

@@ -15,7 +15,7 @@ CLASSES = tuple("abcdefg")
 
 def _measured(users=40, images=3, grouped=True, names=("x", "y", "")):
     random = np.random.default_rng(0)
-    labels = random.integers(0, 6, users * images)  # nobody has the last class
+    labels = random.integers(0, 6, users * images)  # no one has the last class
     good = random.dirichlet(np.ones(len(CLASSES)), len(labels)).astype(np.float32)
     good[np.arange(len(labels)), labels] += random.random(len(labels)) < 0.5
     good /= good.sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Several models look at the same images, and what they share computes once."""
+"""Several models evaluate the same images; shared layers compute once."""
 
 import numpy as np
 import pytest

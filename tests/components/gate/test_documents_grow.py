@@ -1,6 +1,7 @@
 """A document gains a field: the later version is signed, released and verified; old ones stay.
 
-The verdict stands for all: one class reads every kind. `LaterVerdict` is what a later package has.
+The verdict represents all documents, which one class reads. `LaterVerdict` is the class of a later
+package.
 """
 
 import json

@@ -87,7 +87,7 @@ def bob():
 
 
 def put(run, signer, actor, body):
-    """Adds a well-linked record around `Ledger`, as whoever may write to the store could."""
+    """Adds a well-linked record around `Ledger`, as anyone who may write to the store could."""
     head = run.ledger().head
     data = encode_record(
         policy_id="weekly",
@@ -142,7 +142,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run,
     ],
 )
 def test_only_a_release_that_nothing_but_approvals_holds_up_waits(codes, waits):
-    """Whoever reads that a release waits would approve it."""
+    """Approvals by arbitrary readers of a waiting release are refused."""
     reasons = tuple(Reason(code, "a problem", "a remedy") for code in codes)
     verdict = Verdict(allow=not reasons, reasons=reasons)
     assert verdict.waiting is waits
@@ -326,7 +326,7 @@ def test_report_that_was_changed_is_not_approved(run, tmp_path, capsys):
 
 
 def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
-    """Else a floor could be lifted, or the licence changed, after people had looked."""
+    """Otherwise a floor could be lifted, or the licence changed, after the approvals."""
     name(run, ada=ada, bob=bob)
     approve(run, ada)
     approve(run, bob)

@@ -43,7 +43,7 @@ def test_field_with_a_default_is_no_field_of_a_document():
 
 
 def test_field_added_without_a_version_is_seen():
-    """What the list above stands on."""
+    """Control for the list above."""
 
     class Grown(KINDS["verdict"]):
         more: int

@@ -192,7 +192,7 @@ OPEN = {"0.001", "1"}
 
 
 def _allowed_when_priced_again(run, ledger, **bent) -> bool:
-    """Whether an honest account_privacy and the gate let the documents pass as they lie there."""
+    """Whether an honest account_privacy and the gate accept the documents as they are."""
     try:
         evidence = read_evidence(run.config, run.artifacts)
         evidence = dataclasses.replace(evidence, **bent)
@@ -220,7 +220,7 @@ def _objects(value, path=()):
 
 @pytest.mark.parametrize("name", EVIDENCE)
 def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run, name):
-    """What nobody knows could be a figure without noise, and the gate publishes what it allows."""
+    """An unknown field could be a figure without noise, and the gate publishes what it allows."""
     path = run.model / "model.json" if name == "model" else getattr(run, name)
     document = json.loads(path.read_bytes())
     ledger = run.ledger()
@@ -302,7 +302,7 @@ def test_round_log_says_nothing_beside_its_content(run, bend):
 
 
 def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monkeypatch):
-    """A trainer that logs how many took part instead of the event, and says so under its name."""
+    """A trainer that logs the number of participants under the name of the event."""
     run = honest_run.start(tmp_path)
 
     def talkative(lines):
@@ -320,7 +320,7 @@ def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monk
     _write(run.model / "model.json", {**card, "mean_norm_before_noise": 0.25})
     with pytest.raises(ArtifactError, match="model document"):
         run.do_account()
-    with pytest.raises(GateDenied):  # there is no report to release by
+    with pytest.raises(GateDenied):  # no report allows a release
         run.do_gate()
     with pytest.raises(FedEmbError):
         run.do_release()

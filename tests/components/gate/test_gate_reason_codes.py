@@ -33,10 +33,10 @@ def judged(run, *, change=None, ledger=None, report=None, **bent):
     """Codes of the verdict on a run whose report was built again and signed by its own key.
 
     Args:
-      run: the run as it lies in its folder.
+      run: the run in its folder.
       change: function of the report's content, applied before signing.
       ledger: the ledger to judge by, as read or bent by the test.
-      report: False keeps the report that lies in the folder.
+      report: False keeps the report that is in the folder.
       **bent: fields of the evidence that the test replaces.
     """
     evidence = dataclasses.replace(read_evidence(run.config, run.artifacts), **bent)
@@ -98,7 +98,7 @@ def test_list_of_reason_codes_is_read_from_the_source():
 
 
 def append(run, kind, body, **fields):
-    """Writes a record with the ledger's own key, without the checks of whoever admits runs."""
+    """Writes a record with the ledger's own key, without the checks of the admission."""
     ledger = run.ledger()
     data = encode_record(
         policy_id="weekly",
@@ -287,7 +287,7 @@ def test_document_that_its_step_did_not_sign_is_denied(run, name, signed):
 
 
 def test_model_card_that_the_trainer_did_not_sign_is_denied(tmp_path, monkeypatch):
-    """The commit names this very card, so no other rule looks at who signed it."""
+    """The commit names this very card, so no other rule checks its signer."""
     run = honest_run.start(tmp_path)
     commit = run.do_commit
 
@@ -415,7 +415,7 @@ def cases(table):
 
 @pytest.mark.parametrize(("document", "changes"), cases(BOUND))
 def test_each_field_that_the_ledger_binds_is_compared(good_run, document, changes):
-    """As if the step had signed it: the sentence names the field, so no other rule stands in."""
+    """As if the step had signed it: the sentence names the field, so no other rule caused it."""
     (field,) = changes
     reasons = bent(good_run, document, **changes)
     named = [item.sentence for item in reasons if item.code == "not_what_was_reserved"]

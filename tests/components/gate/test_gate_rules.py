@@ -369,7 +369,7 @@ def test_release_without_evidence_of_its_mechanism_is_denied(run):
     ],
 )
 def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, code):
-    """Whoever signs it: the gate compares with the plan, and says what failed."""
+    """With any signer, the gate compares with the plan and names the failed check."""
     found = json.loads(run.audit.read_text())["mechanism"]
     bent = {**found, part: {**found[part], **changes}}
     run.rewrite(run.model / "model.json", mechanism_audit=bent)
@@ -410,7 +410,7 @@ def test_evidence_of_another_card_than_the_trainer_s_is_denied(run):
 
 
 def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
-    """Two were looked at: refused uncharged after one other run, allowed after two."""
+    """With two compared runs: refused uncharged after one other run, allowed after two."""
     first = honest_run.start(tmp_path / "first", "trial-1").until_gate()
     tuned = {"tuning": {"data": "private", "trials": 2, "method": "grid of clip norms"}}
     final = honest_run.start(tmp_path / "final", "final", first.policy_root, **tuned)
@@ -530,7 +530,7 @@ def _cut_after(run, sequence):
 
 
 def test_model_whose_trainer_was_killed_before_the_commit_is_denied(run):
-    """It is written before the commit, so it may lie there whole, under an open reservation."""
+    """The report is written before the commit, so it may exist under an open reservation."""
     _cut_after(run, 2)
     assert run.ledger().state.attempts["monday", 1].status == "bound"
     assert run.ledger().state.attempts["monday", 1].charge.rounds_charged == 6
@@ -549,7 +549,7 @@ def test_model_whose_trainer_was_killed_before_the_commit_is_denied(run):
 @pytest.mark.planted_bug(16)
 @pytest.mark.parametrize("says", [2, 6])
 def test_commit_of_fewer_rounds_than_the_model_ran_is_denied(run, says):
-    """Whoever lowers the charge below what was started: whatever the model says of itself."""
+    """A charge below the started rounds is found, whatever the model states."""
     _cut_after(run, 2)
     run.ledger().commit(
         read_reservation(run.reservation),
@@ -624,7 +624,7 @@ def test_guarantee_names_those_who_have_none(good_run):
 
 
 def test_simulation_on_the_same_users_is_listed(tmp_path):
-    """It paid nothing, and whoever reads the report learns of it."""
+    """The run had no charge, and the report states it."""
     first = honest_run.start(tmp_path / "first", "looked", purpose="simulation")
     first.do_plan()
     first.do_reserve()

@@ -69,7 +69,7 @@ def _act(kit, reservation, barrier, number, answers):
     barrier.wait(60)
     try:
         if number % 3 == 2:
-            ledger.void(reservation, "nobody came")
+            ledger.void(reservation, "no user came")
         else:
             kit_.bind(ledger, reservation, root=f"root {number}")
         answers.put((number, ""))
@@ -126,7 +126,7 @@ def _interleaved(kit, monkeypatch, first, second):
 def test_who_is_overtaken_between_reading_and_writing_is_refused(kit, monkeypatch, order):
     reservation = kit.open().reserve(run_id="monday", content=kit_.content())
     acts = {
-        "void": lambda: kit.open().void(reservation, "nobody came"),
+        "void": lambda: kit.open().void(reservation, "no user came"),
         "bind": lambda: kit_.bind(kit.open(), reservation, root="mine"),
     }
     inner, outer = order.split(" in a ")

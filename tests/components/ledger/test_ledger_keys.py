@@ -248,7 +248,7 @@ def test_commitment_needs_the_key(tmp_path):
 
 
 def test_equal_users_of_two_attempts_or_runs_have_commitments_of_their_own():
-    """Else two attempts would tell whether somebody trained who was forgotten between them."""
+    """Otherwise two attempts would reveal whether a user deleted between them had trained."""
     key, digest = b"1" * 32, "a" * 64
     found = {commit_to_people(key, *of, digest) for of in (("r", 1), ("r", 2), ("r1", 1))}
     assert len(found) == 3

@@ -249,7 +249,7 @@ def test_void_is_refused_once_anything_was_bound(kit):
 
 
 def test_void_is_refused_where_the_root_key_says_that_the_run_was_committed(kit):
-    """The ledger's later records were cut off, and nobody touched the keys."""
+    """The ledger's later records were cut off, and no one touched the keys."""
     ledger, root = kit.open(), reservation_key_name("monday", 1)
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
     kit.keys.create(root)

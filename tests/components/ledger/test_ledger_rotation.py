@@ -336,7 +336,7 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     parts.sign_bundle(forged, bundle_signing_key(keys))
     with honest_run.stand_in_for_serving():
         problems = problems_of(str(forged), pinned)
-    (problem,) = problems  # nothing more is looked at
+    (problem,) = problems  # no further check runs
     assert "bundle document" in problem
     assert "retired" in problem
 
@@ -358,7 +358,7 @@ def test_all_policies_of_a_root_are_rotated_and_a_cut_short_rotation_is_made_goo
     with pytest.raises(KeyboardInterrupt):
         rotate(kit)
     monkeypatch.setattr(Ledger, "rotate", honest)
-    kit.open().verify()  # goes on with its old keys
+    kit.open().verify()  # continues with its old keys
     assert [record.policy_id for record in rotate(kit, ["report"])] == [
         "monthly",
         "weekly",

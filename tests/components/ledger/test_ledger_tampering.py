@@ -155,7 +155,7 @@ def test_ledger_signed_by_somebody_else_is_denied(kit, tmp_path):
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4])
 def test_rewritten_chain_without_heads_is_denied_by_the_signatures(kit, tmp_path, first):
-    """Whoever may write the store, and has no key, changes a record and links the rest again."""
+    """A writer of the store without a key changes a record and links the rest again."""
     shutil.copytree(kit.ledger_uri, tmp_path / "ledger")
     forged = dataclasses.replace(kit, ledger_uri=str(tmp_path / "ledger"))
     shutil.rmtree(forged.path(0).with_name("heads"))

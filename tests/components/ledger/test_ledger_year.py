@@ -31,7 +31,7 @@ def _live(kit, random, weeks: int, noise: float, rounds: int):
             del charged[run_id]
             continue
         if fate == "crash before key":
-            continue  # nobody came back: charged in full
+            continue  # no one came back: charged in full
         for _ in range(int(random.integers(1, 4))):  # retries of a killed pod repeat each act
             assert kit.open().reserve(run_id=run_id, content=content) == reservation
             kit_.bind(kit.open(), reservation)

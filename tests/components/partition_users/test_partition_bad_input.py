@@ -1,4 +1,4 @@
-"""Bad records are dropped one by one and the run goes on; broken infrastructure is one sentence."""
+"""Bad records are dropped one by one; broken infrastructure ends with one sentence."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def faults(graph: Any) -> list[str]:
                 found.append(f"{node.unique_name} sees users before their images are capped")
     labels = {node.unique_name: node.spec.urn for node in every.values()}
     if labels.get(CAP) != "beam:transform:combine_per_key:v1":
-        found.append("the per-user cap is no combiner")
+        found.append("the per-user cap is not a combiner")
     return found
 
 
@@ -139,7 +139,7 @@ def test_planted_grouping_of_a_users_images_without_a_combiner_is_noticed(
     )
     found = faults(graph_of())
     assert "CapPerUser/GroupByKey groups by keys that grow with the data" in found
-    assert "the per-user cap is no combiner" in found
+    assert "the per-user cap is not a combiner" in found
 
 
 def test_planted_way_around_the_cap_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

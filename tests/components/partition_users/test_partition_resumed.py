@@ -1,4 +1,4 @@
-"""A training that has begun goes on with the people it began with, whoever is forgotten since."""
+"""A resumed training keeps its original users, also those deleted since."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ EARLIER = NameRule("nfkc-strip/1")
 
 
 class Team:
-    """A run up to its partition, and a user who wants to be forgotten."""
+    """A run up to its partition, and a user who asks to be deleted."""
 
     def __init__(self, root):
         self.root = root
@@ -71,7 +71,7 @@ class Team:
 
 
 def test_forgetting_somebody_does_not_burn_the_charge_of_a_run_that_began(tmp_path):
-    """Planted last: a partition that looks at nothing but the data gives other people."""
+    """Planted last: a partition that reads only the data selects other users."""
     made = Team(tmp_path)
     made.begin()
     made.forget("user 3")
@@ -86,11 +86,11 @@ def test_forgetting_somebody_does_not_burn_the_charge_of_a_run_that_began(tmp_pa
 
 
 def test_commitments_do_not_tell_whether_who_was_forgotten_had_trained(tmp_path):
-    """Two passes of one attempt before it is bound: who is forgotten between was in the data, or
+    """Two passes of one attempt before it is bound: a user deleted between them was in the data, or
     not, and the public commitments change either way."""
     made = Team(tmp_path)
     assert partition.run(made.context()) == made.manifest
-    made.forget("nobody in the data")
+    made.forget("unknown user")
     found = partition.run(made.context())["commitments"]
     for kind, before in made.manifest["commitments"].items():
         assert found[kind] != before

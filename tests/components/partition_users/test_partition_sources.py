@@ -266,4 +266,4 @@ def test_jpegs_of_real_users_come_through(partition: Partitioner, data_dir: Path
     )
     everyone = {**result.records(), **result.records("evaluation")}
     assert 150 < len(everyone) <= 207
-    assert user_key("nobody") not in everyone
+    assert user_key("unknown") not in everyone

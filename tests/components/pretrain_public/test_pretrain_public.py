@@ -282,7 +282,7 @@ def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, 
     kernel, bias = (item.numpy() for item in trainable_variables(imported, "projection"))
     wanted = model(images, training=False).numpy() @ kernel + bias
     np.testing.assert_allclose(imported(images, training=False), wanted, rtol=1e-3, atol=1e-4)
-    # Also while training: nobody's images change what another's give, and chance has no part.
+    # Also while training: images of one user do not change the output of another; no randomness.
     together = np.asarray(imported(images, training=True))
     np.testing.assert_allclose(together, wanted, rtol=1e-3, atol=1e-4)
     for number in range(len(images)):

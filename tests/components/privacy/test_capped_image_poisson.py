@@ -74,7 +74,7 @@ MOST, Q, NOISE = 4, 0.3, 2.5
 
 
 def _losses(vectors, coins, samples=200_000):
-    """Losses of one round with and without a user whose images bring these vectors.
+    """Losses of one round with and without a user whose images have these vectors.
 
     Args:
       vectors: `[images, dim]`, of length 1 at most.
@@ -216,7 +216,7 @@ def test_others_move_no_image():
     assert {image for image in drawn(keys) if image[0] != gone} == drawn(np.delete(keys, 7))
 
 
-# ---- what it may not be combined with, and training ----------------------------------------------
+# ---- forbidden combinations, and training --------------------------------------------------------
 
 MECHANISM = {
     "kind": "capped_image_poisson",

@@ -1,4 +1,4 @@
-"""One mechanism, one class: what it takes to add one, and that nobody else tells of it."""
+"""One mechanism is one class; no other module names it."""
 
 import json
 import re

@@ -233,7 +233,7 @@ def test_planted_samplers_are_found_out(planted):
 
 
 def test_a_unit_is_known_by_its_hash_and_not_by_its_place():
-    """Who else is there moves nobody's coin, and no seed: the planted row number does."""
+    """Other users change neither coin nor seed of a user; the planted row number does."""
     plan = make_plan("poisson_gaussian", sampling_probability=0.5)
     keys = np.random.default_rng(0).integers(0, 2**63, 50)
     fewer = np.delete(keys, 7)

@@ -435,7 +435,7 @@ def test_guarantee_survives_json_and_refuses_another_field_or_unit():
     value = guarantee.to_json()
     assert PrivacyGuarantee.from_json(value) == guarantee
     with pytest.raises(ArtifactError, match="unit"):
-        PrivacyGuarantee.from_json({**value, "unit": "nobody"})
+        PrivacyGuarantee.from_json({**value, "unit": "unknown"})
     with pytest.raises(ArtifactError, match="field"):
         PrivacyGuarantee.from_json({**value, "waiver": True})
 
@@ -461,7 +461,7 @@ QUICK = [
 @pytest.mark.parametrize(("event", "relation"), QUICK, ids=range(len(QUICK)))
 def test_quick_bound_is_never_optimistic_and_close(event, relation):
     exact, quick = price(event, relation, 1e-6).epsilon, upper_bound(event, relation, 1e-6)
-    # Each is an upper bound; the truth lies below the fine grid's by less than its own error.
+    # Each is an upper bound; the truth is below the fine grid's by less than its own error.
     assert exact * (1 - 1e-5) <= quick <= exact * (1 + loss_grid.QUICK_TOLERANCE)
     if isinstance(event, dpe.GaussianDpEvent):
         assert quick >= get_epsilon_gaussian(event.noise_multiplier, 1e-6)

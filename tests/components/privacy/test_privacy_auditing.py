@@ -283,7 +283,7 @@ def _length(floor, lean, dim, random):
 
 
 def _back(total, weight, most):
-    """As far back to the start as a sum of that length can bring the weights."""
+    """Moves the weights back to the start as far as a sum of that length can."""
     length = np.linalg.norm(total)
     return -total / max(length, 1e-12) * np.sign(weight) * min(most, length / abs(weight))
 
@@ -303,7 +303,7 @@ def test_no_sums_bring_weights_below_the_noise_floor_in_200_runs(plan):
     floor, random, dim = floor_of(plan), np.random.default_rng(0), 2000
     lengths = [_length(floor, _back, dim, random) for _ in range(200)]
     assert min(lengths) > floor.length(dim)
-    assert min(lengths) < 2.5 * floor.length(dim)  # the floor is no empty claim
+    assert min(lengths) < 2.5 * floor.length(dim)  # the floor is not an empty claim
 
 
 @pytest.mark.statistical
@@ -373,7 +373,7 @@ def _saved(folder, name, **fields):
 def test_where_the_start_computes_with_other_kernels_no_floor_is_asked_and_said(
     tmp_path, name, fields, standardised
 ):
-    """The page takes its words from the function the gate asks."""
+    """The page takes its text from the function the gate asks."""
     start, _ = _saved(tmp_path, name, **fields)
     reason = why_no_floor(embeddings(), make_plan(), start)
     assert (reason is not None and "standardise" in reason) == standardised

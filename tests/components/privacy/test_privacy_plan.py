@@ -388,7 +388,7 @@ def test_delta_above_the_customary_bound_is_warned_about():
 
 
 def test_more_virtual_clients_than_users_are_warned_about():
-    """The noise is told for a mean over clients: empty ones make it look small."""
+    """The noise is relative to a mean over clients; empty clients make it appear small."""
     as_many = run_config(GROUP, users_lower_bound=1000)
     assert "clients_mostly_empty" not in warnings(as_many)
     more = as_many.updated({"partition.virtual_clients": 1001})
@@ -444,7 +444,7 @@ def test_calibration_hits_the_target_from_below():
 
 @pytest.mark.parametrize("kind", ["capped_image_poisson", "random_allocation"])
 def test_mechanism_that_rdp_does_not_price_is_calibrated_too(kind):
-    """By RDP the search begins where it can."""
+    """With RDP, the search starts at the lowest possible value."""
     plan = make_plan(kind)
     assert not supports(plan.event(), plan.relation, "rdp")
     louder = plan.replaced(noise_multiplier=6.0)

@@ -137,7 +137,7 @@ def test_same_inputs_same_noise_and_any_difference_independent_noise():
 
 
 def test_the_count_of_an_adaptive_clip_is_bound_into_the_noise_of_the_update():
-    """Else two data sets that differ in the count alone would share the update's noise."""
+    """Otherwise two data sets that differ in the count alone would share the update's noise."""
     plan, dim = make_plan(adaptive_clip=adaptive()), 4000
     update = tf.zeros([dim], tf.int64)
     one, two = (
@@ -391,7 +391,7 @@ def test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one():
 
 @pytest.mark.statistical
 def test_count_of_an_adaptive_clip_has_the_noise_that_was_priced():
-    """Read off the clips; 6 sigma of an estimate from 400 rounds of nobody: 2e-9."""
+    """Read off the clips; 6 sigma of an estimate from 400 rounds without users: 2e-9."""
     settings = adaptive(count_noise_multiplier=1.5)
     plan, rounds = make_plan(adaptive_clip=settings, rounds=400, virtual_clients=80), 400
     m, clips = mechanism(plan), []
@@ -514,7 +514,7 @@ def test_clipped_sums_agree_with_the_stock_query():
 
 
 def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():
-    """It rehearses rounds; noise and coins under a key that everybody knows would hide nobody."""
+    """Rehearsed rounds use their own key: noise under a public key protects no user."""
     sound = mechanism()
     keyless, update = queries.KeylessMechanism(sound.plan), [np.full(4, 3.0)]
     found, wanted = (m.record(m.sample_params(), update)[0] for m in (keyless, sound))

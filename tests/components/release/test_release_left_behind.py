@@ -1,4 +1,4 @@
-"""A bundle that a killed release left in place is taken over as it is, if it is ours."""
+"""A bundle that a killed release left in place is reused as it is, if it is ours."""
 
 import pytest
 

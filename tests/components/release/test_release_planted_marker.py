@@ -16,7 +16,7 @@ MARKER = "glyphs/1.0.json"
 
 @pytest.fixture(scope="module")
 def allowed(tmp_path_factory):
-    """A run that the gate allowed and nobody released."""
+    """A run that the gate allowed and that is not released."""
     run = honest_run.start(tmp_path_factory.mktemp("allowed") / "run").until_gate()
     run.do_gate()
     return run
@@ -36,7 +36,7 @@ def _copy(run, root):
 
 
 def _marker(run, **changes):
-    """What whoever may write to the store can know: the run's public names and digests."""
+    """Public names and digests of the run, known to every writer of the store."""
     model = json.loads((run.model / "model.json").read_text())
     return {
         "schema": "fedemb/release_marker/1",
@@ -119,7 +119,7 @@ def test_bent_marker_of_a_genuine_bundle_is_refused(released, tmp_path, changes)
     genuine = json.loads((released.root / "releases" / MARKER).read_text())
     (run.root / "release.json").unlink()
     before = _releases(run)
-    run.do_release()  # taken over as it is
+    run.do_release()  # reused as it is
     assert _releases(run) == before
     for bent in ({**genuine, **changes}, _signed(run, {**genuine, **changes})):
         _plant(run, bent)

@@ -163,7 +163,7 @@ def test_registry_that_refuses_is_said_with_its_answer(release, receiver, status
 def test_no_token_follows_to_where_a_registry_sends_on(
     release, receiver, stranger, status, monkeypatch
 ):
-    """Whoever rules a registry, or the way to it, is not given the token for another place."""
+    """The token of a registry is not sent to another address."""
     for name in ("FEDEMB_WEBHOOK_TOKEN", "MLFLOW_TRACKING_TOKEN"):
         monkeypatch.setenv(name, "secret")
     receiver.status, receiver.sends_on_to = status, stranger.url
@@ -207,9 +207,9 @@ def test_release_tells_its_registries_and_stands_where_one_fails(tmp_path, recei
     assert len(receiver.posts) == 1
     assert receiver.posts[0][1]["uri"] == released["uri"]
     config = json.loads((run.root / "releases/glyphs/1.0/config.json").read_text())
-    assert config["storage"]["registries"] == []  # where they are is nobody's business outside
+    assert config["storage"]["registries"] == []  # their addresses are not published
     run.do_release()
-    assert len(receiver.posts) == 2  # told again, with the same key
+    assert len(receiver.posts) == 2  # sent again, with the same key
     assert len({headers["Idempotency-Key"] for headers, _ in receiver.posts}) == 1
 
 

@@ -129,7 +129,7 @@ def test_nothing_is_charged_where_there_are_no_images(tmp_path, scheme):
 
 
 def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tmp_path):
-    """Else it would be charged, and could never fetch a root of its own."""
+    """Otherwise it would be charged, and could never fetch a root of its own."""
     _reserve(tmp_path, _config(tmp_path), "monday")
     other = _config(tmp_path, **{"policy.policy_id": "monthly"})
     with pytest.raises(Refused, match="Choose another run id"):

@@ -90,7 +90,7 @@ def test_a_lost_host_costs_no_round(job):
     assert code == 4, said
     assert LOST in said
     assert 0 < found["lost"]["rounds"] < 3
-    # One host is enough to go on: the round that was lost is drawn again to the bit.
+    # One host is enough to continue: the round that was lost is drawn again to the bit.
     assert found["again:lost"]["chief"][0] == 0, found["again:lost"]
     assert _digests(folder, "alone") == _digests(folder, "lost")
     assert _charges(folder, "alone") == _charges(folder, "lost")

@@ -281,7 +281,7 @@ def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, mo
 
 
 def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_path, monkeypatch):
-    """What `test_resume_with_changed_inputs_is_refused` stands on: the digest, and nothing else."""
+    """Control for `test_resume_with_changed_inputs_is_refused`: only the digest decides."""
     monkeypatch.setattr(digest, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
     run = prepare(tmp_path)
     run.train(config(**{"training.local.batch_size": 4}))

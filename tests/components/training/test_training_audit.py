@@ -137,7 +137,7 @@ def test_sound_training_passes(fresh, name):
 
 @pytest.mark.parametrize("name", ["tree", pytest.param("blt", marks=pytest.mark.slow), *QUICK[2:3]])
 def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, name):
-    """The checkpoint is a round older than the evidence, which goes on from the round's record."""
+    """The checkpoint is a round older than the evidence, which resumes from the round's record."""
     run, saves = fresh(name), []
     save = trainer.checkpoint.save
 
@@ -439,7 +439,7 @@ def test_image_that_takes_part_twice_is_seen_by_the_canaries(fresh, monkeypatch)
     ["train_dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("blt", "head"))],
 )
 def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, name):
-    """The figures of the rounds before a kill are kept; none is looked at twice."""
+    """The figures of the rounds before a kill are kept; none is checked twice."""
     run, killed = fresh(name), fresh(name, "killed")
     whole, rounds = evidence_of(run), run.config.mechanism.rounds
     sound = trainer.checkpoint.save

@@ -26,7 +26,7 @@ def _raise_killed(*_, **__):
 
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory):
-    """Two rounds lie in the checkpoint, a third is on record."""
+    """Two rounds are in the checkpoint, a third is on record."""
     run, saved, sound = prepare(tmp_path_factory.mktemp("stopped")), [], checkpoint.save
 
     def save(*arguments):
@@ -72,7 +72,7 @@ def trained(trained_once, tmp_path):
 
 
 def _state(run, *, attempt=1, role="trainer", keys=None):
-    """The working state, as whoever holds a key of that role would write it."""
+    """The working state, as anyone who holds a key of that role would write it."""
     context = run.context()
     reservation = read_reservation(context.artifacts.reservation)
     trust = context.ledger.chain.trust
@@ -165,5 +165,5 @@ def test_forged_state_of_a_training_that_is_over_is_refused(trained, forge, name
 
 
 def test_state_as_it_lay_there_is_taken(stopped):
-    """What the tests above stand on."""
+    """Control for the tests above."""
     assert stopped.train()["rounds_run"] == 6

@@ -34,7 +34,7 @@ JaxRoundFunction.probe_units = 8
 
 
 class StepsOfTheLongest(JaxRoundFunction):
-    """Whoever has ended goes on with the examples that fill the last batch."""
+    """A finished client continues with the examples that fill the last batch."""
 
     def _share(self, units, *rest):
         share = super()._share(units, *rest)
@@ -77,7 +77,7 @@ class SeededByPlace(JaxRoundFunction):
 
 
 class HeadOfTheNeighbour(JaxRoundFunction):
-    """Each client begins with the head of the one beside it."""
+    """Each client starts with the head of its neighbour."""
 
     def _records(self, broadcast, units, clip):
         import jax.numpy as jnp
@@ -86,7 +86,7 @@ class HeadOfTheNeighbour(JaxRoundFunction):
 
 
 class RowsOfOthers(JaxRoundFunction):
-    """A client learns from images that lie beside its own."""
+    """A client learns from images of its neighbour."""
 
     def _records(self, broadcast, units, clip):
         import jax.numpy as jnp
@@ -96,7 +96,7 @@ class RowsOfOthers(JaxRoundFunction):
 
 
 class FilledWithAnything(JaxRoundFunction):
-    """No fault: whatever lies where nobody is."""
+    """No fault: rows without a client may have any content."""
 
     def _share(self, units, *rest):
         share = super()._share(units, *rest)
@@ -203,7 +203,7 @@ def sound(folder):
     found["compiled"] = one._add._cache_size()
     whole = total(one, units)
     found["anything"] = np.array_equal(total(function(FilledWithAnything), units), whole)
-    found["nobody"] = not total(one, []).any()
+    found["empty"] = not total(one, []).any()
     sums = one(one.initial_weights(), units, 3).clients
     found["statistics"] = sums.tolist()
     nothing = one.initial_weights() * np.float32(np.nan)

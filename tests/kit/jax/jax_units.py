@@ -353,7 +353,7 @@ def sound(folder):
         "all above": adaptive_count(small, units, 1e-6),
         "all below": adaptive_count(small, units, 1e6),
     }
-    found["nobody"] = not total(one, []).any()
+    found["empty"] = not total(one, []).any()
 
     broken = function()
     broken._layout_checked = True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class NoTensorFlow(MetaPathFinder):
-    """Refuses to find TensorFlow and all that stands on it."""
+    """Refuses to import TensorFlow and packages that need it."""
 
     def find_spec(self, name, path=None, target=None):
         if name.split(".", maxsplit=1)[0] in ("tensorflow", "tensorflow_privacy", "tensorflow_io"):

@@ -536,7 +536,7 @@ class HonestRun:
 
 @contextmanager
 def stand_in_for_serving():
-    """Puts `fake_serving` in place of one module and takes it away again, and nothing else.
+    """Replaces one module by `fake_serving`, and restores it.
 
     `mock.patch.dict("sys.modules")` would also forget what was imported meanwhile.
     """

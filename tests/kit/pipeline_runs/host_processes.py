@@ -211,7 +211,7 @@ def played(folder, task, *scenes):
 
 
 def main(folder, task, *names):
-    """Plays one scene after the other in copies of a run; `again:` goes on in an old one."""
+    """Plays one scene after the other in copies of a run; `again:` continues in an old one."""
     forbid()
     make, changes, users = TASKS[task]
     settings, first = make(**changes, **{"training.backend": "jax"}), Path(folder, "ready")

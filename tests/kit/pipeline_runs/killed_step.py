@@ -2,7 +2,7 @@
 
     python killed_step.py ACT POINT ROOT SIGNAL
 
-SIGKILL ends it as `kill -9` would; SIGSTOP makes it a lost pod, which SIGCONT lets go on. Without a
+SIGKILL ends it as `kill -9` would; SIGSTOP makes it a lost pod, which SIGCONT resumes. Without a
 point (`-`) the act runs through. The points are set from here by wrapping functions of the package;
 the package has no hook for it.
 """

@@ -112,7 +112,7 @@ def write_index_files(
     groups: np.ndarray,
     clients: int,
 ) -> dict[str, Any]:
-    """Writes what lies beside a single shard, as the workers do; returns its manifest entries.
+    """Writes the files beside a single shard, as the workers do; returns its manifest entries.
 
     Args:
       folder: of the users.

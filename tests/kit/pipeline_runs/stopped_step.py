@@ -3,7 +3,7 @@
     python -m tests.kit.pipeline_runs.stopped_step STEP POINT FOLDER
 
 The points are set from here by wrapping functions of the package; it has no hook for them. Without
-a point (`-`) the step runs through. Let go on by SIGCONT. The acts of the ledger have theirs in
+a point (`-`) the step runs through. SIGCONT resumes it. The acts of the ledger have theirs in
 killed_step.py.
 """
 

@@ -124,12 +124,12 @@ def write_users(
 
 
 class Unaudited:
-    """In place of a `RoundAudit`: looks at nothing, keeps nothing, finds nothing."""
+    """Instead of a `RoundAudit`: reads nothing, keeps nothing, finds nothing."""
 
     rounds = -1
 
     def __init__(self, *_: Any) -> None:
-        """Whatever there is to look at."""
+        """Accepts every record."""
 
     def nothing(self, *_: Any) -> None:
         """Does nothing."""

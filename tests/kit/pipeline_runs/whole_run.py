@@ -66,7 +66,7 @@ def finish(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def closing_line(output: str, name: str) -> str:
-    """What follows `name: ` in the one line that begins so."""
+    """Returns the text after `name: ` in the only line with this start."""
     found = [text for text in output.splitlines() if text.startswith(f"{name}: ")]
     assert len(found) == 1, output
     return found[0].split(": ", 1)[1]

@@ -63,7 +63,7 @@ class CuttingProxy:
     def _down(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
-                # "100 Continue" is no answer yet; a busy machine reads both at once.
+                # "100 Continue" is not an answer yet; a busy machine reads both at once.
                 interim = b" 100 Continue" in data[:64]
                 answer = data.partition(b"\r\n\r\n")[2] if interim else data
                 if self.swallow_answers > self.cuts and answer:

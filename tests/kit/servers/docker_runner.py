@@ -33,7 +33,7 @@ def container_runner(
     process ids of this machine, so that a step's own pid can be asked to stop.
 
     Args:
-      images: the symbolic images of `fedemb.runtime.step` and what stands for each.
+      images: the symbolic images of `fedemb.runtime.step` and their replacements.
       mounts: folders a step writes beside the pipeline root: stores, keys, ledger.
       read_only_mounts: folders a step reads: private and public images.
       environment: variables of every step, e.g. the endpoint of an object store.

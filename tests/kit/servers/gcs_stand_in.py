@@ -16,7 +16,7 @@ from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import objects
 
 CREATE_ONLY, READ_ONLY = "-create-only", "-read-only"
-"""In buckets named so nobody may replace, or write; rights are looked at before conditions."""
+"""In buckets with these names, replacing or writing is denied; rights are checked first."""
 
 
 def _generation(storage, bucket, name):

@@ -129,7 +129,7 @@ class KfpStandIn(ThreadingHTTPServer):
         self.server_close()
 
     def new_id(self, kind: str) -> str:
-        """An id nobody has."""
+        """An unknown id."""
         return f"{kind}-{next(self._numbers)}"
 
     def kubeconfig(self, path: Path) -> Path:

@@ -21,7 +21,7 @@ STABLE = (
     "tests/components/privacy/test_privacy_sampling.py::"
     "test_removing_a_user_changes_what_one_virtual_client_holds",
 )
-"""A user who leaves moves nobody else between virtual clients."""
+"""A user who leaves moves no one else between virtual clients."""
 SAMPLES = "tests/components/privacy/test_privacy_sampling.py"
 DEAL = (
     "tests/components/embedding/test_embedding_rounds.py::"

@@ -30,6 +30,8 @@ from fedemb.privacy.randomness.sampling import Index, VirtualClient
 from fedemb.storage import Store
 
 _NAME = "audit.npz"
+_BEFORE = "began"
+"""Key of the weights before each replayed round; the name is part of the stored state."""
 _Unit = TypeVar("_Unit")
 
 
@@ -88,7 +90,7 @@ class RoundAudit:
         self._named = True
         """Whether every public digest matches the committed mean."""
         self._chosen = keys.chosen_rounds(plan.rounds)
-        self._began: dict[int, np.ndarray] = {}
+        self._before: dict[int, np.ndarray] = {}
         self._means: dict[int, np.ndarray] = {}
         self._replay = Replay(rounds=0, failed=[])
 
@@ -106,7 +108,7 @@ class RoundAudit:
         mean, state = record.mean, record.mechanism_state
         assert mean is not None, f"round {record.index} was audited before"
         if record.index in self._chosen:
-            self._began[record.index] = self._state.weights
+            self._before[record.index] = self._state.weights
             self._means[record.index] = mean
         self._tags.append(bytes.fromhex(state["tag"]))
         self._size = mean.size
@@ -141,7 +143,7 @@ class RoundAudit:
           read: reads the record of a round.
         """
         failed: set[str] = set()
-        chosen = [number for number in self._chosen if number in self._began]
+        chosen = [number for number in self._chosen if number in self._before]
         for number in chosen:
             before = _state_after(read, number - 1) if number else None
             tags = [bytes.fromhex(tag) for tag in before["tags"]] if before else []
@@ -151,7 +153,7 @@ class RoundAudit:
                 mechanism,
                 load,
                 number=number,
-                weights=self._began[number],
+                weights=self._before[number],
                 mean=self._means[number],
                 receipts=NoiseReceipts(self._plan, self._keys.noise_key, tags),
                 noise_key=self._keys.noise_key,
@@ -196,7 +198,7 @@ class RoundAudit:
         head = {
             "inputs_sha": self._keys.inputs_sha,
             "rounds": self.rounds,
-            "began": list(self._began),
+            _BEFORE: list(self._before),
             "l2_norm_clip": self._clip,
             "named": self._named,
             "size": self._size,
@@ -204,7 +206,7 @@ class RoundAudit:
             "canaries": self._canaries.to_json() if self._canaries else None,
         }
         kept = {
-            "began": np.array(list(self._began.values()), np.float32),
+            _BEFORE: np.array(list(self._before.values()), np.float32),
             "means": np.array(list(self._means.values()), np.float32),
             "tags": np.frombuffer(b"".join(self._tags), np.uint8),
         }
@@ -226,11 +228,11 @@ class RoundAudit:
         except FileNotFoundError:
             return
         try:
-            head, arrays = unpack(data, "began", "means", "tags", *STATE_ARRAYS)
+            head, arrays = unpack(data, _BEFORE, "means", "tags", *STATE_ARRAYS)
             tags = arrays.pop("tags").reshape(head["rounds"], -1)
-            began, means = arrays.pop("began"), arrays.pop("means")
-            self._began = dict(zip(head["began"], began, strict=True))
-            self._means = dict(zip(head["began"], means, strict=True))
+            before, means = arrays.pop(_BEFORE), arrays.pop("means")
+            self._before = dict(zip(head[_BEFORE], before, strict=True))
+            self._means = dict(zip(head[_BEFORE], means, strict=True))
         except (ValueError, KeyError) as error:
             raise ArtifactError(
                 "The state of the audit cannot be read. Restore the working state of the run from "

@@ -45,38 +45,38 @@ class ClientWorkload(NamedTuple):
     batch_size: int
     epochs: int
     rows: int = 64
-    """Of each client's own head."""
+    """Rows of the local head of each client."""
 
 
 WORKLOADS = {
     "W1": ClientWorkload("lenet", 28, 1, clients=16, examples=128, batch_size=32, epochs=4),
     "W2": ClientWorkload("resnet8", 32, 3, clients=8, examples=64, batch_size=16, epochs=1),
 }
-"""Those of docs/explanation/performance.md."""
+"""Workloads of docs/explanation/performance.md."""
 
 
 class Speed(NamedTuple):
     """One measurement; the best of three, after a first one that compiles."""
 
     work: str
-    """`plain`: forward, backward and step; `units`: DP-SGD; else of `WORKLOADS`."""
+    """`plain` (forward, backward and step), `units` (DP-SGD), or a key of `WORKLOADS`."""
     net: str
     precision: str
     views: int
     """K: number of augmented copies of an image, or of visits by a client."""
     microbatch: int
-    """Units side by side on a device; of the plain step its batch."""
+    """Units side by side on a device; for the plain step, its batch size."""
     microseconds_per_view: float
-    """Of one device. 0: it did not fit into memory."""
+    """Microseconds per view on one device; 0 if the step did not fit into memory."""
     ratio: float
-    """To a view of the plain step of the same net in the same precision."""
+    """Time of a view relative to the plain step of the same network and precision."""
     noise_share: float | None
-    """Noise of the round over a round of 4,096 units, or over this one of virtual clients."""
+    """Share of the noise in the time of a round of 4,096 units, or of this round of clients."""
     compile_seconds: float
     step_megabytes: float | None
-    """What one step takes on a device, as the compiler plans it."""
+    """Memory of one step on a device, as planned by the compiler."""
     peak_megabytes: float | None
-    """The device's peak so far, where it tells."""
+    """Peak memory of the device so far, if it reports one."""
 
 
 def describe_device() -> dict[str, object]:

@@ -14,7 +14,7 @@ MOST_NOISE = 1e6
 
 
 class PolicySettings(Protocol):
-    """What a mechanism reads from `RunConfig.policy`."""
+    """Settings of `RunConfig.policy` that a mechanism reads."""
 
     @property
     def unit(self) -> Unit:
@@ -28,7 +28,7 @@ class PolicySettings(Protocol):
 
 
 class PartitionSettings(Protocol):
-    """What a mechanism reads from `RunConfig.partition`."""
+    """Settings of `RunConfig.partition` that a mechanism reads."""
 
     @property
     def virtual_clients(self) -> int:
@@ -47,7 +47,7 @@ class PartitionSettings(Protocol):
 
 
 class ModelSettings(Protocol):
-    """What a mechanism reads from `RunConfig.model`."""
+    """Settings of `RunConfig.model` that a mechanism reads."""
 
     @property
     def trainable(self) -> str:
@@ -56,7 +56,7 @@ class ModelSettings(Protocol):
 
 
 class UnitGradientSettings(Protocol):
-    """What a mechanism reads from `RunConfig.training.unit_gradient`."""
+    """Settings of `RunConfig.training.unit_gradient` that a mechanism reads."""
 
     @property
     def images_per_unit(self) -> int:
@@ -65,7 +65,7 @@ class UnitGradientSettings(Protocol):
 
 
 class TrainingSettings(Protocol):
-    """What a mechanism reads from `RunConfig.training`."""
+    """Settings of `RunConfig.training` that a mechanism reads."""
 
     @property
     def unit_gradient(self) -> UnitGradientSettings:

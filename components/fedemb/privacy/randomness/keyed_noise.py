@@ -1,8 +1,9 @@
 """The noise of a run, derived by key from all inputs and from the sums that it hides.
 
-One object per attempt. `begin` fixes the round's tag from every integer that will be noised in the
-round; `add` then draws the noise of one of them. A replayed round gives identical output, so there
-is nothing to average. Other data gives independent noise, so there is nothing to subtract
+The engine makes one object per attempt. `begin` sets the tag of the round from every integer that
+will be noised in the round; `add` then draws the noise of one of them. A replayed round has the
+same output, so averaging gains nothing. Other data gets independent noise, so subtracting gains
+nothing
 (docs/privacy/noise.md#keys-of-a-round).
 """
 
