@@ -79,7 +79,7 @@ class ClassifiedParts(Part):
 
 
 class ReliabilityBin(Part):
-    """Images whose highest probability lies in one of 15 equal bins."""
+    """Images whose highest probability is in one of 15 equal bins."""
 
     images: Count
     confidence: Share
