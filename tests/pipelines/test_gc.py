@@ -79,6 +79,12 @@ def files(run):
     return {p.relative_to(run.root).as_posix() for p in run.root.rglob("*") if p.is_file()}
 
 
+def test_folder_without_runs_is_an_error(run):
+    for folder in (run.root, run.root / "nowhere"):
+        with pytest.raises(InputError, match="Pass the folder of all runs"):
+            call("gc", "--runs", folder)
+
+
 def test_data_is_only_listed_without_delete(run, monkeypatch):
     before = files(run)
     assert "nothing has expired" in call("gc", "--runs", run.root.parent)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import ConfigError
+from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import JsonOption, SetOption
 from fedemb.pipelines.output import say, say_json
@@ -106,8 +106,8 @@ def _local(
     from fedemb.steps.delete_expired import retention as data
     from fedemb.storage import open_store
 
-    if not runs.is_dir():
-        raise ConfigError(f"{runs} is not a folder. Pass the folder of all runs with --runs.")
+    if not any(runs.glob("*/config.yaml")):
+        raise InputError(f"No run in {runs}. Pass the folder of all runs with --runs.")
     found: list[Expired] = []
     for row in list(expired_runs(runs, retention, now)):
         if isinstance(row, Kept):

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from fedemb.config.policy import PRIVATE_FOLDERS
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ConfigError, LedgerError
 from fedemb.keys.signatures import Signer
+from fedemb.runtime.step import declared
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.delete_expired import sweep
 from fedemb.steps.delete_expired.retention import Retention, check_apart, known_runs
@@ -143,6 +145,30 @@ def test_data_expires_by_age_kind_and_state(world, days, periods, kinds, runs):
     assert len(deleted) == world.listed["objects"]
     assert world.listed["bytes"] == 4 * len(deleted)
     assert not world.sweep(days, **periods), "nothing is left"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_component_hands_its_parameters_to_the_step(world, dry_run):
+    periods = '{"private_days": 1, "working_days": null}'
+    figures: dict[str, float] = {}
+    later = datetime.now(UTC) + timedelta(days=2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sweep, "datetime", SimpleNamespace(now=lambda _: later))
+        declared("delete_expired").component.python_func(
+            private_root=str(world.root / "private"),
+            public_root="",
+            ledger=world.kit.ledger_uri,
+            retention=periods,
+            dry_run=dry_run,
+            deleted=SimpleNamespace(path=str(world.root / "deleted"), uri="", metadata={}),
+            metrics=SimpleNamespace(log_metric=figures.__setitem__, path="", uri="", metadata={}),
+        )
+    body = json.loads((world.root / "deleted").read_text())
+    assert body["deleted"] is not dry_run
+    assert {row["kind"] for row in body["found"]} == {"private"}
+    assert figures == {"objects": body["objects"], "bytes": body["bytes"]}
+    assert (world.root / "private/measured/users/part-0").exists() == dry_run
+    assert (world.root / "private/measured/train/part-0").exists()
 
 
 def test_index_of_a_tree_goes_first_and_empty_folders_go_too(world):

@@ -130,6 +130,13 @@ def test_address_that_does_not_work_is_named_without_its_secret(kind, url):
     assert "s3cret" not in problem
 
 
+def test_refused_connection_is_named():
+    found = destinations({"FEDEMB_ALERT_SLACK": f"http://127.0.0.1:{closed_port()}/s3cret"})
+    assert send_alerts([ALERT], found) == [
+        "alert to slack at 127.0.0.1 was not sent: Connection refused"
+    ]
+
+
 def test_receiver_that_never_answers_delays_no_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(send, "SECONDS", 0.5)
     with Webhook(delay=20) as slow, Webhook() as other:

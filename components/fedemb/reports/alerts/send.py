@@ -105,7 +105,9 @@ def _send_all(place: Destination, alerts: Sequence[Alert], result: list[str]) ->
         result.append(str(error))
     except Exception as error:
         # Texts of other errors may contain the address, and with it a token or a password.
-        result.append(type(error).__name__)
+        reason = getattr(error, "reason", error)
+        known = reason.strerror if isinstance(reason, OSError) else None
+        result.append(known or type(error).__name__)
     else:
         result.append("")
 
