@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
         single = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
         value = value.item()
         return SinglePrecision(value) if single and isinstance(value, float) else value
-    return value
+    return None if isinstance(value, Decimal) and value.is_snan() else value  # no hash
 
 
 @lru_cache(1 << 16, typed=True)
@@ -126,8 +126,8 @@ def _number_text(value: Any) -> str | None:
         limit = _EXACT_SINGLE if isinstance(value, SinglePrecision) else _EXACT
         if not abs(value) < limit:  # infinite and NaN too
             return None
-    if isinstance(value, Decimal) and value.is_finite():
-        if value.adjusted() > _MOST_DIGITS:
+    if isinstance(value, Decimal):
+        if not value.is_finite() or value.adjusted() > _MOST_DIGITS:
             return None
         if value == int(value):
             return str(int(value))
