@@ -35,17 +35,18 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: boo
         return [explanation(plan)]
     unit = UNITS[plan.unit]
     protected = f"Unit. {unit.whole[0].upper()}{unit.whole[1:]}. {unit.covered}"
-    changed = f"{'Also' if covers_change else 'Not'} covered is one {plan.unit} that {unit.change}."
+    changed = f"A {plan.unit} that {unit.change} is {'also' if covers_change else 'not'} covered."
     paragraphs = [protected, f"{adjacency(plan)} {changed}", explanation(plan)]
     paragraphs.append(
         f"Clip and noise. A contribution is scaled down to norm {plan.l2_norm_clip:g}; "
         f"normal noise of {plan.noise_multiplier:g} times that is added to every entry of the sum, "
-        f"which is then divided by the public constant {plan.normalizer:g}, however many took part."
+        f"which is then divided by the public constant {plan.normalizer:g}."
     )
     paragraphs.append(_ACCOUNTANTS[guarantee.accountant])
     shift = (
         f"by a factor of at most e^{guarantee.epsilon:.3g}, except with probability "
-        f"{guarantee.delta:.3g}. It says nothing of what the model reveals about everybody."
+        f"{guarantee.delta:.3g}. It does not limit what the model reveals about all users "
+        "together."
     )
     if math.isinf(guarantee.epsilon):
         shift = "without any bound: this protects no user."

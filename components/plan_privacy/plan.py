@@ -139,29 +139,30 @@ def warnings(config: RunConfig) -> dict[str, str]:
     if plan.normalizer < 1:
         found["rounds_mostly_empty"] = (
             f"{plan.normalizer:.2g} virtual clients are expected in a round, so most rounds hold "
-            "noise alone; raise the sampling probability"
+            "only noise; raise the sampling probability"
         )
     clients = config.partition.virtual_clients
     grouped = plan.private and not config.mechanism.samples_units
     if grouped and clients > policy.users_lower_bound:
         found["clients_mostly_empty"] = (
             f"partition.virtual_clients={clients:,} exceeds the {policy.users_lower_bound:,} users "
-            "that policy.users_lower_bound promises: many of them are empty, and the noise weighs "
-            "more than is said here; set fewer clients, with several users each"
+            "of policy.users_lower_bound, so many of them are empty, and the noise is larger "
+            "relative to the update than printed; set fewer clients, with several users each"
         )
     likely = prospects(config, plan)
     if likely is not None and likely.region != "helpful":
         limits = likely.limits
         found["noise_beyond_the_study"] = (
-            f"the noise is {likely.noise:.2g} clipping norms; a gain is certain up to "
-            f"{limits.helpful:g} and unlikely above {limits.hopeless:g} ({limits.evidence}). "
+            f"the noise {likely.measure} is {likely.noise:.2g} clipping norms. As measured, a gain "
+            f"is certain up to {limits.helpful:g} and unlikely above {limits.hopeless:g} "
+            f"({limits.evidence}). "
             f"{remedy(config, likely)}"
         )
     divisor = temperature_for_noise(config, plan)
     if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:
         found["probabilities_too_certain"] = (
-            f"model.temperature is {config.model.temperature:g}, and the noise of this plan needs "
-            f"{divisor:.3g}; set it, or probabilities will be too certain"
+            f"model.temperature is {config.model.temperature:g}, but the noise of this plan needs "
+            f"{divisor:.3g}; set it, otherwise probabilities are too certain"
         )
     return found
 

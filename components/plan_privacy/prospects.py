@@ -31,7 +31,7 @@ class Region:
     hopeless: float
     """Twice the maximum noise at which any measured run gained."""
     evidence: str
-    """Where the figures come from."""
+    """Source of the figures."""
 
 
 REGIONS: Mapping[Recipe, Region] = {
@@ -86,6 +86,12 @@ class Prospects:
     def limits(self) -> Region:
         """Measured limits of this kind of training."""
         return REGIONS[self.recipe]
+
+    @property
+    def measure(self) -> str:
+        """Description of the noise, after "the noise"."""
+        embedding = self.recipe in ("whole_net", "projection")
+        return "on the mean of a round" if embedding else "in all weights and rounds together"
 
     @property
     def region(self) -> Literal["helpful", "uncertain", "hopeless"]:
@@ -177,11 +183,13 @@ def check_prospects(config: RunConfig) -> None:
 def remedy(config: RunConfig, found: Prospects) -> str:
     """Returns changes that move a plan with too much noise into the helpful region."""
     units = UNITS[config.policy.unit].many
+    sampled = getattr(config.mechanism, "sampling_probability", 1.0) < 1
     needed = f"About {users_needed(config, found):,} {units} would be needed for a clear gain."
     ways = {
         "whole_net": "Train a projection on a strong public backbone (fedemb backbone list), or use"
         " fewer rounds or a larger epsilon.",
-        "projection": "Use every virtual client in every round, fewer rounds or a larger epsilon.",
+        "projection": f"Use {'every virtual client in every round, ' if sampled else ''}"
+        "fewer rounds or a larger epsilon.",
         "head": "Use fewer classes or features, or a larger epsilon.",
         "all_layers": "Train only the head (model.trainable: head), on features of a strong public "
         "backbone or of backbone scatter_linear, or use a larger epsilon.",

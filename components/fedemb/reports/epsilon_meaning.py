@@ -73,7 +73,7 @@ class Meaning:
                 (f"attacks found, at {percent(rate)} false positives", f"at most {percent(found)}")
                 for rate, found in self.rates
             ),
-            (f"odds that one {self.unit} took part", f"change by at most a factor of {odds}"),
+            (f"odds that one {self.unit} was in the data", f"change by at most a factor of {odds}"),
             ("Gaussian mechanism with the same epsilon and delta", f"mu = {self.mu:g} (mu-GDP)"),
         ]
 

@@ -44,9 +44,9 @@ UNITS: dict[Unit, UnitWords] = {
         whole="one user with everything they own",
         reach="for everything they own",
         change="changes all of their own data",
-        covered="All images under one user id are covered together, however many: the guarantee "
-        "does not multiply by images. A person who appears under two user ids, or in other "
-        "people's images, is not covered as one.",
+        covered="All images under one user id are covered together: epsilon does not grow with "
+        "the number of images. A person with two user ids counts as two users, and images of a "
+        "person in another account are not covered.",
     ),
     "image": UnitWords(
         one="image",
@@ -55,7 +55,7 @@ UNITS: dict[Unit, UnitWords] = {
         reach="each by itself",
         change="becomes another image",
         covered="Single images are covered, each separately. A person with several is protected "
-        "less: k images multiply epsilon by about k. Nothing is promised for a person with "
-        "everything they own.",
+        "less: k images multiply epsilon by about k. No guarantee covers a person with all of "
+        "their images.",
     ),
 }
