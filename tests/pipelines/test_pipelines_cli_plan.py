@@ -115,8 +115,8 @@ def test_words_search_and_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "said"),
     [
-        ("quickstart", "Also covered is one user that changes all of their own data."),
-        ("omniglot_identities", "Not covered is one user that changes all of their own data."),
+        ("quickstart", "A user that changes all of their own data is also covered."),
+        ("omniglot_identities", "A user that changes all of their own data is not covered."),
     ],
 )
 def test_words_say_whether_a_changed_user_is_covered_as_the_report_does(tmp_path, preset, said):
@@ -221,7 +221,7 @@ def test_a_simulation_that_is_planned_is_the_one_that_is_written(tmp_path, prese
 
 def test_a_simulation_without_a_batch_to_scale_is_refused_and_nothing_written(tmp_path):
     path = tmp_path / "small.yaml"
-    for preset, words in (("cifar10_least_squares", "takes all units"), ("quickstart", "leaves")):
+    for preset, words in (("cifar10_least_squares", "use all units"), ("quickstart", "leave at least")):
         share = "1/16" if preset != "quickstart" else "1/1000"
         with pytest.raises(ConfigError, match=words):
             call(tmp_path, "--config", preset, "--simulate-at", share, "--write", str(path))
