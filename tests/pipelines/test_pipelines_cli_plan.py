@@ -221,7 +221,10 @@ def test_a_simulation_that_is_planned_is_the_one_that_is_written(tmp_path, prese
 
 def test_a_simulation_without_a_batch_to_scale_is_refused_and_nothing_written(tmp_path):
     path = tmp_path / "small.yaml"
-    for preset, words in (("cifar10_least_squares", "use all units"), ("quickstart", "leave at least")):
+    for preset, words in (
+        ("cifar10_least_squares", "use all units"),
+        ("quickstart", "leave at least"),
+    ):
         share = "1/16" if preset != "quickstart" else "1/1000"
         with pytest.raises(ConfigError, match=words):
             call(tmp_path, "--config", preset, "--simulate-at", share, "--write", str(path))
