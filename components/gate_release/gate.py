@@ -134,7 +134,9 @@ def _document(
         with suppress(LedgerError, SignatureInvalid):  # a record breaks a rule, which denies
             fields |= {
                 "waivers": applied_waivers(ledger, verdict.waived, judged.report),
-                "approvals": given_approvals(ledger, judged.model_sha, judged.report_sha),
+                "approvals": given_approvals(
+                    ledger, judged.model_sha, judged.report_sha, judged.report.approve_by
+                ),
                 "approvals_needed": ledger.terms.approvals,
                 "ledger_sequence": ledger.head.sequence,
             }

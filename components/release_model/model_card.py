@@ -169,7 +169,7 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
         ),
         *(
             f"Release approved by {as_text(item.actor)} at {item.time}"
-            for item in ledger.state.approvals_of(report.model_sha, signed.sha)
+            for item in ledger.state.approvals_of(report.model_sha, signed.sha, report.approve_by)
         ),
     ]
 

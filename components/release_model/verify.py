@@ -131,7 +131,7 @@ def _facts(
     """Returns the facts of a bundle; waivers and approvals come from its copy of the ledger."""
     body = report.body
     shown = release_headline(evidence, report, verdict.waived, ledger)
-    approvals = given_approvals(ledger, body.model_sha, report.sha)
+    approvals = given_approvals(ledger, body.model_sha, report.sha, body.approve_by)
     by = ", ".join(str(item["actor"]) for item in approvals)
     return {
         "name": manifest.name,

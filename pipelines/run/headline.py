@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from fedemb.documents.privacy_report import PrivacyReport
@@ -45,6 +46,7 @@ def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
         ),
         running=_step(run) if (run.is_running() if running is None else running) else None,
         completed=code == 0 if ended else False,
+        overdue=bool(report and readable(lambda: overdue(run, report))),
     )
     waivers = readable(lambda: _waivers(run, verdict, report)) if released and report else None
     return headline(facts, waivers=waivers)
@@ -63,6 +65,23 @@ def _waivers(
     codes = dict.fromkeys(stated if verdict is None else verdict.body.waived)
     fields = applied_waivers(ledger_of(run), list(codes), report.body)
     return [AppliedWaiver.model_validate(item) for item in fields]
+
+
+def overdue(run: RunDirectory, report: Written[PrivacyReport]) -> bool:
+    """Whether the deadline of the approvals has passed without enough of them in the ledger."""
+    deadline = report.body.approve_by
+    return deadline is not None and datetime.now(UTC) > deadline and missing(run, report) > 0
+
+
+def missing(run: RunDirectory, report: Written[PrivacyReport]) -> int:
+    """Returns how many approvals the run still needs; at most 0: none.
+
+    Raises:
+      LedgerError: the ledger is missing or broken.
+    """
+    ledger, body = ledger_of(run), report.body
+    given = ledger.state.approvals_of(body.model_sha, report.sha, body.approve_by)
+    return ledger.terms.approvals - len(given)
 
 
 def _in_ledger(run: RunDirectory) -> bool:

@@ -165,6 +165,10 @@ class ReleaseConfig(Section):
     """Reason to train although the noise is far above the noise of every measured run that gained,
     at most 200 characters; empty: such a release is refused before it is charged. The privacy
     report repeats the reason."""
+    approval_hours: PositiveFloat | None = None
+    """Hours after the time of the privacy report within which all approvals (`policy.approvals`)
+    must be in the ledger; null: no deadline. After the deadline the gate refuses the release, and
+    later approvals do not count."""
     no_worse_than: Literal["previous_release"] | None = None
     """Regression check. With `previous_release`, the gate refuses a model that is significantly
     worse than `evaluation.previous_release` on the same users or cannot be compared with it; null:

@@ -6,6 +6,7 @@ is displayed by code; `reports.privacy_report_words` contains the text.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal
 
 from fedemb.documents.audit import SelfTest
@@ -266,13 +267,15 @@ class ReleaseTerms(Part):
     version: Annotated[Name | None, Since(5, before=None)]
     train_despite_noise_sha: Annotated[Sha | None, Since(6, before=None)]
     """SHA-256 of the reason to train despite the noise; None: the noise needed no reason."""
+    approval_hours: Annotated[float | None, Since(8, before=None)]
+    """Hours after `time` of the report within which approvals count; None: no deadline."""
 
 
 class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 7
+    newest: ClassVar[int] = 8
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose
@@ -297,3 +300,9 @@ class PrivacyReport(Document):
     waivers: list[Waived]
     release: Annotated[ReleaseTerms | None, Since(4, before=None)]
     provenance: Provenance
+
+    @property
+    def approve_by(self) -> datetime | None:
+        """Deadline of the approvals; None: no deadline."""
+        hours = self.release and self.release.approval_hours
+        return None if hours is None else datetime.fromisoformat(self.time) + timedelta(hours=hours)

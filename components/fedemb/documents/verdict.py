@@ -17,6 +17,10 @@ NOT_APPROVED = "not_approved"
 """Code of the reason that approvals remove: the run is waiting, not refused."""
 
 
+NO_APPROVAL_IN_TIME = "no_approval_by_deadline"
+"""Code of the reason after the deadline of the approvals, which nothing removes."""
+
+
 class RuleOutcome(Part):
     """Result of one gate rule."""
 

@@ -68,6 +68,7 @@ WHEN: Mapping[str, When] = {
     "tuning_not_charged": "refused",
     "approvals_invalid": "later",
     "not_approved": "later",
+    "no_approval_by_deadline": "later",
     "audit_invalid": "later",
     "audit_full_missing": "later",
     "audit_stale": "later",

@@ -94,8 +94,14 @@ def _caps(case: Case) -> str:
 
 def _approvals(case: Case) -> str:
     model = case.evidence.model.body.weights_sha
-    given = case.ledger.state.approvals_of(model, case.signed.sha)
+    given = case.ledger.state.approvals_of(model, case.signed.sha, case.report.approve_by)
     return f"{len(given)} given" + "".join(f", {record.actor}" for record in given)
+
+
+def _approvals_needed(case: Case) -> str:
+    deadline = case.report.approve_by
+    until = "" if deadline is None else f" by {deadline:%Y-%m-%d %H:%M} UTC"
+    return f"{case.ledger.terms.approvals} approvals of this report{until}"
 
 
 def _audit(case: Case) -> str:
@@ -202,7 +208,7 @@ _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
         lambda case: f"report {case.signed.sha[:12]}",
     ),
     "approvals_invalid": (
-        lambda case: f"{case.ledger.terms.approvals} approvals of this report",
+        _approvals_needed,
         _approvals,
     ),
 }

@@ -156,7 +156,16 @@ def applied_waivers(
     ]
 
 
-def given_approvals(ledger: Ledger, model_sha: str, report_sha: str) -> list[dict[str, Any]]:
-    """Returns the approvals of a model with a report, as fields of `GivenApproval`."""
-    given = ledger.state.approvals_of(model_sha, report_sha)
+def given_approvals(
+    ledger: Ledger, model_sha: str, report_sha: str, until: datetime | None
+) -> list[dict[str, Any]]:
+    """Returns the approvals of a model with a report, as fields of `GivenApproval`.
+
+    Args:
+      ledger: ledger of the policy.
+      model_sha: digest of the model.
+      report_sha: digest of the privacy report.
+      until: deadline of the report (`approve_by`); later approvals do not count.
+    """
+    given = ledger.state.approvals_of(model_sha, report_sha, until)
     return [{"actor": record.actor, "sequence": record.sequence} for record in given]

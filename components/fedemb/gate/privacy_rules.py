@@ -170,15 +170,25 @@ def approvals(case: Case) -> Iterator[Reason]:
     """Checks that the required number of people approved this model with exactly this report."""
     needed = case.ledger.terms.approvals
     model = case.evidence.model.body.weights_sha
-    given = case.ledger.state.approvals_of(model, case.signed.sha)
+    deadline = case.report.approve_by
+    given = case.ledger.state.approvals_of(model, case.signed.sha, deadline)
     if not len(given) >= needed:
-        yield Reason(
-            "not_approved",
-            f"the policy requires {needed} approvals of report {case.signed.sha[:12]}, and the "
-            f"ledger has {len(given)}{''.join(f', by {record.actor}' for record in given)}",
-            "ask the approvers to read the report and run `fedemb approve`, then resume with "
-            "`fedemb run --resume RUN --from gate_release`",
-        )
+        counted = f"{len(given)}{''.join(f', by {record.actor}' for record in given)}"
+        required = f"the policy requires {needed} approvals of report {case.signed.sha[:12]}"
+        if deadline is not None and not case.now <= deadline:
+            yield Reason(
+                "no_approval_by_deadline",
+                f"no approval by {deadline:%Y-%m-%d %H:%M} UTC: {required}, and the ledger had "
+                f"{counted} at the deadline",
+                "start a new run; later approvals of this report do not count",
+            )
+        else:
+            yield Reason(
+                "not_approved",
+                f"{required}, and the ledger has {counted}",
+                "ask the approvers to read the report and run `fedemb approve`, then resume with "
+                "`fedemb run --resume RUN --from gate_release`",
+            )
 
 
 def tuning(case: Case) -> Iterator[Reason]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NoReturn
 
 from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
@@ -154,8 +155,12 @@ class LedgerState:
             and not attempt.void
         }
 
-    def approvals_of(self, model_sha: str, report_sha: str) -> list[Record]:
+    def approvals_of(
+        self, model_sha: str, report_sha: str, until: datetime | None = None
+    ) -> list[Record]:
         """Returns the approvals of one model with one report: the first approval of each person.
+
+        Approvals recorded after `until` do not count; None: all count.
 
         A person with a new key counts as the same person, and so does a key under a new name.
         """
@@ -164,7 +169,8 @@ class LedgerState:
         for record in self.approvals:
             who = {record.actor, record.signature["key_id"]}
             asked = (record.body["model_sha"], record.body["report_sha"])
-            if asked == (model_sha, report_sha):
+            in_time = until is None or datetime.fromisoformat(record.time) <= until
+            if asked == (model_sha, report_sha) and in_time:
                 if not who & seen:
                     found.append(record)
                 seen |= who

@@ -10,13 +10,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Literal, NamedTuple
 
 from fedemb.config.policy import Unit
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility
-from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
+from fedemb.documents.verdict import NO_APPROVAL_IN_TIME, AppliedWaiver, VerdictDocument
 from fedemb.reports.report import significant
 from fedemb.reports.utility_words import best_start
 
@@ -73,6 +74,8 @@ class RunFacts:
     """Step that is running; None if no step is running."""
     completed: bool | None = None
     """Whether all steps succeeded; None if unknown."""
+    overdue: bool = False
+    """Whether the approvals' deadline has passed since the verdict, without enough of them."""
 
 
 class Figure(NamedTuple):
@@ -194,9 +197,9 @@ def _by_verdict(facts: RunFacts, waivers: Sequence[AppliedWaiver] | None) -> _Fo
     if verdict is not None and verdict.simulation:
         return "Simulation", "never released", None
     if verdict is not None and not verdict.allow:
-        if verdict.waiting:
-            return "Waiting for approval", _approvals(verdict), None
-        return "Refused", _denied(verdict), None
+        if verdict.waiting and not facts.overdue:
+            return "Waiting for approval", _approvals(verdict, facts.report), None
+        return "Refused", _denied(verdict, facts), None
     if not facts.released:
         return None
     if waivers is None:
@@ -257,12 +260,21 @@ def _waivers(verdict: VerdictDocument) -> tuple[AppliedWaiver, ...]:
     )
 
 
-def _approvals(verdict: VerdictDocument) -> str:
-    needed = verdict.approvals_needed
-    return "" if needed is None else f"{len(verdict.approvals)} of {needed} given"
+def _approvals(verdict: VerdictDocument, report: PrivacyReport | None) -> str:
+    needed, deadline = verdict.approvals_needed, report and report.approve_by
+    given = "" if needed is None else f"{len(verdict.approvals)} of {needed} given"
+    return f"{given} until {_day(deadline)}".strip() if deadline else given
 
 
-def _denied(verdict: VerdictDocument) -> str:
+def _day(deadline: datetime) -> str:
+    return f"{deadline:%Y-%m-%d %H:%M} UTC"
+
+
+def _denied(verdict: VerdictDocument, facts: RunFacts) -> str:
+    deadline = facts.report and facts.report.approve_by
+    late = facts.overdue or verdict.reasons == [NO_APPROVAL_IN_TIME]
+    if deadline is not None and late:
+        return f"no approval by {_day(deadline)}"
     codes = [code for code in verdict.reasons if code != "not_approved"] or verdict.reasons
     more = f" and {len(codes) - 1} more" if len(codes) > 1 else ""
     return (_spaced(codes[0]) if codes else "by the gate") + more

@@ -132,6 +132,7 @@ def _release_terms(config: RunConfig, run_id: str) -> dict[str, object]:
         "licence_sha": sha256_hex(config.release.licence.encode()),
         "min_gain_over_public": config.release.min_gain_over_public,
         "no_worse_than": config.release.no_worse_than,
+        "approval_hours": config.release.approval_hours,
         "train_despite_noise_sha": _sha_or_none(config.release.train_despite_noise),
         "name": name,
         "version": version,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,24 @@ def require_allowed(judged: Judged | None, run_id: str) -> None:
         raise Refused(
             f"run {run_id} stays refused, with or without approvals: {'; '.join(judged.reasons)}; "
             "nothing was written"
+        )
+
+
+def require_in_time(report: PrivacyReport, now: datetime | None = None) -> None:
+    """Refuses to ask for a signature that no longer counts.
+
+    Args:
+      report: privacy report of the run.
+      now: current time; None uses the clock.
+
+    Raises:
+      Refused: the deadline of the approvals has passed.
+    """
+    deadline = report.approve_by
+    if deadline is not None and (now or datetime.now(UTC)) > deadline:
+        raise Refused(
+            f"The approvals of run {report.run_id} were due by {deadline:%Y-%m-%d %H:%M} UTC, so "
+            "this one does not count. Nothing was written. Start a new run."
         )
 
 

@@ -19,6 +19,7 @@ from fedemb.pipelines.cli.ledger_commands.approval import (
     judge_run,
     judge_verdict,
     require_allowed,
+    require_in_time,
     terms_shown,
 )
 from fedemb.pipelines.cli.ledger_commands.ledger_write import (
@@ -100,6 +101,7 @@ def approve(
     for line in terms_shown(report, utility, judged):
         say(line)
     require_allowed(judged, body.run_id)
+    require_in_time(body)
     before = opened.state.approvals_of(body.model_sha, report.sha)
     who = {item.signature["key_id"] for item in before} | {signer.key_id}
     say(after_signature(judged, len(who), opened.terms.approvals))
@@ -127,6 +129,8 @@ def _say_report(report: Written[PrivacyReport]) -> None:
     say(f"guarantee: {guarantee_sentence(body.guarantee)}")
     if together := all_runs(body):
         say(f"  {together}")
+    if deadline := body.approve_by:
+        say(f"approvals count until {deadline:%Y-%m-%d %H:%M} UTC")
     if body.release and body.release.name:
         say(f"release: {body.release.name} {body.release.version}")
     if terms := body.release:  # reports before version 4 do not have the terms

@@ -340,6 +340,7 @@ def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
         {"release.version": "2"},
         {"release.name": "faces"},
         {"release.train_despite_noise": "another reason"},
+        {"release.approval_hours": 48.0},
     ):
         run.config = approved.updated(changes)
         assert "report_differs" in codes(run), changes

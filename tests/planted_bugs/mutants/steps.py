@@ -12,7 +12,42 @@ INPUTS = "tests/components/private_inputs/test_private_inputs.py"
 
 THROW_AWAY = "tests/components/gate/test_gate_throw_away.py"
 
+DEADLINE = "tests/components/gate/test_gate_approval_deadline.py"
+
 MUTANTS = (
+    one(
+        19,
+        "approvals_after_the_deadline_count",
+        (
+            modules.LEDGER_STATE,
+            "LedgerState.approvals_of",
+            "until is None or datetime.fromisoformat(record.time) <= until",
+            "True",
+        ),
+        f"{DEADLINE}::test_approval_after_the_deadline_never_counts",
+    ),
+    one(
+        19,
+        "deadline_of_approvals_never_ends",
+        (
+            modules.PRIVACY_RULES,
+            "approvals",
+            "deadline is not None and not case.now <= deadline",
+            "False",
+        ),
+        f"{DEADLINE}::test_deadline_turns_waiting_into_refused",
+    ),
+    one(
+        19,
+        "approvers_do_not_sign_the_deadline",
+        (
+            "fedemb.reports.privacy_report",
+            "_release_terms",
+            "config.release.approval_hours",
+            "None",
+        ),
+        f"{DEADLINE}::test_time_of_the_report_starts_the_hours",
+    ),
     one(
         19,
         "lasting_policies_need_no_suite",

@@ -1,0 +1,235 @@
+"""Approvals have a deadline: afterwards the release is refused, whoever signs late."""
+
+import subprocess
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedemb.documents.evidence import read_evidence
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.errors import AwaitingApproval, ConfigError, GateDenied, Refused, StorageError
+from fedemb.foundation.document import read
+from fedemb.gate.decide import decide
+from fedemb.keys.signatures import Signer
+from fedemb.ledger import name_approvers, read_reservation
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.cli.review_commands.runs import runs_table
+from fedemb.pipelines.run import await_approval as waiting
+from fedemb.pipelines.run.headline import run_headline
+from fedemb.pipelines.run.index import render_index
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.run_folder import run_folder
+
+HOURS = 2.0
+WAITS = {"exit_code": 6, "failed_step": "gate_release", "error": "AwaitingApproval"}
+
+
+@pytest.fixture(scope="module")
+def accounted(tmp_path_factory):
+    policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
+    changes = {"policy": policy, "release.approval_hours": HOURS}
+    return honest_run.start(tmp_path_factory.mktemp("run") / "run", **changes).until_gate()
+
+
+@pytest.fixture
+def run(accounted, tmp_path):
+    copy = honest_run.copy_of(accounted, tmp_path / "run")
+    copy.config = accounted.config
+    return copy
+
+
+@pytest.fixture
+def deadline(run):
+    found = read(run.report, PrivacyReport).body.approve_by
+    assert found is not None
+    return found
+
+
+def clock_at(time):
+    """Stands in for `datetime` of a module."""
+    return type("Clock", (datetime,), {"now": classmethod(lambda cls, tz=None: time)})
+
+
+@pytest.fixture
+def later(deadline, monkeypatch):
+    """Moves the clock of gate, pages and commands past the deadline."""
+
+    for module in (
+        "fedemb.gate.decide",
+        "fedemb.pipelines.run.headline",
+        "fedemb.pipelines.cli.ledger_commands.approval",
+    ):
+        monkeypatch.setattr(f"{module}.datetime", clock_at(deadline + timedelta(seconds=1)))
+
+
+def approve(run, at=None, monkeypatch=None):
+    signer = Signer.of_approver(Ed25519PrivateKey.generate())
+    name_approvers(run.ledger(), {"ada": signer.public_key}, "the board", run.keys)
+    if at is not None:
+        monkeypatch.setattr("fedemb.ledger.chain.datetime", clock_at(at))
+    report = read(run.report, PrivacyReport)
+    return run.ledger().approve(
+        read_reservation(run.reservation),
+        model_sha=report.body.model_sha,
+        report_sha=report.sha,
+        signer=signer,
+    )
+
+
+def codes(run, now):
+    evidence = read_evidence(run.config, run.artifacts)
+    report = read(run.report, PrivacyReport)
+    return [reason.code for reason in decide(evidence, report, run.ledger(), now=now).reasons]
+
+
+def test_deadline_turns_waiting_into_refused(run, deadline):
+    assert codes(run, deadline) == ["not_approved"]
+    assert codes(run, deadline + timedelta(seconds=1)) == ["no_approval_by_deadline"]
+    assert codes(run, deadline + timedelta(days=400)) == ["no_approval_by_deadline"]
+
+
+def test_approval_in_time_counts_at_any_later_decision(run, deadline):
+    approve(run)
+    assert codes(run, deadline - timedelta(minutes=1)) == []
+    assert codes(run, deadline + timedelta(days=400)) == []
+
+
+def test_approval_after_the_deadline_never_counts(run, deadline, monkeypatch):
+    with monkeypatch.context() as patch:
+        approve(run, deadline + timedelta(seconds=1), patch)
+    assert len(run.ledger().state.approvals) == 1
+    assert codes(run, deadline + timedelta(minutes=1)) == ["no_approval_by_deadline"]
+    assert codes(run, deadline) == ["not_approved"]
+
+
+def test_deadline_belongs_to_the_report_that_approvers_sign(run, deadline):
+    for hours in (None, 10 * HOURS):
+        run.config = run.config.updated({"release.approval_hours": hours})
+        assert "report_differs" in codes(run, deadline + timedelta(seconds=1))
+        with pytest.raises(GateDenied):
+            run.do_gate()
+
+
+def test_gate_exits_with_the_code_of_a_refusal_after_the_deadline(run, later, deadline):
+    with pytest.raises(GateDenied) as denied:
+        run.do_gate()
+    assert not isinstance(denied.value, AwaitingApproval)
+    assert denied.value.exit_code == 3
+    assert f"no approval by {deadline:%Y-%m-%d %H:%M} UTC" in str(denied.value)
+    assert not (run.root / "releases").exists()
+
+
+def test_pages_say_waiting_then_refused_with_the_date(run, tmp_path, deadline, request):
+    with pytest.raises(AwaitingApproval):
+        run.do_gate()
+    folder = run_folder(run, tmp_path / "runs", **WAITS)
+    date = f"{deadline:%Y-%m-%d %H:%M} UTC"
+    assert run_headline(folder).title == f"Waiting for approval: 0 of 1 given until {date}"
+    assert f"Waiting for approval: 0 of 1 given until {date}" in render_index(folder)
+    request.getfixturevalue("later")
+    found = run_headline(folder)
+    assert found.title == f"Refused: no approval by {date}"
+    assert found.exit_code == 3
+    assert f"Refused: no approval by {date}" in runs_table([folder])[1]
+    assert f"Refused: no approval by {date}" in render_index(folder)
+
+
+def test_approved_run_that_was_not_resumed_is_not_shown_as_refused(run, tmp_path, request):
+    with pytest.raises(AwaitingApproval):
+        run.do_gate()
+    approve(run)
+    folder = run_folder(run, tmp_path / "runs", **WAITS)
+    request.getfixturevalue("later")
+    assert run_headline(folder).state == "Waiting for approval"
+
+
+def test_nobody_is_asked_to_sign_after_the_deadline(run, tmp_path, later):
+    key = tmp_path / "ada"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    folder = run_folder(run, tmp_path / "runs", **WAITS)
+    before = run.ledger().head
+    with pytest.raises(Refused, match=r"(were due by|stays refused)"):
+        app(args=["approve", str(folder.root), "--key", str(key), "--yes"], standalone_mode=False)
+    words = ["approve", str(run.report), "--key", str(key), "--ledger", run.ledger_uri, "--yes"]
+    with pytest.raises(Refused, match="were due by"):
+        app(args=words, standalone_mode=False)
+    assert run.ledger().head == before
+
+
+class Clock:
+    """A clock that only `sleep` moves, and acts at some of its times."""
+
+    def __init__(self, start, acts=()):
+        self.now, self.slept, self.acts = start, [], list(acts)
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += timedelta(seconds=seconds)
+        if self.acts:
+            self.acts.pop(0)()
+
+
+def wait(folder, clock):
+    said = []
+    done = waiting.await_approval(
+        folder, said.append, every=60, sleep=clock.sleep, now=lambda: clock.now
+    )
+    return done, said
+
+
+def test_wait_ends_with_the_last_approval(run, tmp_path, deadline):
+    folder = run_folder(run, tmp_path / "runs", **WAITS)
+    clock = Clock(deadline - timedelta(hours=1), [lambda: None, lambda: approve(run)])
+    done, said = wait(folder, clock)
+    assert done
+    assert len(clock.slept) == 2
+    assert said == [
+        f"Waiting for approval: 1 missing, until {deadline:%Y-%m-%d %H:%M} UTC. Approve with "
+        f"`fedemb approve {folder.root}`."
+    ]
+
+
+def test_wait_ends_at_the_deadline_without_approval(run, tmp_path, deadline):
+    folder = run_folder(run, tmp_path / "runs", **WAITS)
+    clock = Clock(deadline - timedelta(seconds=90))
+    done, _ = wait(folder, clock)
+    assert not done
+    assert deadline < clock.now < deadline + timedelta(seconds=5)
+
+
+def test_wait_survives_a_store_that_is_away_and_ends_at_the_deadline(
+    run, tmp_path, deadline, monkeypatch
+):
+    folder = run_folder(run, tmp_path / "runs", **WAITS)
+
+    def away(*_):
+        raise StorageError("the network is down")
+
+    monkeypatch.setattr(waiting, "missing", away)
+    done, said = wait(folder, Clock(deadline - timedelta(seconds=90)))
+    assert not done
+    assert said == ["Waiting for approval: the ledger cannot be read now: the network is down"]
+
+
+def test_wait_opens_no_key_store(run, tmp_path, deadline, monkeypatch):
+    """The wait may take days: it holds neither keys nor private data."""
+    folder = run_folder(run, tmp_path / "runs", **WAITS)
+    monkeypatch.setattr("fedemb.keys.open_key_store", lambda *_: pytest.fail("a key store"))
+    (folder.root / "private").rename(tmp_path / "away")
+    (run.policy_root / "keys").rename(tmp_path / "no-keys")
+    assert wait(folder, Clock(deadline - timedelta(seconds=30)))[0] is False
+
+
+def test_wait_without_a_deadline_is_refused(tmp_path):
+    words = ["run", "--await-approval", "--runs", str(tmp_path / "runs")]
+    with pytest.raises(ConfigError, match=r"release\.approval_hours"):
+        app(args=words, standalone_mode=False)
+    assert not list((tmp_path / "runs").glob("*/config.yaml"))
+
+
+def test_time_of_the_report_starts_the_hours(run, deadline):
+    body = read(run.report, PrivacyReport).body
+    assert deadline - datetime.fromisoformat(body.time) == timedelta(hours=HOURS)
+    assert deadline.tzinfo is not None
+    assert deadline > datetime.now(UTC)
