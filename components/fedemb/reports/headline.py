@@ -239,7 +239,9 @@ def title_of(state: State, why: str = "") -> str:
     """
     link = " by " if state == "Released with a waiver" else ": "
     words = f"{state}{link}{why}".split() if why else state.split()
-    return " ".join(words) if len(words) <= WORDS else " ".join(words[:WORDS]) + "…"
+    if len(words) <= WORDS:
+        return " ".join(words)
+    return " ".join(words[:WORDS]).rstrip(",;:.") + "…"
 
 
 def waived(waivers: Sequence[AppliedWaiver]) -> str:
