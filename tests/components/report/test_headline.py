@@ -50,7 +50,7 @@ CASES = {
     ),
     "released with a waiver": (
         RunFacts(verdict(waived=[WAIVER["code"]], waivers=[WAIVER]), released=True),
-        "Released with a waiver by ada: first release of a new start,…",
+        "Released with a waiver by ada: first release of a new start…",
         0,
     ),
     "released with a waiver, before verdicts named who": (
