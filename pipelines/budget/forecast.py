@@ -54,6 +54,11 @@ class Forecast:
         """Returns the forecast as text."""
         if self.reached is None:
             return f"all {self.runs} scheduled runs fit (epsilon {self.epsilon:.3g} at the end)"
+        if self.fitting == 0:
+            return (
+                f"no scheduled run fits: the run of {self.schedule} on {self.reached:%-d %B %Y} "
+                "passes the cap"
+            )
         year, week, _ = self.reached.astimezone(UTC).isocalendar()
         return (
             f"cap reached in week {week} of {year}: {self.fitting} of {self.runs} scheduled runs "

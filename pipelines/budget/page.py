@@ -84,7 +84,10 @@ def _row(row: BlockBudget, cap: float) -> dict[str, Any]:
         "total": _shown(row.total),
         "remaining": _shown(row.remaining),
         "over": row.remaining < 0,
-        "counts": f"{row.runs} runs, {row.reservations} open, {row.external_charges} external",
+        "counts": (
+            f"{row.runs} run{'' if row.runs == 1 else 's'}, {row.reservations} open, "
+            f"{row.external_charges} external"
+        ),
         "forecast": row.forecast.sentence() if row.forecast else "",
     }
 

@@ -187,15 +187,13 @@ def test_what_cannot_be_asked_of_s3_is_said(moto, monkeypatch):
     secrets = moto.set_up()
     moto.s3.delete_bucket(Bucket="fedemb-rollback-anchor")
     moto.close()
-    assert _look("s3", secrets) == [
-        ("could not tell", "the bucket fedemb-rollback-anchor does not exist")
-    ]
+    ((state, what),) = _look("s3", secrets)
+    assert state == "could not tell"
+    assert what.startswith("Bucket fedemb-rollback-anchor does not exist.")
     without = {name: pair for name, pair in secrets.items() if name != "fedemb-s3-gate"}
     ((state, what),) = _look("s3", without)
-    assert (state, what) == (
-        "could not tell",
-        "the secret fedemb-s3-gate could not be read (404)",
-    )
+    assert state == "could not tell"
+    assert what.startswith("Secret fedemb-s3-gate is not readable (HTTP 404).")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     ((state, what),) = _look("s3", secrets)
     assert state == "could not tell"

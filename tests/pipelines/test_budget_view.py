@@ -162,6 +162,9 @@ def test_unbounded_charge_is_shown_as_infinite_in_every_format(world):
     row = view.blocks[0]
     assert row.total == row.external == math.inf
     assert row.forecast.fitting == 0
+    assert row.forecast.sentence() == (
+        "no scheduled run fits: the run of weekly on 11 January 2027 passes the cap"
+    )
     found = json.loads(json.dumps(view.to_json(), allow_nan=False))["blocks"][0]
     assert found["total"] is found["remaining"] is None
     assert 'remaining{policy="photos",block="all/0"} -Inf' in prometheus_text([view])
