@@ -104,7 +104,7 @@ def make_directory(
     for line in announcement(loaded):
         say(line)
     if data is not None:
-        for line in _said_of(loaded):
+        for line in _stated(loaded):
             say(line)
     public = loaded.pretraining.source
     if BUILTIN in (loaded.data.source.uri, public.uri if public else None):
@@ -158,17 +158,17 @@ def checked(
     return found
 
 
-def _said_of(config: RunConfig) -> list[str]:
+def _stated(config: RunConfig) -> list[str]:
     """Returns the claims of a configuration about images that it may not have been written for."""
     start, tuning, policy = config.pretraining, config.tuning, config.policy
     origin = start.import_path if start.kind == "import" else start.source and start.source.uri
     public = f"{start.kind}, from {origin}"
     return [
         f"public backbone: {public if start.kind != 'none' else 'none'}",
-        f"said of these images: never fewer than {policy.users_lower_bound:,} "
-        f"{UNITS[policy.unit].many}; settings "
-        f"chosen on {tuning.data} data ({tuning.method or 'not said how'}). `fedemb init` writes a "
-        "configuration for them",
+        f"stated in the configuration: at least {policy.users_lower_bound:,} "
+        f"{UNITS[policy.unit].many}; settings chosen on {tuning.data} data"
+        f"{f' ({tuning.method})' if tuning.method else ''}. Check both, or write a configuration "
+        "for these images with `fedemb init`",
     ]
 
 
