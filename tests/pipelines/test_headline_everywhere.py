@@ -160,6 +160,13 @@ def test_approvals_come_last_and_hide_no_other_reason(tmp_path):
     assert title(render_index(folder)) == "Refused: no gain over public"
 
 
+def test_refusal_longer_than_a_name_of_a_file_is_shown(waiting, tmp_path):
+    folder = run_folder(waiting, tmp_path / "runs", **WAITING)
+    why = "the training images are unknown " * 12
+    folder.write_state({**folder.read_state(), "closing_lines": [f"release: refused: {why}"]})
+    assert why.strip() in render_index(folder)
+
+
 def test_run_that_holds_its_lock_is_running(released, tmp_path):
     folder = run_folder(released, tmp_path / "runs")
     folder.write_state({"exit_code": 1, "failed_step": None, "seconds": {"plan_privacy": 1.0}})
