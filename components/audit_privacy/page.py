@@ -62,7 +62,7 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
             f"{bar.name} {bar.value:.3f}" for bar in bars
         )
         chart = pages.bar_chart(
-            bars, x_label="AUROC (0.5 is blind)", alt=alt, x_limits=(0.0, 1.0), reference=0.5
+            bars, x_label="AUROC (0.5: no signal)", alt=alt, x_limits=(0.0, 1.0), reference=0.5
         )
     canaries = report.mechanism and report.mechanism.canaries
     canaries = (

@@ -45,8 +45,8 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: boo
     paragraphs.append(_ACCOUNTANTS[guarantee.accountant])
     shift = (
         f"by a factor of at most e^{guarantee.epsilon:.3g}, except with probability "
-        f"{guarantee.delta:.3g}. It does not limit what the model reveals about all users "
-        "together."
+        f"{guarantee.delta:.3g}. It does not limit what the model reveals about all "
+        f"{unit.many} together."
     )
     if math.isinf(guarantee.epsilon):
         shift = "without any bound: this protects no user."

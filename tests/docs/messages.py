@@ -189,6 +189,9 @@ def _template(path: Path) -> Iterator[Message]:
     name = path.resolve().relative_to(REPOSITORY).as_posix()
     text = path.read_text(encoding="utf-8")
     hidden = r"<(style|script)\b.*?</\1>|\{#.*?#\}|\{%.*?%\}"
+    for block in re.finditer(r"\{[{%](.*?)[}%]\}", text, re.DOTALL):
+        for part in re.findall(r'"([^"]*[A-Za-z]{2} [A-Za-z][^"]*)"', block[1]):
+            yield Message("template", name, text[: block.start()].count("\n") + 1, part)
     text = re.sub(hidden, lambda hit: "\n" * hit[0].count("\n"), text, flags=re.DOTALL)
     text = re.sub(r"\{\{.*?\}\}", "X", text, flags=re.DOTALL)
     inline = r"</?(a|b|i|em|strong|code|span|abbr|small|sub|sup)\b[^>]*>"
