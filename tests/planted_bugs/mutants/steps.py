@@ -46,7 +46,8 @@ MUTANTS = (
             "config.release.approval_hours",
             "None",
         ),
-        f"{DEADLINE}::test_time_of_the_report_starts_the_hours",
+        "tests/components/gate/test_gate_approvals.py::"
+        "test_terms_of_the_release_are_those_that_were_approved",
     ),
     one(
         19,
