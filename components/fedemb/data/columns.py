@@ -11,6 +11,7 @@ from typing import Any
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.formats.csv_files import csv_columns
+from fedemb.data.formats.exports import refuse_other_format
 from fedemb.data.formats.image_files import KNOWN_ENDINGS, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part, check_columns, path_values
@@ -64,6 +65,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
     header: tuple[str, list[str]] | None = None
     metadata: Mapping[bytes, bytes] = {}
     if kind == "image_folder":
+        refuse_other_format(uri)
         store = open_store(uri)
         if store.local_root is not None and not store.local_root.is_dir():
             raise InputError(f"No folder at {uri}. Pass a file or folder of photos.")

@@ -89,6 +89,8 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
     """
     from fedemb.config.data import ENDINGS, Columns
     from fedemb.data.columns import guess_source
+    from fedemb.data.formats.exports import refuse_folders_of_no_users
+    from fedemb.storage import open_store
 
     named: dict[str, str] = {}
     for item in options.column or []:
@@ -104,6 +106,8 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
         raise ConfigError(f"--format is {options.format_}. Pass one of {', '.join(formats)}.")
     uri = options.data if "://" in options.data else str(Path(options.data).resolve())
     source = guess_source(uri, named, options.format_)
+    if source.file_format == "image_folder" and not classify and options.format_ is None:
+        refuse_folders_of_no_users(uri, open_store(uri).list())
     if source.columns.user_id is None and not classify:
         raise ConfigError(
             "--column is user_id=none, and embeddings need the owner of each image. Pass --task "

@@ -138,7 +138,7 @@ def batches(source: SourceConfig) -> Iterator[Batch]:
             yield from read_part(source, piece, COLUMNS)
 
 
-def read_and_prepare(uri: Path, **more: object) -> int:
+def read_and_prepare(uri: Path | str, **more: object) -> int:
     """Reads a source as a run does, and returns its number of records; each is accounted for."""
     config = make_config(str(uri))
     source = config.data.source.model_copy(update=more)
