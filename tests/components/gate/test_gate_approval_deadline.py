@@ -1,4 +1,4 @@
-"""Approvals have a deadline: afterwards the release is refused, whoever signs late."""
+"""Approvals have a deadline: afterwards the release is refused, and a late signature never counts."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
