@@ -1,4 +1,4 @@
-"""Approvals have a deadline: afterwards the release is refused, and a late signature never counts."""
+"""Approvals have a deadline: later the release is refused, and late signatures never count."""
 
 import subprocess
 from datetime import UTC, datetime, timedelta
