@@ -34,6 +34,9 @@ class ModelConfig(Section):
     embedding."""
     projection_units: Annotated[int, Field(ge=0, le=65536)] = 0
     """Width of a hidden ReLU layer before the projection; 0: no hidden layer."""
+    projection_bias: bool = True
+    """Whether the last layer of the projection has a bias. Without one, a projection of frozen
+    features overfits less to few users."""
     norm_groups: NonNegativeInt | None = None
     """Number of groups of each normalisation layer; 0: no normalisation; null: the value of the
     backbone's authors."""
@@ -146,6 +149,8 @@ class LocalTrainingConfig(Section):
     head_init: Literal["glorot", "prototypes"] = "glorot"
     """Initial head. `glorot`: random; `prototypes`: normalised class means of the client's own
     embeddings."""
+    refresh_prototypes: bool = False
+    """Recompute the class means at the start of each local epoch; needs `head_init: prototypes`."""
     reconstruction_steps: NonNegativeInt = 0
     """Number of initial steps that train only the head; later steps train only the backbone. 0:
     both are trained jointly."""
@@ -154,6 +159,16 @@ class LocalTrainingConfig(Section):
     augmentation: AugmentationConfig | None = None
     """Augmentation; null: images are used unchanged. With null and `model.trainable: projection`,
     images pass the frozen layers once instead of in every local step."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.refresh_prototypes and self.head_init != "prototypes":
+            raise ValueError(
+                "training.local.refresh_prototypes recomputes class means, and "
+                f"training.local.head_init={self.head_init}. Set head_init: prototypes, or "
+                "refresh_prototypes: false."
+            )
+        return self
 
 
 class UnitGradientConfig(Section):

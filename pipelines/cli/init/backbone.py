@@ -11,11 +11,11 @@ from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
-    from fedemb.models.public_backbone.card import BackboneCard
+    from fedemb.models.public_backbone.card import BackboneCard, Tap
     from fedemb.pipelines.cli.init.photos import Photos
 
 _TAPS = ("head", "last_block")
-"""Taps that a classifier reads, if the card of the file has them."""
+"""Taps whose features are joined, if the card of the file has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,16 @@ class Backbone:
         count = PRINCIPAL_DIRECTIONS if principal else WHITENED_DIRECTIONS
         return {"square_root": True, directions: count}
 
+    def projected(self) -> dict[str, object]:
+        """Returns settings of the features that a projection reads; empty for other backbones."""
+        constants = self.constants("principal_directions") if self.imported else {}
+        taps = [tap.name for tap in self.taps()] if constants else []
+        return {**constants, "taps": taps} if taps else constants
+
+    def taps(self) -> list[Tap]:
+        """Returns the layers of the file whose features are joined; empty without a card."""
+        return [tap for tap in self.card.taps if tap.name in _TAPS] if self.card else []
+
     def features(self) -> dict[str, object]:
         """Returns settings of the features that the head of a classifier reads.
 
@@ -63,7 +73,7 @@ class Backbone:
         """
         if self.card is None:
             return {"projection": True, "trainable": "projection"}
-        taps = [tap for tap in self.card.taps if tap.name in _TAPS]
+        taps = self.taps()
         width = sum(tap.features for tap in taps) or self.card.features
         return {
             "taps": [tap.name for tap in taps],

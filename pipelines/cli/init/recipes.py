@@ -6,7 +6,7 @@
 | photos | whole net | head on the pretrained net |
 | none | whole net | head on scattering features; the whole net from a million units |
 
-Evidence: projections and heads on EfficientNet-Lite0, studies/photos; heads on scattering features,
+Evidence: projections and heads on EfficientNet-Lite2, studies/photos; heads on scattering features,
 studies/dp_sgd; whole nets, docs/explanation/results.md. Fewer trained weights need less noise, so a
 whole net is the last choice.
 """
@@ -50,17 +50,21 @@ WHOLE_NET = EmbeddingRecipe(
 )
 
 
-def _projection(users_per_client: int, rounds: int, most_noise: float) -> EmbeddingRecipe:
+def _projection(
+    users_per_client: int, rounds: int, most_noise: float, learning_rate: float
+) -> EmbeddingRecipe:
     local: Section = {
-        "epochs": 1,
-        "batch_size": 256,
-        "client_learning_rate": 0.3,
+        "epochs": 5,
+        "batch_size": 4096,
+        "max_examples_per_client": 4096,
+        "client_learning_rate": learning_rate,
         "client_momentum": 0.0,
         "head_learning_rate_scale": 0.0,
         "head_init": "prototypes",
+        "refresh_prototypes": True,
         "loss": {"kind": "cosface", "scale": 12.0, "margin": 0.1},
     }
-    server: Section = {"learning_rate": 1.0, "momentum": 0.0, "ema_decay": 0.0}
+    server: Section = {"learning_rate": 1.0, "momentum": 0.0, "ema_decay": 0.9}
     return EmbeddingRecipe(
         users_per_client=users_per_client,
         rounds=rounds,
@@ -69,6 +73,7 @@ def _projection(users_per_client: int, rounds: int, most_noise: float) -> Embedd
         model={
             "backbone": "imported",
             "embedding_dim": 128,
+            "projection_bias": False,
             "trainable": "projection",
             "keep_public_features": 1.0,
         },
@@ -77,9 +82,9 @@ def _projection(users_per_client: int, rounds: int, most_noise: float) -> Embedd
 
 
 PROJECTIONS = (
-    _projection(40, 80, 0.01),
-    _projection(20, 40, 0.03),
-    _projection(10, 40, math.inf),
+    _projection(40, 80, 0.01, 0.6),
+    _projection(20, 40, 0.03, 1.2),
+    _projection(10, 40, math.inf, 1.2),
 )
 """Projections for many to few users: larger virtual clients learn better and need more users."""
 

@@ -72,12 +72,11 @@ def embedding_settings(
     evaluation: dict[str, object] = {"by": "hash", "fraction": 0.1}
     if held_out_classes:
         evaluation["classes"] = list(held_out_classes)
-    features = start.constants("principal_directions") if start.imported else {}
     return {
         "purpose": "simulation",
         "data": {"source": described},
         "partition": {"virtual_clients": clients, "evaluation": evaluation},
-        "model": {**recipe.model, **features, **images_section(photos, start)},
+        "model": {**recipe.model, **start.projected(), **images_section(photos, start)},
         "pretraining": start.pretraining,
         "mechanism": {
             "kind": GroupPoissonGaussian.kind_name(),

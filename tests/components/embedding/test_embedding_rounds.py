@@ -87,6 +87,10 @@ def _reference_update(function, client, local, round_index):
     order = data.order.reshape(local.epochs, count)
     step = 0
     for epoch in range(local.epochs):
+        if local.refresh_prototypes:
+            unit = tf.math.l2_normalize(backbone(preprocess(images), training=True), axis=1)
+            sums = [unit.numpy()[data.rows == row].sum(0) for row in range(head.shape[0])]
+            head.assign(tf.math.l2_normalize(tf.constant(sums), axis=1))
         for start in range(0, count, local.batch_size):
             chosen = order[epoch, start : start + local.batch_size]
             with tf.GradientTape() as tape:
@@ -120,8 +124,14 @@ def _reference_update(function, client, local, round_index):
         {},
         {"client_momentum": 0.0, "loss": LossConfig(kind="softmax")},
         {"reconstruction_steps": 3, "head_init": "prototypes"},
+        {
+            "head_init": "prototypes",
+            "refresh_prototypes": True,
+            "head_learning_rate_scale": 0.0,
+            "client_momentum": 0.0,
+        },
     ],
-    ids=["joint", "plain", "head-first"],
+    ids=["joint", "plain", "head-first", "refreshed"],
 )
 def test_clipped_sum_equals_a_straightforward_reference(changes):
     local, clients = LOCAL.model_copy(update=changes), _clients()

@@ -17,6 +17,7 @@ LOCAL = LocalTrainingConfig(
 VARIANTS = {
     "joint": {},
     "head-first": {"reconstruction_steps": 3, "head_init": "prototypes", "client_momentum": 0.0},
+    "refreshed": {"head_init": "prototypes", "refresh_prototypes": True},
     "adam": {"optimizer": "adam", "loss": LossConfig(kind="triplet", margin=1.0)},
     "copies": {
         "augmentation": AugmentationConfig(multiplicity=2),

@@ -71,13 +71,18 @@ def first_head(
     objective: Objective, broadcast: Sequence[TfTensor], examples: LocalData
 ) -> TfTensor:
     """Returns the initial head of a client, one row per label."""
-    config = objective.config
-    if config.head_init == "glorot":
+    if objective.config.head_init == "glorot":
         return examples.head
+    return _prototypes(objective, broadcast, examples)
+
+
+def _prototypes(objective: Objective, weights: Sequence[TfTensor], examples: LocalData) -> TfTensor:
+    """Returns normalised class means of a client's own embeddings, one row per label."""
     import tensorflow as tf
 
+    config = objective.config
     return prototype_head(
-        lambda batch: objective.embeddings(broadcast, batch),
+        lambda batch: objective.embeddings(weights, batch),
         examples.images,
         examples.rows,
         tf.shape(examples.head)[0],
@@ -172,6 +177,13 @@ class _LocalSteps:
         batch, rows = self._batch(index, epoch)
         weights = [v.read_value() for v in worker.weights]
         head = worker.head.read_value()
+        if config.refresh_prototypes and not self._objective.shared_head_rows:
+            head = tf.cond(
+                tf.equal(tf.math.floormod(index, self._per_epoch), 0),
+                lambda: _prototypes(self._objective, weights, self._examples),
+                lambda: head,
+            )
+            worker.head.assign(head)
         learners = {"joint": [*weights, head], "head": [head], "backbone": weights}[phase]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learners)

@@ -63,6 +63,8 @@ class _LocalSteps:
         import jax.numpy as jnp
 
         learners, slots, losses = state
+        if self._config.refresh_prototypes and not self._objective.shared_head_rows:
+            learners = [*learners[:-1], self._refreshed(index, learners)]
         epoch = index // self._per_epoch
         batch = self._batch(index, epoch)
         value, gradients = jax.value_and_grad(self._value)(learners, *batch)
@@ -81,6 +83,17 @@ class _LocalSteps:
         share = value / self._per_epoch.astype("float32")
         ends = jnp.stack([epoch == 0, epoch == self._config.epochs - 1])
         return moved, new_slots, losses + jnp.where(ends, share, 0.0)
+
+    def _refreshed(self, index: jax.Array, learners: Sequence[jax.Array]) -> jax.Array:
+        """Returns the head of a step: new class means at the start of an epoch."""
+        import jax
+
+        *weights, head = learners
+        return jax.lax.cond(
+            index % self._per_epoch == 0,
+            lambda: _prototypes(self._objective, weights, self._client),
+            lambda: head,
+        )
 
     def _value(
         self, learners: Sequence[jax.Array], images: jax.Array, rows: jax.Array, real: jax.Array
@@ -175,13 +188,18 @@ def _moved(
 
 
 def _first_head(objective: Objective, broadcast: Sequence[jax.Array], client: Client) -> jax.Array:
-    """Returns the initial head of a client; class means are computed in batches of images."""
-    config = objective.config
-    if config.head_init == "glorot":
+    """Returns the initial head of a client."""
+    if objective.config.head_init == "glorot":
         return client.head
+    return _prototypes(objective, broadcast, client)
+
+
+def _prototypes(objective: Objective, weights: Sequence[jax.Array], client: Client) -> jax.Array:
+    """Returns normalised class means of a client's embeddings, computed in batches of images."""
     import jax
     import jax.numpy as jnp
 
+    config = objective.config
     size = max(config.batch_size, PROTOTYPE_BATCH)
     head = client.head
 
@@ -190,7 +208,7 @@ def _first_head(objective: Objective, broadcast: Sequence[jax.Array], client: Cl
         real = places < client.examples
         images = jnp.take(client.images, places, axis=0, mode="clip")
         rows = jnp.take(client.rows, places, mode="clip")
-        unit = unit_rows(objective.embeddings(broadcast, images))
+        unit = unit_rows(objective.embeddings(weights, images))
         member = (jnp.arange(len(head))[:, None] == rows[None, :]) & real[None, :]
         return total + jnp.matmul(member.astype("float32"), unit)
 

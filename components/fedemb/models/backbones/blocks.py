@@ -74,4 +74,7 @@ def embedding(x: Any, model: ModelConfig, **options: Any) -> Any:
         return x
     if model.projection_units:
         x = layers().Dense(model.projection_units, activation="relu", name="embedding_hidden")(x)
-    return layers().Dense(model.embedding_dim, name="embedding", **options)(x)
+    dense = layers().Dense(
+        model.embedding_dim, name="embedding", use_bias=model.projection_bias, **options
+    )
+    return dense(x)
