@@ -400,7 +400,7 @@ def test_table_arithmetic():
         "lenet, DP-FedEmb at noise 0.01: 0.420, -20 % [-40, -20] against the stronger centralized "
         "training; gain over the public backbone +0.110, above zero."
     ]
-    assert "not all there yet" in verdict([])[0]
+    assert "are missing" in verdict([])[0]
 
 
 def test_every_recipe_is_listed_with_the_one_that_was_chosen():
