@@ -10,7 +10,7 @@ from fedemb.config import PretrainingConfig, RunConfig
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
-from fedemb.pipelines.run.command import _said_of
+from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.reports import privacy_report
@@ -61,7 +61,7 @@ def said(request, tmp_path_factory):
         "warnings": "\n".join(
             text for code, text in warnings(config).items() if code != "delta_above_customary"
         ),
-        "start": "\n".join(_said_of(config)),
+        "start": "\n".join(_stated(config)),
         "utility": covers(request.param),
     }
 

@@ -202,6 +202,32 @@ MUTANTS = (
     ),
     one(
         8,
+        "sample_of_a_tar_with_two_ids_is_taken",
+        (modules.WEBDATASET, "_values", "sample.reject('values_differ', sample.key)", "pass"),
+        "tests/components/data/test_webdataset.py::"
+        "test_odd_members_are_counted_one_by_one_and_good_ones_are_used",
+    ),
+    one(
+        8,
+        "shard_that_braces_name_may_be_missing",
+        (modules.SOURCE_PARTS, "find_files", "place.missing(set(names))", "()"),
+        "tests/components/data/test_webdataset.py::"
+        "test_shard_that_braces_name_and_that_is_missing_is_refused",
+    ),
+    one(
+        8,
+        "rows_in_an_open_quote_are_not_counted",
+        (
+            modules.SOURCES,
+            "_read_csv",
+            "odd.extend([BadRecord.of('line_not_a_row', row)] * lines_of(row))",
+            "pass",
+        ),
+        "tests/pipelines/test_tables_of_others.py::"
+        "test_rows_in_a_quote_that_is_not_closed_are_counted_one_by_one",
+    ),
+    one(
+        8,
         "policy_changes_the_rule_it_began_with",
         (modules.HASHING, "hasher", "Hasher(key, self.names)", "Hasher(key)"),
         "tests/components/partition_users/test_partition_resumed.py::"
