@@ -183,7 +183,7 @@ def test_utility_whose_gain_is_not_that_of_its_figures_is_not_read_whoever_signs
         {"public_kind": "supervised"},
         {"bootstrap": {"samples": 1, "unit": "user", "groups": None}},
         {"bootstrap": {"samples": 200, "unit": "user", "groups": 5}},
-        {"headline_rate": "0.1"},
+        {"headline_rate": "0.01"},
     ],
     ids=str,
 )

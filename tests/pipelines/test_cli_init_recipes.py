@@ -6,7 +6,7 @@ import pytest
 
 from fedemb.errors import ConfigError
 from fedemb.models.public_backbone.catalogue import named_backbone
-from fedemb.pipelines.cli.init.recipes import PROJECTIONS, head_learning_rate
+from fedemb.pipelines.cli.init.recipes import HEAD, IMPORTED_HEAD, PROJECTIONS, head_learning_rate
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects, temperature_for_noise
@@ -53,10 +53,19 @@ def test_learning_rate_and_temperature_of_a_head_follow_from_its_noise(tmp_path,
     found = prospects(config, plan)
     assert found is not None
     rate = config.training.server.learning_rate
-    assert rate == head_learning_rate(found.noise, 40.0) == pytest.approx(2 / found.noise, rel=0.05)
+    assert rate == head_learning_rate(found.noise, HEAD) == pytest.approx(2 / found.noise, rel=0.05)
     needed = temperature_for_noise(config, plan)
     assert needed is not None
     assert config.model.temperature == pytest.approx(needed, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("noise", "measured"),
+    [(0.0021, 60), (0.0072, 40), (0.0137, 25), (0.0274, 15), (0.032, 10), (0.061, 5)],
+)
+def test_rate_of_an_imported_head_is_near_the_best_measured_rate(noise, measured):
+    """studies/photos: CIFAR-10 on EfficientNet-Lite2 at six noises."""
+    assert head_learning_rate(noise, IMPORTED_HEAD) == pytest.approx(measured, rel=0.25)
 
 
 def test_head_on_a_named_backbone_reads_its_taps_and_public_constants(tmp_path, lite0):

@@ -108,12 +108,15 @@ def recipe_of(start: Backbone, bound: int) -> ClassifierRecipe:
     return recipes.ALL_LAYERS if whole else recipes.HEAD
 
 
-def with_head_rates(settings: Settings, config: RunConfig) -> dict[str, float]:
+def with_head_rates(
+    settings: Settings, config: RunConfig, recipe: ClassifierRecipe
+) -> dict[str, float]:
     """Sets the learning rate and the temperature of a head by the noise of its plan.
 
     Args:
       settings: settings of a classifier, changed in place.
       config: the same settings with the noise of the plan.
+      recipe: recipe of the settings.
 
     Returns:
       The two numbers by name; empty if more than a head is trained.
@@ -127,7 +130,7 @@ def with_head_rates(settings: Settings, config: RunConfig) -> dict[str, float]:
     if found is None or found.recipe != "head":
         return {}
     server = settings["training"]["server"]
-    server["learning_rate"] = head_learning_rate(found.noise, server["learning_rate"])
+    server["learning_rate"] = head_learning_rate(found.noise, recipe)
     changed = config.updated({"training.server.learning_rate": server["learning_rate"]})
     divisor = temperature_for_noise(changed, plan)
     temperature = 1.0 if divisor is None else float(f"{divisor:.3g}")
