@@ -32,7 +32,7 @@ def test_allowed_model_is_not_released_under_another_name(run, changes):
 def test_gate_asked_again_wants_a_report_of_the_new_name(run, changes):
     """Approvers sign the report, so a new name needs their approval again."""
     run.config = run.config.updated(changes)
-    with pytest.raises(GateDenied, match=r"report's release\.(name|version)"):
+    with pytest.raises(GateDenied, match=r"release\.(name|version) of the report differs"):
         run.do_gate()
     run.do_account()
     run.do_gate()
