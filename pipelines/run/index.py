@@ -90,13 +90,13 @@ def _below(run: RunDirectory, release: str) -> str:
       run: the run directory.
       release: the closing line: an address, maybe with a note in parentheses, or a sentence.
     """
-    address = (run.document("release") or {}).get("uri")
-    if not address or not release.startswith(address):
+    address, space, note = release.partition(" (")
+    if not address.startswith(("gs://", "/")):
         return release  # a sentence, which may be too long for the name of a file
-    inside, note = address.removeprefix(f"{run.root}/"), release.removeprefix(address)
+    inside = address.removeprefix(f"{run.root}/")
     if not (address.startswith("gs://") or (run.root / inside).exists()):
         return release
-    return link(inside, inside) + note
+    return link(inside, inside) + space + note
 
 
 def _step(

@@ -17,6 +17,7 @@ TRUST = ("--trust", str(ROOT / "tests/golden/v1/ledger/trust.json"))
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
 PARSERS = {
     "components/fedemb/foundation/addresses.py",
+    "components/fedemb/reports/alerts/send.py",  # of the environment; messages name only the host
     "components/partition_users/check.py",  # of a configuration, which is without secrets
     "pipelines/doctor/stores.py",  # of a configuration
 }

@@ -109,7 +109,7 @@ def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, 
     assert not (tmp_path / "builtin-data").exists()
     said = capsys.readouterr().out
     assert "public backbone: none" in said
-    assert "never fewer than 28,000 users" in said
+    assert "at least 28,000 users" in said
 
 
 def test_public_photos_stay_the_start_of_private_ones(tmp_path, capsys):
@@ -143,7 +143,7 @@ def test_device_is_not_replaced_by_a_file(tmp_path):
 
 
 def test_unknown_artifact_of_a_lineage_names_the_known_ones():
-    with pytest.raises(InputError, match="there are model, users"):
+    with pytest.raises(InputError, match="use one of model, users"):
         tree_lines([StepLineage("train", {"users": None}, {"model": "0" * 64})], "modle")
 
 

@@ -278,5 +278,5 @@ def test_report_made_with_another_section_is_stale(tmp_path, report):
     run = honest_run.start(tmp_path).until_gate()
     run.config = run.config.updated({f"{report}.bootstrap_samples": 77})
     run.do_account()
-    with pytest.raises(GateDenied, match="is of another config_sha"):
+    with pytest.raises(GateDenied, match="belongs to another config_sha"):
         run.do_gate()

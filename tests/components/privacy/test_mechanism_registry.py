@@ -111,7 +111,7 @@ def test_a_mechanism_without_a_proof_is_not_charged_and_the_gate_denies_it(tmp_p
     monkeypatch.setattr(Everyone, "proof", "")
     with pytest.raises(GateDenied, match="no proven guarantee"):
         gate.run(run.context())
-    with pytest.raises(Refused, match=r"no proven guarantee.*nothing was charged"):
+    with pytest.raises(Refused, match=r"no proven guarantee.*Nothing was charged"):
         honest_run.start(tmp_path / "another", mechanism=TOY).until_gate()
 
 

@@ -538,5 +538,5 @@ def test_units_of_an_exact_sum_are_as_many_as_float64_holds(images, grid_bits):
 def test_more_units_than_an_exact_sum_holds_are_refused(more):
     units = most_units(2, 48) + more
     features = Features(np.ones((units, 2, 3), np.int16), np.ones((units, 2)))
-    with pytest.raises(ValueError, match="too many for one exact sum"):
+    with pytest.raises(ValueError, match="exceed the capacity of one exact sum"):
         clipped_product_sum(features, np.ones((units, 2, 4)), l2_norm_clip=1.0, grid_bits=48)
