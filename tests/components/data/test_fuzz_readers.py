@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedemb.config import SourceConfig
@@ -36,7 +37,8 @@ from fedemb.data.user_layout import STORE_SCHEMA, groups_name, index_name
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.json_files import write_json
 from fedemb.steps.partition_users.prepare import Preparer
-from tests.components.partition_users.test_partition_sources import example, write_tfrecord
+from tests.components.partition_users.test_partition_sources import example as tf_example
+from tests.components.partition_users.test_partition_sources import write_tfrecord
 from tests.kit.pipeline_runs.partition_run import KEY, make_config, rows_of, write_parquet
 from tests.kit.verified_folder import as_committed
 
@@ -45,9 +47,13 @@ COLUMNS = ["user_id", "label"]
 Write = Callable[[Path], str]
 
 short = settings(
-    max_examples=QUICK, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=QUICK,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
-long = settings(short, max_examples=LONG)
+"""The same examples in each run of CI; `long` tries new ones."""
+long = settings(short, max_examples=LONG, derandomize=False)
 
 
 def write_folder(folder: Path) -> str:
@@ -72,11 +78,13 @@ def write_rows(folder: Path) -> str:
 
 
 def write_records(folder: Path) -> str:
-    return Path(write_tfrecord(folder / "t.tfrecord", [example(row) for row in rows_of(3)])).name
+    return Path(write_tfrecord(folder / "t.tfrecord", [tf_example(row) for row in rows_of(3)])).name
 
 
 def write_packed_records(folder: Path) -> str:
-    return Path(write_tfrecord(folder / "t.tfrecord.gz", [example(row) for row in rows_of(3)])).name
+    return Path(
+        write_tfrecord(folder / "t.tfrecord.gz", [tf_example(row) for row in rows_of(3)])
+    ).name
 
 
 def write_tar(folder: Path, mode: str = "w", name: str = "t.tar") -> str:
@@ -226,13 +234,20 @@ def table_of_cells(rows: list[list[str]], encoding: str) -> None:
             found = read_and_prepare(path / "t.csv")
         except InputError:
             return
-        assert found >= len(lines) or not lines
+        assert found >= min(len(lines), _least(text)) or not lines
+
+
+def _least(text: str) -> int:
+    """Lines below the header, without breaks at the ends of a quoted value, which are trimmed."""
+    rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
+    return sum(1 + sum(cell.strip().count("\n") for cell in row) for row in rows if row)
 
 
 TABLES = st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=6)
 
 
 @given(rows=TABLES, encoding=st.sampled_from(["utf-8", "latin-1"]))
+@example(rows=[["", '"'], ['"', ""]], encoding="utf-8")
 @short
 def test_no_line_of_a_table_is_lost(rows, encoding):
     table_of_cells(rows, encoding)
