@@ -205,6 +205,6 @@ def test_who_reads_without_listing_is_found(check, stores):
 
 def test_looking_leaves_nothing_in_the_stores(check, stores):
     check()
-    for name in ("public", "private", "ledger", "releases", "rollback_anchor"):
+    for name in ("public", "private", "ledger", "releases", "rollback-anchor"):
         assert not stores.sh(f"mc ls --recursive --versions store/fedemb-{name}").strip()
         assert not stores.sh(f"mc ls --recursive --incomplete store/fedemb-{name}").strip()

@@ -94,7 +94,11 @@ class GroupIndex:
         part, place = divmod(group, GROUPS_PER_FILE)
         offsets, shards, rows = self._part(grouping, part)
         chosen = slice(int(offsets[place]), int(offsets[place + 1]))
-        return self._starts[shards[chosen]] + rows[chosen]
+        held, row = shards[chosen], rows[chosen]
+        if np.any(held >= len(self._shards)) or np.any(row >= np.diff(self._starts)[held]):
+            name = groups_name(grouping, part, self.virtual_clients)
+            raise damaged(name, "names users that do not exist")
+        return self._starts[held] + row
 
     def group_sizes(self, grouping: int) -> np.ndarray:
         """Returns the number of users of each virtual client, int64 [virtual_clients]. Private."""
