@@ -101,7 +101,7 @@ def _cluster_lines(walk: Walk, plane: ControlPlane, line: str, block: list[str])
         kept = [each for each in block if not each.startswith("mc ")]
         text = "\n".join(kept)
         done = walk.run("\n  ".join(block), text)
-        assert done.returncode == (2 if arguments[0] == "check-data" else 0), done.stdout
+        assert done.returncode == 0, done.stdout
         argo = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -183,7 +183,8 @@ def _our_line(walk: Walk, line: str, world) -> None:
     text = "printf 'user 7' | " if "forget" in arguments else ""
     done = walk.run(line, text + shlex.join(program))
     (root / "where").write_text(where)
-    assert done.returncode == (2 if arguments[0] == "check-data" else 0), done.stdout
+    few = arguments[0] == "check-data"  # fewer users than the policy needs
+    assert done.returncode == (2 if few else 0), done.stdout
 
 
 OURS = f"""
