@@ -25,7 +25,15 @@ from fedemb.data.source_parts import loose_files
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.keys import derive
 from fedemb.steps.partition_users.assignment import Assigner, columns_of
-from fedemb.steps.partition_users.prepare import Images, Prepared, Preparer, UserPart, merge, settle
+from fedemb.steps.partition_users.prepare import (
+    Images,
+    Prepared,
+    Preparer,
+    UserPart,
+    merge,
+    new_part,
+    settle,
+)
 
 SAMPLES = 60
 _GREY = 12
@@ -101,7 +109,7 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
         sides = sides or _sides(batch, files)
         for key, (cohort, subgroup, train, held, trained, held_out) in prepared.parts.items():
             part = (cohort, subgroup, _bare(train), _bare(held), trained, held_out)
-            users[key] = merge(users[key], part, cap) if key in users else part
+            users[key] = merge(users.get(key, new_part()), part, cap)
         progress(counts["rows"])
     counts["loose_files"] = loose_files(config.data.source)
     counts["lines_in_quotes"] = _lines_in_quotes(config.data.source)

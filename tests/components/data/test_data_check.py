@@ -235,3 +235,10 @@ def test_commands_draw_and_check_data(tmp_path: Path) -> None:
     assert "users_lower_bound" in str(failed.exception)
     wrong = runner.invoke(app, ["make-data", folder, "--users", "3"])
     assert "--users" in str(wrong.exception)
+
+
+def test_images_beyond_the_cap_are_left_out_of_users_within_one_batch(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path / "rows.parquet", rows_of(30))  # three images each
+    found = check(make_config(source, partition__max_images_per_user=2), str(tmp_path / "private"))
+    assert (found.rows, found.used) == (90, 60)
+    assert found.left_out == [("beyond partition.max_images_per_user", 30)]

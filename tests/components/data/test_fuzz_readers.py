@@ -410,7 +410,9 @@ def damaged_index(damage: Callable[[bytes], bytes], kind: str) -> None:
             assert read_index(path, shards, kind, np.uint64).shape == (9,)
 
 
-def damaged_groups(damage: Callable[[bytes], bytes]) -> None:
+def damaged_groups(
+    damage: Callable[[bytes], bytes], caught: tuple[type[Exception], ...] = (ArtifactError,)
+) -> None:
     with folder() as path:
         users = {"name": "users-00000-of-00001.arrayrecord", "users": 9}
         manifest = {"virtual_clients": 5, "groupings": 1}
@@ -419,8 +421,18 @@ def damaged_groups(damage: Callable[[bytes], bytes]) -> None:
         (path / groups_name(0, 0, 5)).write_bytes(damage(encode_groups([piece], 5)))
         index = GroupIndex(as_committed(path))
         for group in range(5):
-            with one_sentence(ArtifactError):
+            with one_sentence(*caught):
                 assert index.members(0, group).dtype == np.int64
+
+
+@pytest.mark.parametrize(("shard", "users"), [(1, 9), (0, 10)])
+def test_group_of_users_that_do_not_exist_is_refused(shard, users):
+    def other(_: bytes) -> bytes:
+        ((_, piece),) = split_groups(shard, np.arange(users) % 5)
+        return encode_groups([piece], 5)
+
+    with pytest.raises(ArtifactError, match="users that do not exist"):
+        damaged_groups(other, caught=())
 
 
 @given(damage=damages())
