@@ -29,7 +29,7 @@ from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 
-_MINUTES = 8
+_MINUTES = 3
 """Minutes of a run of the presets with generated images, on two cores."""
 
 
