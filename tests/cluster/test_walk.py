@@ -126,6 +126,16 @@ def _cluster_lines(walk: Walk, plane: ControlPlane, line: str, block: list[str])
         assert not refused or "ValidatingAdmissionPolicy" in done.stdout
 
 
+def _secrets_of_s3() -> list[str]:
+    """Returns the loop of the reference that creates one secret per group.
+
+    The quickstart shows Google Cloud; the walk applies the overlay for S3 in its place.
+    """
+    lines = pages.lines_of(pages.REFERENCE)
+    start = next(i for i, line in enumerate(lines) if line.startswith("for group in"))
+    return lines[start : lines.index("done", start) + 1]
+
+
 def test_the_pages_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch):
     started = time.monotonic()
     for world in pages.world.__wrapped__(tmp_path_factory):
@@ -138,6 +148,10 @@ def test_the_pages_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch):
         environment["PYTHONWARNINGS"] = "ignore"  # of a certificate no one signed
         walk = Walk(root, environment)
         lines = pages.commands()
+        applied = next(
+            i for i, line in enumerate(lines) if " -k overlays/gke" in line and " diff " not in line
+        )
+        lines[applied + 1 : applied + 1] = _secrets_of_s3()
         modules = (Path(__file__).parent / "control_plane" / "go.mod").read_text()
         version = re.findall(r"k8s.io/kubernetes (v\S+)", modules)[0]
         at = 0
