@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.config import (
     LossConfig,

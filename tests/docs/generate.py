@@ -11,13 +11,15 @@ import ast
 import enum
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import dedent
+from typing import Any, cast
 
 import typer
 import yaml
@@ -402,9 +404,26 @@ def documents() -> list[type[Document]]:
 
 def field_rows(document: type[Document]) -> Iterator[tuple[str, str, str]]:
     """Yields name, first version and description of every field."""
+    described = field_texts(document)
     for name, field in document.model_fields.items():
         since = [mark.version for mark in field.metadata if isinstance(mark, Since)]
-        yield code(name), str(since[0]) if since else "1", field.description or ""
+        yield code(name), str(since[0]) if since else "1", described.get(name, "")
+
+
+def field_texts(document: type[Document]) -> dict[str, str]:
+    """Returns the string below each field, which a document does not read at run time."""
+    found: dict[str, str] = {}
+    for owner in reversed(document.__mro__):
+        if owner.__module__.startswith("fedemb."):
+            body = cast("ast.ClassDef", ast.parse(dedent(inspect.getsource(owner))).body[0]).body
+            for field, text in itertools.pairwise(body):
+                match field, text:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(words))),
+                    ):
+                        found[name] = inspect.cleandoc(words)
+    return found
 
 
 def documents_page() -> str:

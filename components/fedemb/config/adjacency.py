@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dp_accounting import NeighboringRelation
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.config import RunConfig
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan

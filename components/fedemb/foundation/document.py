@@ -60,9 +60,7 @@ class Renamed:
 class Part(BaseModel):
     """Object inside a document: all fields are required, and their types are strict."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @classmethod
     @override

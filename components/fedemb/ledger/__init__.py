@@ -7,6 +7,7 @@ a policy), `budget` (the composed privacy loss of runs), `admission` (whether a 
 `Ledger`. Specification: docs/explanation/ledger.md#rules.
 """
 
+import fedemb.privacy  # noqa: F401  # first: it defers the `__init__` of dp_accounting
 from fedemb.ledger.budget import Charge as Charge
 from fedemb.ledger.budget import Spent as Spent
 from fedemb.ledger.chain import Anchor as Anchor

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Self
 
-from dp_accounting import DpEvent, NeighboringRelation, NoOpDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import DpEvent, NoOpDpEvent, SelfComposedDpEvent
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex

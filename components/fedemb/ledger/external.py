@@ -21,7 +21,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from dp_accounting import NeighboringRelation, ZCDpEvent
+from dp_accounting.dp_event import ZCDpEvent
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.ledger.budget import Charge, external_charge, spent

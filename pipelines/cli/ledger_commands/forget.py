@@ -267,7 +267,7 @@ def _trained(
       Name, version, epsilon and delta of every release; the runs that may release yet; and the
       simulations.
     """
-    from dp_accounting import NeighboringRelation
+    from dp_accounting.privacy_accountant import NeighboringRelation
 
     from fedemb.privacy.accounting.accounting import price
     from fedemb.privacy.accounting.events import event_from_json

@@ -35,8 +35,9 @@ from typing import Literal, cast
 import numpy as np
 import numpy.typing as npt
 from absl import logging
-from dp_accounting import NeighboringRelation, rdp
 from dp_accounting import dp_event as dpe
+from dp_accounting import rdp
+from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 
 from fedemb.errors import UnsupportedAccounting

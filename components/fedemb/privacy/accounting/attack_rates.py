@@ -22,8 +22,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
+from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import special
 
 from fedemb.privacy.accounting.accounting import AccountantName, epsilon_function

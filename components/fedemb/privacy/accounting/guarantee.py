@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dp_accounting import NeighboringRelation
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import ArtifactError
 from fedemb.privacy.accounting.sampler_share import largest_epsilon

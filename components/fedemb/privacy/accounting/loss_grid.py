@@ -16,8 +16,8 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 
-from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent, allocation_losses
 from fedemb.privacy.accounting.composed_losses import ComposedLosses

@@ -29,8 +29,8 @@ from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfi
 from fedemb.privacy.randomness.grid import GRID_BITS, MOST_GRID_BITS, check_room
 
 if TYPE_CHECKING:
-    from dp_accounting import NeighboringRelation
     from dp_accounting import dp_event as dpe
+    from dp_accounting.privacy_accountant import NeighboringRelation
 
     from fedemb.privacy.randomness.keyed_noise import CorrelatedStream
     from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
@@ -282,7 +282,7 @@ class MechanismPlan(MechanismConfig):
     @property
     def relation(self) -> NeighboringRelation:
         """Neighboring relation of `event`."""
-        from dp_accounting import NeighboringRelation
+        from dp_accounting.privacy_accountant import NeighboringRelation
 
         return NeighboringRelation[self.relation_name]
 

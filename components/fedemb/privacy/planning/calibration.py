@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import cast
 
-from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
+from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.optimize import brentq
 
 from fedemb.errors import ConfigError

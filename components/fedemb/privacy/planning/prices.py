@@ -15,7 +15,7 @@ import json
 import math
 from typing import Any
 
-from dp_accounting import NeighboringRelation
+from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.privacy.accounting import accounting

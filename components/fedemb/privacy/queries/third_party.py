@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
+from dp_accounting.privacy_accountant import NeighboringRelation
 from typing_extensions import override
 
 from fedemb.errors import Refused

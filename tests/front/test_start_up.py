@@ -1,0 +1,65 @@
+"""Commands import only what they use."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fedemb.foundation.lazy_package import defer_package
+
+PLANNED = "from fedemb.pipelines.cli.main import main; main(['plan', '--config', 'quickstart'])"
+UNUSED = ("scipy.stats", "scipy.signal", "dp_accounting.pld", "matplotlib", "kfp")
+
+
+def printed(script):
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        f"try:\n    {PLANNED}\nexcept SystemExit: pass",
+        "import fedemb.ledger.budget",
+        "import fedemb.ledger.external",
+        "import fedemb.config.adjacency",
+        "import fedemb.gate.decide",
+    ],
+)
+def test_planning_and_ledger_import_no_statistics_of_scipy(use):
+    loaded = f"print(*[name for name in {UNUSED} if name in sys.modules])"
+    assert printed(f"import sys\n{use}\n{loaded}").splitlines()[-1] == ""
+
+
+def test_deferred_package_is_whole_for_everyone_else():
+    script = """
+import fedemb.privacy, sys
+from dp_accounting import dp_event, rdp
+assert "dp_accounting.pld" not in sys.modules
+from dp_accounting import PoissonSampledDpEvent, pld
+import dp_accounting
+assert dp_accounting.pld.PLDAccountant is pld.PLDAccountant
+assert dp_accounting.PoissonSampledDpEvent is dp_event.PoissonSampledDpEvent
+assert dp_accounting.get_sigma_gaussian(1.0, 1e-5) > 0
+assert type(dp_accounting) is type(sys)
+try:
+    dp_accounting.absent
+except AttributeError as error:
+    print(error)
+"""
+    assert "absent" in printed(script)
+
+
+def test_star_import_of_a_deferred_package_brings_every_name():
+    script = "import fedemb.privacy\nfrom dp_accounting import *\nprint(NeighboringRelation)"
+    assert "NeighboringRelation" in printed(script)
+
+
+@pytest.mark.parametrize("name", ["json", "no_such_package_anywhere"])
+def test_imported_and_absent_packages_stay_as_they_are(name):
+    before = sys.modules.get(name)
+    defer_package(name)
+    assert sys.modules.get(name) is before
