@@ -11,15 +11,13 @@ import ast
 import enum
 import importlib
 import inspect
-import itertools
 import pkgutil
 import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import dedent
-from typing import Any, cast
+from typing import Any
 
 import typer
 import yaml
@@ -36,6 +34,7 @@ from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
 from fedemb.runtime.step import Step
 from tests.architecture.structure import import_graph, modules, room_graph
+from tests.kit.document_kinds import field_texts
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -408,22 +407,6 @@ def field_rows(document: type[Document]) -> Iterator[tuple[str, str, str]]:
     for name, field in document.model_fields.items():
         since = [mark.version for mark in field.metadata if isinstance(mark, Since)]
         yield code(name), str(since[0]) if since else "1", described.get(name, "")
-
-
-def field_texts(document: type[Document]) -> dict[str, str]:
-    """Returns the string below each field, which a document does not read at run time."""
-    found: dict[str, str] = {}
-    for owner in reversed(document.__mro__):
-        if owner.__module__.startswith("fedemb."):
-            body = cast("ast.ClassDef", ast.parse(dedent(inspect.getsource(owner))).body[0]).body
-            for field, text in itertools.pairwise(body):
-                match field, text:
-                    case (
-                        ast.AnnAssign(target=ast.Name(id=name)),
-                        ast.Expr(value=ast.Constant(value=str(words))),
-                    ):
-                        found[name] = inspect.cleandoc(words)
-    return found
 
 
 def documents_page() -> str:

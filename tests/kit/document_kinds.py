@@ -1,9 +1,13 @@
 """Every kind of document, and the JSON schema of each: what golden files and sweeps go over."""
 
+import ast
 import importlib
+import inspect
+import itertools
 import pkgutil
 from collections.abc import Iterator
-from typing import Any, get_args
+from textwrap import dedent
+from typing import Any, cast, get_args
 
 import fedemb.documents as room
 from fedemb.foundation.document import Document, Part, Renamed, Since
@@ -12,6 +16,13 @@ from fedemb.foundation.document import Document, Part, Renamed, Since
 def json_schema(document: type[Document]) -> dict[str, Any]:
     """The JSON schema of the newest version of a document, for those who read it elsewhere."""
     schema = document.model_json_schema()
+    for part in {document, *_below(document)}:
+        inner = schema.get("$defs", {}).get(part.__name__, {"properties": {}})
+        properties = (schema if part is document else inner)["properties"]
+        if not properties:  # a part that stands for any
+            continue
+        for name, text in field_texts(part).items():
+            properties[part.model_fields[name].alias or name]["description"] = text
     schema["properties"]["schema"] = {"const": f"fedemb/{document.kind}/{document.newest}"}
     schema["required"] = sorted([*schema["required"], "schema"])
     if document.role is not None:
@@ -47,6 +58,30 @@ def fields_of(part: type[Part], kind: str, version: int) -> Iterator[str]:
         yield name
         for inner in _parts(field.annotation):
             yield from (f"{name}.{deeper}" for deeper in fields_of(inner, kind, version))
+
+
+def field_texts(part: type[Part]) -> dict[str, str]:
+    """Returns the string below each field, which documents do not read at run time."""
+    found: dict[str, str] = {}
+    for owner in reversed(part.__mro__):
+        if owner.__module__.startswith("fedemb."):
+            body = cast("ast.ClassDef", ast.parse(dedent(inspect.getsource(owner))).body[0]).body
+            for field, text in itertools.pairwise(body):
+                match field, text:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(words))),
+                    ):
+                        found[name] = inspect.cleandoc(words)
+    return {name: text for name, text in found.items() if name in part.model_fields}
+
+
+def _below(part: type[Part]) -> Iterator[type[Part]]:
+    """All parts of a part's fields, and theirs."""
+    for field in part.model_fields.values():
+        for inner in _parts(field.annotation):
+            yield inner
+            yield from _below(inner)
 
 
 def _parts(annotation: Any) -> Iterator[type[Part]]:

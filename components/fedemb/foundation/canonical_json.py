@@ -8,6 +8,11 @@ from typing import Any
 
 from fedemb.errors import ArtifactError
 
+_CANONICAL = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+"""Shared encoder: a ledger has ten thousands of records."""
+
 
 def canonical_json(value: Any) -> bytes:
     """Returns the canonical bytes of a JSON value: sorted keys, no spaces, UTF-8, no NaN.
@@ -17,10 +22,7 @@ def canonical_json(value: Any) -> bytes:
         not support.
     """
     try:
-        text = json.dumps(
-            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        )
-        return text.encode()
+        return _CANONICAL.encode(value).encode()
     except (TypeError, ValueError) as error:  # a lone surrogate is a ValueError too
         raise ArtifactError(f"this value cannot be written as canonical JSON: {error}") from error
 
@@ -87,7 +89,8 @@ def strict_json(data: bytes, name: str) -> Any:
             raise ValueError(f"{len(data)} bytes, at most {LARGEST_JSON}")
         text = data.decode()
         value = _STRICT.decode(text)
-        if _too_deep(value):
+        brackets = data.count(b"{") + data.count(b"[")  # no deeper than that, text included
+        if brackets > _DEEPEST and _too_deep(value):
             raise ValueError("nested without end")
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # refuses a lone surrogate

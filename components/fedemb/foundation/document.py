@@ -57,6 +57,17 @@ class Renamed:
     """Name of the field in older documents."""
 
 
+@functools.cache
+def _late_fields(part: type[Part], kind: str, version: int) -> dict[str, Since | Renamed]:
+    return {
+        name: mark
+        for name, field in part.model_fields.items()
+        for mark in field.metadata
+        if (isinstance(mark, Since) and mark.version > version)
+        or (isinstance(mark, Renamed) and mark.since[kind] > version)
+    }
+
+
 class Part(BaseModel):
     """Object inside a document: all fields are required, and their types are strict."""
 
@@ -76,16 +87,7 @@ class Part(BaseModel):
     @classmethod
     def _late(cls, context: Any) -> dict[str, Since | Renamed]:
         """Returns the fields that the file's version lacks or has under another name."""
-        if not context:
-            return {}
-        kind, version = context["kind"], context["version"]
-        return {
-            name: mark
-            for name, field in cls.model_fields.items()
-            for mark in field.metadata
-            if (isinstance(mark, Since) and mark.version > version)
-            or (isinstance(mark, Renamed) and mark.since[kind] > version)
-        }
+        return _late_fields(cls, context["kind"], context["version"]) if context else {}
 
     @model_validator(mode="before")
     @classmethod
@@ -107,7 +109,8 @@ class Part(BaseModel):
     @model_serializer(mode="wrap")
     def _write_older(self, handler: SerializerFunctionWrapHandler, info: Any) -> dict[str, Any]:
         fields = handler(self)
-        for name, mark in self._late(info.context).items():
+        late = self._late(info.context)
+        for name, mark in late.items():
             value = fields.pop(name)
             if isinstance(mark, Renamed):
                 fields[mark.before] = value
@@ -169,10 +172,39 @@ class Written(Generic[D]):
         """Returns the content that the signature covers."""
         return self.body.content(self.version)
 
+    @functools.cached_property
+    def _canonical(self) -> tuple[bytes, bytes]:
+        """Returns the canonical JSON of the content, and that with the signature inserted."""
+        content, signature = self.content, self.signature
+        if signature is None:
+            return (whole := canonical_json(content)), whole
+        before = {name: value for name, value in content.items() if name < "signature"}
+        after = {name: value for name, value in content.items() if name > "signature"}
+        head, tail = canonical_json(before)[1:-1], canonical_json(after)[1:-1]
+        signed = canonical_json({"signature": dict(signature)})[1:-1]
+        # Keys are sorted, so the signature has its place between the two.
+        return _joined(head, tail), _joined(head, signed, tail)
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """Returns the canonical JSON of the content, which the signature covers."""
+        return self._canonical[0]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the stored bytes are those that `written` returns for the content."""
+        if self.body.compact:
+            return self._canonical[1] == self.data
+        return encode(self.json) == self.data
+
     @property
     def json(self) -> dict[str, Any]:
         """Returns the whole JSON object, including the signature."""
         return self.content if self.signature is None else _signed(self.content, self.signature)
+
+
+def _joined(*members: bytes) -> bytes:
+    return b"{" + b",".join(filter(None, members)) + b"}"
 
 
 def _signed(content: dict[str, Any], signature: Mapping[str, str]) -> dict[str, Any]:
@@ -238,7 +270,7 @@ def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> W
             "again with this version"
         ) from error
     result = Written(body, version, signature, data)
-    if exact and encode(result.json, compact=expected.compact) != data:
+    if exact and not result.is_exact:
         raise ArtifactError(f"{what} was changed after it was written; run its step again")
     return result
 

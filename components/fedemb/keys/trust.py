@@ -40,9 +40,10 @@ ALGORITHM = "ed25519"
 TRUST_SCHEMA = "fedemb/trust/1"
 
 
-def message(role: str, body: Mapping[str, Any]) -> bytes:
-    """Returns the bytes that a signature covers."""
-    return b"fedemb/signature/1\0" + role.encode() + b"\0" + canonical_json(dict(body))
+def message(role: str, body: Mapping[str, Any] | bytes) -> bytes:
+    """Returns the bytes that a signature covers, of a body or of its canonical JSON."""
+    content = body if isinstance(body, bytes) else canonical_json(dict(body))
+    return b"fedemb/signature/1\0" + role.encode() + b"\0" + content
 
 
 def key_id_of(public_key: str) -> str:
@@ -236,7 +237,7 @@ class TrustStore:
 
     def verify(
         self,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | bytes,
         signature: object,
         role: str,
         name: str,
@@ -246,7 +247,7 @@ class TrustStore:
         """Checks the signature of a body without `signature`.
 
         Args:
-          body: the signed content.
+          body: the signed content, or its canonical JSON.
           signature: the result of `Signer.sign`.
           role: required role of the signature.
           name: name of the document, for the error message.
@@ -282,7 +283,7 @@ class TrustStore:
         """
         body: Document = document.body
         name = f"the {body.kind} document"
-        self.verify(document.content, document.signature, str(body.role), name, at=at)
+        self.verify(document.signed_bytes, document.signature, str(body.role), name, at=at)
 
     def verify_bytes(
         self, data: bytes, value: bytes, role: str, key_id: str, name: str, *, at: int | None = None

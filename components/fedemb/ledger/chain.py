@@ -24,6 +24,7 @@ from typing import Any
 
 from fedemb.documents.ledger_record import LedgerHead
 from fedemb.errors import ArtifactError, LedgerError, StorageError
+from fedemb.foundation.collection import few_collections
 from fedemb.foundation.document import parse, written
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
@@ -93,7 +94,8 @@ class Chain:
         fresh = self._read(range(known, last + 1))
         while (data := self._read_one(known + len(fresh))) is not None:
             fresh.append(data)
-        self.extend(fresh, signatures=signatures)
+        with few_collections():
+            self.extend(fresh, signatures=signatures)
         if heads >= 0:  # the signing keys are known only after the records are read
             self.check_anchors([self._signed_head(heads)])
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
+from fedemb.foundation.collection import few_collections
 from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustedKey
@@ -70,7 +71,8 @@ class Ledger:
     def state(self) -> LedgerState:
         """All records so far, replayed."""
         fresh = self.chain.records[self._state.replayed :]
-        self._state.replay(fresh, self.chain.trust if self._signatures else None)
+        with few_collections():
+            self._state.replay(fresh, self.chain.trust if self._signatures else None)
         return self._state
 
     @property

@@ -75,7 +75,7 @@ class Record:
         Raises:
           SignatureInvalid: the key is unknown, or the signature does not match the content.
         """
-        role, content = signing_role(self.kind), self.document.content
+        role, content = signing_role(self.kind), self.document.signed_bytes
         trust.verify(content, self.document.signature, role, self.name, at=self.sequence)
 
 

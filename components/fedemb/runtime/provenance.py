@@ -15,6 +15,7 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.collection import few_collections
 from fedemb.foundation.digests import file_digest
 
 ROOT = Path(__file__).parents[1]
@@ -63,9 +64,9 @@ def privacy_code_digest() -> str:
     Comments, docstrings and layout are ignored: each source is hashed as its syntax tree.
     """
     sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
-    return json_digest(
-        {**_locks(), **{_name(path): _tree_digest(path.read_bytes()) for path in sources}}
-    )
+    with few_collections():
+        digests = {_name(path): _tree_digest(path.read_bytes()) for path in sources}
+    return json_digest({**_locks(), **digests})
 
 
 @cache
