@@ -176,6 +176,38 @@ def test_empty_table_is_said_to_be_empty(tmp_path):
         csv_columns(csv(tmp_path, ""))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", ["Zoë,a,b", "a,b,Zoë,c", "Zoë"])
+def test_row_that_is_not_utf_8_and_not_a_row_is_skipped_alone(tmp_path, odd):
+    """One record of one user never decides whether the table is read."""
+    rows = ["käse,user_id", "ä.jpg,ada", odd, "b.jpg,Zoë"]
+    head, *rest = rows
+    data = head.encode() + b"\n" + "\n".join(rest).encode("latin-1")
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + data)
+    part, skipped = Part(str(tmp_path), "t.csv", said="t.csv"), list[str]()
+    with open_csv(part, ["user_id", "käse"], skipped.append) as table:
+        found = [row for block in table for row in block.to_pylist()]
+    assert [row["user_id"] for row in found] == [b"ada", b"Zo\xeb"]
+    assert [row["käse"] for row in found] == [b"\xe4.jpg", b"b.jpg"]
+    assert skipped == [odd]
+    assert lines_in_quotes(part) == 0
+
+
+@pytest.mark.parametrize("character", ["x", "\xeb", "€"])
+def test_row_up_to_our_limit_is_read_in_any_encoding(tmp_path, character):
+    encoding = "utf-8" if character == "€" else "latin-1"
+    long = character * ((LARGEST_ROW - 100) // len(character.encode(encoding)))
+    text = f"image_id,user_id\n{long},ada\nb.jpg,bo\n"
+    (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+    with open_csv(Part(str(tmp_path), "t.csv"), ["user_id"]) as table:
+        assert [row["user_id"] for block in table for row in block.to_pylist()] == [b"ada", b"bo"]
+
+
+def test_lines_are_counted_where_a_number_becomes_a_text_far_below(tmp_path):
+    text = "image_id,user_id\n" + "1,ada\n" * 3_000_000 + "x,ada\n"
+    assert lines_in_quotes(csv(tmp_path, text)) == 0
+
+
 @pytest.mark.parametrize(
     ("rows", "lines"),
     [
