@@ -55,7 +55,7 @@ BAD = {
 }
 """Reason code of a bad record -> text; other records are left out although they are good."""
 LEFT_OUT = {
-    "side_file": "film, sidecar, thumbnail, recycle bin or other file beside photos, by its name",
+    "side_file": "film, raw photo, sidecar, thumbnail, recycle bin or other file beside photos",
     "duplicate": "the same image again, of the same user",
     "in_public_set": "also in the public set",
     "dropped_over_cap": "beyond partition.max_images_per_user",

@@ -326,7 +326,9 @@ def test_table_beside_folders_is_not_overlooked(tmp_path):
     for table in ("photos.csv", "u1/metadata.csv", "u1/metadata.jsonl"):
         (folder / "u1").mkdir(exist_ok=True)
         (folder / table).write_text("file,person\n")
-        with pytest.raises(InputError, match=f"holds {table}, which may say who owns its photos"):
+        with pytest.raises(
+            InputError, match=f"has {table}, which may name the owners of its photos"
+        ):
             call("init", "--data", folder, "-o", tmp_path / "mine.yaml", *ANSWERS)
         (folder / table).unlink()
 
@@ -342,7 +344,7 @@ def test_what_lies_beside_photos_is_no_bad_photo(tmp_path):
     said = call("init", "--data", folder, "-o", output, *ANSWERS)
     assert "each folder is one user" in said
     assert (
-        f"{4 * len(owners):,} not usable: film, sidecar, thumbnail, recycle bin or other file"
+        f"{4 * len(owners):,} not usable: film, raw photo, sidecar, thumbnail, recycle bin or"
         in said
     )
     assert f"users, and {len(owners)} are usable here" in said

@@ -289,7 +289,7 @@ def test_recycle_bins_and_thumbnails_are_no_users_and_are_counted(tmp_path):
         (root / name / "a.jpg").write_bytes(photo(500, number))
     said = init(root, tmp_path)
     assert f"{USERS} usable users" in said
-    assert "6 not usable: film, sidecar, thumbnail, recycle bin" in said
+    assert "6 not usable: film, raw photo, sidecar, thumbnail, recycle bin" in said
 
 
 def test_photos_of_several_users_and_of_none_are_said(tmp_path):

@@ -11,11 +11,12 @@ from typing import Any
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.formats.csv_files import csv_columns
-from fedemb.data.formats.exports import refuse_other_format
+from fedemb.data.formats.exports import has_classes, refuse_other_format
 from fedemb.data.formats.image_files import KNOWN_ENDINGS, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part, check_columns, path_values
 from fedemb.data.formats.webdataset_files import fields_of
+from fedemb.data.image_root import image_root_of
 from fedemb.data.source_parts import find_files
 from fedemb.errors import InputError
 from fedemb.foundation.addresses import split_address
@@ -65,15 +66,9 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
     header: tuple[str, list[str]] | None = None
     metadata: Mapping[bytes, bytes] = {}
     if kind == "image_folder":
-        refuse_other_format(uri)
-        store = open_store(uri)
-        if store.local_root is not None and not store.local_root.is_dir():
-            raise InputError(f"No folder at {uri}. Pass a file or folder of photos.")
-        names = store.list()
-        _check_no_table(uri, names)
-        deep = any(name.count("/") >= 2 for name in names[:_LOOKED_AT])
+        names = _names_in_folder(uri)
         tree["format"] = kind
-        columns["label"] = "label" if deep else None
+        columns["label"] = "label" if has_classes(names) else None
     elif kind == "webdataset":
         files = find_files(uri, kind)
         names = _webdataset_names(files[0], uri, owned=named.get("user_id") != NO_OWNER)
@@ -84,7 +79,6 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
         image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
         if kind == "csv":
             names = csv_columns(files[0])
-            tree["image_root"] = files[0].root
         else:
             with open_parquet(files[0]) as file:
                 names = [*file.schema_arrow.names, *path_values(files[0].name)]
@@ -93,6 +87,9 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
         for what, guesses in ((image, known), ("user_id", _USER)):
             columns[what] = named.get(what) or _needed(names, guesses, what, uri)
         header = files[0].said, names
+        # Names in files of several folders are relative to the folder of each file.
+        if kind == "csv" and not any("/" in file.name for file in files):
+            tree["image_root"] = image_root_of(files[0], columns["image_id"] or "")
     columns |= named
     if columns.get("user_id") == NO_OWNER:
         columns["user_id"] = None
@@ -101,6 +98,19 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
     if metadata and (label := columns.get("label")):
         tree["label_names"] = _class_names(metadata, label)
     return SourceConfig.model_validate({**tree, "columns": columns})
+
+
+def _names_in_folder(uri: str) -> list[str]:
+    """Returns the names of the files of a folder of users; raises as `guess_source`."""
+    refuse_other_format(uri)
+    store = open_store(uri)
+    if store.local_root is not None and not store.local_root.is_dir():
+        if store.local_root.exists():
+            raise InputError(f"The format of {uri} is unknown. Pass --format, or convert the file.")
+        raise InputError(f"No folder at {uri}. Pass a file or folder of photos.")
+    names = store.list()
+    _check_no_table(uri, names)
+    return names
 
 
 def format_of_files(uri: str) -> str | None:
@@ -151,14 +161,19 @@ def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]
 
 def _check_no_table(uri: str, names: Sequence[str]) -> None:
     """Refuses a folder with a table of its photos, because its folders need not be users."""
+    tables: list[str] = []
     for name in names:
         folder, _, last = name.rpartition("/")
         table = format_of(last) != "image_folder"
         if (table and not folder) or (last in _TABLES_OF_FOLDERS and "/" not in folder):
-            raise InputError(
-                f"{uri} holds {name}, which may say who owns its photos; name that (a CSV, "
-                "Parquet, TFRecord or tar), or take it away if each folder is one user"
-            )
+            tables.append(name)
+    if tables:
+        lines = any(name.endswith(".jsonl") for name in tables)
+        raise InputError(
+            f"{uri} has {' and '.join(tables[:2])}, which may name the owners of its photos. Pass "
+            "the one that does (CSV, Parquet, TFRecord or tar), or remove it if each folder is one "
+            "user." + " Convert JSON Lines to CSV first." * lines
+        )
 
 
 def guess_image_column(uri: str) -> str:

@@ -167,6 +167,7 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
     image_id = source.columns.image_id
     names = list(dict.fromkeys([image_id, *columns]))
     odd, root = list[BadRecord](), open_store(csv_image_root(source)).uri
+    below = "" if source.image_root else part.name.rpartition("/")[0]
 
     def leave_out(row: str) -> None:
         odd.extend([BadRecord.of("line_not_a_row", row)] * lines_of(row))
@@ -178,7 +179,8 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
                     rows = block.slice(start, BATCH_ROWS)
                     read = {name: rows.column(name).to_pylist() for name in names}
                     images = [
-                        _csv_image(row, root, odd) for row in zip(*read.values(), strict=True)
+                        _csv_image(row, root, below, odd)
+                        for row in zip(*read.values(), strict=True)
                     ]
                     yield Batch(images, {name: read[name] for name in columns})
         except (OSError, pa.ArrowException) as error:
@@ -188,12 +190,15 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
         yield Batch(lines, {name: [None] * len(lines) for name in columns})
 
 
-def _csv_image(row: tuple[bytes | None, ...], root: str, odd: list[BadRecord]) -> str | BadRecord:
+def _csv_image(
+    row: tuple[bytes | None, ...], root: str, below: str, odd: list[BadRecord]
+) -> str | BadRecord:
     """Returns the normalised name of a row's image file below the root.
 
     Args:
       row: the name, and the other values that are read.
       root: address of the image files.
+      below: folder below the root to which the name is relative, unless it has the root itself.
       odd: the lines after the first of a row over several lines are added: no name, id or class
         has a line break, so a quote is not closed.
     """
@@ -206,7 +211,9 @@ def _csv_image(row: tuple[bytes | None, ...], root: str, odd: list[BadRecord]) -
         name = (row[0] or b"").decode().strip()
     except UnicodeDecodeError:
         return BadRecord.of("image_name_not_text", row[0] or b"")
-    return plain_name(name, root) or name
+    plain = plain_name(name, root) or name
+    whole = not name or plain.startswith("/") or name.startswith((f"{root}/", f"file://{root}/"))
+    return plain if whole or not below else f"{below}/{plain}"
 
 
 def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:

@@ -161,14 +161,23 @@ def survey(
       ConfigError: the class of a photo is not known.
     """
     from fedemb.steps.partition_users.census import take_census
-    from fedemb.steps.partition_users.check import BAD, examples, inexact_ids, looked_for
+    from fedemb.steps.partition_users.check import (
+        BAD,
+        LEFT_OUT,
+        examples,
+        inexact_ids,
+        looked_for,
+    )
 
     census = take_census(_counting_config(source, aspect_ratio), progress)
     if refused := inexact_ids(census):
         raise InputError(" ".join(refused))
     if not census.samples:
+        reasons = BAD | {"side_file": LEFT_OUT["side_file"]}
         found = [
-            f"{census.counts[name]:,}: {text}" for name, text in BAD.items() if census.counts[name]
+            f"{census.counts[name]:,}: {text}"
+            for name, text in reasons.items()
+            if census.counts[name]
         ]
         why = "; ".join(found) or f"{census.counts['rows']:,} records"
         raise InputError(
@@ -237,8 +246,8 @@ def describe(photos: Photos) -> None:
         )
         if photos.users == 1:
             say(
-                "warning: all photos are of one user. Use one folder per user, or pass the column "
-                "of owners by --column user_id=NAME."
+                "warning: all photos are of one user. Pass the folder whose folders are users, or "
+                "the column of owners by --column user_id=NAME."
             )
         elif photos.source.file_format == "image_folder":
             say(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fedemb.data.formats.image_files import KNOWN_ENDINGS, is_side_file
 from fedemb.errors import InputError
@@ -15,12 +16,16 @@ _AS_CSV = "Write a CSV with the columns file and user_id, one row per image."
 FILES = {
     "an archive": ((".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst"), _UNPACK),
     "a table with tabs": ((".tsv", ".tab"), "Save it as CSV with commas."),
+    "a text file": ((".txt", ".lst"), _AS_CSV),
     "a spreadsheet": ((".xlsx", ".xls", ".ods"), "Save it as CSV with commas."),
-    "a JSON file, such as COCO annotations": ((".json", ".jsonl", ".ndjson"), _AS_CSV),
     "an array or a table of another format": (
-        (".arrow", ".feather", ".npz", ".npy", ".h5", ".hdf5", ".mat", ".pkl", ".pt"),
+        (
+            *(".arrow", ".feather", ".npz", ".npy", ".h5", ".hdf5", ".mat", ".pkl", ".pt"),
+            *(".beton", ".lmdb", ".mdb", ".mds", ".rec", ".tfrec"),
+        ),
         _AS_PARQUET,
     ),
+    "a JSON file, such as COCO annotations": ((".json", ".jsonl", ".ndjson"), _AS_CSV),
     "a photo catalogue": (
         (".lrcat", ".photoslibrary", ".aplibrary"),
         "Export the original photos, one folder per person.",
@@ -28,15 +33,67 @@ FILES = {
     "a single photo": (KNOWN_ENDINGS, "Pass the folder that has one folder per user."),
 }
 """Kind of file -> its endings, and the remedy."""
-_DATE = re.compile(
-    r"(photos (from|of) )?(19|20)\d\d([-_. ]?[01]\d([-_. ]?[0-3]\d)?)?", re.IGNORECASE
+_DATE = (
+    r"(photos (from|of) )?(19|20)\d\d([-_. ]?[01]\d([-_. ]?[0-3]\d)?)?|\d{3}[a-z_]{5}"
+    r"|(19|20)\d\d[-_. ][01]\d[-_. ][0-3]\d [^\W\d].*"
+    r"|(.*\W)?(\d\d?\.? [^\W\d]+|[^\W\d]+ \d\d?),? (19|20)\d\d"
 )
-_CAMERA = re.compile(r"\d{3}[a-z_]{5}", re.IGNORECASE)
-"""Folder of a memory card, such as `100APPLE`."""
-_SPLIT = re.compile(
-    r"(train|val|valid|validation|test)(ing)?[-_]?(\d{4})?|annotations?|images?|labels?|masks?|data",
+"""Folder of a date (`2024-05`, `Rome, 1 May 2024`), or of a memory card (`100APPLE`)."""
+_IN_ONE_FOLDER = (
+    "Put the whole export into one folder per person, or pass --format image_folder if each folder "
+    "is one person."
+)
+_AS_TABLE = f"{_AS_CSV} Pass --format image_folder if each folder is one person."
+
+
+class _NotUsers(NamedTuple):
+    """Names by which an export shows that its top folders are not users."""
+
+    what: str
+    pattern: str
+    remedy: str
+    all_match: bool
+    """Whether all folders must match; else one of several."""
+
+
+_NOT_USERS = (
+    _NotUsers("are dates", _DATE, _IN_ONE_FOLDER, True),
+    _NotUsers(
+        "are parts of a data set",
+        r"(train|val|valid|validation|test)(ing)?[-_]?(\d{4})?|annotations?|images?|labels?|masks?"
+        r"|data|jpegimages|imagesets|segmentation(class|object)",
+        _AS_TABLE,
+        True,
+    ),
+    _NotUsers(
+        "belong to a photo server",
+        r"library|upload|thumbs|encoded-video|profile|backups|originals|import|storage|cache",
+        "Pass the one that has one folder per user.",
+        True,
+    ),
+    _NotUsers("are albums of one account", r"photos (from|of) (19|20)\d\d", _IN_ONE_FOLDER, False),
+    _NotUsers(
+        "are parts of one download",
+        r"(takeout|drive-download)-\d{8}t\d{6}z.*|icloud photos part \d+ of \d+"
+        r"|photos-\d-\d{3}.*",
+        _IN_ONE_FOLDER,
+        False,
+    ),
+    _NotUsers("are chats", r"whatsapp chat( with| -) .*", _AS_TABLE, False),
+    _NotUsers(
+        "belong to one phone",
+        r"whatsapp (images|stickers|video|animated gifs|profile photos)|dcim|\d{3}apple"
+        r"|camera (roll|uploads)",
+        _IN_ONE_FOLDER,
+        False,
+    ),
+)
+_NO_CLASS = re.compile(
+    f"{_DATE}|takeout|google photos|dcim|files|photos|pictures|originals|instantupload"
+    r"|camera (roll|uploads)|whatsapp images|sent",
     re.IGNORECASE,
 )
+"""Folder of an export inside a user's folder, which is not a class that users share."""
 
 
 def refuse_other_format(uri: str) -> None:
@@ -60,6 +117,8 @@ def refuse_folders_of_no_users(uri: str, names: Iterable[str]) -> None:
 
     One person in several such folders would be several users.
 
+    One folder is one user, unless it is a date; `init` warns that it is the only one.
+
     Args:
       uri: address of the folder.
       names: names of its files.
@@ -69,27 +128,43 @@ def refuse_folders_of_no_users(uri: str, names: Iterable[str]) -> None:
     """
     files = [name for name in names if not is_side_file(f"{name}/")]
     folders = sorted({name.partition("/")[0] for name in files if "/" in name})
-    shown = ", ".join(map(repr, folders[:3]))
     if not folders:
         _refuse_loose(uri, files)
-    elif all(_DATE.fullmatch(name) or _CAMERA.fullmatch(name) for name in folders):
-        raise InputError(
-            f"The folders of {uri} are dates ({shown}), not users. Put the whole export into one "
-            "folder per person, or pass --format image_folder if each folder is one person."
-        )
-    elif len(folders) > 1 and all(map(_SPLIT.fullmatch, folders)):
-        raise InputError(
-            f"The folders of {uri} are parts of a data set ({shown}), not users. {_AS_CSV} Pass "
-            "--format image_folder if each folder is one person."
-        )
+        return
+    for rule in _NOT_USERS:
+        found = [name for name in folders if re.fullmatch(rule.pattern, name, re.IGNORECASE)]
+        single = len(folders) == 1 and rule.what != "are dates"
+        if found and not single and (len(found) == len(folders) or not rule.all_match):
+            shown = ", ".join(map(repr, found[:3]))
+            raise InputError(
+                f"The folders of {uri} {rule.what} ({shown}), not users. Move the photos by "
+                f"user. {rule.remedy}"
+            )
+
+
+def has_classes(names: Iterable[str]) -> bool:
+    """Returns whether the folders inside the users' folders can be classes that users share.
+
+    Args:
+      names: names of files, relative to the folder of the users.
+    """
+    inside = [name.split("/")[1:-1] for name in names if not is_side_file(name)]
+    return any(inside) and not any(_NO_CLASS.fullmatch(part) for parts in inside for part in parts)
 
 
 def _refuse_loose(uri: str, files: list[str]) -> None:
-    archives = [name for name in files if name.lower().endswith(FILES["an archive"][0])]
-    if archives:
-        raise InputError(f"{uri} has archives, such as {archives[0]}, and no folders. {_UNPACK}")
-    if any(not is_side_file(name) for name in files):
+    photos = [name for name in files if name.lower().endswith(KNOWN_ENDINGS)]
+    for what, (endings, remedy) in FILES.items():
+        found = [name for name in files if name.lower().endswith(endings)]
+        if found and not photos:
+            raise InputError(
+                f"{uri} has {what}, {found[0]}, and no folders. Convert it first. {remedy}"
+            )
+    others = [name for name in files if not is_side_file(name)]
+    if photos or others:
+        kind = "All photos" if photos else f"All files, such as {others[0]},"
         raise InputError(
-            f"All photos of {uri} are beside each other, so no photo has an owner. Put them into "
-            f"one folder per person. {_AS_CSV.replace('Write', 'Or write')}"
+            f"{kind} of {uri} are beside each other, so no photo has an owner. Put the photos into "
+            f"one folder per person. {_AS_CSV.replace('Write', 'Or write')} Convert files of other "
+            "formats to Parquet."
         )

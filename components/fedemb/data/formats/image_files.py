@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import unicodedata
 from collections.abc import Iterator
@@ -28,16 +29,19 @@ _SIDE_FILES = (
     *(".aae", ".csv", ".html", ".json", ".jsonl", ".pdf", ".srt", ".txt", ".xml", ".xmp", ".zip"),
     *(".7z", ".gz", ".rar", ".tar", ".tgz"),
     *(".db", ".ini"),  # Thumbs.db, desktop.ini
+    *(".idx", ".md", ".yaml", ".yml"),  # data sets
+    *(".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".rw2"),  # raw photos
 )
 """Extensions of non-photo files that phones, exports and desktops put next to photos."""
 
-_SIDE_FOLDERS = frozenset(
-    (
-        *("#recycle", "$recycle.bin", "@recycle", "lost+found"),
-        *("@eadir", "#snapshot", "@recently-snapshot", "__macosx", "system volume information"),
-    )
+_SIDE_FOLDER = re.compile(
+    r"(^|/)(#recycle|\$recycle\.bin|@recycle|lost\+found|@eadir|#snapshot|@recently-snapshot"
+    r"|__macosx|system volume information"
+    r"|files_trashbin|files_versions|appdata_[a-z0-9]+|__groupfolders"  # Nextcloud
+    r"|[^/]+\.lrdata|[^/]+\.photoslibrary/(database|resources))/"
 )
-"""Folders that desktops and servers create, such as recycle bins and thumbnails; lower case."""
+"""Folders that desktops, servers and catalogues create, such as recycle bins and thumbnails; lower
+case."""
 
 
 def is_side_file(name: str) -> bool:
@@ -46,7 +50,7 @@ def is_side_file(name: str) -> bool:
     For all other files, the content decides.
     """
     lower = name.lower()
-    return lower.endswith(_SIDE_FILES) or not _SIDE_FOLDERS.isdisjoint(lower.split("/")[:-1])
+    return lower.endswith(_SIDE_FILES) or _SIDE_FOLDER.search(lower) is not None
 
 
 def _read_inside(root: Path, name: str, *, own_folder: bool) -> bytes | None:
