@@ -149,7 +149,10 @@ LOOSE = "beside each other.* one folder per person"
         (("data-00000-of-00001.arrow", "state.json"), "another format, data-0.* Write Parquet"),
         (("a.jpg", "a.npy"), LOOSE),
         (("IMG-20240101-WA0001.jpg", "IMG-20240101-WA0002.jpg", "_chat.txt"), LOOSE),
-        (("takeout-001.zip", "takeout-002.zip"), "has an archive, takeout-001.zip.* Unpack"),
+        (
+            ("takeout-001.zip", "takeout-002.zip"),
+            "has an archive, takeout-001.zip, and no photos.* Unpack",
+        ),
     ],
 )
 def test_folders_that_are_not_people_are_refused_with_what_to_do(tmp_path, names, says):
@@ -228,6 +231,13 @@ def test_file_of_another_format_is_refused_with_what_to_do(tmp_path, ending):
     for use in (refuse_other_format, lambda uri: next(PhotoSource(uri).units())):
         with pytest.raises(InputError, match=r"Convert it first\. [A-Z]"):
             use(str(path))
+
+
+def test_folder_with_files_of_another_format_is_refused_by_embed_too(tmp_path):
+    root = tree(tmp_path, "data-00000-of-00001.arrow", "state.json")
+    with pytest.raises(InputError, match=r"data-0.*\.arrow, and no photos\. .*Write Parquet"):
+        next(PhotoSource(str(root)).units())
+    assert next(PhotoSource(str(tree(tmp_path, "one.jpg"))).units()).files
 
 
 def test_table_of_exports_of_the_page_is_what_is_tested():

@@ -26,7 +26,7 @@ from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.columns import format_of_files, guess_image_column
 from fedemb.data.formats.bad_records import BadRecord
-from fedemb.data.formats.exports import refuse_other_format
+from fedemb.data.formats.exports import refuse_no_photos, refuse_other_format
 from fedemb.data.formats.image_files import ImageFiles, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part
@@ -87,7 +87,9 @@ class PhotoSource:
             )
         if kind == "image_folder":
             refuse_other_format(self.uri)
-            names = [name for name in open_store(self.uri).list() if not is_side_file(name)]
+            files = open_store(self.uri).list()
+            refuse_no_photos(self.uri, files)
+            names = [name for name in files if not is_side_file(name)]
             yield from (Unit(i, tuple(part)) for i, part in enumerate(_batches(sorted(names))))
             return
         files = find_files(self.uri, kind)

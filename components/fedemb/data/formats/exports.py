@@ -152,14 +152,28 @@ def has_classes(names: Iterable[str]) -> bool:
     return any(inside) and not any(_NO_CLASS.fullmatch(part) for parts in inside for part in parts)
 
 
-def _refuse_loose(uri: str, files: list[str]) -> None:
-    photos = [name for name in files if name.lower().endswith(KNOWN_ENDINGS)]
+def refuse_no_photos(uri: str, names: Iterable[str]) -> None:
+    """Refuses a folder with files of a known other format and no file named like a photo.
+
+    Args:
+      uri: address of the folder.
+      names: names of its files.
+
+    Raises:
+      InputError: with the sentence that says how to convert the files.
+    """
+    files = list(names)
+    if any(name.lower().endswith(KNOWN_ENDINGS) for name in files):
+        return
     for what, (endings, remedy) in FILES.items():
-        found = [name for name in files if name.lower().endswith(endings)]
-        if found and not photos:
-            raise InputError(
-                f"{uri} has {what}, {found[0]}, and no folders. Convert it first. {remedy}"
-            )
+        for name in files:
+            if name.lower().endswith(endings):
+                raise InputError(f"{uri} has {what}, {name}, and no photos. Convert it. {remedy}")
+
+
+def _refuse_loose(uri: str, files: list[str]) -> None:
+    refuse_no_photos(uri, files)
+    photos = [name for name in files if name.lower().endswith(KNOWN_ENDINGS)]
     others = [name for name in files if not is_side_file(name)]
     if photos or others:
         kind = "All photos" if photos else f"All files, such as {others[0]},"
