@@ -42,6 +42,8 @@ __all__ = [
 
 BATCH_ROWS = 256
 BATCH_BYTES = 8 << 20
+_NOT_HELD = (ValueError, OverflowError, LookupError, NotImplementedError)
+"""Errors of pyarrow for values that Python cannot hold, such as times in an unknown time zone."""
 
 
 @dataclass
@@ -147,7 +149,7 @@ def _values(column: Any) -> list[Any]:
 
     try:
         values = column.to_pylist()
-    except (ValueError, OverflowError):
+    except _NOT_HELD:
         return [_value(item) for item in column]
     if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
         return [None if value is None else SinglePrecision(value) for value in values]
@@ -157,7 +159,7 @@ def _values(column: Any) -> list[Any]:
 def _value(item: Any) -> Any:
     try:
         return item.as_py()
-    except (ValueError, OverflowError):
+    except _NOT_HELD:
         return None
 
 

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -196,6 +198,23 @@ def damaged_file(write: Write, damage: Callable[[bytes], bytes]) -> None:
         for use in (read_and_prepare, lambda uri: guess_source(str(uri), {})):
             with one_sentence(InputError, ConfigError):
                 use(path / name)
+
+
+@pytest.mark.parametrize("name", [b"image", b"user_id", b"label"])
+def test_column_whose_name_is_not_utf_8_is_a_sentence(tmp_path, name):
+    data = written(write_rows).replace(name, name[:2] + b"\xff" + name[3:])
+    (tmp_path / "t.parquet").write_bytes(data)
+    for use in (read_and_prepare, lambda uri: guess_source(str(uri), {})):
+        with pytest.raises(InputError, match=r"name is not UTF-8 text\. Rename the column"):
+            use(tmp_path / "t.parquet")
+
+
+def test_times_in_an_unknown_time_zone_are_counted(tmp_path):
+    rows = rows_of(3)
+    when = pa.array([0] * len(rows), pa.timestamp("us", "Mars/Phobos"))
+    table = {"image": [row["image"] for row in rows], "user_id": when, "label": when}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    assert read_and_prepare(tmp_path / "t.parquet") == len(rows)
 
 
 @pytest.mark.parametrize("write", WRITERS)

@@ -36,6 +36,11 @@ def open_parquet(part: Part) -> Iterator[Any]:
             )
         except (FileNotFoundError, PermissionError):
             raise
+        except UnicodeDecodeError as error:  # of any column, also one that is not read
+            raise InputError(
+                f"{part.said} has a column whose name is not UTF-8 text. Rename the column, or "
+                "copy the file again if it is damaged."
+            ) from error
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{part.said} {_not_parquet(str(error))}") from error
         with file:
