@@ -105,7 +105,7 @@ def run(context: StepContext) -> dict[str, Any]:
         )
         others = [{"decay": decay, **measured.pop(name)} for name, decay in averages.items()]
         if others:
-            released = config.training.server.ema_decay
+            released = config.tuned(card.recipe).training.server.ema_decay
             measured["averages"] = {"released_decay": released, "others": others}
         fields |= measured
     report = ClassifierReport.of_fields(fields)

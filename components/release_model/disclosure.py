@@ -197,7 +197,8 @@ def _groups(release: Disclosed) -> str:
 def _environment(release: Disclosed) -> Iterator[Statement]:
     report, config = release.report.body, release.evidence.config
     unit = report.unit.unit
-    rests_on, not_covered = assumptions(unit), limitations(unit)
+    rests_on = assumptions(unit)
+    not_covered = limitations(unit, search=report.tuning.search is not None)
     noise = report.mechanism.noise
     yield Statement(
         "Query model",

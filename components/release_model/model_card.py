@@ -147,7 +147,8 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
     """Returns the paragraphs of the section on privacy."""
     report, audit = signed.body, evidence.audit.body
     unit, cumulative = report.unit.unit, report.cumulative
-    rests_on, not_covered = assumptions(unit), limitations(unit)
+    rests_on = assumptions(unit)
+    not_covered = limitations(unit, search=report.tuning.search is not None)
     waivers = [ledger.chain.records[item.sequence] for item in report.waivers]
     return [
         "## Privacy",

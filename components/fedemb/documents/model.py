@@ -44,7 +44,7 @@ class ModelCard(Document):
     """`model.json`, written by train_dp_fedemb beside `backbone.keras`."""
 
     kind: ClassVar[str] = "model"
-    newest: ClassVar[int] = 4
+    newest: ClassVar[int] = 5
     role: ClassVar[str | None] = "trainer"
 
     run_id: Name
@@ -65,6 +65,8 @@ class ModelCard(Document):
     """Audit of the mechanism; None: the run has no noise, or the trainer has not audited it yet."""
     independence: Annotated[Independence | None, Since(3, before=None)]
     """Comparison of noise and coins; None: as above, or an older trainer did not compare them."""
+    recipe: Annotated[Name | None, Since(5, before=None)]
+    """Recipe of the best trial of a private search; None: the run is not a search."""
 
 
 class Average(Part):

@@ -174,6 +174,22 @@ class Cumulative(Part):
     ledger_head: Sha
 
 
+class PrivateSearch(Part):
+    """Private search that trained the model as its best trial; the recipes are in the config."""
+
+    law: Code
+    """Law of the secret number of trials."""
+    mean_trials: float
+    recipes: Count
+    """Number of declared recipes."""
+    recipes_sha: Sha
+    """SHA-256 of the canonical JSON of the declared recipes."""
+    recipe: Name
+    """Recipe of the best trial."""
+    epsilon_one_trial: Epsilon
+    """Epsilon of one trial; the guarantee is that of the whole search."""
+
+
 class Tuning(Part):
     """Declared choice of hyperparameters; the method is in the configuration."""
 
@@ -182,6 +198,7 @@ class Tuning(Part):
     other_runs_before: Count
     simulations_before: Annotated[Count, Since(2, before=0)]
     """Number of simulations on the same users before this run, which were not charged."""
+    search: Annotated[PrivateSearch | None, Since(9, before=None)]
 
 
 class EvaluationData(Part):
@@ -275,7 +292,7 @@ class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 8
+    newest: ClassVar[int] = 9
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose

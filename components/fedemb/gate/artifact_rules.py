@@ -106,6 +106,7 @@ def rounds(case: Case) -> Iterator[Reason]:
         return
     started = attempt.commit.body["rounds_started"]
     ran = evidence.model.body.rounds_run
+    planned = case.trained_plan
     if not ran <= started <= case.reservation.rounds == case.plan.rounds:
         yield Reason(
             "more_rounds_than_reserved",
@@ -113,10 +114,10 @@ def rounds(case: Case) -> Iterator[Reason]:
             f"{case.reservation.rounds} reserved",
             "start a run with a new id that reserves all its rounds",
         )
-    if not ran == started == case.plan.rounds:
+    if not ran == started == planned.rounds:
         yield Reason(
             "stopped_early",
-            f"the training stopped after {ran} of {case.plan.rounds} planned rounds, {started} of "
+            f"the training stopped after {ran} of {planned.rounds} planned rounds, {started} of "
             "them committed; private data may have decided when to stop",
             "run all planned rounds; or let the policy owner declare why the training stopped: "
             + waiver("stopped_early"),
@@ -134,7 +135,7 @@ def rounds(case: Case) -> Iterator[Reason]:
             "use the model artifact of the training step",
         )
     for index, line in enumerate(evidence.rounds):
-        expected = public_line(case.plan, index, line.output_sha)
+        expected = public_line(planned, index, line.output_sha)
         if differences(expected.model_dump(), line.model_dump(), tolerance=0.0):
             yield Reason(
                 "round_line_differs",
@@ -174,12 +175,12 @@ def audit(case: Case) -> Iterator[Reason]:
             "the trainer did not compare the noise and the coins of the rounds",
             "train with this version",
         )
-    if compared is not None and (problem := compared.problem(case.plan.rounds)):
+    if compared is not None and (problem := compared.problem(case.trained_plan.rounds)):
         yield Reason(
             "independence_failed", problem, "do not release; the priced mechanism did not run"
         )
     if audit.mechanism is not None:
-        for code, words in audit.mechanism.failed(case.plan).items():
+        for code, words in audit.mechanism.failed(case.trained_plan).items():
             yield Reason(code, words, "do not release; the priced mechanism did not run")
     for name, found, wanted in (
         ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
@@ -241,7 +242,7 @@ def _exempt_from_suite(case: Case) -> bool:
 
 def away_from_start(case: Case) -> Iterator[Reason]:
     """Checks that the model moved from its public backbone as far as the noise implies."""
-    evidence, plan = case.evidence, case.plan
+    evidence, plan = case.evidence, case.trained_plan
     if not case.same_environment:  # a bundle does not contain the public backbone
         return
     if evidence.backbones is None:
@@ -256,7 +257,7 @@ def away_from_start(case: Case) -> Iterator[Reason]:
             f"the public backbone has the digest {shas[0][:16]}, but the model was trained from "
             f"{evidence.model.body.initial_weights_sha[:16]}; resume from pretrain_public"
         )
-    floor = noise_floor(evidence.config, plan, start)
+    floor = noise_floor(case.trained_config, plan, start)
     if floor is None:
         return
     distance, changed = stored_move(*evidence.backbones, floor.start_share, shas)

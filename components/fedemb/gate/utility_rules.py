@@ -46,7 +46,7 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "classes": (utility.classes, len(config.model.classes)),
         }
         if utility.measured and case.evidence.utility.version > 2:  # not measured before
-            server = config.training.server
+            server = case.trained_config.training.server
             kept = (server.ema_decay, *server.other_ema_decays) if server.other_ema_decays else ()
             wanted["averages"] = (utility.decays, kept)
     if case.same_environment:

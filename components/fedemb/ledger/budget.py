@@ -26,7 +26,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Self
 
-from dp_accounting.dp_event import DpEvent, NoOpDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import (
+    DpEvent,
+    NoOpDpEvent,
+    RepeatAndSelectDpEvent,
+    SelfComposedDpEvent,
+)
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import LedgerError
@@ -73,6 +78,11 @@ class Charge:
         """SHA-256 digest of the reserved event."""
         return sha256_hex(self.event)
 
+    @property
+    def trainings(self) -> int:
+        """Trainings that count for the share of the noise sampler; a search has several."""
+        return _trainings(self.event)
+
 
 def external_charge(body: Mapping[str, Any], sequence: int) -> Charge:
     """Returns the charge of an external release, from the body of its record."""
@@ -97,9 +107,10 @@ class Spent:
 def lowered(event: DpEvent, rounds: int, charged: int) -> DpEvent:
     """Returns the event of the rounds that were started, if the run composes equal rounds.
 
-    A mechanism whose whole run is one event (tree, BLT) stays charged in full.
+    A mechanism whose whole run is one event (tree, BLT) stays charged in full, and so does a
+    search: the rounds are those of its best trial.
     """
-    if charged >= rounds:
+    if charged >= rounds or isinstance(event, RepeatAndSelectDpEvent):
         return event
     if charged == 0:
         return NoOpDpEvent()
@@ -145,6 +156,15 @@ def _event(data: bytes) -> DpEvent:
     from fedemb.privacy.accounting.events import event_from_json
 
     return event_from_json(json.loads(data))
+
+
+@lru_cache(maxsize=4096)
+def _trainings(event: bytes) -> int:
+    if b'"repeat_and_select"' not in event:
+        return 1
+    from fedemb.privacy.accounting.accounting import trainings_of
+
+    return trainings_of(_event(event))
 
 
 def in_series(terms: PolicyTerms, charge: Charge) -> bool:
@@ -193,12 +213,13 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
     order = terms.renyi_order
     external = any(item.external for item in charges)
     left = delta - math.fsum(item.delta for item in charges)
-    if external and not left > len(charges) * LEAST_DELTA:
+    trainings = sum(item.trainings for item in charges)
+    if external and not left > trainings * LEAST_DELTA:
         # Declared losses were spent elsewhere and are recorded even without any delta left.
         return Spent(math.inf, terms.delta, "renyi_filter", order, len(charges))
     try:
         epsilon = with_sampler_share(
-            lambda share: renyi_epsilon(divergence, order, share), left, len(charges)
+            lambda share: renyi_epsilon(divergence, order, share), left, trainings
         )
     except ValueError as error:
         raise LedgerError(

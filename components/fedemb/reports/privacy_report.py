@@ -14,6 +14,7 @@ import math
 
 from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
+from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
@@ -71,18 +72,22 @@ def build_report(
             "covers_change_own_data": covers_change_own_data(config, plan),
         },
         "mechanism": {
-            **_mechanism(plan, attempt, model.key_injected),
+            **_mechanism(trial_plan(plan, config, model.recipe), attempt, model.key_injected),
+            "plan_sha": plan.digest,
             "backend": evidence.plan.body.backend,
         },
         "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
-        "tuning": _tuning(config, ledger, reservation),
+        "tuning": {
+            **_tuning(config, ledger, reservation),
+            "search": _search(config, plan, model.recipe),
+        },
         "evaluation": {"data": "held_out_users", "charged": False},
         "pretraining": _pretraining(config, evidence),
         "audit": _audit(evidence),
         "utility": _utility(evidence),
         "assumptions": list(assumptions(plan.unit)),
-        "limitations": list(limitations(plan.unit)),
+        "limitations": list(limitations(plan.unit, search=plan.search is not None)),
         "waivers": _waivers(ledger, model.weights_sha, head_sequence),
         "release": _release_terms(config, reservation.run_id),
         "provenance": _provenance(evidence, reservation, attempt.bind),
@@ -111,6 +116,22 @@ def _tuning(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dict
         "trials": config.tuning.trials,
         "other_runs_before": len(state.committed_runs(before=sequence) - {reservation.run_id}),
         "simulations_before": len(state.simulations(before=sequence)),
+    }
+
+
+def _search(config: RunConfig, plan: MechanismPlan, recipe: str | None) -> dict[str, object] | None:
+    """Returns the fields of `PrivateSearch`; None if the run is not a search."""
+    search = config.tuning.search
+    if search is None:
+        return None
+    trial = guarantee_of(plan.replaced(search=None), config.policy.delta)
+    return {
+        "law": search.law,
+        "mean_trials": search.mean_trials,
+        "recipes": len(search.recipes),
+        "recipes_sha": json_digest(search.recipes),
+        "recipe": recipe,
+        "epsilon_one_trial": finite(trial.epsilon),
     }
 
 
@@ -188,7 +209,6 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: bool) -> dic
     clipped = "virtual_client" if grouped else "image" if plan.samples_images else "unit"
     return {
         "name": plan.kind,
-        "plan_sha": plan.digest,
         "sampling_probability": plan.chance,
         "virtual_clients": plan.virtual_clients,
         "groupings": plan.groupings,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import Written
@@ -54,6 +55,7 @@ def report_page(
     after = cumulative["max_block_epsilon"]
     simulation = report["purpose"] == "simulation"
     plan, release = plan_from_json(evidence.plan.body.plan), evidence.config.release
+    recipe = evidence.model.body.recipe
     within = after is not None and after <= cumulative["cap"]
     return pages.render(
         "privacy_report.html",
@@ -70,14 +72,18 @@ def report_page(
         unit=UNITS[plan.unit],
         method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
         assumptions=words.assumptions(plan.unit),
-        limitations=words.limitations(plan.unit),
+        limitations=words.limitations(plan.unit, search=plan.search is not None),
         plan=plan,
         backend=words.BACKENDS[signed.body.mechanism.backend],
         sampler=TEXTS[plan.kind].sampler,
         samplers={other.name: comparison(plan, other.name) for other in plan.comparisons()},
         guarantee=words.report_sentence(signed.body),
         audit=audit_sentence(evidence.audit.body),
-        no_floor=why_no_floor(evidence.config, plan, (evidence.backbones or [None])[0]),
+        no_floor=why_no_floor(
+            evidence.config.tuned(recipe),
+            trial_plan(plan, evidence.config, recipe),
+            (evidence.backbones or [None])[0],
+        ),
         self_test_passed=not signed.body.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),

@@ -47,12 +47,24 @@ def assumptions(unit: Unit) -> dict[str, str]:
     return {code: words for code, words in rows.items() if code not in others[unit]}
 
 
-def limitations(unit: Unit) -> dict[str, str]:
-    """Returns the limitations of the guarantee, by code."""
+def limitations(unit: Unit, *, search: bool = False) -> dict[str, str]:
+    """Returns the limitations of the guarantee, by code.
+
+    Args:
+      unit: privacy unit.
+      search: whether the model is the best of a private search.
+    """
     words = UNITS[unit]
     several = {"owners_of_several": words.covered} if unit == "image" else {}
+    searched = {
+        "search_selection": f"Half of the held-out {words.many} chose the best trial, the other "
+        "half is measured. The choice depends on the first half, and that is not covered.",
+        "search_time": "Epsilon of the search assumes that the number of trials stays secret. "
+        "Observers who can measure how long the training takes can estimate it.",
+    }
     return {
         **several,
+        **(searched if search else {}),
         "evaluation_users": f"Held-out evaluation {words.many} are not covered: the utility "
         "figures are exact on them.",
         "declared_tuning": "The choice of hyperparameters is declared, not observed: each "
@@ -85,6 +97,20 @@ def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:
     """Returns the guarantee of a plan or report as one sentence."""
     fields = guarantee.model_dump() if isinstance(guarantee, Guarantee) else dict(guarantee)
     return str(PrivacyGuarantee.from_json(fields))
+
+
+def search_sentence(report: PrivacyReport) -> str | None:
+    """Returns what the report says about a private search; None if the run is not a search."""
+    search = report.tuning.search
+    if search is None:
+        return None
+    one = search.epsilon_one_trial
+    return (
+        f"best of a private search over {search.recipes} recipes: epsilon is that of the whole "
+        f"search, {search.mean_trials:g} trials on average ({search.law} law); one trial alone has "
+        f"epsilon {'infinite' if one is None else format(one, '.4g')}; best recipe: "
+        f"{search.recipe}"
+    )
 
 
 def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:

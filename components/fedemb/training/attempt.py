@@ -45,6 +45,7 @@ from fedemb.training import checkpoint
 from fedemb.training.attempt_inputs import AttemptInputs
 from fedemb.training.averages import write_averages
 from fedemb.training.bound_attempt import BoundAttempt
+from fedemb.training.search import TrainedTrial, TrialInputs, find_best, silent, trial_inputs
 from fedemb.training.train_job import hosts_of_the_step
 from fedemb.training.trainer import Attempt, Rounds, Trained
 
@@ -105,6 +106,8 @@ def run_attempt(
     _check_key(context.config, root_key)
     inputs, artifacts = AttemptInputs.read(context), context.artifacts
     config = inputs.config
+    if config.tuning.search is not None:
+        return _search(context, step, inputs, build_rounds, train, root_key=root_key)
     with _workers(config.training) as workers:
         backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
         rounds = build_rounds and _rehearsed(
@@ -117,10 +120,81 @@ def run_attempt(
             state = _train(
                 context, bound, backbone, rounds, workers=workers, train=train, root_key=root_key
             )
-    _release(config, backbone, state)
-    lines = bound.log.lines(state.rounds)
+    return _publish(artifacts, bound, bound, backbone, state)
+
+
+def _search(
+    context: StepContext,
+    step: str,
+    inputs: AttemptInputs,
+    build_rounds: BuildRounds | None,
+    train: Callable[[Attempt], Trained],
+    *,
+    root_key: bytes | None,
+) -> Json:
+    """Trains the attempt as a private search and publishes its best trial; see `run_attempt`."""
+    search = inputs.config.tuning.search
+    if build_rounds is None or search is None or is_multi_host():
+        raise ConfigError(
+            "A private search trains on one host, with a mechanism that has noise. Remove `hosts` "
+            "from the profile, or remove tuning.search."
+        )
+    with _workers(inputs.config.training) as workers:
+
+        def start(trial: AttemptInputs) -> tuple[Model, Rounds]:
+            path = context.artifacts.pretrained / "backbone.keras"
+            backbone = load_backbone(path, trial.config.model)
+            mechanism = KeylessMechanism(trial.plan)
+            return backbone, build_rounds(trial.config, backbone, mechanism, *workers)
+
+        for recipe in search.names:  # before any private byte, so that the charge can be refunded
+            rehearsed = trial_inputs(inputs, recipe, 0)
+            _rehearsed(rehearsed, lambda trial=rehearsed: start(trial)[1])
+        bound = BoundAttempt.bind(context, step, inputs)
+
+        def run(trial: BoundAttempt) -> TrainedTrial:
+            backbone, rounds = start(trial.inputs)
+            state = _finished(trial)
+            if state is None:
+                state = _train(
+                    context,
+                    trial,
+                    backbone,
+                    rounds,
+                    workers=workers,
+                    train=train,
+                    root_key=root_key,
+                )
+            _release(trial.inputs.config, backbone, state)
+            return TrainedTrial(backbone, state)
+
+        public = load_backbone(context.artifacts.pretrained / "backbone.keras", inputs.config.model)
+        best = find_best(context, bound, public, run, root_key)
+        with silent():
+            backbone, state = run(best)
+    return _publish(context.artifacts, bound, best, backbone, state)
+
+
+def _publish(
+    artifacts: RunArtifacts,
+    bound: BoundAttempt,
+    trained: BoundAttempt,
+    backbone: Model,
+    state: ServerState,
+) -> Json:
+    """Writes the model and its public round log, and commits the attempt; returns the card.
+
+    Args:
+      artifacts: artifacts of the step.
+      bound: the attempt.
+      trained: the best trial of a search, otherwise the attempt.
+      backbone: backbone of the trained model.
+      state: state after the last round.
+    """
+    _release(trained.inputs.config, backbone, state)
+    lines = trained.log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
-    card = _write_model(artifacts, bound, backbone, state)
+    card = _write_model(artifacts, bound, trained, backbone, state)
     bound.token.check()
     remove_leftovers(artifacts.model)  # the folder must contain only the model's files
     bound.commit(state.rounds, lines, card.sha)
@@ -156,7 +230,7 @@ def _train(
                 users=folder,
                 store=bound.store,
                 log=bound.log,
-                diagnostics=FencedStore(open_store(context.private("diagnostics")), bound.token),
+                diagnostics=FencedStore(open_store(_diagnostics(context, inputs)), bound.token),
                 workers=workers.number,
                 devices=workers.devices,
             )
@@ -168,12 +242,24 @@ def _train(
     return trained.state
 
 
+def _diagnostics(context: StepContext, inputs: AttemptInputs) -> str:
+    """Returns the address of the diagnostics; every trial of a search has its own."""
+    if isinstance(inputs, TrialInputs):
+        return context.private("diagnostics", f"trial-{inputs.number:06d}")
+    return context.private("diagnostics")
+
+
 def _write_model(
-    artifacts: RunArtifacts, bound: BoundAttempt, backbone: Model, state: ServerState
+    artifacts: RunArtifacts,
+    bound: BoundAttempt,
+    trained: BoundAttempt,
+    backbone: Model,
+    state: ServerState,
 ) -> Written[ModelCard]:
-    """Writes model, card and averages; returns the card."""
+    """Writes model, card and averages; returns the card. See `_publish`."""
     inputs, plain = bound.inputs, plain_form(backbone)
-    config, reservation = inputs.config, inputs.reservation
+    config, reservation = trained.inputs.config, inputs.reservation
+    recipe = trained.inputs.recipe if isinstance(trained.inputs, TrialInputs) else None
     fields = {
         "run_id": inputs.run_id,
         "attempt": reservation.attempt,
@@ -183,11 +269,12 @@ def _write_model(
         "inputs_sha": inputs.inputs_sha,
         "initial_weights_sha": inputs.initial_weights_sha,
         "weights_sha": save_backbone(plain, artifacts.model / "backbone.keras"),
-        "key_injected": bound.key_injected,
+        "key_injected": bound.key_injected or trained.key_injected,
         "rounds_run": state.rounds,
-        **strict_json(bound.store.read(_EVIDENCE), _EVIDENCE),
+        **strict_json(trained.store.read(_EVIDENCE), _EVIDENCE),
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
+        "recipe": recipe,
         "tensors": [{"name": v.path, "shape": list(v.shape)} for v in plain.weights],
     }
     card = bound.write_card(artifacts.model / "model.json", ModelCard.of_fields(fields))

@@ -427,6 +427,7 @@ def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
         "trials": 2,
         "other_runs_before": 2,
         "simulations_before": 0,
+        "search": None,
     }
 
 

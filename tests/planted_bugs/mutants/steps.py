@@ -14,7 +14,62 @@ THROW_AWAY = "tests/components/gate/test_gate_throw_away.py"
 
 DEADLINE = "tests/components/gate/test_gate_approval_deadline.py"
 
+SEARCH = "tests/components/privacy/test_search_price.py"
+TRIALS = "tests/components/training/test_search.py"
+
 MUTANTS = (
+    one(
+        16,
+        "search_priced_as_one_run",
+        (
+            "fedemb.privacy.mechanisms.mechanism",
+            "MechanismPlan.event",
+            "self.searched(self.event_of(count))",
+            "self.event_of(count)",
+        ),
+        f"{SEARCH}::test_whole_search_is_priced_and_not_one_trial",
+    ),
+    one(
+        16,
+        "search_gives_back_rounds_of_its_best_trial",
+        (
+            "fedemb.ledger.budget",
+            "lowered",
+            "isinstance(event, RepeatAndSelectDpEvent)",
+            "False",
+        ),
+        f"{SEARCH}::test_search_stays_charged_in_full_whatever_the_best_trial_ran",
+    ),
+    one(
+        16,
+        "recipes_may_cost_more_than_is_priced",
+        ("fedemb.config.trials", "check_recipes", "not np.all(loss <= limit)", "False"),
+        f"{SEARCH}::test_recipe_that_costs_more_than_is_priced_is_refused",
+    ),
+    one(
+        16,
+        "search_counts_one_share_of_the_sampler",
+        ("fedemb.ledger.budget", "_trainings", "trainings_of(_event(event))", "1"),
+        f"{SEARCH}::test_search_stays_charged_in_full_whatever_the_best_trial_ran",
+    ),
+    one(
+        11,
+        "trials_drawn_from_public_inputs",
+        ("fedemb.training.search", "draw_recipes", "keys.root_key", "bytes(32)"),
+        f"{TRIALS}::test_trials_follow_from_the_secret_key_and_the_attempt",
+    ),
+    one(
+        6,
+        "trials_of_one_recipe_share_their_noise",
+        ("fedemb.training.search", "TrialInputs.inputs_sha", "self.number", "0"),
+        f"{TRIALS}::test_two_trials_of_one_recipe_share_no_coins_and_no_noise",
+    ),
+    one(
+        21,
+        "trials_of_a_search_show_their_rounds",
+        ("fedemb.training.search", "silent", "logging.disable(logging.CRITICAL)", "None"),
+        f"{TRIALS}::test_nothing_public_shows_the_number_of_trials",
+    ),
     one(
         19,
         "approvals_after_the_deadline_count",

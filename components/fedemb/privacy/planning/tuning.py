@@ -7,9 +7,6 @@ chosen from earlier results, cost a full composition instead.
 
 from __future__ import annotations
 
-import math
-from typing import Literal
-
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false
 from dp_accounting import dp_event as dpe
@@ -18,11 +15,8 @@ from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-
-Law = Literal["logarithmic", "geometric", "poisson"]
-
-SHAPES: dict[Law, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-"""Shape parameter of `RepeatAndSelectDpEvent` for each law."""
+from fedemb.privacy.mechanisms.search import SHAPES
+from fedemb.privacy.randomness.trials import Law
 
 CONDITIONS = (
     "the number of trials is drawn once from the {law} law with mean {mean:g}, before the first "
@@ -63,8 +57,7 @@ def price_tuning(plan: MechanismPlan, delta: float, mean: float, law: Law) -> Pr
             "correct it"
         )
     event = dpe.RepeatAndSelectDpEvent(plan.event(), mean, SHAPES[law])
-    # Each trial draws noise; the expected number of trials bounds the sampler's total variation.
-    return price(event, plan.relation, delta, "rdp", runs=math.ceil(mean))
+    return price(event, plan.relation, delta, "rdp")
 
 
 def conditions(mean: float, law: Law) -> list[str]:
