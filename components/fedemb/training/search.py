@@ -5,7 +5,7 @@
 The number of trials and their recipes follow from the secret key of the reservation, so a resumed
 search trains the same trials. Every trial has its own working state and its own keys of coins and
 noise. Scores, losers and the number of trials stay in the private root: the price of the search
-holds only if nobody learns them (Papernot and Steinke, arXiv 2110.03620). So nothing is logged
+holds only while they are secret (Papernot and Steinke, arXiv 2110.03620). So nothing is logged
 while trials run.
 """
 
@@ -114,7 +114,7 @@ def find_best(
 ) -> BoundAttempt:
     """Runs the trials of a search, or resumes it, and returns the best trial.
 
-    A trial whose outputs are not finite has the lowest score. Of equal scores the first wins, which
+    A trial whose outputs are not finite has the lowest score. The first of equal scores wins, which
     is a uniform choice, because trials are drawn independently.
 
     Args:

@@ -69,7 +69,7 @@ class Draws:
 
     @classmethod
     def of(cls, prepared, root):
-        """Reads the inputs of the attempt where the search would begin."""
+        """Reads the inputs of the attempt where the search would start."""
         seen = {}
 
         def note(_context, bound, *_):
