@@ -1,7 +1,7 @@
 """Verifies a release bundle: evaluates the gate again from the bundle's content, offline.
 
 Requires the bundle, a trust store from its owner, and optionally the live ledger; no private data
-and only public keys. If TensorFlow is installed, the SavedModel is also inspected.
+and only public keys. Only the comparison of the SavedModel with `backbone.keras` needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class Verification:
 
 
 def verify_release(
-    bundle_uri: str, trust_path: Path, ledger_uri: str | None = None
+    bundle_uri: str,
+    trust_path: Path,
+    ledger_uri: str | None = None,
+    *,
+    saved_model: bool = True,
 ) -> Verification:
     """Verifies a bundle.
 
@@ -54,6 +58,8 @@ def verify_release(
       trust_path: pinned keys, from the owner and not from the bundle.
       ledger_uri: root of the live ledgers, to find later changes; None checks only the copy in the
           bundle.
+      saved_model: False skips the comparison of the SavedModel with one that is built again from
+          `backbone.keras`, which needs TensorFlow. Its signature and digest are still checked.
 
     Raises:
       InputError: the address does not contain a release.
@@ -65,7 +71,7 @@ def verify_release(
     facts: dict[str, str] = {}
     try:
         with parts.fetched(found) as bundle:
-            problems, facts = _problems(bundle, found, trust, ledger_uri)
+            problems, facts = _problems(bundle, found, trust, ledger_uri, saved_model=saved_model)
     except (ArtifactError, SignatureInvalid) as error:  # raised while locating the bundle
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
@@ -92,7 +98,12 @@ def read_release(bundle: Path, pinned: TrustStore) -> Disclosed:
 
 
 def _problems(
-    bundle: Path, found: parts.Located, pinned: TrustStore, ledger_uri: str | None
+    bundle: Path,
+    found: parts.Located,
+    pinned: TrustStore,
+    ledger_uri: str | None,
+    *,
+    saved_model: bool,
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the problems of a bundle, and its facts. Unsigned content is not parsed."""
     try:
@@ -113,7 +124,8 @@ def _problems(
     except Exception as error:  # an incomplete check is a problem
         problems.append(sentence_of(error))
     try:
-        _check_serving(bundle)
+        if saved_model:
+            _check_serving(bundle)
         if ledger_uri is not None:
             problems += _live(ledger_uri, copy, pinned, manifest.sha)
     except Exception as error:  # any error is a problem

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import FedEmbError, InputError
+from fedemb.foundation.extras import missing_extra
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
@@ -248,6 +249,9 @@ def errors_as_sentences() -> Iterator[None]:
         say(f"{type(error).__name__}: {error.message}", *error.details, err=True)
         sys.exit(error.exit_code)
     except Exception as error:
+        if isinstance(error, ImportError) and (extra := missing_extra(error)):
+            say(f"{type(extra).__name__}: {extra.message}", err=True)
+            sys.exit(extra.exit_code)
         if isinstance(error, OSError) and error.errno in _WRONG_PATH:
             where = str(error.filename)
             shown = where if len(where) < _SHOWN else f"{where[:_SHOWN]}..."

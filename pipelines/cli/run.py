@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import AwaitingApproval, ConfigError, Refused
+from fedemb.foundation.extras import require_modules
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import (
     ConfigOption,
@@ -104,6 +105,7 @@ def run(
 
     Example: fedemb run --config mine.yaml --policy policy
     """
+    require_modules("kfp", "apache_beam", "tensorflow")
     from fedemb.pipelines.run.await_approval import require_deadline
     from fedemb.pipelines.run.command import execute
 

@@ -17,6 +17,7 @@ from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import AwaitingApproval, ConfigError, Refused, StorageError
+from fedemb.foundation.extras import require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.alerts import alert_run
@@ -97,10 +98,20 @@ def prepare(
     return make_directory(checked(config, overrides, parent, data), parent, run_id, data)
 
 
+def _require_packages(config: RunConfig) -> None:
+    """Checks that the packages of every step are installed, before anything is written.
+
+    Raises:
+      ConfigError: names the missing one and the command that installs it.
+    """
+    require_modules("kfp", "apache_beam", *sorted({"tensorflow", config.training.backend}))
+
+
 def make_directory(
     loaded: RunConfig, parent: Path, run_id: str | None, data: str | None
 ) -> RunDirectory:
     """What `prepare` does with the configuration that it has checked."""
+    _require_packages(loaded)
     for line in announcement(loaded):
         say(line)
     if data is not None:
@@ -218,6 +229,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
         say("this run has ended well before; it is not run again")
         lines, exit_code = state["closing_lines"], 0
     else:
+        _require_packages(run.config())
         outcome = _run(run, console, publisher, steps_taken_over(run, start))
         lines, exit_code = closing_lines(run, outcome), outcome.exit_code
         state = {**outcome.state(), "closing_lines": lines}

@@ -72,8 +72,45 @@ def test_the_lines_of_readme_run(bare, tmp_path):
     assert printed.startswith("simulation, not to be released: (")
 
 
-def test_the_quickstart_runs_and_is_released(bare, tmp_path):
-    printed = outside(bare, tmp_path, "fedemb", "run", "--run-id", "quickstart")
+@pytest.fixture(scope="module")
+def released(bare, tmp_path_factory):
+    """Folder of a quickstart run and the bundle that it released."""
+    folder = tmp_path_factory.mktemp("run")
+    printed = outside(bare, folder, "fedemb", "run", "--run-id", "quickstart")
     release = next(line for line in printed.splitlines() if line.startswith("release: "))
     bundle = Path(release.removeprefix("release: ").removeprefix("file://"))
-    assert (bundle / "manifest.json").exists() or list(bundle.iterdir()), printed
+    assert (bundle / "manifest.json").exists(), printed
+    return folder, bundle
+
+
+def test_the_quickstart_runs_and_is_released(released):
+    assert list(released[1].iterdir())
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_base_verifies_a_release_and_reads_its_report(version, wheel, released, tmp_path):
+    """Nothing but the wheel and what pip takes from its metadata."""
+    folder, bundle = released
+    venv = tmp_path / "venv"
+    made = subprocess.run([UV, "venv", "--quiet", "--python", version, venv], check=False)
+    if made.returncode:
+        pytest.skip(f"Python {version} is not installed and could not be fetched")
+    subprocess.run(
+        [UV, "pip", "install", "--quiet", "--python", venv / "bin" / "python", wheel], check=True
+    )
+    site = next(venv.glob("lib/python*/site-packages"))
+    assert len(list(site.glob("*.dist-info"))) <= 60
+    assert sum(file.stat().st_size for file in site.rglob("*") if file.is_file()) < 400 << 20
+    trust = next((folder / "runs" / "quickstart").rglob("trust.json"))
+    base = venv / "bin"
+    printed = outside(
+        base, folder, "fedemb", "verify", bundle, "--trust", trust, "--skip-saved-model"
+    )
+    assert printed.startswith("verified: ")
+    ledger = ("--ledger", trust.parent)
+    assert "epsilon" in outside(base, folder, "fedemb", "report", "quickstart")
+    assert "quickstart" in outside(base, folder, "fedemb", "runs")
+    assert "quickstart" in outside(base, folder, "fedemb", "ledger", "show", *ledger)
+    outside(base, folder, "fedemb", "ledger", "verify", *ledger)
+    outside(base, folder, "fedemb", "budget", *ledger)
+    outside(base, folder, "fedemb", "plan", "--config", "quickstart")

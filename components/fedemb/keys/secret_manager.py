@@ -10,6 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from fedemb.errors import LedgerError, StorageError
+from fedemb.foundation.extras import missing_extra
 from fedemb.keys.base import KEY_BYTES, KeyStore, checked_name
 
 
@@ -164,9 +165,7 @@ def _secret_manager_client() -> Any:
     try:
         from google.cloud import secretmanager
     except ImportError as error:
-        raise StorageError(
-            "key stores at gsm:// need google-cloud-secret-manager; install the locked packages"
-        ) from error
+        raise (missing_extra(error) or error) from error
     from google.auth.exceptions import GoogleAuthError
 
     try:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedemb.data.hostile_photos import hostile_photos
-from fedemb.errors import ConfigError, InputError, Refused
+from fedemb.errors import InputError, Refused
+from fedemb.foundation.extras import missing_extra
 from fedemb.foundation.files import write_bytes
 from fedemb.models.loading import load_backbone
 from fedemb.serving.released import ReleasedModel
@@ -49,9 +50,7 @@ def export(model: ReleasedModel, form: str, folder: Path) -> Path:
             data = make(model)
             found = run(data)(_pixels(model))
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"an export to {form} needs {error.name}; install fedemb[serve]"
-        ) from error
+        raise (missing_extra(error) or error) from error
     distance = float(np.abs(found - model.embed(_pixels(model))).max())
     if not distance <= _FURTHEST:
         raise Refused(

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedemb.documents.utility import UtilityReport
-from fedemb.errors import ConfigError, InputError
+from fedemb.errors import InputError
 from fedemb.foundation.document import read
+from fedemb.foundation.extras import missing_extra
 from fedemb.serving.embed_photos import read_embeddings
 from fedemb.serving.released import ReleasedModel
 
@@ -30,7 +31,7 @@ class PhotoIndex:
         try:
             import faiss
         except ModuleNotFoundError as error:
-            raise ConfigError("search needs FAISS; install fedemb[serve], or faiss-cpu") from error
+            raise (missing_extra(error) or error) from error
         self.names, vectors = read_embeddings(embeddings, model.space_id, model.width)
         self._model = model
         middle = vectors.mean(axis=0)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedemb.data.photos import BadImageError
-from fedemb.errors import ConfigError
+from fedemb.foundation.extras import missing_extra
 from fedemb.serving.released import ReleasedModel
 
 MOST_BYTES = 64 * 2**20
@@ -198,7 +198,7 @@ def run(model: ReleasedModel, name: str, host: str, port: int) -> None:
 
         app = make_app(model, name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"serve needs {error.name}; install fedemb[serve]") from error
+        raise (missing_extra(error) or error) from error
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 from fedemb.errors import InputError, StorageError
 from fedemb.foundation.addresses import split_address
+from fedemb.foundation.extras import require_modules
 from fedemb.storage.base import Entry as Entry
 from fedemb.storage.base import Store as Store
 from fedemb.storage.base import nameable as nameable
@@ -34,10 +35,12 @@ def open_store(uri: str | Path) -> Store:
 
     Raises:
       InputError: the address has another scheme, has no bucket, or contains credentials.
+      ConfigError: the client of the bucket's service is not installed.
     """
     scheme, bucket, prefix = _parse(str(uri))
     if scheme == "file":
         return LocalStore(Path(prefix))
+    require_modules("google.cloud.storage" if scheme == "gs" else "s3fs")
     if scheme == "gs":
         from fedemb.storage.gcs import GcsStore
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedemb.errors import Refused
+from fedemb.errors import ConfigError, Refused
+from fedemb.foundation.extras import missing_extra
 from fedemb.pipelines.cli.options import JsonOption, RunsOption
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released
@@ -26,19 +26,34 @@ def verify_release(
     ledger: Annotated[
         str | None, typer.Option("--ledger", help="Live ledgers; default: the copy inside.")
     ] = None,
+    skip_saved_model: Annotated[
+        bool,
+        typer.Option(
+            "--skip-saved-model",
+            help="Do not build the SavedModel again to compare it, which needs TensorFlow.",
+        ),
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Verify a release offline: signature, digests, tensors, epsilon and ledger."""
+    """Verify a release offline: signature, digests, tensors, epsilon and ledger.
+
+    Example: fedemb verify gs://models/photos/1.0 --trust trust.json
+    """
     from fedemb.serving.bundle import locate
 
     locate(bundle)  # reports typing errors before TensorFlow is loaded
-    with quiet(), suppress(ImportError):  # verify reports what it could not check without it
-        import tensorflow  # noqa: F401
+    if not skip_saved_model:
+        _load_tensorflow()
     from fedemb.steps.release_model.verify import verify_release
 
-    found = verify_release(bundle, trust, ledger)
+    found = verify_release(bundle, trust, ledger, saved_model=not skip_saved_model)
     if json_:
-        answer = {"verified": not found.problems, "problems": found.problems, **found.facts}
+        answer = {
+            "verified": not found.problems,
+            "problems": found.problems,
+            "skipped": ["saved_model"] if skip_saved_model else [],
+            **found.facts,
+        }
         say_json(answer)
     if found.problems:
         raise _not_verified(found.problems)
@@ -52,6 +67,26 @@ def verify_release(
             say(f"  {found.facts['all_runs']}")
         if ledger is None:
             say("ledger: the copy inside; --ledger compares with the live one")
+        if skip_saved_model:
+            say("saved_model: signature and digest only; it was not built again from its backbone")
+
+
+def _load_tensorflow() -> None:
+    """Imports TensorFlow without its start-up messages.
+
+    Raises:
+      ConfigError: TensorFlow is not installed.
+    """
+    try:
+        with quiet():
+            import tensorflow  # noqa: F401
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        raise ConfigError(
+            f"{missing.message}, or pass --skip-saved-model to check everything else"
+        ) from error
 
 
 def register(
