@@ -76,6 +76,14 @@ def test_max_pixels_decides_above_the_limit_of_pillow(monkeypatch):
                     reader.read(sink.getvalue())
 
 
+def test_max_pixels_decides_where_pillow_has_no_limit(monkeypatch):
+    sink = io.BytesIO()
+    Image.new("1", (1500, 1000)).save(sink, "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    with pytest.raises(BadImageError, match="too_many_pixels"):
+        PhotoReader(8, 1, max_pixels=1_400_000).read(sink.getvalue())
+
+
 def test_limits_of_an_application_are_never_lowered(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1 << 40)
     monkeypatch.setattr(PngImagePlugin, "MAX_TEXT_CHUNK", 1 << 40)
@@ -113,6 +121,19 @@ def test_parquet_metadata_above_our_limit_is_named(tmp_path, monkeypatch):
     refused = pytest.raises(InputError, match="a text of more than 1,048,576 bytes")
     with refused, open_parquet(parquet(tmp_path, {"big": "x" * (2 << 20)})):
         pass
+
+
+def test_list_of_parquet_above_our_limit_is_named(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"n": range(9)}), tmp_path / "a.parquet", row_group_size=1)
+    part = Part(str(tmp_path), "a.parquet", said="a.parquet")
+    for limit, read in ((9, True), (8, False)):
+        monkeypatch.setattr(parquet_files, "MOST_ITEMS", limit)
+        if read:
+            with open_parquet(part) as file:
+                assert file.metadata.num_row_groups == 9
+            continue
+        with pytest.raises(InputError, match="a list of more than 8 items"), open_parquet(part):
+            pass
 
 
 def test_columns_nested_deeper_than_pyarrow_reads_are_named(tmp_path):

@@ -6,6 +6,7 @@ from tests.planted_bugs.mutants import (
     accelerators,
     embeddings,
     gate,
+    limits,
     mechanism,
     steps,
     survivors,
@@ -30,4 +31,5 @@ MUTANTS = (
     *gate.MUTANTS,
     *survivors.MUTANTS,
     *trust.MUTANTS,
+    *limits.MUTANTS,
 )
