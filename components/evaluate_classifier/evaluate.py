@@ -25,6 +25,7 @@ from fedemb.foundation import step_logging as events
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.models.inference import classify
+from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import load_backbone
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.runtime.private_inputs import open_private
@@ -61,6 +62,7 @@ def run(context: StepContext) -> dict[str, Any]:
     card = read_model(context)
     read_users(context)
     read_start(context)
+    load_keras()
     averages = read_averages(context, card)
     models = models_of_run(config, artifacts)
     for name in averages:

@@ -22,6 +22,7 @@ from fedemb.foundation import step_logging as events
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.models.inference import embed
+from fedemb.models.keras_backend import load_keras
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.signed_inputs import read_model, read_start, read_users
@@ -58,6 +59,7 @@ def run(context: StepContext) -> dict[str, Any]:
     model = read_model(context)
     read_users(context)
     read_start(context)
+    load_keras()
     backbones = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
     with ExitStack() as stack:

@@ -21,6 +21,7 @@ from fedemb.models.backbones import cut, trainable_variables
 from fedemb.models.backbones.build import learned_parts
 from fedemb.models.classifier import with_head, without_head
 from fedemb.models.imported import import_backbone
+from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import require_finite
 from fedemb.models.pixel_statistics import IMAGES, check_pixels
 from fedemb.models.public_features import (
@@ -55,6 +56,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
       ConfigError: the backbone is unknown, mixes the images of different users, or was trained on
           another pixel format than `import_pixels`.
     """
+    load_keras()
     model, pretraining, seed = start.model, start.pretraining, start.seed
     images = classes = constant_images = 0
     loss: float | None = None

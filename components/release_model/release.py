@@ -28,6 +28,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import applied_waivers, decide
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.ledger import Ledger, read_reservation
+from fedemb.models.keras_backend import load_keras
 from fedemb.reports.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.runtime.step import leading_to
@@ -75,6 +76,7 @@ def run(context: StepContext) -> dict[str, Any]:
     identity = Identity(evidence.model.body.weights_sha, reservation.run_id, reservation.attempt)
     published = marker.read(identity)
     if published is None:
+        load_keras()
         copies = {
             **{file: Public(getattr(artifacts, name)) for name, file in parts.DOCUMENTS.items()},
             **{name: Noised(artifacts.model / name) for name in sorted(MODEL_FILES)},

@@ -33,7 +33,7 @@ from fedemb.foundation.document import Written
 from fedemb.foundation.files import remove_leftovers, write_bytes
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import trainable_variables
-from fedemb.models.keras_backend import use_backend
+from fedemb.models.keras_backend import load_keras, use_backend
 from fedemb.models.loading import load_backbone, save_backbone
 from fedemb.models.standardized import plain_form
 from fedemb.privacy.queries import KeylessMechanism, Mechanism, build_mechanism
@@ -306,6 +306,7 @@ def _rehearsed(inputs: AttemptInputs, build: Callable[[], Rounds]) -> Rounds:
 def _workers(training: TrainingConfig) -> Iterator[Workers]:
     """Sets up the backend and connects the other hosts."""
     use_backend(training.backend)
+    load_keras()
     if training.backend == "tensorflow":
         yield Workers(configure_threads(training.parallel_clients), accelerators())
         return

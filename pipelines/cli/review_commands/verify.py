@@ -77,9 +77,11 @@ def _load_tensorflow() -> None:
     Raises:
       ConfigError: TensorFlow is not installed.
     """
+    from fedemb.models.keras_backend import load_keras
+
     try:
         with quiet():
-            import tensorflow  # noqa: F401
+            load_keras()
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
