@@ -152,10 +152,23 @@ def _guarantee(release: Disclosed) -> Iterator[Statement]:
     yield Statement(
         "Composition and other releases",
         f"{_sentence(total)} {limitations(unit=report.unit.unit)['other_policies']} "
-        f"Declared: hyperparameters chosen on {report.tuning.data} data; private tuning trials: "
-        f"{report.tuning.trials}; earlier runs on the same {unit.many}: "
+        f"{_tuned(report)}; earlier runs on the same {unit.many}: "
         f"{report.tuning.other_runs_before}.",
         ("privacy_report.cumulative", "privacy_report.tuning", "privacy_report.limitations"),
+    )
+
+
+def _tuned(report: PrivacyReport) -> str:
+    """Returns the choice of hyperparameters: a private search, or what is declared."""
+    search = report.tuning.search
+    if search is not None:
+        return (
+            f"Hyperparameters chosen by a private search over {search.recipes} recipes, whose "
+            "whole price is the epsilon of this run"
+        )
+    return (
+        f"Declared: hyperparameters chosen on {report.tuning.data} data; private tuning trials: "
+        f"{report.tuning.trials}"
     )
 
 

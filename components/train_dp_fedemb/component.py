@@ -13,7 +13,12 @@ from fedemb.runtime.step import Rights, step
     resources="train",
     outputs={"model": Noised},
     rights=Rights(
-        private={"users": "read", "train": "write", "diagnostics": "write"},
+        private={
+            "users": "read",
+            "evaluation": "read",  # scores the trials of a private search
+            "train": "write",
+            "diagnostics": "write",
+        },
         ledger="append",
         signing=("ledger", "trainer"),
         keys={"policy": "read", "reservation": "destroy"},

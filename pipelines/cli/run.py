@@ -118,7 +118,7 @@ def run(
         raise ConfigError("--from resumes a run. Pass its directory by --resume.")
     changed = None
     if resumed.resume is None:
-        directory = _new(new, set_ or [], runs, dry_run=dry_run, await_approval=await_approval)
+        directory = start(new, set_ or [], runs, dry_run=dry_run, await_approval=await_approval)
     else:
         directory, changed = _resumed(resumed.resume, resumed.from_, set_, runs, dry_run=dry_run)
     if directory is None:
@@ -134,7 +134,7 @@ def run(
     if await_approval and exit_code == AwaitingApproval.exit_code:
         exit_code = _decided(directory)
     if mlflow:
-        _log(directory, mlflow)
+        log_to_mlflow(directory, mlflow)
     sys.exit(exit_code)
 
 
@@ -152,7 +152,7 @@ def _decided(run: RunDirectory) -> int:
         return execute(run, "gate_release")
 
 
-def _log(run: RunDirectory, mlflow: str) -> None:
+def log_to_mlflow(run: RunDirectory, mlflow: str) -> None:
     """Writes an ended run to MLflow; a failure is printed and does not change the exit code."""
     from fedemb.errors import FedEmbError
     from fedemb.pipelines.run.mlflow_log import log_run
@@ -163,7 +163,7 @@ def _log(run: RunDirectory, mlflow: str) -> None:
         say(f"mlflow: not written: {error}")
 
 
-def _new(
+def start(
     options: NewRun,
     overrides: Sequence[str],
     runs: Path,

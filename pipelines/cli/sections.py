@@ -9,7 +9,7 @@ from typing_extensions import override
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("init", "check-data", "make-data", "backbone", "config"),
-    "Plan and run": ("plan", "frontier", "extrapolate", "run", "runs", "ledger"),
+    "Plan and run": ("plan", "frontier", "extrapolate", "run", "tune", "runs", "ledger"),
     "Review and release": (
         "report",
         "results",

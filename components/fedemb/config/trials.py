@@ -60,7 +60,9 @@ def check_recipes(config: RunConfig, plan: MechanismPlan) -> None:
                 if not np.all(loss <= limit):  # NaN fails
                     problem = "costs more privacy than the configuration without it"
         except FedEmbError as error:
-            raise ConfigError(f"recipe {name!r} of tuning.search: {error}") from error
+            raise ConfigError(
+                f"recipe {name!r} of tuning.search cannot run: {error}. Correct the recipe"
+            ) from error
         if problem is not None:
             raise ConfigError(
                 f"recipe {name!r} of tuning.search {problem}, and the search is priced by that. "

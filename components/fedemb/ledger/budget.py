@@ -41,6 +41,8 @@ from fedemb.privacy.accounting.sampler_share import with_sampler_share
 
 LEAST_DELTA = 2.0**-49
 """Least delta per charge, above the share of a noise sampler; below it no epsilon is certified."""
+_SEARCH = b'"repeat_and_select"'
+"""Bytes in the event of every private search."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,14 @@ class Charge:
     def trainings(self) -> int:
         """Trainings that count for the share of the noise sampler; a search has several."""
         return _trainings(self.event)
+
+    @property
+    def search(self) -> str:
+        """The private search that was charged, as text; empty if one run was charged."""
+        body = json.loads(self.event) if _SEARCH in self.event else {}
+        if body.get("type") != "repeat_and_select":
+            return ""
+        return f"private search, {body['mean']:g} trials on average"
 
 
 def external_charge(body: Mapping[str, Any], sequence: int) -> Charge:
@@ -160,7 +170,7 @@ def _event(data: bytes) -> DpEvent:
 
 @lru_cache(maxsize=4096)
 def _trainings(event: bytes) -> int:
-    if b'"repeat_and_select"' not in event:
+    if _SEARCH not in event:
         return 1
     from fedemb.privacy.accounting.accounting import trainings_of
 

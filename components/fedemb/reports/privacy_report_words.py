@@ -99,17 +99,18 @@ def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:
     return str(PrivacyGuarantee.from_json(fields))
 
 
-def search_sentence(report: PrivacyReport) -> str | None:
+def search_sentence(report: PrivacyReport | Mapping[str, Any]) -> str | None:
     """Returns what the report says about a private search; None if the run is not a search."""
-    search = report.tuning.search
+    fields = report.content() if isinstance(report, PrivacyReport) else report
+    search = fields["tuning"].get("search")
     if search is None:
         return None
-    one = search.epsilon_one_trial
+    one = search["epsilon_one_trial"]
     return (
-        f"best of a private search over {search.recipes} recipes: epsilon is that of the whole "
-        f"search, {search.mean_trials:g} trials on average ({search.law} law); one trial alone has "
-        f"epsilon {'infinite' if one is None else format(one, '.4g')}; best recipe: "
-        f"{search.recipe}"
+        f"the model is the best of a private search over {search['recipes']} recipes (recipe "
+        f"{search['recipe']}), and epsilon is that of the whole search: "
+        f"{search['mean_trials']:g} trials on average, {search['law']} law; one trial alone has "
+        f"epsilon {'infinite' if one is None else format(one, '.4g')}"
     )
 
 
@@ -125,9 +126,11 @@ def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
     )
     change, many = UNITS[unit["unit"]].change, UNITS[unit["unit"]].many
     held_out = f"about {share:.3g} of all {many}" if share else "those with the held-out values"
+    searched = search_sentence(fields)
     return (
         f"{guarantee_sentence(fields['guarantee'])}; {covered} one {unit['unit']} that {change}; "
         f"{many} held out for evaluation ({held_out}) are measured exactly and have no guarantee"
+        f"{f'; {searched}' if searched else ''}"
     )
 
 

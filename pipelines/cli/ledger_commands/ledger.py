@@ -184,10 +184,12 @@ def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
         )
     say("", f"runs, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}")
     for row in found["runs"][-text.RUNS_SHOWN :]:
+        charged = f"charged {row['rounds_charged']} of {row['rounds_reserved']} rounds"
+        if row["search"]:
+            charged = f"charged in full, {row['search']}"
         say(
             f"  {row['time'][:16].replace('T', ' ')} UTC  {row['run_id']:<24} "
-            f"{row['status']:<10} charged {row['rounds_charged']} of {row['rounds_reserved']} "
-            f"rounds  {row['actor']}"
+            f"{row['status']:<10} {charged}  {row['actor']}"
         )
     block = opened.state.worst_block()
     if block is not None:

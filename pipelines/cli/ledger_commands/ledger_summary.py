@@ -63,6 +63,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
                 "status": attempt.status,
                 "rounds_reserved": charge.rounds,
                 "rounds_charged": charge.rounds_charged if attempt.charged else 0,
+                "search": charge.search,
                 "blocks": list(record.body["blocks"]),
                 "time": record.time,
                 "actor": record.actor,
@@ -213,6 +214,8 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
             f"{record.sequence}, by {record.actor} at {record.time}"
         )
         lines.append(f"  {_standing(attempt.status, attempt.charged, charge)}")
+        if charge.search:
+            lines.append(f"  {charge.search}: charged in full as one search")
         full = set(record.body["blocks_requested"]) - set(record.body["blocks"])
         if full:
             lines.append(f"  left out, because they were full: {', '.join(sorted(full))}")

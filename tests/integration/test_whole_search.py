@@ -1,0 +1,89 @@
+"""`fedemb tune` through the whole pipeline: one charge, one model, and what is said about it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fedemb.ledger import open_ledger
+from fedemb.pipelines.cli.main import app
+from tests.kit.pipeline_runs.whole_run import SMALL_CLASSIFIER, closing_line, fedemb, finish
+
+SEARCH = {
+    "mean_trials": 2,
+    "law": "geometric",
+    "recipes": {
+        "narrow": {"mechanism.l2_norm_clip": 0.3},
+        "short": {"mechanism.rounds": 3},
+        "slow": {"training.server.learning_rate": 0.2, "training.server.ema_decay": 0.0},
+    },
+}
+STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_dp_sgd".*\})')
+SETTINGS = [*SMALL_CLASSIFIER, "partition.evaluation.fraction=0.3", "mechanism.rounds=4"]
+
+
+def tune(folder: Path) -> list[str]:
+    file = folder / "recipes.yaml"
+    file.write_text(yaml.safe_dump(SEARCH))
+    settings = [part for item in SETTINGS for part in ("--set", item)]
+    runs = str(folder / "runs")
+    words = ("tune", str(file), "-c", "dp_sgd_quickstart", "--runs", runs, "--run-id", "tuned")
+    return fedemb(*words, *settings)
+
+
+def released(folder: Path, output: str) -> None:
+    """What must hold of a finished search."""
+    run, best = folder / "runs" / "tuned", "best of a private search over 3 recipes"
+    assert best in closing_line(output, "guarantee")
+    (card,) = run.glob("public/*/train-dp-sgd/model/model.json")
+    assert json.loads(card.read_text())["recipe"] in SEARCH["recipes"]
+    (report,) = run.glob("public/*/account-privacy/privacy_report")
+    found = json.loads(report.read_text())
+    assert found["accounting"]["event"]["type"] == "repeat_and_select"
+    assert (
+        found["cumulative"]["blocks"][0]["epsilon"] > found["tuning"]["search"]["epsilon_one_trial"]
+    )
+    ledger = open_ledger(str(run / "policy" / "ledger"), "dp_sgd_quickstart")
+    kinds = [record.kind for record in ledger.chain.records]
+    assert kinds == ["policy", "reserve", "bind", "commit", "evaluation", "release"]
+    trust = ["--trust", f"{run}/policy/ledger/trust.json", "--ledger", f"{run}/policy/ledger"]
+    bundle = closing_line(output, "release").partition(" (")[0]
+    cli = CliRunner()
+    assert cli.invoke(app, ["verify", bundle, *trust]).exit_code == 0
+    assert best in (Path(bundle) / "README.md").read_text()
+    listed = cli.invoke(app, ["runs", str(folder / "runs")]).output
+    assert "private search over 3 recipes" in listed
+    shown = cli.invoke(app, ["ledger", "show", "--ledger", f"{run}/policy/ledger"]).output
+    assert "private search, 2 trials on average" in shown
+    log = (run / "run.log").read_text()
+    assert "round 1/" not in log, "rounds would reveal the number of trials"
+
+
+def test_search_ends_with_one_released_model_that_says_so(tmp_path):
+    done = finish(tune(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    released(tmp_path, done.stdout)
+
+
+@pytest.mark.slow
+def test_killed_search_is_resumed_without_another_charge(tmp_path):
+    log, private = (tmp_path / "runs" / "tuned" / name for name in ("run.log", "private"))
+    with subprocess.Popen(tune(tmp_path), stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 600
+        while not list(private.glob("**/trial-*/rounds/*.record")):
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (event,) = (json.loads(found[1]) for found in STARTED.finditer(log.read_text()))
+        os.kill(event["pid"], signal.SIGKILL)
+        process.communicate(timeout=300)
+    done = finish(fedemb("run", "--resume", str(tmp_path / "runs" / "tuned")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    released(tmp_path, done.stdout)
