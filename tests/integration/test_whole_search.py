@@ -12,8 +12,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedemb.ledger import open_ledger
+from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.cli.main import app
+from fedemb.storage import open_store
 from tests.kit.pipeline_runs.whole_run import SMALL_CLASSIFIER, closing_line, fedemb, finish
 
 SEARCH = {
@@ -50,17 +51,18 @@ def released(folder: Path, output: str) -> None:
     assert (
         found["cumulative"]["blocks"][0]["epsilon"] > found["tuning"]["search"]["epsilon_one_trial"]
     )
-    ledger = open_ledger(str(run / "policy" / "ledger"), "dp_sgd_quickstart")
+    root = f"{run}/policy/ledger"
+    ledger = open_ledger(root, "dp_sgd_quickstart", trust=read_trust(open_store(root)))
     kinds = [record.kind for record in ledger.chain.records]
     assert kinds == ["policy", "reserve", "bind", "commit", "evaluation", "release"]
-    trust = ["--trust", f"{run}/policy/ledger/trust.json", "--ledger", f"{run}/policy/ledger"]
+    trust = ["--trust", f"{root}/trust.json", "--ledger", root]
     bundle = closing_line(output, "release").partition(" (")[0]
     cli = CliRunner()
     assert cli.invoke(app, ["verify", bundle, *trust]).exit_code == 0
     assert best in (Path(bundle) / "README.md").read_text()
     listed = cli.invoke(app, ["runs", str(folder / "runs")]).output
     assert "private search over 3 recipes" in listed
-    shown = cli.invoke(app, ["ledger", "show", "--ledger", f"{run}/policy/ledger"]).output
+    shown = cli.invoke(app, ["ledger", "show", "--ledger", root]).output
     assert "private search, 2 trials on average" in shown
     log = (run / "run.log").read_text()
     assert "round 1/" not in log, "rounds would reveal the number of trials"
