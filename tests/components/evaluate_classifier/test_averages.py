@@ -142,6 +142,7 @@ def _reasons(run, report, body):
             written=config.model_dump(mode="json"),
         ),
         reservation=SimpleNamespace(run_id=RUN_ID),
+        trained_config=config,
         same_environment=True,
     )
     return [reason.sentence for reason in measured_as_asked(case) if "stale" in reason.code]
