@@ -12,7 +12,7 @@ import logging
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
@@ -22,6 +22,7 @@ from fedemb.errors import FedEmbError
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import apply_models, models_of_run, train_without_privacy
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.document import Fields
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.models.inference import classify
@@ -105,7 +106,10 @@ def run(context: StepContext) -> dict[str, Any]:
             grouped=config.data.source.columns.subgroup is not None,
             averages=averages,
         )
-        others = [{"decay": decay, **measured.pop(name)} for name, decay in averages.items()]
+        others = [
+            {"decay": decay, **cast("Fields", measured.pop(name))}
+            for name, decay in averages.items()
+        ]
         if others:
             released = config.tuned(card.recipe).training.server.ema_decay
             measured["averages"] = {"released_decay": released, "others": others}

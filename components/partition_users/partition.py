@@ -27,6 +27,7 @@ from fedemb.data.hashing import KeyRef
 from fedemb.data.identity import rule_named
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
+from fedemb.documents.ledger_record import BindRecord
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
@@ -138,7 +139,7 @@ def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[
         if commitment is None:
             return None
         found[kind] = commitment
-    if found != bind.body["commitments"]:
+    if found != bind.content(BindRecord).commitments:
         return None
     _log.info(events.BEGUN, context.run_id)
     return found

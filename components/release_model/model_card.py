@@ -15,6 +15,7 @@ from fedemb.config.policy import Unit
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.fields import Interval
+from fedemb.documents.ledger_record import WaiverRecord
 from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
 from fedemb.documents.utility import AnyUtility
 from fedemb.foundation.document import Written
@@ -164,8 +165,8 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
         f"Audit: {audit_sentence(audit)}",
         f"Planted-bug suite: {audit.planted_bug_suite.summary}.",
         *(
-            f"Waived by {as_text(item.actor)}: `{item.body['code']}`, "
-            f"{as_text(item.body['reason'])}"
+            f"Waived by {as_text(item.actor)}: `{item.content(WaiverRecord).code}`, "
+            f"{as_text(item.content(WaiverRecord).reason)}"
             for item in waivers
         ),
         *(

@@ -15,12 +15,13 @@ from google.protobuf.message import DecodeError
 
 from fedemb.config import RunConfig
 from fedemb.documents.evidence import Evidence, gather, sentence_of
+from fedemb.documents.ledger_record import ReleaseRecord
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import BundleManifest
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
-from fedemb.foundation.canonical_json import strict_json
+from fedemb.foundation.canonical_json import json_object
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import Written, read
 from fedemb.gate.case import Verdict
@@ -158,7 +159,7 @@ def _facts(
 
 
 def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
-    written = strict_json((bundle / "config.json").read_bytes(), "config.json")
+    written = json_object((bundle / "config.json").read_bytes(), "config.json")
     config = RunConfig.as_written(written)
     paths = {name: bundle / file for name, file in parts.DOCUMENTS.items()}
     evidence = gather(config, RunArtifacts(**paths, model=bundle))
@@ -206,7 +207,7 @@ def _check_attestation(
 
 
 def _check_serving(bundle: Path) -> None:
-    config = RunConfig.as_written(strict_json((bundle / "config.json").read_bytes(), "config.json"))
+    config = RunConfig.as_written(json_object((bundle / "config.json").read_bytes(), "config.json"))
     saved = bundle / parts.SAVED_MODEL
     try:
         from fedemb.steps.release_model.serving import check_parity, serving_problem
@@ -247,7 +248,7 @@ def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle_sha: str) ->
     except FedEmbError as error:
         return [str(error)]
     released = {
-        record.body["bundle_sha"]
+        record.content(ReleaseRecord).bundle_sha
         for attempt in live.state.attempts.values()
         for record in attempt.releases
     }

@@ -42,6 +42,7 @@ from fedemb.ledger import (
     terms_of,
     write_reservation,
 )
+from fedemb.ledger.terms import ReservedContent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.runtime.planted_bug_suite import (
     check_generated,
@@ -112,7 +113,7 @@ def run(
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
         check_before_charge(config, plan, ledger, run_id=run_id, suite=suite, start=start)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
-    content = {
+    content: ReservedContent = {
         **charged_content(config, plan),
         "plan_sha": plan.digest,
         "config_sha": config_digest(config),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.ledger import Charge, Ledger
 from fedemb.ledger.budget import spent
 from fedemb.ledger.state import Attempt
@@ -130,10 +131,10 @@ def budget_view(
         blocks=sorted(rows, key=lambda row: (row.remaining, row.block)),
         charges=[
             {
-                "name": record.body["name"],
-                "blocks": list(record.body["blocks"]),
-                "declared": record.body["declared"],
-                "reason": record.body["reason"],
+                "name": record.content(ChargeRecord).name,
+                "blocks": record.content(ChargeRecord).blocks,
+                "declared": record.content(ChargeRecord).declared,
+                "reason": record.content(ChargeRecord).reason,
                 "actor": record.actor,
                 "sequence": record.sequence,
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.files import write_bytes
@@ -151,7 +151,7 @@ def price_path(study: Study, row: Row) -> Path:
 def _prices(study: Study, row: Row) -> list[dict[str, Any]]:
     path = price_path(study, row)
     if path.exists():
-        return read_json(path, PRICES)["certificates"]
+        return cast("list[dict[str, Any]]", read_json(path, PRICES)["certificates"])
     key = _price_key(study, row)
     rounds = key["rounds"]
     result = certificates(row, rounds, rounds * key["epochs"], key["images"])

@@ -11,6 +11,34 @@ MOST_FILES = 20
 MOST_ROOMS = 31
 LONGEST = 60
 MOST_PARAMETERS = 8
+ANY_AT_SEAMS = {
+    "config": 3,
+    "data": 18,
+    "engine": 42,
+    "foundation": 2,
+    "models": 132,
+    "pipelines": 53,
+    "privacy": 3,
+    "reports": 20,
+    "runtime": 8,
+    "serving": 10,
+    "steps.account_privacy": 1,
+    "steps.audit_privacy": 5,
+    "steps.delete_expired": 2,
+    "steps.evaluate_classifier": 1,
+    "steps.evaluate_embeddings": 5,
+    "steps.gate_release": 1,
+    "steps.partition_users": 7,
+    "steps.plan_privacy": 7,
+    "steps.pretrain_public": 2,
+    "steps.release_model": 10,
+    "steps.reserve_budget": 1,
+    "steps.show_outcome": 1,
+    "steps.train_dp_fedemb": 1,
+    "steps.train_dp_sgd": 1,
+    "training": 4,
+}
+"""Room -> maximum number of `Any` at its seams; a room that is not listed has none."""
 FACES = {"__main__", "errors", "fedemb", "steps"}
 """Modules directly below `fedemb`, and the empty package that links the steps."""
 
@@ -53,6 +81,25 @@ def test_folders_and_rooms_are_few_enough_to_know(product):
     assert not crowded
     rooms = {module.room for module in product.values()} - FACES
     assert len(rooms) <= MOST_ROOMS, sorted(rooms)
+
+
+def test_seams_between_rooms_state_their_types(product):
+    found = Counter()
+    for module in product.values():
+        found[module.room] += module.any_at_seams()
+    assert {room: n for room, n in found.items() if n > ANY_AT_SEAMS.get(room, 0)} == {}
+
+
+def test_any_is_found_in_signatures_attributes_and_names(tmp_path):
+    source = tmp_path / "one.py"
+    source.write_text(
+        "from typing import Any, TypeAlias\n"
+        "Json = dict[str, Any]\nOther: TypeAlias = list[Any]\n_value: int = 1\n"
+        "class Public:\n    field: Any\n    def act(self, one: Any, **rest: Any) -> int: ...\n"
+        "class _Hidden:\n    field: Any\n    def act(self, one: Any) -> Any: ...\n"
+        "def _hidden(one: Any) -> Any: ...\n"
+    )
+    assert Module("fedemb.one", source).any_at_seams() == 5
 
 
 def test_no_module_lies_directly_below_the_package(product):

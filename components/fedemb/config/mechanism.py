@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticKnownError, core_schema
@@ -41,7 +41,10 @@ class _OfRegisteredKind:
 
 def _section(value: Any, info: core_schema.ValidationInfo) -> MechanismConfig:
     sections = mechanism_sections()
-    kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+    if isinstance(value, Mapping):
+        kind = cast("Mapping[str, object]", value).get("kind")
+    else:
+        kind = getattr(value, "kind", None)
     if kind is None:
         raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
     if not isinstance(kind, str) or kind not in sections:

@@ -17,6 +17,7 @@ from fedemb.config.policy import StorageConfig
 from fedemb.config.run import SCHEMA_VERSION, PublicStart, RunConfig
 from fedemb.config.training import TrainingConfig
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.section import Section
 
 T = TypeVar("T", bound=Section)
@@ -66,14 +67,14 @@ def _parameters() -> dict[str, Parameter]:
     return found
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: Section | str, name: str) -> str:
     if not isinstance(value, Section):
         return value
     left_out = {"seed"} if name == "training" else None
     return value.model_dump_json(exclude=left_out)
 
 
-def parameters_of(config: RunConfig) -> dict[str, Any]:
+def parameters_of(config: RunConfig) -> dict[str, str | int]:
     """Returns the pipeline parameters for a configuration, without the required stores."""
     return {
         **{name: _text(getattr(config, name), name) for name in (*PLAIN, *SECTIONS)},
@@ -112,9 +113,9 @@ def public_start(values: Mapping[str, Any]) -> PublicStart:
     return _checked(PublicStart, {**sections, "seed": values["seed"]})
 
 
-def _json(text: str, name: str) -> Any:
+def _json(text: str, name: str) -> JsonObject:
     try:
-        value = json.loads(text)
+        value: Json = json.loads(text)
     except ValueError as error:
         raise ConfigError(
             f"Parameter {name} is not valid JSON ({error}). Pass a JSON object of settings, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import ValidationError, model_validator
@@ -295,20 +296,19 @@ class RunConfig(Section):
                 "out"
             )
 
-    def updated(self, overrides: dict[str, Any]) -> RunConfig:
+    def updated(self, overrides: Mapping[str, object]) -> RunConfig:
         """Returns a validated copy with dotted keys replaced, e.g. `{"mechanism.rounds": 3}`.
 
         Raises:
           pydantic.ValidationError: the result is not a valid configuration.
         """
-        tree = self.model_dump(mode="json")
+        tree: dict[str, Any] = self.model_dump(mode="json")
         for dotted, value in overrides.items():
             node = tree
             *parents, leaf = dotted.split(".")
             for parent in parents:
-                child = node.get(parent)
-                if not isinstance(child, dict):
-                    child = node[parent] = {}
-                node = child
+                if not isinstance(node.get(parent), dict):
+                    node[parent] = {}
+                node = node[parent]
             node[leaf] = value
         return type(self).model_validate(tree)

@@ -9,17 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedemb.data.group_index import GroupIndex, damaged, read_index
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord, decode_user
-from fedemb.data.user_layout import STORE_SCHEMA
+from fedemb.data.user_layout import read_manifest
 from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.errors import ArtifactError
-from fedemb.foundation.json_files import read_json
+
+if TYPE_CHECKING:
+    from array_record.python.array_record_module import ArrayRecordReader
 
 __all__ = ["GroupIndex", "UserStore", "load_examples"]
 
@@ -39,12 +41,12 @@ class UserStore:
           ArtifactError: the folder is incomplete, damaged, or of another schema version.
         """
         self.path = folder.path
-        self.manifest: dict[str, Any] = read_json(self.path / "manifest.json", STORE_SCHEMA)
-        self.image_size: int = self.manifest["image_size"]
-        self.channels: int = self.manifest["channels"]
+        self.manifest = read_manifest(self.path)
+        self.image_size = self.manifest["image_size"]
+        self.channels = self.manifest["channels"]
         sizes = [shard["users"] for shard in self.manifest["shards"]]
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._readers: dict[int, Any] = {}
+        self._readers: dict[int, ArrayRecordReader] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ class UserStore:
     def _name(self, shard: int) -> str:
         return self.manifest["shards"][shard]["name"]
 
-    def _reader(self, shard: int) -> Any:
+    def _reader(self, shard: int) -> ArrayRecordReader:
         reader = self._readers.get(shard)
         if reader is None:
             from array_record.python.array_record_module import ArrayRecordReader

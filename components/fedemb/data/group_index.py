@@ -13,22 +13,21 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedemb.data.user_layout import (
     GROUPS_PER_FILE,
     GROUPS_SCHEMA,
-    STORE_SCHEMA,
+    Shard,
     group_files,
     groups_in_file,
     groups_name,
     index_name,
+    read_manifest,
 )
 from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.errors import ArtifactError
-from fedemb.foundation.json_files import read_json
 
 _OPEN_FILES = 256
 _PIECE = 1 << 18
@@ -57,14 +56,14 @@ class GroupIndex:
           ArtifactError: the folder is incomplete, has no groups, or has another schema version.
         """
         self._path = folder.path
-        manifest = read_json(self._path / "manifest.json", STORE_SCHEMA)
-        if "virtual_clients" not in manifest:
+        manifest = read_manifest(self._path)
+        if "virtual_clients" not in manifest or "groupings" not in manifest:
             raise damaged(self._path.name, "holds no groups")
-        self.virtual_clients: int = manifest["virtual_clients"]
+        self.virtual_clients = manifest["virtual_clients"]
         """Virtual clients per grouping (G)."""
-        self.groupings: int = manifest["groupings"]
+        self.groupings = manifest["groupings"]
         """Independent groupings (R)."""
-        self._shards: list[dict[str, Any]] = manifest["shards"]
+        self._shards = manifest["shards"]
         sizes = [shard["users"] for shard in self._shards]
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self.user_count = int(self._starts[-1])
@@ -196,9 +195,7 @@ def encode_index(keys: np.ndarray, images: np.ndarray) -> bytes:
     return sink.getvalue()
 
 
-def read_index(
-    folder: Path, shards: Sequence[dict[str, Any]], column: str, kind: type
-) -> np.ndarray:
+def read_index(folder: Path, shards: Sequence[Shard], column: str, kind: type) -> np.ndarray:
     """Reads a column of the indexes of all shards, [users].
 
     Args:

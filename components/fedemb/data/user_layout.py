@@ -11,12 +11,45 @@ a file of groups. Everything here is Raw.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NotRequired, TypedDict, cast
+
+from fedemb.foundation.json_files import read_json
+
 STORE_SCHEMA = "fedemb/user_store/2"
 GROUPS_SCHEMA = "fedemb/groups/2"
 WRITER_OPTIONS = "group_size:1,uncompressed"
 """One record per chunk for random reads; PNGs cannot be compressed further."""
 GROUPS_PER_FILE = 1 << 14
 """Number of groups per file: about 3 MB at 32 users per group."""
+
+
+class Shard(TypedDict):
+    """A shard of user records in the manifest of its folder."""
+
+    name: str
+    users: int
+
+
+class FolderManifest(TypedDict):
+    """Fields of `manifest.json` that readers of a folder of users need. Raw."""
+
+    image_size: int
+    channels: int
+    shards: list[Shard]
+    virtual_clients: NotRequired[int]
+    """Virtual clients per grouping (G); only in `users/`."""
+    groupings: NotRequired[int]
+    """Independent groupings (R); only in `users/`."""
+
+
+def read_manifest(folder: Path) -> FolderManifest:
+    """Reads the manifest of a verified folder of users.
+
+    Raises:
+      ArtifactError: the manifest is missing or has another version.
+    """
+    return cast("FolderManifest", read_json(folder / "manifest.json", STORE_SCHEMA))
 
 
 def shard_name(kind: str, shard: int, shards: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,7 +25,7 @@ from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.errors import ArtifactError, FedEmbError
 from fedemb.foundation.canonical_json import canonical_json, strict_json
 from fedemb.foundation.digests import file_digest
-from fedemb.foundation.document import Written, read
+from fedemb.foundation.document import Document, Written, read
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
 """Exact set of files in a model artifact."""
@@ -52,16 +51,16 @@ class Evidence:
     """Files of the public backbone and of the model; None if the public backbone is unavailable."""
 
     @property
-    def signed(self) -> tuple[Written[Any], ...]:
+    def signed(self) -> tuple[Written[Document], ...]:
         """Returns the documents signed by steps before the report, except the reservation."""
         return (self.plan, self.users, self.model, self.audit, self.utility)
 
     @property
-    def unnamed(self) -> tuple[Written[Any], ...]:
+    def unnamed(self) -> tuple[Written[Document], ...]:
         """Returns signed documents that no ledger record names and that can be rewritten."""
         return (self.audit, self.utility)
 
-    def counting(self, reserved: int, reported: int) -> Iterator[tuple[Written[Any], int]]:
+    def counting(self, reserved: int, reported: int) -> Iterator[tuple[Written[Document], int]]:
         """Yields each signed document with the ledger record at which its key must be trusted.
 
         A key that was retired between reservation and report is still valid for documents that the

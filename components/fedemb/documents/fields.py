@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from fedemb.config.policy import Unit
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import Part
 
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -27,8 +28,11 @@ Delta = Annotated[float, Field(gt=0, lt=1)]
 Epsilon = Annotated[float, Field(ge=0)] | None
 """Epsilon, at least 0; None: infinite, no guarantee."""
 Purpose = Literal["release", "simulation"]
-Json = dict[str, Any]
-"""JSON object that is compared as a whole with a recomputed one."""
+if TYPE_CHECKING:
+    AnyJson = JsonObject
+    """JSON object that is compared as a whole with a recomputed one."""
+else:
+    AnyJson = dict[str, Any]  # `strict_json` checked the values
 Rate = Annotated[str, StringConstraints(pattern=r"^[0-9.e-]{1,12}$")]
 """A false accept or false positive rate, as the name of a field."""
 Depth = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}$")]

@@ -10,7 +10,7 @@ Specification: docs/explanation/ledger.md#rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core.core_schema import ValidationInfo
 
-from fedemb.documents.fields import Address, Count, Delta, Json, Name, Purpose, Sha
+from fedemb.documents.fields import Address, AnyJson, Count, Delta, Name, Purpose, Sha
 from fedemb.foundation.document import Document, Part
 
 
@@ -49,7 +49,7 @@ Blocks = Annotated[list[str], Field(min_length=1), AfterValidator(_different)]
 class PolicyRecord(Part):
     """Record 0: `PolicyTerms.to_json`."""
 
-    terms: Json
+    terms: AnyJson
 
 
 class WaiverRecord(Part):
@@ -63,7 +63,7 @@ class WaiverRecord(Part):
 class KeysRecord(Part):
     """Next generation of signing keys; checked in full by `TrustStore.rotated`."""
 
-    keys: Annotated[list[Json], Field(min_length=1)]
+    keys: Annotated[list[AnyJson], Field(min_length=1)]
     reason: Reason
 
 
@@ -82,7 +82,7 @@ class ChargeRecord(Part):
     blocks: Blocks
     unit: Literal["user", "image"]
     relation: Name
-    event: Json
+    event: AnyJson
     delta: Annotated[float, Field(ge=0, lt=1)]
     declared: Literal["event", "epsilon_delta", "rho"]
     reason: Reason
@@ -94,7 +94,7 @@ class ReserveRecord(Part):
     purpose: Purpose
     blocks: Blocks
     blocks_requested: Blocks
-    event: Json
+    event: AnyJson
     relation: Name
     delta: Delta
     rounds: Count
@@ -104,49 +104,50 @@ class ReserveRecord(Part):
     input: Address
 
 
-class BindRecord(Part):
-    """Inputs and runtime of an attempt."""
+class AttemptRecord(Part):
+    """Record about an attempt that was reserved before."""
 
     reservation: Count
+    """Number of the record of its reservation."""
+
+
+class BindRecord(AttemptRecord):
+    """Inputs and runtime of an attempt."""
+
     inputs_sha: Sha
     commitments: dict[str, Sha]
     private_root: Sha
 
 
-class CommitRecord(Part):
+class CommitRecord(AttemptRecord):
     """End of an attempt; the trainer signs the round log."""
 
-    reservation: Count
     rounds_started: Count
-    round_log: Json
+    round_log: AnyJson
 
 
-class EvaluationRecord(Part):
+class EvaluationRecord(AttemptRecord):
     """Evaluation of a model on held-out users, recorded before it starts."""
 
-    reservation: Count
     model_sha: Sha
 
 
-class ApprovalRecord(Part):
+class ApprovalRecord(AttemptRecord):
     """Approval of one report of one model by a named approver."""
 
-    reservation: Count
     model_sha: Sha
     report_sha: Sha
 
 
-class VoidRecord(Part):
+class VoidRecord(AttemptRecord):
     """Refund of a reservation."""
 
-    reservation: Count
     reason: Reason
 
 
-class ReleaseRecord(Part):
+class ReleaseRecord(AttemptRecord):
     """Publication of a bundle."""
 
-    reservation: Count
     model_sha: Sha
     report_sha: Sha
     bundle_sha: Sha
@@ -211,7 +212,7 @@ class LedgerRecord(Document):
 
     @field_validator("body", mode="plain")
     @classmethod
-    def _of_its_kind(cls, value: Any, info: ValidationInfo) -> Part:
+    def _of_its_kind(cls, value: object, info: ValidationInfo) -> Part:
         body = BODIES.get(info.data.get("act", ""))
         if body is None:
             raise ValueError("unknown kind of record; this version may be too old")

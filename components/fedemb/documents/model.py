@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from fedemb.documents.fields import Count, Json, Name, Sha, Share, Tensor
+from fedemb.documents.fields import AnyJson, Count, Name, Sha, Share, Tensor
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.foundation.document import Document, Part, Since
 
@@ -27,7 +27,7 @@ class Pretrained(Document):
     pretraining_kind: Name
     weights_sha: Sha
     """SHA-256 of `backbone.keras`."""
-    model: Json
+    model: AnyJson
     """`ModelConfig`."""
     images: Count
     classes: Count
@@ -103,7 +103,7 @@ class RoundLine(Part):
     """Public constant by which the sum was divided."""
     output_sha: Sha
     """Digest of the noised output."""
-    event: Json | None
+    event: AnyJson | None
     """Privacy event; None: the mechanism tracks participation and is priced as a whole."""
 
 
@@ -114,7 +114,7 @@ class RoundHead(Document):
 
     inputs_sha: Sha
     public: RoundLine
-    mechanism_state: Json
+    mechanism_state: AnyJson
     """`Mechanism.state_to_json()` after the round."""
     mean_sha: Sha
     """SHA-256 of the bytes after the head: the noised mean, or no bytes."""

@@ -8,6 +8,10 @@ A file can claim to be far larger than it is (a zip bomb, a tensor without store
 separate process, limited to `MEMORY` and `SECONDS`, inspects it and never decompresses.
 """
 
+# h5py ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import functools
@@ -21,11 +25,11 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fedemb.documents.fields import Tensor
 from fedemb.errors import ArtifactError
-from fedemb.foundation.canonical_json import strict_json
+from fedemb.foundation.canonical_json import Json, strict_json
 
 MEMORY = 4 << 30
 """Maximum bytes of address space for the inspection."""
@@ -165,14 +169,19 @@ def main(path: Path, start: str = "", share: str = "1") -> int:
     return 0
 
 
-def _tensors(path: Path) -> list[dict[str, Any]]:
+class _Stored(TypedDict):
+    name: str
+    shape: list[int]
+
+
+def _tensors(path: Path) -> list[_Stored]:
     import h5py
 
     try:
         with zipfile.ZipFile(path) as archive:
             config = strict_json(_member(archive, path, "config.json"), path.name)
             weights = _member(archive, path, "model.weights.h5")
-        tensors: list[dict[str, Any]] = []
+        tensors: list[_Stored] = []
 
         def visit(name: str, item: Any) -> None:
             for attribute in item.attrs:
@@ -185,7 +194,7 @@ def _tensors(path: Path) -> list[dict[str, Any]]:
                     )
             if isinstance(item, h5py.Dataset):
                 _require_plain(item, path)
-                tensors.append({"name": name, "shape": list(item.shape)})
+                tensors.append({"name": name, "shape": [int(size) for size in item.shape]})
 
         with h5py.File(io.BytesIO(weights), "r") as file:
             visit("/", file)
@@ -269,14 +278,14 @@ def _require_plain(item: Any, path: Path) -> None:
         )
 
 
-def _setting_problem(value: Any) -> str | None:
+def _setting_problem(value: Json) -> str | None:
     """Returns the problem if layer settings contain tensors or code, else None."""
     if isinstance(value, str):
         return f"holds a text of {len(value)} characters" if len(value) > _TEXT else None
     if isinstance(value, dict):
         if value.get("class_name") in ("Lambda", "__lambda__"):
             return "holds a Lambda layer, which is code"
-        items = list(value.values())
+        items = [*value.values()]
     elif isinstance(value, list):
         items = value
         numbers = _numbers(value)
@@ -287,7 +296,7 @@ def _setting_problem(value: Any) -> str | None:
     return next(filter(None, map(_setting_problem, items)), None)
 
 
-def _numbers(value: Any) -> int:
+def _numbers(value: Json) -> int:
     if isinstance(value, list):
         return sum(map(_numbers, value))
     return isinstance(value, int | float)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from fedemb.documents.fields import (
+    AnyJson,
     Comparison,
     Count,
     Delta,
     Epsilon,
     Guarantee,
-    Json,
     Name,
     Point,
     Purpose,
@@ -42,10 +42,10 @@ class PrivacyPlan(Document):
 
     config_sha: Sha
     purpose: Purpose
-    plan: Json
+    plan: AnyJson
     """`MechanismPlan.to_json()`."""
     backend: Annotated[Backend, Since(2, before="tensorflow")]
-    event: Json
+    event: AnyJson
     relation: Name
     guarantee: Guarantee
     epsilon_conservative_2c: Epsilon

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from fedemb.documents.audit import SelfTest
 from fedemb.documents.fields import (
     Address,
+    AnyJson,
     Code,
     Comparison,
     Count,
@@ -19,7 +20,6 @@ from fedemb.documents.fields import (
     Epsilon,
     Guarantee,
     Interval,
-    Json,
     Name,
     PlantedBugs,
     Point,
@@ -77,7 +77,7 @@ class Clip(Part):
 
     kind: Literal["global_l2_per_virtual_client", "global_l2_per_unit", "global_l2_per_image"]
     l2_norm_clip: float
-    adaptive: Json | None
+    adaptive: AnyJson | None
 
 
 class Noise(Part):
@@ -133,7 +133,7 @@ class Accounting(Part):
     version: Name
     accountant: Name
     discretisation: float
-    event: Json
+    event: AnyJson
     rounds_priced: Count
     epsilon: Epsilon
     delta: Delta

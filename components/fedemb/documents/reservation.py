@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedemb.documents.fields import Address, Count, Delta, Json, Name, Purpose, Sha
+from fedemb.documents.fields import Address, AnyJson, Count, Delta, Name, Purpose, Sha
 from fedemb.foundation.document import Document
 
 
@@ -24,7 +24,7 @@ class ReservationDocument(Document):
     blocks: list[Name]
     """Blocks whose users may be read: the requested blocks with remaining budget."""
     blocks_requested: list[Name]
-    event: Json
+    event: AnyJson
     relation: Name
     delta: Delta
     rounds: Count

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedemb.documents.fields import Json
+from fedemb.foundation.canonical_json import JsonObject
 
 _HEAD = "head"
 
@@ -22,7 +22,7 @@ def pack(head: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> bytes:
     return packed.getvalue()
 
 
-def unpack(data: bytes, *names: str) -> tuple[Json, dict[str, np.ndarray]]:
+def unpack(data: bytes, *names: str) -> tuple[JsonObject, dict[str, np.ndarray]]:
     """The object of `pack`, and the arrays of these names.
 
     Raises:

@@ -18,11 +18,12 @@ from fedemb.engine.training_round import Packed, TrainingRound
 from fedemb.privacy.queries import Mechanism, RoundOutput
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 """Record of a committed round."""
 
 
 @dataclass(frozen=True)
-class Round(Generic[R]):
+class Round(Generic[R_co]):
     """One finished round. Raw, except `state` and `record`."""
 
     index: int
@@ -31,7 +32,7 @@ class Round(Generic[R]):
     """Clip of the round."""
     sums: RoundSums
     """Un-noised sums and per-client statistics."""
-    record: R | None
+    record: R_co | None
     """Result of `commit`."""
     state: ServerState
     """Server state after the round. Noised."""

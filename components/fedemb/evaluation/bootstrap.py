@@ -9,7 +9,6 @@ interval is then too short.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Num
@@ -56,7 +55,7 @@ class Estimate:
             )
         return Estimate(self.value - other.value, self.draws - other.draws)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, float]:
         """Returns the value and interval, rounded to six decimal places."""
         return {
             "value": round(self.value, 6),

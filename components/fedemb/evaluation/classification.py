@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
 from fedemb.evaluation.held_out import Subjects, shown_group
 from fedemb.evaluation.metrics import require_finite
+from fedemb.foundation.document import Fields
 
 SMALLEST = 10
 """Minimum number of users of a class or group whose figure is shown."""
@@ -37,7 +37,7 @@ def measure_classifiers(
     samples: int,
     grouped: bool,
     averages: Collection[str] = (),
-) -> dict[str, Any]:
+) -> Fields:
     """Measures classifiers on the same images.
 
     Args:
@@ -133,7 +133,7 @@ class _Measured:
         before, tied = (table > own).sum(axis=1), (table == own).sum(axis=1)
         return np.clip((count - before) / tied, 0.0, 1.0)
 
-    def figures(self, table: np.ndarray) -> dict[str, Any]:
+    def figures(self, table: np.ndarray) -> Fields:
         """Returns top-5 accuracy, log loss and calibration of a table of probabilities."""
         log_loss = -np.log(np.maximum(self.own(table), 1e-12))
         return {
@@ -148,7 +148,7 @@ def _parts(
     right: Mapping[str, np.ndarray],
     names: Sequence[str],
     places: np.ndarray,
-) -> dict[str, Any]:
+) -> Fields:
     """Returns accuracy by class or group, lowest first, and the number of parts left out.
 
     Args:
@@ -170,20 +170,19 @@ def _parts(
             {"model": model, "top_1": other.to_json(), "difference": (own - other).to_json()}
             for model, other in found.items()
         ]
-        shown.append(
-            {
-                "name": name,
-                "images": int(use.sum()),
-                "units": people,
-                "top_1": own.to_json(),
-                "compared": compared,
-            }
-        )
-    shown.sort(key=lambda part: part["top_1"]["value"])
-    return {"shown": shown, "too_small": too_small}
+        part = {
+            "name": name,
+            "images": int(use.sum()),
+            "units": people,
+            "top_1": own.to_json(),
+            "compared": compared,
+        }
+        shown.append((round(own.value, 6), part))
+    shown.sort(key=lambda pair: pair[0])
+    return {"shown": [part for _, part in shown], "too_small": too_small}
 
 
-def _reliability(measured: _Measured, table: np.ndarray) -> list[dict[str, Any]]:
+def _reliability(measured: _Measured, table: np.ndarray) -> list[Fields]:
     """Returns confidence and accuracy by bin of confidence; bins of too few units are left out."""
     confidence, right = table.max(axis=1), measured.top(table, 1)
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
@@ -202,9 +201,7 @@ def _reliability(measured: _Measured, table: np.ndarray) -> list[dict[str, Any]]
     return shown
 
 
-def _confusion(
-    measured: _Measured, table: np.ndarray, classes: Sequence[str]
-) -> dict[str, Any] | None:
+def _confusion(measured: _Measured, table: np.ndarray, classes: Sequence[str]) -> Fields | None:
     """Returns, per true class, the share of images by predicted class.
 
     Classes with too few units have no row, and predictions of them are one column. None for more
@@ -227,7 +224,7 @@ def _confusion(
 
 def _calibration(
     table: np.ndarray, labels: np.ndarray, units: np.ndarray, weights: np.ndarray
-) -> dict[str, Any]:
+) -> Fields:
     """Returns the gap between confidence and accuracy over equal bins (ECE), and its spread.
 
     Sampling noise increases the gap of the images, and resampling increases it again. So the draws

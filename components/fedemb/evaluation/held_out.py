@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +18,7 @@ from fedemb.documents.fields import SubgroupName
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.starts import starts_of
 from fedemb.evaluation.pairs import MAX_UNITS
+from fedemb.models.arrays import Model
 
 PIECE = 512
 """Number of users read at once, so that memory does not grow with the set."""
@@ -75,7 +75,7 @@ class Subjects:
         return Subjects(self.labels[use], self.users[use], self.subgroups[use])
 
 
-def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
+def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model]:
     """Returns the trained model and those baselines of `starts_of` that are models."""
     from fedemb.engine import build_backbone
     from fedemb.models.backbones import cut
@@ -97,7 +97,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     return models | {name: makers[name]() for name in starts_of(config) if name in makers}
 
 
-def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Any:
+def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Model:
     """Trains the non-private baseline of a simulation from the same public backbone.
 
     Args:
@@ -151,7 +151,7 @@ def scores_trials(user_key: int) -> bool:
 
 def apply_models(
     store: UserStore,
-    models: Mapping[str, Any],
+    models: Mapping[str, Model],
     config: RunConfig,
     apply: Callable[..., np.ndarray],
     *,

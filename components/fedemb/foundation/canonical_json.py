@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, cast
 
 from fedemb.errors import ArtifactError
 
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""A JSON value as it is parsed."""
+JsonObject: TypeAlias = dict[str, Json]
+ToJson: TypeAlias = "bool | int | float | str | Sequence[ToJson] | Mapping[str, ToJson] | None"
+"""A value that can be written as JSON."""
 _CANONICAL = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
 """Shared encoder: a ledger has ten thousands of records."""
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: ToJson) -> bytes:
     """Returns the canonical bytes of a JSON value: sorted keys, no spaces, UTF-8, no NaN.
 
     Raises:
@@ -32,7 +38,7 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def json_digest(value: Any) -> str:
+def json_digest(value: ToJson) -> str:
     """Returns the SHA-256 of the canonical JSON of a value.
 
     Use it for public values only; private values need keyed commitments
@@ -53,7 +59,7 @@ def _refuse(constant: str) -> float:
     raise ValueError(f"it holds {constant}, which is not a number")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("it holds a key twice")
@@ -64,8 +70,8 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_once)
 """Shared decoder: parsing ten thousand records takes a third of the time."""
 
 
-def _too_deep(value: Any) -> bool:
-    level: list[Any] = [value]
+def _too_deep(value: Json) -> bool:
+    level: list[Json] = [value]
     for _ in range(_DEEPEST):
         level = [
             child
@@ -78,7 +84,7 @@ def _too_deep(value: Any) -> bool:
     return True
 
 
-def strict_json(data: bytes, name: str) -> Any:
+def strict_json(data: bytes, name: str) -> Json:
     """Parses strict JSON: no repeated keys, no NaN, no lone surrogates, limited size and depth.
 
     Raises:
@@ -88,7 +94,7 @@ def strict_json(data: bytes, name: str) -> Any:
         if len(data) > LARGEST_JSON:
             raise ValueError(f"{len(data)} bytes, at most {LARGEST_JSON}")
         text = data.decode()
-        value = _STRICT.decode(text)
+        value = cast("Json", _STRICT.decode(text))
         brackets = data.count(b"{") + data.count(b"[")  # no deeper than that, text included
         if brackets > _DEEPEST and _too_deep(value):
             raise ValueError("nested without end")
@@ -102,7 +108,19 @@ def strict_json(data: bytes, name: str) -> Any:
     return value
 
 
-def parse_json(data: bytes, schema: str, name: str) -> dict[str, Any]:
+def json_object(data: bytes, name: str) -> JsonObject:
+    """Parses a strict JSON object; see `strict_json`.
+
+    Raises:
+      ArtifactError: the bytes are not strict JSON in UTF-8, or not an object.
+    """
+    value = strict_json(data, name)
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{name} is not a JSON object; run the step that writes it again")
+    return value
+
+
+def parse_json(data: bytes, schema: str, name: str) -> JsonObject:
     """Parses a JSON object and checks its schema.
 
     Raises:
@@ -111,7 +129,7 @@ def parse_json(data: bytes, schema: str, name: str) -> dict[str, Any]:
     """
     document = strict_json(data, name)
     found = document.get("schema") if isinstance(document, dict) else None
-    if found != schema:
+    if not isinstance(document, dict) or found != schema:
         raise ArtifactError(
             f"{name} has schema {found!r}, expected {schema!r}; run the step that writes it with "
             "this version of the package"

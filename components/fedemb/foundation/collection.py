@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 _OBJECTS = 100_000
@@ -11,7 +11,7 @@ _OBJECTS = 100_000
 
 
 @contextmanager
-def few_collections() -> Iterator[None]:
+def few_collections() -> Generator[None]:
     """Collects garbage rarely: walking thousands of lasting objects again and again finds none."""
     before = gc.get_threshold()
     gc.set_threshold(max(_OBJECTS, before[0]), *before[1:])
@@ -22,7 +22,7 @@ def few_collections() -> Iterator[None]:
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
+def no_collections() -> Generator[None]:
     """Collects no garbage during imports, and later never walks what they made."""
     enabled = gc.isenabled()
     gc.disable()

@@ -25,16 +25,33 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import ClassVar, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializationInfo,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 from typing_extensions import override
 
 from fedemb.errors import ArtifactError
-from fedemb.foundation.canonical_json import canonical_json, sha256_hex, strict_json
+from fedemb.foundation.canonical_json import (
+    Json,
+    JsonObject,
+    ToJson,
+    canonical_json,
+    json_object,
+    sha256_hex,
+)
 from fedemb.foundation.files import write_bytes
 
+_LONGEST_SIGNATURE = 256
+"""Maximum characters of a field of a signature."""
 _SCHEMA = re.compile(r"fedemb/([a-z_]{1,40})/([1-9][0-9]{0,3})")
 
 
@@ -43,7 +60,7 @@ class Since:
     """Annotation of a field that was added in a version of the document."""
 
     version: int
-    before: Any
+    before: Json
     """Value of the field in older documents, as JSON."""
 
 
@@ -55,6 +72,13 @@ class Renamed:
     """Kind of document -> version that introduced the new name, for a part of several documents."""
     before: str
     """Name of the field in older documents."""
+
+
+class _Context(TypedDict):
+    """Document that a part is read from or written to."""
+
+    kind: str
+    version: int
 
 
 @functools.cache
@@ -75,7 +99,7 @@ class Part(BaseModel):
 
     @classmethod
     @override
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __pydantic_init_subclass__(cls, **kwargs: Unpack[ConfigDict]) -> None:
         """Refuses optional fields, which would change versions that were written without them."""
         optional = [name for name, field in cls.model_fields.items() if not field.is_required()]
         if optional:
@@ -85,17 +109,17 @@ class Part(BaseModel):
             )
 
     @classmethod
-    def _late(cls, context: Any) -> dict[str, Since | Renamed]:
+    def _late(cls, context: _Context | None) -> dict[str, Since | Renamed]:
         """Returns the fields that the file's version lacks or has under another name."""
         return _late_fields(cls, context["kind"], context["version"]) if context else {}
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, value: Any, info: Any) -> Any:
+    def _read_older(cls, value: object, info: ValidationInfo[_Context | None]) -> object:
         late = cls._late(info.context)
         if not late or not isinstance(value, dict):
             return value
-        fields = cast("dict[str, Any]", value)
+        fields = cast("dict[str, object]", value)
         if late.keys() & fields.keys():
             raise ValueError("a field of a later version")
         fields = dict(fields)
@@ -107,7 +131,9 @@ class Part(BaseModel):
         return fields
 
     @model_serializer(mode="wrap")
-    def _write_older(self, handler: SerializerFunctionWrapHandler, info: Any) -> dict[str, Any]:
+    def _write_older(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo[_Context | None]
+    ) -> dict[str, object]:
         fields = handler(self)
         late = self._late(info.context)
         for name, mark in late.items():
@@ -128,14 +154,14 @@ class Document(Part):
     role: ClassVar[str | None] = None
     """Role whose key signs the document; None: only one step writes and reads it, unsigned."""
 
-    def content(self, version: int | None = None) -> dict[str, Any]:
+    def content(self, version: int | None = None) -> JsonObject:
         """Returns the JSON object without its signature, which is the signed content."""
         number = version or self.newest
         fields = self.model_dump(mode="json", context={"kind": self.kind, "version": number})
         return {"schema": f"fedemb/{self.kind}/{number}", **fields}
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> Self:
+    def of_fields(cls, fields: Mapping[str, object]) -> Self:
         """Returns a document of the newest version from JSON fields.
 
         Raises:
@@ -150,14 +176,17 @@ class Document(Part):
             ) from error
 
 
+Fields: TypeAlias = dict[str, object]
+"""Fields of a document that its class has not checked yet; see `Document.of_fields`."""
 D = TypeVar("D", bound=Document)
+D_co = TypeVar("D_co", bound=Document, covariant=True)
 
 
 @dataclass(frozen=True)
-class Written(Generic[D]):
+class Written(Generic[D_co]):
     """A document as stored in a file: content, signature and exact bytes."""
 
-    body: D
+    body: D_co
     version: int
     signature: Mapping[str, str] | None
     data: bytes
@@ -168,7 +197,7 @@ class Written(Generic[D]):
         return sha256_hex(self.data)
 
     @functools.cached_property
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         """Returns the content that the signature covers."""
         return self.body.content(self.version)
 
@@ -198,7 +227,7 @@ class Written(Generic[D]):
         return encode(self.json) == self.data
 
     @property
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         """Returns the whole JSON object, including the signature."""
         return self.content if self.signature is None else _signed(self.content, self.signature)
 
@@ -207,11 +236,11 @@ def _joined(*members: bytes) -> bytes:
     return b"{" + b",".join(filter(None, members)) + b"}"
 
 
-def _signed(content: dict[str, Any], signature: Mapping[str, str]) -> dict[str, Any]:
-    return {**content, "signature": dict(signature)}
+def _signed(content: JsonObject, signature: Mapping[str, str]) -> JsonObject:
+    return {**content, "signature": {**signature}}
 
 
-def encode(content: Mapping[str, Any], *, compact: bool = False) -> bytes:
+def encode(content: Mapping[str, ToJson], *, compact: bool = False) -> bytes:
     """Returns the bytes of a document's JSON object: sorted keys, on one line or indented.
 
     Raises:
@@ -249,9 +278,7 @@ def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> W
         that are not canonical (blanks, repeated keys, another spelling of a number).
     """
     what = f"the {expected.kind} document {name}"
-    fields = strict_json(data, what)
-    if not isinstance(fields, dict):
-        raise ArtifactError(f"{what} is not a JSON object; run the step that writes it again")
+    fields = json_object(data, what)
     schema = fields.pop("schema", None)
     found = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
     if found is None or found[1] != expected.kind or int(found[2]) > expected.newest:
@@ -302,13 +329,15 @@ def problem_of(error: ValidationError) -> str:
     return ".".join(part for part in place if re.fullmatch("[a-z0-9_]{1,40}", part)) or "a field"
 
 
-def _signature(value: Any, what: str) -> dict[str, str] | None:
+def _signature(value: Json, what: str) -> dict[str, str] | None:
     if value is None:
         return None
-    if (
-        not isinstance(value, dict)
-        or value.keys() != {"key_id", "algorithm", "value"}
-        or not all(isinstance(text, str) and len(text) <= 256 for text in value.values())
-    ):
+    fields = value if isinstance(value, dict) else {}
+    texts = {
+        name: text
+        for name, text in fields.items()
+        if isinstance(text, str) and len(text) <= _LONGEST_SIGNATURE
+    }
+    if texts.keys() != {"key_id", "algorithm", "value"} or texts.keys() != fields.keys():
         raise ArtifactError(f"the signature of {what} is malformed; run its step again")
-    return value
+    return texts

@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -81,7 +81,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def _new_temporary(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
+def _new_temporary(path: Path, mode: int) -> Generator[tuple[Path, BinaryIO]]:
     """Yields a new hidden file next to `path`, with `mode` less the umask; removed on exit."""
     try:
         make_folder(path.parent)
@@ -103,7 +103,7 @@ def _finish(file: BinaryIO) -> None:
 
 
 @contextmanager
-def new_file(path: Path, mode: int = _READABLE) -> Iterator[BinaryIO]:
+def new_file(path: Path, mode: int = _READABLE) -> Generator[BinaryIO]:
     """Yields a file to write to; it appears at `path` complete if the block ends without an error.
 
     Raises:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedemb.errors import ArtifactError
-from fedemb.foundation.canonical_json import parse_json
+from fedemb.foundation.canonical_json import JsonObject, ToJson, parse_json
 from fedemb.foundation.files import write_bytes
 
 
-def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:
+def write_json(path: Path, schema: str, body: Mapping[str, ToJson]) -> None:
     """Writes a document `{"schema": schema, **body}` atomically, indented for people.
 
     `schema` is `fedemb/<artifact>/<version>`.
@@ -22,7 +21,7 @@ def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:
     write_bytes(path, text.encode() + b"\n")
 
 
-def read_json(path: Path, schema: str) -> dict[str, Any]:
+def read_json(path: Path, schema: str) -> JsonObject:
     """Reads a document written by `write_json`.
 
     Raises:

@@ -101,7 +101,8 @@ class Section(BaseModel):
     ) -> Self:
         former = cls._former_names(value)
         section = handler(_with_current_names(value, former) if former else value)
-        if (info.context or {}).get(_AS_WRITTEN):
+        context = cast("Mapping[str, bool] | None", info.context)
+        if context and context.get(_AS_WRITTEN):
             section.model_fields_set.difference_update(former.values())
             section.model_fields_set.update(former)
         elif section is not value:  # an existing section that is passed through stays as read

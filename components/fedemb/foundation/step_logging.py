@@ -14,11 +14,13 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
+
+from fedemb.foundation.canonical_json import ToJson
 
 EVENT_PREFIX = "fedemb-event: "
 """Prefix of the lines that `fedemb.pipelines.run.local` reads: one JSON object each."""
@@ -75,7 +77,7 @@ _open: list[TextIO] = []
 """Streams that stay open while all other output is suppressed."""
 
 
-def log_event(kind: Kind, **fields: Any) -> None:
+def log_event(kind: Kind, **fields: ToJson) -> None:
     """Writes one machine-readable line; fields must be public."""
     _say(EVENT_PREFIX + json.dumps({"kind": kind, **fields}) + "\n")
 
@@ -92,7 +94,7 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def step_log(*, private: bool) -> Iterator[None]:
+def step_log(*, private: bool) -> Generator[None]:
     """Sets up the log of a step; a private step writes only events and the lines of this module.
 
     Args:

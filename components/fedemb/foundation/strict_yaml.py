@@ -1,7 +1,11 @@
 """Strict YAML for configurations: no repeated keys, limited nesting."""
 
+# PyYAML ships no types for its parser.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -18,8 +22,8 @@ class NotYaml(ValueError):
 class _WithAliases(yaml.SafeLoader):
     """Safe loader that refuses repeated keys in mappings."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float | bool | None):
@@ -35,7 +39,7 @@ class _WithAliases(yaml.SafeLoader):
 class _Loader(_WithAliases):
     """Loader that also refuses aliases."""
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise NotYaml("YAML with an alias; aliases are not allowed here, write the value out")
         return super().compose_node(parent, index)

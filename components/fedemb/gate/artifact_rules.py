@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 from fedemb.config.digest import config_digest
 from fedemb.documents.audit import attack_on
+from fedemb.documents.ledger_record import BindRecord, CommitRecord
 from fedemb.documents.model import RoundLine
 from fedemb.documents.model_files import stored_move, tensor_problem
 from fedemb.errors import ArtifactError, SignatureInvalid
@@ -51,13 +51,14 @@ def bindings(case: Case) -> Iterator[Reason]:
     model, users = evidence.model.body, evidence.users.body
     if bind is None:
         return
-    bound: dict[str, tuple[Any, Any]] = {
+    content = bind.content(BindRecord)
+    bound: dict[str, tuple[object, object]] = {
         "model.run_id": (model.run_id, reservation.run_id),
         "model.attempt": (model.attempt, reservation.attempt),
         "model.config_sha": (model.config_sha, reservation.config_sha),
         "model.plan_sha": (model.plan_sha, reservation.plan_sha),
         "model.code_sha": (model.code_sha, reservation.code_sha),
-        "model.inputs_sha": (model.inputs_sha, bind.body["inputs_sha"]),
+        "model.inputs_sha": (model.inputs_sha, content.inputs_sha),
         "model.backbone": (model.backbone, evidence.config.model.backbone),
         "model.embedding_dim": (model.embedding_dim, evidence.config.model.embedding_dim),
         "users.run_id": (users.run_id, reservation.run_id),
@@ -71,7 +72,7 @@ def bindings(case: Case) -> Iterator[Reason]:
         "plan.config_sha": (evidence.plan.body.config_sha, reservation.config_sha),
         "config_sha": (evidence.config_sha, reservation.config_sha),
         "plan.digest": (case.plan.digest, reservation.plan_sha),
-        "users.commitments": (users.commitments.model_dump(), dict(bind.body["commitments"])),
+        "users.commitments": (users.commitments.model_dump(), content.commitments),
     }
     for name, (found, wanted) in bound.items():
         if found != wanted:
@@ -90,7 +91,7 @@ def bindings(case: Case) -> Iterator[Reason]:
             "code_sha": reservation.code_sha,
         }
     )
-    if recomputed != bind.body["inputs_sha"]:
+    if recomputed != bind.content(BindRecord).inputs_sha:
         yield Reason(
             "inputs_differ",
             "the digest of all inputs differs from that of plan, configuration, initial weights, "
@@ -104,7 +105,8 @@ def rounds(case: Case) -> Iterator[Reason]:
     evidence, attempt = case.evidence, case.attempt
     if attempt.commit is None:
         return
-    started = attempt.commit.body["rounds_started"]
+    commit = attempt.commit.content(CommitRecord)
+    started = commit.rounds_started
     ran = evidence.model.body.rounds_run
     planned = case.trained_plan
     if not ran <= started <= case.reservation.rounds == case.plan.rounds:
@@ -128,7 +130,7 @@ def rounds(case: Case) -> Iterator[Reason]:
             "the round log does not list each committed round once, in order",
             "resume the training, or start a run with a new id",
         )
-    if attempt.commit.body["round_log"]["sha"] != evidence.model_files["rounds.jsonl"]:
+    if commit.round_log["sha"] != evidence.model_files["rounds.jsonl"]:
         yield Reason(
             "round_log_changed",
             "the round log differs from the one that the trainer signed at commit",
@@ -279,7 +281,8 @@ def model(case: Case) -> Iterator[Reason]:
             "use the model artifact of the training step",
         )
     commit = case.attempt.commit
-    if commit is None or commit.body["round_log"]["card_sha"] != case.evidence.model.sha:
+    log = commit.content(CommitRecord).round_log if commit else {}
+    if log.get("card_sha") != case.evidence.model.sha:
         yield Reason(
             "model_card_changed",
             "model.json, the card of weights, tensors and noise key, differs from "
@@ -337,12 +340,13 @@ def rebuilt(case: Case) -> Iterator[Reason]:
         time=case.report.time,
         head_sequence=case.head,
     )
-    expected, found = built.content(case.signed.version), case.signed.content
     tolerance = RELATIVE_TOLERANCE
     if not case.same_environment:
         tolerance = LATER_TOLERANCE
-        expected["accounting"]["version"] = case.report.accounting.version
-    for path in differences(expected, found, tolerance=tolerance):
+        accounting = built.accounting.model_copy(update={"version": case.report.accounting.version})
+        built = built.model_copy(update={"accounting": accounting})
+    expected = built.content(case.signed.version)
+    for path in differences(expected, case.signed.content, tolerance=tolerance):
         yield Reason(
             "report_differs",
             f"{path} of the report differs from the value that the evidence gives",

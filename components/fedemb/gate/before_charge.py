@@ -11,13 +11,15 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
 from fedemb.config.trials import check_recipes, trial_plan
+from fedemb.documents.ledger_record import ReleaseRecord
 from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
 from fedemb.errors import ArtifactError, BudgetExceeded, ConfigError, Refused
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.gate.privacy_rules import accountants_disagree
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting import accounting
@@ -117,7 +119,7 @@ def check_before_charge(
     ledger: Ledger,
     *,
     run_id: str,
-    suite: dict[str, Any],
+    suite: JsonObject,
     start: tuple[Path, str],
 ) -> None:
     """Refuses a release run that the gate would deny later, and warns of waivable reasons.
@@ -153,7 +155,7 @@ def check_before_charge(
 
 
 def _problems(
-    config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str, suite: dict[str, Any]
+    config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str, suite: JsonObject
 ) -> Iterator[tuple[str, str]]:
     """Yields each problem and its remedy, cheapest check first."""
     policy, terms = config.policy, ledger.terms
@@ -208,10 +210,10 @@ def _problems(
 def _is_released(ledger: Ledger, name: str, version: str, run_id: str) -> bool:
     """Returns whether another run was released under this name and version."""
     return any(
-        (record.body["name"], record.body["version"]) == (name, version)
+        (release.name, release.version) == (name, version)
         for attempt in ledger.state.attempts.values()
-        for record in attempt.releases
-        if record.run_id != run_id
+        if attempt.reserve.run_id != run_id
+        for release in (record.content(ReleaseRecord) for record in attempt.releases)
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.fields import Interval
+from fedemb.documents.ledger_record import BindRecord, CommitRecord
 from fedemb.gate.case import Case
 from fedemb.privacy.planning.prices import guarantee_of
 
@@ -68,12 +69,12 @@ def _spent(case: Case) -> str:
 
 def _bound(case: Case) -> str:
     bind = case.attempt.bind
-    return "nothing bound" if bind is None else f"inputs {bind.body['inputs_sha'][:12]}"
+    return "nothing bound" if bind is None else f"inputs {bind.content(BindRecord).inputs_sha[:12]}"
 
 
 def _rounds(case: Case) -> str:
     commit = case.attempt.commit
-    started = commit.body["rounds_started"] if commit else 0
+    started = commit.content(CommitRecord).rounds_started if commit else 0
     ran = case.evidence.model.body.rounds_run
     return f"{ran} rounds run, {started} committed, {len(case.evidence.rounds)} logged"
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from fedemb.documents.evidence import Evidence, sentence_of
+from fedemb.documents.ledger_record import WaiverRecord
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import StorageError
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import Written
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
@@ -129,14 +130,15 @@ def waiver_records(ledger: Ledger, model_sha: str, head: int) -> dict[str, Recor
     """Returns the waivers of one model up to a ledger record: code -> first record."""
     found: dict[str, Record] = {}
     for record in ledger.state.waivers:
-        if record.body["model_sha"] == model_sha and record.sequence <= head:
-            found.setdefault(record.body["code"], record)
+        waiver = record.content(WaiverRecord)
+        if waiver.model_sha == model_sha and record.sequence <= head:
+            found.setdefault(waiver.code, record)
     return found
 
 
 def applied_waivers(
     ledger: Ledger, waived: Sequence[str], report: PrivacyReport
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Returns the waivers that a verdict depends on, as fields of `AppliedWaiver`.
 
     Args:
@@ -149,7 +151,7 @@ def applied_waivers(
         {
             "code": code,
             "actor": signed[code].actor,
-            "reason": one_line(str(signed[code].body["reason"])),
+            "reason": one_line(signed[code].content(WaiverRecord).reason),
             "sequence": signed[code].sequence,
         }
         for code in waived
@@ -158,7 +160,7 @@ def applied_waivers(
 
 def given_approvals(
     ledger: Ledger, model_sha: str, report_sha: str, until: datetime | None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Returns the approvals of a model with a report, as fields of `GivenApproval`.
 
     Args:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from fedemb.foundation.canonical_json import Json
 
 RELATIVE_TOLERANCE = 1e-6
 """Relative tolerance of recomputed floats, for rounding differences between machines."""
@@ -14,7 +15,7 @@ LATER_TOLERANCE = 0.01
 
 
 def differences(
-    expected: Any, found: Any, path: str = "", *, tolerance: float = RELATIVE_TOLERANCE
+    expected: Json, found: Json, path: str = "", *, tolerance: float = RELATIVE_TOLERANCE
 ) -> list[str]:
     """Returns the paths at which two JSON values differ; floats may differ by rounding.
 
@@ -22,18 +23,14 @@ def differences(
     ['b.0', 'c']
     """
     if isinstance(expected, dict) and isinstance(found, dict):
-        keys = sorted({*expected, *found})
-        missing = object()
-        return [
-            item
-            for key in keys
-            for item in differences(
-                expected.get(key, missing),
-                found.get(key, missing),
-                f"{path}.{key}".lstrip("."),
-                tolerance=tolerance,
-            )
-        ]
+        differing: list[str] = []
+        for key in sorted({*expected, *found}):
+            inner = f"{path}.{key}".lstrip(".")
+            if key in expected and key in found:
+                differing += differences(expected[key], found[key], inner, tolerance=tolerance)
+            else:
+                differing.append(inner)
+        return differing
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         return [
             item

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from fedemb.config.digest import config_digest
 from fedemb.documents.classifier import ClassifierReport
@@ -25,7 +24,7 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
         case.evidence.model.body,
         case.evidence.config,
     )
-    wanted: dict[str, tuple[Any, Any]] = {
+    wanted: dict[str, tuple[object, object]] = {
         "model_sha": (utility.model_sha, model.weights_sha),
         "run_id": (utility.run_id, case.reservation.run_id),
         "config_sha": (
@@ -68,11 +67,11 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
         )
 
 
-def _embeddings_wanted(utility: UtilityReport, case: Case) -> dict[str, tuple[Any, Any]]:
+def _embeddings_wanted(utility: UtilityReport, case: Case) -> dict[str, tuple[object, object]]:
     model, config = case.evidence.model.body, case.evidence.config
     rates = [rate_name(rate) for rate in config.evaluation.false_accept_rates]
     depths = {str(depth) for depth in config.evaluation.recall_at}
-    wanted: dict[str, tuple[Any, Any]] = {
+    wanted: dict[str, tuple[object, object]] = {
         "embedding_space_id": (
             utility.embedding_space_id,
             embedding_space_id(model.weights_sha, config.model),

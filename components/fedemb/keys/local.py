@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from typing_extensions import override
@@ -128,7 +128,7 @@ class LocalKeyStore(KeyStore):
         return path.with_name(path.name + DESTROYED)
 
     @contextlib.contextmanager
-    def _reached(self, name: str) -> Iterator[None]:
+    def _reached(self, name: str) -> Generator[None]:
         """Converts file system errors to StorageError."""
         try:
             yield

@@ -1,17 +1,23 @@
 """Key store over Google Secret Manager."""
 
+# The client of Secret Manager has partial types.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import hashlib
 import os
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from fedemb.errors import LedgerError, StorageError
 from fedemb.foundation.extras import missing_extra
 from fedemb.keys.base import KEY_BYTES, KeyStore, checked_name
+
+if TYPE_CHECKING:
+    from google.cloud.secretmanager import SecretManagerServiceClient
 
 
 class SecretManagerKeyStore(KeyStore):
@@ -22,7 +28,9 @@ class SecretManagerKeyStore(KeyStore):
     version stays taken.
     """
 
-    def __init__(self, project: str, prefix: str = "fedemb", client: Any = None):
+    def __init__(
+        self, project: str, prefix: str = "fedemb", client: SecretManagerServiceClient | None = None
+    ):
         self.uri = f"gsm://{project}/{prefix}"
         self._parent = f"projects/{project}"
         self._prefix = prefix
@@ -31,6 +39,7 @@ class SecretManagerKeyStore(KeyStore):
     @override
     def create(self, name: str, key: bytes | None = None) -> bytes:
         from google.api_core import exceptions
+        from google.cloud.secretmanager import Secret
 
         if self.used(name):  # a creator may lack the right to destroy a surplus version
             raise FileExistsError(f"key {name} is in use or was destroyed")
@@ -38,7 +47,7 @@ class SecretManagerKeyStore(KeyStore):
             self._client.create_secret(
                 parent=self._parent,
                 secret_id=self._secret_id(name),
-                secret={"replication": {"automatic": {}}},
+                secret=Secret(replication={"automatic": {}}),
             )
         except exceptions.AlreadyExists:
             pass  # a killed process may have added no version: version 1 decides
@@ -120,11 +129,13 @@ class SecretManagerKeyStore(KeyStore):
     def _add(self, name: str, key: bytes | None = None) -> tuple[bytes, str]:
         """Adds a version, from entropy unless `key` is set; returns key and version name."""
         from google.api_core import exceptions
+        from google.cloud.secretmanager import SecretPayload
 
         key = key or os.urandom(KEY_BYTES)
         try:
             version = self._client.add_secret_version(
-                parent=f"{self._parent}/secrets/{self._secret_id(name)}", payload={"data": key}
+                parent=f"{self._parent}/secrets/{self._secret_id(name)}",
+                payload=SecretPayload(data=key),
             )
         except exceptions.GoogleAPICallError as error:
             raise self._failed(name, error) from error
@@ -161,7 +172,7 @@ def _number(version: str) -> int:
     return int(version.rsplit("/", 1)[-1])
 
 
-def _secret_manager_client() -> Any:
+def _secret_manager_client() -> SecretManagerServiceClient:
     try:
         from google.cloud import secretmanager
     except ImportError as error:

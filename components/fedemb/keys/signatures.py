@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedemb.errors import LedgerError
+from fedemb.foundation.canonical_json import ToJson
 from fedemb.foundation.document import D, Written, write
 from fedemb.keys.base import KeyStore, generation_name
 from fedemb.keys.derived import derive
@@ -86,7 +86,7 @@ class Signer:
             raise _other_store(store, role)
         return signer
 
-    def sign(self, body: Mapping[str, Any]) -> dict[str, str]:
+    def sign(self, body: Mapping[str, ToJson]) -> dict[str, str]:
         """Returns the signature object of a body without `signature`."""
         value = self._private.sign(message(self.role, body)).hex()
         return {"key_id": self.key_id, "algorithm": ALGORITHM, "value": value}
@@ -139,7 +139,7 @@ def public_key(store: KeyStore, role: str, generation: int) -> TrustedKey:
     return Signer.load_or_create(store, role, generation).trusted()
 
 
-def sign_document(document: Mapping[str, Any], signer: Signer) -> dict[str, Any]:
+def sign_document(document: Mapping[str, ToJson], signer: Signer) -> dict[str, ToJson]:
     """Returns the document with `signature: {key_id, algorithm, value}` added or replaced."""
     body = {key: value for key, value in document.items() if key != "signature"}
     return {**body, "signature": signer.sign(body)}

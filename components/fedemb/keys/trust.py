@@ -16,14 +16,20 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
-from fedemb.foundation.canonical_json import canonical_json, json_digest, parse_json
+from fedemb.foundation.canonical_json import (
+    Json,
+    JsonObject,
+    ToJson,
+    canonical_json,
+    json_digest,
+    parse_json,
+)
 from fedemb.foundation.document import Document, Written
 from fedemb.foundation.files import read_regular
 from fedemb.foundation.json_files import write_json
@@ -40,7 +46,7 @@ ALGORITHM = "ed25519"
 TRUST_SCHEMA = "fedemb/trust/1"
 
 
-def message(role: str, body: Mapping[str, Any] | bytes) -> bytes:
+def message(role: str, body: Mapping[str, ToJson] | bytes) -> bytes:
     """Returns the bytes that a signature covers, of a body or of its canonical JSON."""
     content = body if isinstance(body, bytes) else canonical_json(dict(body))
     return b"fedemb/signature/1\0" + role.encode() + b"\0" + content
@@ -63,6 +69,31 @@ class TrustedKey:
     role: str
     public_key: str
     generation: int = 1
+
+    @classmethod
+    def of_json(cls, entry: Json) -> TrustedKey:
+        """Reads a key of `to_json`.
+
+        Raises:
+          ValueError: a field is missing, unknown or of another type.
+        """
+        match entry:
+            case {
+                "key_id": str(key_id),
+                "role": str(role),
+                "public_key": str(public_key),
+                **rest,
+            } if rest.keys() <= {"generation"}:
+                generation = rest.get("generation", 1)
+                if isinstance(generation, int):
+                    return cls(key_id, role, public_key, generation)
+            case _:
+                pass
+        raise ValueError("an entry is not a key")
+
+    def to_json(self) -> JsonObject:
+        """Returns the key as trust files and ledger records store it."""
+        return {**vars(self)}
 
 
 class TrustStore:
@@ -109,7 +140,10 @@ class TrustStore:
         try:
             if set(document) != {"schema", "keys"}:
                 raise ValueError("fields other than schema and keys")
-            return cls(TrustedKey(**entry) for entry in document["keys"])
+            entries = document["keys"]
+            if not isinstance(entries, list):
+                raise ValueError("keys is not a list")
+            return cls(map(TrustedKey.of_json, entries))
         except (TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"{name} is not a trust store ({error}); take it from its owner again"
@@ -127,9 +161,9 @@ class TrustStore:
             ) from error
         return cls.parse(data, path.name)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the content of a trust file, without its schema."""
-        return {"keys": [vars(key) for key in self.keys]}
+        return {"keys": [key.to_json() for key in self.keys]}
 
     @property
     def digest(self) -> str:
@@ -172,7 +206,7 @@ class TrustStore:
                 "nothing was written, run the step again"
             )
 
-    def rotated(self, entries: Iterable[Mapping[str, Any]], sequence: int) -> TrustStore:
+    def rotated(self, entries: Iterable[JsonObject], sequence: int) -> TrustStore:
         """Returns the trust store after a ledger record with the next generation of keys.
 
         Args:
@@ -183,7 +217,7 @@ class TrustStore:
           LedgerError: an entry is not a key, or not of a later generation than the role's key.
         """
         try:
-            fresh = [TrustedKey(**entry) for entry in entries]
+            fresh = [*map(TrustedKey.of_json, entries)]
             before = [self.current(key.role) for key in fresh]
             later = all(
                 new.generation > old.generation for new, old in zip(fresh, before, strict=True)
@@ -237,8 +271,8 @@ class TrustStore:
 
     def verify(
         self,
-        body: Mapping[str, Any] | bytes,
-        signature: object,
+        body: Mapping[str, ToJson] | bytes,
+        signature: Json | Mapping[str, str],
         role: str,
         name: str,
         *,
@@ -258,7 +292,7 @@ class TrustStore:
           SignatureInvalid: the signature is missing, malformed, by a key not trusted in the role,
             or not of this content.
         """
-        fields = cast("dict[str, object]", signature) if isinstance(signature, dict) else {}
+        fields = signature if isinstance(signature, Mapping) else {}
         if set(fields) != {"key_id", "algorithm", "value"}:
             raise SignatureInvalid(f"{name} is not signed; run the step that writes it again")
         key_id, value = str(fields["key_id"]), str(fields["value"])
@@ -275,13 +309,13 @@ class TrustStore:
                 f"the signature of {name} does not match its content; restore the signed version"
             ) from error
 
-    def check(self, document: Written[Any], *, at: int | None = None) -> None:
+    def check(self, document: Written[Document], *, at: int | None = None) -> None:
         """Checks that a document is signed in the role of its kind; see `verify` for `at`.
 
         Raises:
           SignatureInvalid: the document is not signed, or its key is not trusted.
         """
-        body: Document = document.body
+        body = document.body
         name = f"the {body.kind} document"
         self.verify(document.signed_bytes, document.signature, str(body.role), name, at=at)
 

@@ -7,7 +7,8 @@ a policy), `budget` (the composed privacy loss of runs), `admission` (whether a 
 `Ledger`. Specification: docs/explanation/ledger.md#rules.
 """
 
-import fedemb.privacy  # noqa: F401  # first: it defers the `__init__` of dp_accounting
+# First: it defers the `__init__` of dp_accounting.
+import fedemb.privacy  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fedemb.ledger.budget import Charge as Charge
 from fedemb.ledger.budget import Spent as Spent
 from fedemb.ledger.chain import Anchor as Anchor

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
 from fedemb.ledger.budget import Charge, in_series
 from fedemb.ledger.state import LedgerState
-from fedemb.ledger.terms import PolicyTerms
+from fedemb.ledger.terms import ChargedContent, PolicyTerms
 
 
-def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str, Any]) -> list[str]:
+def admit(state: LedgerState, policy_id: str, run_id: str, content: ChargedContent) -> list[str]:
     """Returns the requested blocks with enough remaining budget for the run; full blocks drop out.
 
     A simulation is recorded but not charged, because its model can never be released.
@@ -29,7 +26,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
       Refused: the run partitions users into blocks differently from earlier runs.
       UnsupportedAccounting: no accountant is valid for the event.
     """
-    blocks: list[str] = list(content["blocks_requested"])
+    blocks = list(content["blocks_requested"])
     terms = state.terms
     if terms is None:
         raise LedgerError(f"policy {policy_id!r} has no ledger; make it with `fedemb ledger init`")

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Literal, Self, TypedDict
 
 from dp_accounting.dp_event import (
     DpEvent,
@@ -35,8 +35,8 @@ from dp_accounting.dp_event import (
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import LedgerError
-from fedemb.foundation.canonical_json import canonical_json, sha256_hex
-from fedemb.ledger.terms import PolicyTerms
+from fedemb.foundation.canonical_json import JsonObject, canonical_json, sha256_hex
+from fedemb.ledger.terms import ChargedContent, PolicyTerms
 from fedemb.privacy.accounting.sampler_share import with_sampler_share
 
 LEAST_DELTA = 2.0**-49
@@ -64,14 +64,14 @@ class Charge:
     """Whether the policy owner declared the charge for a release made elsewhere."""
 
     @classmethod
-    def planned(cls, content: Mapping[str, Any], run_id: str = "") -> Self:
+    def planned(cls, content: ChargedContent, run_id: str = "") -> Self:
         """Returns the charge of a run that is not in the ledger yet.
 
         Args:
-          content: `event` (JSON), `relation` and `rounds`, as in `charged_content`.
+          content: content of its reservation, see `charged_content`.
           run_id: id of the run; empty if the id is not needed.
         """
-        rounds = int(content["rounds"])
+        rounds = content["rounds"]
         event = canonical_json(content["event"])
         return cls(-1, run_id, event, content["relation"], rounds, rounds)
 
@@ -88,16 +88,28 @@ class Charge:
     @property
     def search(self) -> str:
         """The private search that was charged, as text; empty if one run was charged."""
-        body = json.loads(self.event) if _SEARCH in self.event else {}
+        body: JsonObject = json.loads(self.event) if _SEARCH in self.event else {}
         if body.get("type") != "repeat_and_select":
             return ""
         return f"private search, {body['mean']:g} trials on average"
 
 
-def external_charge(body: Mapping[str, Any], sequence: int) -> Charge:
+class DeclaredCharge(TypedDict):
+    """Content of the record of an external charge, see `documents.ledger_record.ChargeRecord`."""
+
+    name: str
+    blocks: list[str]
+    unit: str
+    relation: str
+    event: JsonObject
+    delta: float
+    declared: str
+    reason: str
+
+
+def external_charge(body: DeclaredCharge, sequence: int) -> Charge:
     """Returns the charge of an external release, from the body of its record."""
-    event = canonical_json(body["event"])
-    delta = float(body["delta"])
+    event, delta = canonical_json(body["event"]), float(body["delta"])
     return Charge(sequence, "", event, body["relation"], 1, 1, delta=delta, external=True)
 
 

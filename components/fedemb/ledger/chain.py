@@ -20,9 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from fedemb.documents.ledger_record import LedgerHead
+from fedemb.documents.ledger_record import ApproversRecord, KeysRecord, LedgerHead
 from fedemb.errors import ArtifactError, LedgerError, StorageError
 from fedemb.foundation.collection import few_collections
 from fedemb.foundation.document import parse, written
@@ -39,6 +38,10 @@ _NUMBERED = re.compile(r"[0-9]{8}\.json")
 _RETRIES = 10_000
 _PARALLEL_READS = 32
 _READS_AT_ONCE = 16 * _PARALLEL_READS
+
+
+Decide = Callable[[], Mapping[str, object] | Record]
+"""Reads the latest state; returns the content to write, or the existing record of that content."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class Chain:
 
     def append(
         self,
-        decide: Callable[[], Mapping[str, Any] | Record],
+        decide: Decide,
         *,
         kind: str,
         run_id: str,
@@ -286,8 +289,10 @@ def _trust_after(record: Record, trust: TrustStore) -> TrustStore:
     """Returns the keys trusted for the records after this one."""
     match record.kind:
         case "keys":
-            return trust.rotated(record.body["keys"], record.sequence)
+            return trust.rotated(record.content(KeysRecord).keys, record.sequence)
         case "approvers":
-            return trust.with_approvers(record.body["approvers"].values(), record.sequence)
+            return trust.with_approvers(
+                record.content(ApproversRecord).approvers.values(), record.sequence
+            )
         case _:
             return trust

@@ -18,14 +18,14 @@ External charges are chosen after earlier models are seen, so only the Renyi fil
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from dp_accounting.dp_event import ZCDpEvent
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import FedEmbError, InputError, Refused
-from fedemb.ledger.budget import Charge, external_charge, spent
+from fedemb.foundation.canonical_json import JsonObject
+from fedemb.ledger.budget import Charge, DeclaredCharge, external_charge, spent
 from fedemb.ledger.terms import PolicyTerms
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 
@@ -35,11 +35,11 @@ Relation = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
 def declared_loss(
     order: float,
     *,
-    event: Mapping[str, Any] | None = None,
+    event: JsonObject | None = None,
     epsilon: float | None = None,
     delta: float = 0.0,
     rho: float | None = None,
-) -> tuple[dict[str, Any], float]:
+) -> tuple[JsonObject, float]:
     """Returns the event and the delta that the ledger composes, from one declared form.
 
     Args:
@@ -69,7 +69,7 @@ def declared_loss(
     return event_to_json(ZCDpEvent(rho=epsilon**2 / 2, xi=0.0)), delta
 
 
-def check_external(terms: PolicyTerms, body: Mapping[str, Any], sequence: int = -1) -> Charge:
+def check_external(terms: PolicyTerms, body: DeclaredCharge, sequence: int = -1) -> Charge:
     """Returns the charge of a declared loss.
 
     Raises:

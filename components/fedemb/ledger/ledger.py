@@ -13,38 +13,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
+from fedemb.documents.ledger_record import ChargeRecord, CommitRecord, PolicyRecord
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
 from fedemb.foundation.collection import few_collections
 from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustedKey
 from fedemb.ledger.admission import admit
-from fedemb.ledger.budget import Spent
-from fedemb.ledger.chain import Anchor, Chain
+from fedemb.ledger.budget import DeclaredCharge, Spent
+from fedemb.ledger.chain import Anchor, Chain, Decide
 from fedemb.ledger.external import check_external
 from fedemb.ledger.records import Record
 from fedemb.ledger.reservation import Reservation
 from fedemb.ledger.state import ROUND_LOG_SCHEMA, Attempt, LedgerState
-from fedemb.ledger.terms import PolicyTerms
-
-CONTENT = (
-    "purpose",
-    "blocks_requested",
-    "event",
-    "relation",
-    "delta",
-    "rounds",
-    "plan_sha",
-    "config_sha",
-    "code_sha",
-    "input",
-)
-"""Fields that a reservation binds; a retry must pass the same values."""
-
-Decide = Callable[[], dict[str, Any] | Record]
-"""Reads the latest state; returns the body to write, or the existing record of the same content."""
+from fedemb.ledger.terms import PolicyTerms, ReservedContent
 
 
 class Ledger:
@@ -104,8 +88,7 @@ class Ledger:
         self._signatures = signatures
         self.chain.refresh(signatures=signatures)
         for policy in self.chain.records[:1]:
-            terms = policy.body.get("terms")
-            first = terms.get("trust_sha", "") if isinstance(terms, dict) else ""
+            first = policy.content(PolicyRecord).terms.get("trust_sha", "")
             if first not in ("", self.chain.trust_sha):
                 raise LedgerError(
                     f"policy {self.policy_id!r} was created with another trust.json, so a key was "
@@ -171,7 +154,7 @@ class Ledger:
           Refused: the policy exists with other terms, or a term is out of bounds.
         """
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             if not self.chain.records:
                 PolicyTerms.from_json(terms.to_json())  # reject terms that readers would reject
                 return {"terms": terms.to_json()}
@@ -198,21 +181,21 @@ class Ledger:
         body = {"code": code, "model_sha": model_sha, "reason": reason}
         return self._append("waiver", lambda: body, signer=signer)
 
-    def charge(self, body: Mapping[str, Any], signer: Signer) -> Record:
+    def charge(self, body: DeclaredCharge, signer: Signer) -> Record:
         """Records the declared privacy loss of a release made elsewhere on the same users.
 
         Args:
-          body: fields of `documents.ledger_record.ChargeRecord`.
+          body: content of the record.
           signer: the policy owner's key, role `policy`.
 
         Raises:
           Refused: the policy cannot compose the charge, or the name has a different charge.
         """
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             check_external(self.terms, body)
             for record in self.state.external:
-                if record.body["name"] == body["name"]:
+                if record.content(ChargeRecord).name == body["name"]:
                     if dict(record.body) == dict(body):
                         return record
                     raise Refused(
@@ -237,9 +220,9 @@ class Ledger:
         Raises:
           LedgerError: a key is not of a later generation than the key it replaces.
         """
-        named = [vars(key).copy() for key in keys]
+        named = [key.to_json() for key in keys]
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             for record in self.state.rotations:
                 if record.body["keys"] == named:
                     return record
@@ -261,7 +244,7 @@ class Ledger:
         """
         body = {"approvers": dict(approvers), "reason": reason}
 
-        def decide() -> dict[str, Any]:
+        def decide() -> Mapping[str, object]:
             self.chain.trust.with_approvers(approvers.values(), self.head.sequence + 1)
             return body
 
@@ -287,7 +270,7 @@ class Ledger:
             "report_sha": report_sha,
         }
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             attempt = self.attempt(reservation)
             if not attempt.commit or reservation.purpose != "release":
                 raise Refused(
@@ -312,15 +295,14 @@ class Ledger:
         self,
         *,
         run_id: str,
-        content: Mapping[str, Any],
+        content: ReservedContent,
         attempt: int | None = None,
     ) -> Reservation:
         """Charges a run before it reads private data.
 
         Args:
           run_id: id of the run, used as the idempotency key.
-          content: `purpose`, `blocks_requested`, `event` (JSON), `relation`, `delta`, `rounds`,
-            `plan_sha`, `config_sha`, `code_sha`, `input`.
+          content: content that the reservation binds.
           attempt: None continues the run's latest attempt; the latest number plus one starts
               another attempt, charged in addition.
 
@@ -330,19 +312,20 @@ class Ledger:
           BudgetExceeded: every requested block would exceed its cap.
           PlanMismatch: the run exists with different content, or is not part of the planned series.
         """
-        if set(content) != set(CONTENT):
+        fields = ReservedContent.__required_keys__
+        if content.keys() != fields:
             raise LedgerError(
-                f"a reservation has the fields {', '.join(sorted(CONTENT))}, got "
+                f"a reservation has the fields {', '.join(sorted(fields))}, got "
                 f"{', '.join(sorted(content))}; pass exactly these fields"
             )
-        number = 0
+        number, asked = 0, cast("Mapping[str, object]", content)
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             nonlocal number
             last = self.state.last_attempt(run_id)
             found = self.state.attempts.get((run_id, last if attempt is None else attempt))
             if found is not None and not (attempt is None and found.void):
-                changed = [key for key in content if found.reserve.body[key] != content[key]]
+                changed = [key for key in asked if found.reserve.body[key] != asked[key]]
                 if changed:
                     raise PlanMismatch(
                         f"run {run_id!r} attempt {found.reserve.attempt} is reserved with another "
@@ -402,7 +385,7 @@ class Ledger:
             "private_root": private_root,
         }
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             attempt = self.attempt(reservation)
             if attempt.void:
                 raise Refused(f"run {reservation.run_id!r} was given up; reserve it again")
@@ -468,10 +451,10 @@ class Ledger:
             "round_log": sign_document(log, signer),
         }
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             attempt = self.attempt(reservation)
             if attempt.commit is not None:
-                signed = {**attempt.commit.body["round_log"], "signature": None}
+                signed = {**attempt.commit.content(CommitRecord).round_log, "signature": None}
                 if signed != {**log, "signature": None}:
                     raise PlanMismatch(
                         f"run {reservation.run_id!r} is committed with another round log or model; "
@@ -508,7 +491,7 @@ class Ledger:
         run = reservation.run_id, reservation.attempt
         names = unbound_key_name(*run), reservation_key_name(*run)
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             attempt = self.attempt(reservation)
             if attempt.void is not None:
                 return attempt.void
@@ -543,7 +526,7 @@ class Ledger:
         """
         content = {"reservation": reservation.sequence, **body}
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             attempt = self.attempt(reservation)
             for record in attempt.releases:
                 if record.body == content:
@@ -575,7 +558,7 @@ class Ledger:
           Refused: the run is not committed in this ledger.
         """
 
-        def decide() -> dict[str, Any] | Record:
+        def decide() -> Mapping[str, object] | Record:
             attempt = self.state.attempts.get((run_id, self.state.last_attempt(run_id)))
             if attempt is None or attempt.commit is None:
                 raise Refused(

@@ -12,17 +12,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.errors import ArtifactError, LedgerError
-from fedemb.foundation.canonical_json import canonical_json
-from fedemb.foundation.document import Written, parse, written
+from fedemb.foundation.canonical_json import ToJson, canonical_json
+from fedemb.foundation.document import Part, Written, parse, written
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import APPROVER, TrustStore
 
 GENESIS = "0" * 64
 """`previous` of record 0."""
+P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,28 @@ class Record:
     time: str
     """UTC time, for display; only `sequence` defines the order."""
     actor: str
-    body: Mapping[str, Any]
+    body: Mapping[str, ToJson]
+    """Content as JSON; `content` returns it with types."""
     document: Written[LedgerRecord]
 
     @property
     def kind(self) -> str:
         """Kind of the record as stored: `policy`, `reserve`, ..."""
         return self.act
+
+    def content(self, expected: type[P]) -> P:
+        """Returns the content as the class of its kind, see `documents.ledger_record.BODIES`.
+
+        Raises:
+          LedgerError: the record is of another kind.
+        """
+        content = self.document.body.body
+        if not isinstance(content, expected):
+            raise LedgerError(
+                f"ledger record {self.name} is of the kind {self.kind!r} and has no content of a "
+                f"{expected.__name__}; restore the ledger from its backup"
+            )
+        return content
 
     @property
     def signature(self) -> Mapping[str, str]:
@@ -114,7 +130,7 @@ def encode_record(
     attempt: int,
     time: str,
     actor: str,
-    body: Mapping[str, Any],
+    body: Mapping[str, object],
     signer: Signer,
 ) -> bytes:
     """Returns the signed bytes of a record.
@@ -165,9 +181,19 @@ def decode_record(data: bytes, name: str, *, canonical: bool = True) -> Record:
         raise LedgerError(
             f"ledger record {name} is broken: {problem}; restore the ledger from its backup"
         ) from error
-    fields = vars(document.body)
-    body = vars(fields["body"])  # nested values are JSON
-    record = Record(**{**fields, "body": body}, document=document)
+    fields = document.body
+    record = Record(
+        policy_id=fields.policy_id,
+        sequence=fields.sequence,
+        previous=fields.previous,
+        act=fields.act,
+        run_id=fields.run_id,
+        attempt=fields.attempt,
+        time=fields.time,
+        actor=fields.actor,
+        body=vars(fields.body),  # nested values are JSON
+        document=document,
+    )
     problem = None
     if document.signature is None:
         problem = "it is not signed"

@@ -10,9 +10,9 @@ refuses.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fedemb.documents.reservation import ReservationDocument
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import read
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
@@ -48,7 +48,7 @@ class Reservation(ReservationDocument):
         return Anchor(self.sequence, self.record_sha, f"the reservation of run {self.run_id!r}")
 
 
-def write_reservation(path: Path, reservation: Reservation, signer: Signer) -> dict[str, Any]:
+def write_reservation(path: Path, reservation: Reservation, signer: Signer) -> JsonObject:
     """Writes the signed document and returns it."""
     return write_signed(path, reservation, signer).json
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from fedemb.errors import LedgerError, Refused
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import KeyStore, policy_key_name
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
+from fedemb.ledger.budget import DeclaredCharge
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.high_water import check_high_water, find_rollback_anchor, mark_high_water
 from fedemb.ledger.ledger import Ledger
@@ -228,7 +228,7 @@ def name_approvers(
 
 def charge_external(
     ledger: Ledger,
-    body: Mapping[str, Any],
+    body: DeclaredCharge,
     keys: KeyStore,
     rollback_anchor: str | None = None,
 ) -> Record:

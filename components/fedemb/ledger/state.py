@@ -10,11 +10,20 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import NoReturn, cast
 
+from fedemb.documents.ledger_record import (
+    ApprovalRecord,
+    ApproversRecord,
+    AttemptRecord,
+    ChargeRecord,
+    CommitRecord,
+    PolicyRecord,
+    ReserveRecord,
+)
 from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
 from fedemb.keys.trust import TrustStore, key_id_of
-from fedemb.ledger.budget import Charge, Spent, spent
+from fedemb.ledger.budget import Charge, DeclaredCharge, Spent, spent
 from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
 
@@ -49,9 +58,14 @@ class Attempt:
         return "bound" if self.bind else "reserved"
 
     @property
+    def reserved(self) -> ReserveRecord:
+        """Content of the reservation."""
+        return self.reserve.content(ReserveRecord)
+
+    @property
     def charged(self) -> bool:
         """Whether the attempt is charged; simulations and void attempts are not."""
-        return self.void is None and self.reserve.body["purpose"] == "release"
+        return self.void is None and self.reserved.purpose == "release"
 
     @property
     def charge(self) -> Charge:
@@ -62,20 +76,20 @@ class Attempt:
         """Returns the charge as of a ledger record; None if the attempt was not charged then."""
         void = self.void is not None and self.void.sequence <= sequence
         reserved = self.reserve.sequence <= sequence
-        if void or not reserved or self.reserve.body["purpose"] != "release":
+        if void or not reserved or self.reserved.purpose != "release":
             return None
         committed = self.commit is not None and self.commit.sequence <= sequence
         return self._weight(self.commit if committed else None)
 
     def _weight(self, commit: Record | None) -> Charge:
-        rounds = int(self.reserve.body["rounds"])
-        charged = int(commit.body["rounds_started"]) if commit else rounds
+        rounds = self.reserved.rounds
+        charged = commit.content(CommitRecord).rounds_started if commit else rounds
         if charged not in self._weights:
             self._weights[charged] = Charge(
                 sequence=self.reserve.sequence,
                 run_id=self.reserve.run_id,
                 event=self.reserve.event,
-                relation=self.reserve.body["relation"],
+                relation=self.reserved.relation,
                 rounds=rounds,
                 rounds_charged=charged,
             )
@@ -150,7 +164,7 @@ class LedgerState:
         return {
             attempt.reserve.run_id
             for attempt in self.attempts.values()
-            if attempt.reserve.body["purpose"] == "simulation"
+            if attempt.reserved.purpose == "simulation"
             and attempt.reserve.sequence < before
             and not attempt.void
         }
@@ -168,7 +182,8 @@ class LedgerState:
         seen: set[str] = set()
         for record in self.approvals:
             who = {record.actor, record.signature["key_id"]}
-            asked = (record.body["model_sha"], record.body["report_sha"])
+            approval = record.content(ApprovalRecord)
+            asked = (approval.model_sha, approval.report_sha)
             in_time = until is None or datetime.fromisoformat(record.time) <= until
             if asked == (model_sha, report_sha) and in_time:
                 if not who & seen:
@@ -244,25 +259,28 @@ class LedgerState:
         return points
 
     def _on_policy(self, record: Record, trust: TrustStore | None) -> None:
-        self.terms = PolicyTerms.from_json(record.body["terms"])
+        self.terms = PolicyTerms.from_json(record.content(PolicyRecord).terms)
 
     def external_records(self, block: str) -> list[Record]:
         """Returns the records of the external charges of a block."""
-        return [record for record in self.external if block in record.body["blocks"]]
+        return [item for item in self.external if block in item.content(ChargeRecord).blocks]
 
     def _on_charge(self, record: Record, trust: TrustStore | None) -> None:
         from fedemb.ledger.external import check_external
 
         if self.terms is None or record.run_id:
             _broken(record, "an external charge belongs to a policy and to no run")
-        if any(record.body["name"] == other.body["name"] for other in self.external):
+        declared = record.content(ChargeRecord)
+        if any(declared.name == other.content(ChargeRecord).name for other in self.external):
             _broken(record, "the name of an external charge is unique")
         try:
-            charge = check_external(self.terms, record.body, record.sequence)
+            charge = check_external(
+                self.terms, cast("DeclaredCharge", record.body), record.sequence
+            )
         except FedEmbError as error:
             _broken(record, f"the policy does not admit the external charge ({error})")
         self.external.append(record)
-        for block in record.body["blocks"]:
+        for block in declared.blocks:
             self.by_block.setdefault(block, [])
             self._external.setdefault(block, []).append(charge)
 
@@ -273,11 +291,13 @@ class LedgerState:
         self.rotations.append(record)  # what they mean for the records after them: ledger_chain
 
     def _on_approvers(self, record: Record, trust: TrustStore | None) -> None:
-        self.approvers = {key: name for name, key in record.body["approvers"].items()}
+        self.approvers = {
+            key: name for name, key in record.content(ApproversRecord).approvers.items()
+        }
 
     def _on_approval(self, record: Record, trust: TrustStore | None) -> None:
         attempt = self._attempt_of(record)
-        if not attempt.commit or attempt.reserve.body["purpose"] != "release":
+        if not attempt.commit or attempt.reserved.purpose != "release":
             _broken(record, "only a committed run with purpose release is approved")
         names = {key_id_of(key): name for key, name in self.approvers.items()}
         if names.get(record.signature.get("key_id", "")) != record.actor:
@@ -285,19 +305,19 @@ class LedgerState:
         self.approvals.append(record)
 
     def _on_reserve(self, record: Record, trust: TrustStore | None) -> None:
-        body, key = record.body, (record.run_id, record.attempt)
+        body, key = record.content(ReserveRecord), (record.run_id, record.attempt)
         if not record.run_id or record.attempt != self.last_attempt(record.run_id) + 1:
             _broken(record, "attempts of a run are numbered from 1 without gaps")
-        if not set(body["blocks"]) <= set(body["blocks_requested"]) or body["rounds"] < 1:
+        if not set(body.blocks) <= set(body.blocks_requested) or body.rounds < 1:
             _broken(record, "it charges blocks that were not requested, or no rounds")
-        if self.terms is None or body["delta"] != self.terms.delta:
+        if self.terms is None or body.delta != self.terms.delta:
             _broken(record, "its delta is not the policy's")
-        if not self.terms.users.cut(body["blocks_requested"]):
+        if not self.terms.users.cut(body.blocks_requested):
             _broken(record, "it cuts the users into other blocks than the policy does for life")
         attempt = Attempt(record)
         self.attempts[key] = self._by_sequence[record.sequence] = attempt
         self._last_attempt[record.run_id] = record.attempt
-        for block in body["blocks"]:
+        for block in body.blocks:
             self.by_block.setdefault(block, []).append(attempt)
 
     def _on_bind(self, record: Record, trust: TrustStore | None) -> None:
@@ -308,22 +328,22 @@ class LedgerState:
 
     def _on_commit(self, record: Record, trust: TrustStore | None) -> None:
         attempt = self._attempt_of(record)
-        started = int(record.body["rounds_started"])
+        body = record.content(CommitRecord)
+        started, log = body.rounds_started, body.round_log
         if not attempt.bind or attempt.commit:
             _broken(record, "an attempt is committed once, after it was bound")
-        if started > int(attempt.reserve.body["rounds"]):
+        if started > attempt.reserved.rounds:
             _broken(record, "it commits more rounds than were reserved")
-        log: dict[str, Any] = record.body["round_log"]
         expected = (ROUND_LOG_SCHEMA, record.run_id, record.attempt, started)
         if set(log) != _ROUND_LOG or expected != tuple(
             log[name] for name in ("schema", "run_id", "attempt", "rounds_started")
         ):
             _broken(record, "its round log is not that of this attempt")
         if trust is not None:
-            body = {name: value for name, value in log.items() if name != "signature"}
+            signed = {name: value for name, value in log.items() if name != "signature"}
             try:
                 sequence, signature = record.sequence, log["signature"]
-                trust.verify(body, signature, "trainer", "its round log", at=sequence)
+                trust.verify(signed, signature, "trainer", "its round log", at=sequence)
             except SignatureInvalid as error:
                 raise SignatureInvalid(
                     f"ledger record {record.name}: {error}; restore the ledger from its backup"
@@ -338,7 +358,7 @@ class LedgerState:
 
     def _on_release(self, record: Record, trust: TrustStore | None) -> None:
         attempt = self._attempt_of(record)
-        if not attempt.commit or attempt.reserve.body["purpose"] != "release":
+        if not attempt.commit or attempt.reserved.purpose != "release":
             _broken(record, "only a committed run with purpose release is released")
         attempt.releases.append(record)
 
@@ -348,7 +368,7 @@ class LedgerState:
         self.evaluations.append(record)
 
     def _attempt_of(self, record: Record) -> Attempt:
-        attempt = self._by_sequence.get(int(record.body["reservation"]))
+        attempt = self._by_sequence.get(record.content(AttemptRecord).reservation)
         if attempt is None or (record.run_id, record.attempt) != (
             attempt.reserve.run_id,
             attempt.reserve.attempt,

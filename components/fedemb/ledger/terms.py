@@ -6,13 +6,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypedDict, cast
 
 from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig, SourceConfig
 from fedemb.config.policy import Unit
 from fedemb.data.identity import CURRENT, rule_named
+from fedemb.documents.fields import Purpose
 from fedemb.errors import LedgerError
-from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.canonical_json import Json, JsonObject, json_digest
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
@@ -61,7 +62,7 @@ class UserTerms:
     """Number of hash buckets per cohort."""
     shared_label_column: str | None
     """Column of classes shared by all users, some held out; None: classes belong to the user."""
-    evaluation: Mapping[str, Any]
+    evaluation: Mapping[str, Json]
     """Rule that holds out users and shared classes, as in `partition.evaluation`."""
 
     def cut(self, blocks: Iterable[str]) -> bool:
@@ -104,7 +105,7 @@ class PolicyTerms:
     trust_sha: str = ""
     """Digest of the trust file of the root, `TrustStore.digest`; empty in old policies."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the terms as stored in the policy record."""
         body = {item.name: getattr(self, item.name) for item in fields(self)}
         users = {**vars(self.users), "evaluation": dict(self.users.evaluation)}
@@ -115,7 +116,7 @@ class PolicyTerms:
         }
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> PolicyTerms:
+    def from_json(cls, body: JsonObject) -> PolicyTerms:
         """Reads the terms of a policy record; unknown fields are errors.
 
         Raises:
@@ -126,7 +127,7 @@ class PolicyTerms:
             if len(named) < len(body):
                 raise ValueError("a term is listed twice")
             values = _typed(cls, {**_LATER, **named})
-            plan = cast("dict[str, Any]", values.pop("series"))
+            plan = cast("JsonObject", values.pop("series"))
             users = UserTerms(**_typed(UserTerms, values.pop("users")))
             series = PlannedSeries(**_typed(PlannedSeries, plan)) if plan else None
             terms = cls(**values, users=users, series=series)
@@ -170,7 +171,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),
     "str | None": (str, type(None)),
-    "Mapping[str, Any]": (dict,),
+    "Mapping[str, Json]": (dict,),
     "UserTerms": (dict,),
     "PlannedSeries | None": (dict,),
 }
@@ -188,9 +189,10 @@ def _typed(cls: type, body: object) -> dict[str, Any]:
     return dict(values)
 
 
-def _flat(terms: PolicyTerms) -> dict[str, Any]:
+def _flat(terms: PolicyTerms) -> JsonObject:
     body = terms.to_json()
-    return {**body.pop("users"), **body}
+    users = body.pop("users")
+    return {**cast("JsonObject", users), **body}
 
 
 def _by_rule_of(ours: str, theirs: str) -> str:
@@ -269,13 +271,35 @@ def rollback_anchor_sha(policy_id: str, rollback_anchor: str | None) -> str:
     return json_digest(["witness/1", policy_id, rollback_anchor]) if rollback_anchor else ""
 
 
-def _held_out(partition: PartitionConfig) -> dict[str, Any]:
+def _held_out(partition: PartitionConfig) -> JsonObject:
     """Returns the held-out rule as stored; omits `classes` as policies before class lists did."""
     said = partition.evaluation.model_dump(mode="json")
     return {name: value for name, value in said.items() if name != "classes" or value}
 
 
-def charged_content(config: RunConfig, plan: MechanismPlan) -> dict[str, Any]:
+class ChargedContent(TypedDict):
+    """Part of a reservation that determines the charge of a run."""
+
+    purpose: Purpose
+    blocks_requested: list[str]
+    """User blocks, `cohort/bucket`."""
+    event: JsonObject
+    relation: str
+    delta: float
+    rounds: int
+
+
+class ReservedContent(ChargedContent):
+    """Content that a reservation binds; a retry must pass the same values."""
+
+    plan_sha: str
+    config_sha: str
+    code_sha: str
+    input: str
+    """Address of the source."""
+
+
+def charged_content(config: RunConfig, plan: MechanismPlan) -> ChargedContent:
     """Returns the part of a reservation that determines the charge of a run.
 
     The rest of a reservation is digests: of plan, configuration, code and input.

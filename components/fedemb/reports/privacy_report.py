@@ -16,6 +16,7 @@ from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
 from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.ledger_record import BindRecord, WaiverRecord
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
@@ -136,14 +137,15 @@ def _search(config: RunConfig, plan: MechanismPlan, recipe: str | None) -> dict[
 
 
 def _waivers(ledger: Ledger, weights_sha: str, head_sequence: int) -> list[dict[str, object]]:
-    return [
-        {
-            "code": record.body["code"],
-            "model_sha": record.body["model_sha"],
-            "sequence": record.sequence,
-        }
+    waivers = [
+        (record.content(WaiverRecord), record.sequence)
         for record in ledger.state.waivers
-        if record.sequence <= head_sequence and record.body["model_sha"] == weights_sha
+        if record.sequence <= head_sequence
+    ]
+    return [
+        {"code": waiver.code, "model_sha": waiver.model_sha, "sequence": sequence}
+        for waiver, sequence in waivers
+        if waiver.model_sha == weights_sha
     ]
 
 
@@ -161,12 +163,13 @@ def _release_terms(config: RunConfig, run_id: str) -> dict[str, object]:
 
 
 def _provenance(evidence: Evidence, reservation: Reservation, bind: Record) -> dict[str, object]:
+    bound = bind.content(BindRecord)
     return {
         "config_sha": reservation.config_sha,
         "code_sha": reservation.code_sha,
         "plan_sha": reservation.plan_sha,
-        "inputs_sha": bind.body["inputs_sha"],
-        "commitments": dict(bind.body["commitments"]),
+        "inputs_sha": bound.inputs_sha,
+        "commitments": bound.commitments,
         "input": reservation.input,
         "plan_document": evidence.plan.sha,
         "reservation_document": evidence.reservation.sha,

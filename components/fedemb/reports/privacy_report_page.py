@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
@@ -46,27 +48,26 @@ def report_page(
       ledger: ledger of the policy, for the spending over time and the reasons of waivers.
       lineage: inputs and outputs of each step.
     """
-    report = signed.json
-    cumulative = report["cumulative"]
-    block = ledger.state.worst_block([row["block"] for row in cumulative["blocks"]])
-    last = cumulative["ledger_sequence"]
+    report, cumulative = signed.body, signed.body.cumulative
+    block = ledger.state.worst_block([row.block for row in cumulative.blocks])
+    last = cumulative.ledger_sequence
     points = ledger.state.price_history(block, last) if block else []
     before = _before(report, ledger, block)
-    after = cumulative["max_block_epsilon"]
-    simulation = report["purpose"] == "simulation"
+    after = cumulative.max_block_epsilon
+    simulation = report.purpose == "simulation"
     plan, release = plan_from_json(evidence.plan.body.plan), evidence.config.release
     recipe = evidence.model.body.recipe
-    within = after is not None and after <= cumulative["cap"]
+    within = after is not None and after <= cumulative.cap
     return pages.render(
         "privacy_report.html",
         tone="plain" if simulation else "good" if within else "bad",
-        report=report,
+        report=signed.json,
         simulation=simulation,
         within=within,
         block=block,
         before=before.epsilon if before else 0.0,
         after=after if after is not None else math.inf,
-        meaning=meaning(plan, signed.body.guarantee),
+        meaning=meaning(plan, report.guarantee),
         deployments=DEPLOYMENTS,
         words=words,
         unit=UNITS[plan.unit],
@@ -74,36 +75,36 @@ def report_page(
         assumptions=words.assumptions(plan.unit),
         limitations=words.limitations(plan.unit, search=plan.search is not None),
         plan=plan,
-        backend=words.BACKENDS[signed.body.mechanism.backend],
+        backend=words.BACKENDS[report.mechanism.backend],
         sampler=TEXTS[plan.kind].sampler,
         samplers={other.name: comparison(plan, other.name) for other in plan.comparisons()},
-        guarantee=words.report_sentence(signed.body),
+        guarantee=words.report_sentence(report),
         audit=audit_sentence(evidence.audit.body),
         no_floor=why_no_floor(
             evidence.config.tuned(recipe),
             trial_plan(plan, evidence.config, recipe),
             (evidence.backbones or [None])[0],
         ),
-        self_test_passed=not signed.body.audit.self_test.failed,
+        self_test_passed=not report.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),
         evaluations=sum(record.sequence <= last for record in ledger.state.evaluations),
         config=evidence.config,
         identifiers=ledger.terms.identifiers,
         external=[record for record in ledger.state.external if record.sequence <= last],
-        waivers=[ledger.chain.records[item.sequence] for item in signed.body.waivers],
+        waivers=[ledger.chain.records[item.sequence] for item in report.waivers],
         projections=evidence.plan.body.projections,
         lineage=lineage_dag(lineage),
         curve=_curve(report),
-        spending=_spending(points, cumulative["cap"], UNITS[plan.unit].many),
+        spending=_spending(points, cumulative.cap, UNITS[plan.unit].many),
     )
 
 
-def _before(report: dict[str, Any], ledger: Ledger, block: str | None) -> Spent | None:
+def _before(report: PrivacyReport, ledger: Ledger, block: str | None) -> Spent | None:
     """Returns the privacy loss of the worst block without this run."""
     if block is None:
         return None
-    own = (report["run_id"], report["attempt"])
+    own = (report.run_id, report.attempt)
     state = ledger.state
     attempt = state.attempts[own]
     from fedemb.ledger.budget import spent
@@ -111,12 +112,12 @@ def _before(report: dict[str, Any], ledger: Ledger, block: str | None) -> Spent 
     return spent(ledger.terms, state.charges(block, without=attempt))
 
 
-def _curve(report: dict[str, Any]) -> Any:
-    points = report["accounting"]["curve"]
+def _curve(report: PrivacyReport) -> Markup | None:
+    points = report.accounting.curve
     if not points:
         return None
     deltas, epsilons = [point[0] for point in points], [point[1] for point in points]
-    delta = report["accounting"]["delta"]
+    delta = report.accounting.delta
     return pages.line_chart(
         [pages.Line("this run", deltas, epsilons)],
         x_label="delta",
@@ -128,7 +129,7 @@ def _curve(report: dict[str, Any]) -> Any:
     )
 
 
-def _spending(points: list[PricePoint], cap: float, units: str) -> Any:
+def _spending(points: list[PricePoint], cap: float, units: str) -> Markup | None:
     if not points:
         return None
     records = [0, *(point.sequence for point in points)]

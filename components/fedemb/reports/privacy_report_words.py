@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedemb.config.policy import Unit
 from fedemb.documents.fields import Guarantee
@@ -93,62 +92,56 @@ def start_licence(pretraining: PretrainingConfig) -> str:
     return "none needed" if drawn and unstated else pretraining.licence
 
 
-def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:
+def guarantee_sentence(guarantee: Guarantee) -> str:
     """Returns the guarantee of a plan or report as one sentence."""
-    fields = guarantee.model_dump() if isinstance(guarantee, Guarantee) else dict(guarantee)
-    return str(PrivacyGuarantee.from_json(fields))
+    return str(PrivacyGuarantee.from_json(guarantee.model_dump()))
 
 
-def search_sentence(report: PrivacyReport | Mapping[str, Any]) -> str | None:
+def search_sentence(report: PrivacyReport) -> str | None:
     """Returns what the report says about a private search; None if the run is not a search."""
-    fields = report.content() if isinstance(report, PrivacyReport) else report
-    search = fields["tuning"].get("search")
+    search = report.tuning.search
     if search is None:
         return None
-    one = search["epsilon_one_trial"]
+    one = search.epsilon_one_trial
     return (
-        f"the model is the best of a private search over {search['recipes']} recipes (recipe "
-        f"{search['recipe']}), and epsilon is that of the whole search: "
-        f"{search['mean_trials']:g} trials on average, {search['law']} law; one trial alone has "
+        f"the model is the best of a private search over {search.recipes} recipes (recipe "
+        f"{search.recipe}), and epsilon is that of the whole search: "
+        f"{search.mean_trials:g} trials on average, {search.law} law; one trial alone has "
         f"epsilon {'infinite' if one is None else format(one, '.4g')}"
     )
 
 
-def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
+def report_sentence(report: PrivacyReport) -> str:
     """Returns the guarantee of a report as one sentence, with covered and uncovered users.
 
     A report of version 1 does not contain the number of held-out users.
     """
-    fields = report.content() if isinstance(report, PrivacyReport) else report
-    unit, share = fields["unit"], fields["unit"].get("held_out_share")
-    covered = (
-        "also covered is" if fields["adjacency"]["covers_change_own_data"] else "not covered is"
-    )
-    change, many = UNITS[unit["unit"]].change, UNITS[unit["unit"]].many
+    unit, share = report.unit.unit, report.unit.held_out_share
+    covered = "also covered is" if report.adjacency.covers_change_own_data else "not covered is"
+    change, many = UNITS[unit].change, UNITS[unit].many
     held_out = f"about {share:.3g} of all {many}" if share else "those with the held-out values"
-    searched = search_sentence(fields)
+    searched = search_sentence(report)
     return (
-        f"{guarantee_sentence(fields['guarantee'])}; {covered} one {unit['unit']} that {change}; "
+        f"{guarantee_sentence(report.guarantee)}; {covered} one {unit} that {change}; "
         f"{many} held out for evaluation ({held_out}) are measured exactly and have no guarantee"
         f"{f'; {searched}' if searched else ''}"
     )
 
 
-def all_runs(report: PrivacyReport | Mapping[str, Any]) -> str | None:
+def all_runs(report: PrivacyReport) -> str | None:
     """Returns the total privacy loss of all charges; None for the first charge on all blocks.
 
     The loss is that of the fullest block that this run trained on. Other blocks are in the reports
     of other runs.
     """
-    fields = report.content() if isinstance(report, PrivacyReport) else report
-    cumulative, many = fields["cumulative"], UNITS[fields["unit"]["unit"]].many
-    charges = max((row["runs"] for row in cumulative["blocks"]), default=0)
+    cumulative, many = report.cumulative, UNITS[report.unit.unit].many
+    charges = max((row.runs for row in cumulative.blocks), default=0)
     if charges < 2:
         return None
-    epsilon = cumulative["max_block_epsilon"]
+    epsilon = cumulative.max_block_epsilon
     spent = "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
-    blocks = "" if len(cumulative["blocks"]) == 1 else ", for those of the fullest block"
+    blocks = "" if len(cumulative.blocks) == 1 else ", for those of the fullest block"
     return (
-        f"all {charges} charges of policy {cumulative['policy_id']!r} on these {many} together: "
-        f"{spent} of the cap {cumulative['cap']:g} at delta {cumulative['delta']:g}{blocks}"
+        f"all {charges} charges of policy {cumulative.policy_id!r} on these {many} together: "
+        f"{spent} of the cap {cumulative.cap:g} at delta {cumulative.delta:g}{blocks}"
     )

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import ArtifactError, Refused
+from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.json_files import read_json, write_json
 from fedemb.runtime.builtin_address import is_builtin_address
 
@@ -41,7 +41,7 @@ def is_throw_away(config: RunConfig) -> bool:
     return generated and config.storage.ledger is None
 
 
-def record_for(config: RunConfig, privacy_code_sha: str) -> dict[str, Any]:
+def record_for(config: RunConfig, privacy_code_sha: str) -> JsonObject:
     """Returns the packaged record, or one of 0 tests for a throw-away run without a valid record.
 
     Args:
@@ -78,7 +78,7 @@ def check_generated(config: RunConfig) -> None:
         )
 
 
-def read_record() -> dict[str, Any]:
+def read_record() -> JsonObject:
     """Returns the packaged record: `passed`, `total`, `privacy_code_sha`, without the schema.
 
     Raises:
@@ -100,7 +100,7 @@ def write_record(path: Path, *, passed: int, total: int, privacy_code_sha: str) 
     write_json(path, SCHEMA, body)
 
 
-def record_problem(record: Any, privacy_code_sha: str | None) -> str | None:
+def record_problem(record: Json, privacy_code_sha: str | None) -> str | None:
     """Returns the problem of a record as a sentence; None if the suite passed on this code.
 
     Args:

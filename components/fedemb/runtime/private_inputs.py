@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from fedemb.data.verified_folder import FolderCommitment, VerifiedFolder
+from fedemb.documents.ledger_record import BindRecord
 from fedemb.errors import Refused
 from fedemb.foundation.digests import tree_digest
 from fedemb.keys import commit_to_people, commitment_key
@@ -63,7 +64,7 @@ def _commitment(context: StepContext, people: People, number: int | None) -> Fol
         number = ledger.state.last_attempt(run_id)
     attempt: Attempt | None = ledger.state.attempts.get((run_id, number))
     bind = attempt and attempt.bind
-    value = bind and bind.body["commitments"].get(people)
+    value = bind and bind.content(BindRecord).commitments.get(people)
     if not value:
         raise Refused(
             f"The ledger of policy {ledger.policy_id!r} has no commitment to {people}/ of run "

@@ -35,7 +35,7 @@ from fedemb.documents.artifacts import Artifact, require_publishable
 from fedemb.documents.evidence import sentence_of
 from fedemb.documents.release import BundleManifest, ReleaseMarker
 from fedemb.errors import ArtifactError, InputError, SignatureInvalid
-from fedemb.foundation.canonical_json import LARGEST_JSON, strict_json
+from fedemb.foundation.canonical_json import LARGEST_JSON, json_object
 from fedemb.foundation.digests import file_digest, limited_digest, tree_digests
 from fedemb.foundation.document import Written, parse, read
 from fedemb.foundation.files import write_bytes
@@ -299,7 +299,7 @@ def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> L
     try:
         for record in _lines(bundle / LEDGER, size):
             if chain is None:
-                policy_id = strict_json(record, "record 0")["policy_id"]
+                policy_id = str(json_object(record, "record 0")["policy_id"])
                 chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
             chain.extend([record])
         if chain is None:

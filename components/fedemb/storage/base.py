@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 from fedemb.errors import ArtifactError, StorageError
 from fedemb.foundation.canonical_json import canonical_json, json_digest, parse_json
@@ -280,7 +281,8 @@ class Store(ABC):
             data = self.read(f"{prefix}.tree")
         except FileNotFoundError:
             return None
-        return parse_json(data, TREE_SCHEMA, f"{prefix}.tree")["files"]
+        files = parse_json(data, TREE_SCHEMA, f"{prefix}.tree")["files"]
+        return cast("dict[str, str]", files)
 
     def _write_index(self, prefix: str, digests: dict[str, str]) -> None:
         self.write(f"{prefix}.tree", canonical_json({"schema": TREE_SCHEMA, "files": digests}))

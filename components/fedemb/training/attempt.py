@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedemb.config import RunConfig, TrainingConfig
-from fedemb.documents.fields import Json
 from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.engine.hosts import connect, is_multi_host
@@ -28,7 +27,7 @@ from fedemb.engine.server import ServerState, released_weights
 from fedemb.engine.threads import accelerators, configure_threads
 from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError, Refused
-from fedemb.foundation.canonical_json import canonical_json, strict_json
+from fedemb.foundation.canonical_json import JsonObject, canonical_json, json_object
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import remove_leftovers, write_bytes
 from fedemb.models.arrays import Model
@@ -51,7 +50,7 @@ from fedemb.training.trainer import Attempt, Rounds, Trained
 
 _EVIDENCE = "evidence.json"
 """Name of the mechanism evidence, written after training while the key exists."""
-_NO_EVIDENCE = {"mechanism_audit": None, "independence": None}
+_NO_EVIDENCE: JsonObject = {"mechanism_audit": None, "independence": None}
 """Evidence of a training without noise."""
 
 
@@ -74,7 +73,7 @@ def run_attempt(
     build_rounds: BuildRounds | None,
     train: Callable[[Attempt], Trained],
     root_key: bytes | None = None,
-) -> Json:
+) -> JsonObject:
     """Trains an attempt, or resumes it after its trainer was killed.
 
     Args:
@@ -131,7 +130,7 @@ def _search(
     train: Callable[[Attempt], Trained],
     *,
     root_key: bytes | None,
-) -> Json:
+) -> JsonObject:
     """Trains the attempt as a private search and publishes its best trial; see `run_attempt`."""
     search = inputs.config.tuning.search
     if build_rounds is None or search is None or is_multi_host():
@@ -181,7 +180,7 @@ def _publish(
     trained: BoundAttempt,
     backbone: Model,
     state: ServerState,
-) -> Json:
+) -> JsonObject:
     """Writes the model and its public round log, and commits the attempt; returns the card.
 
     Args:
@@ -271,7 +270,7 @@ def _write_model(
         "weights_sha": save_backbone(plain, artifacts.model / "backbone.keras"),
         "key_injected": bound.key_injected or trained.key_injected,
         "rounds_run": state.rounds,
-        **strict_json(trained.store.read(_EVIDENCE), _EVIDENCE),
+        **json_object(trained.store.read(_EVIDENCE), _EVIDENCE),
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
         "recipe": recipe,

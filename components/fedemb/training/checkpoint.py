@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict, cast
 
 from fedemb.engine.packed_state import pack, unpack
 from fedemb.engine.server import STATE_ARRAYS, ServerState
@@ -23,6 +24,15 @@ class Progress:
     """`Mechanism.state_to_json()`; None before the first round."""
 
 
+class _Head(TypedDict):
+    """State of a checkpoint without its arrays."""
+
+    schema: str
+    inputs_sha: str
+    rounds: int
+    mechanism: MechanismState | None
+
+
 def save(store: Store, inputs_sha: str, progress: Progress) -> None:
     """Replaces the checkpoint of an attempt.
 
@@ -32,7 +42,7 @@ def save(store: Store, inputs_sha: str, progress: Progress) -> None:
       progress: state after the last committed round.
     """
     state = progress.state
-    head = {
+    head: _Head = {
         "schema": SCHEMA,
         "inputs_sha": inputs_sha,
         "rounds": state.rounds,
@@ -53,12 +63,13 @@ def load(store: Store, inputs_sha: str) -> Progress | None:
     except FileNotFoundError:
         return None
     try:
-        head, arrays = unpack(data, *STATE_ARRAYS)
+        packed, arrays = unpack(data, *STATE_ARRAYS)
     except ValueError as error:
         raise ArtifactError(
             "the checkpoint cannot be read; restore the working state of the run from a backup, or "
             "start a run with a new id"
         ) from error
+    head = cast("_Head", packed)
     if head.get("schema") != SCHEMA:
         raise ArtifactError(
             f"the checkpoint has schema {head.get('schema')!r}, expected {SCHEMA!r}; resume with "
@@ -69,5 +80,5 @@ def load(store: Store, inputs_sha: str) -> Progress | None:
             "the checkpoint was made from other inputs: data, code, weights or configuration "
             "changed since; start a run with a new id"
         )
-    state = ServerState(**arrays, rounds=int(head["rounds"]))
+    state = ServerState(**arrays, rounds=head["rounds"])
     return Progress(state, head["mechanism"])

@@ -23,7 +23,7 @@ from fedemb.storage import Store, put_tree
 _FILE = "diagnostics.jsonl"
 
 
-def describe(done: Round[Any], plan: MechanismPlan) -> dict[str, float]:
+def describe(done: Round[object], plan: MechanismPlan) -> dict[str, float]:
     """Returns the diagnostics of one round.
 
     Args:

@@ -53,7 +53,7 @@ def led(config: RunConfig, backbone: Model, function: TrainingRound[Any, Any]) -
         leave()
 
 
-def _described(config: RunConfig, backbone: Any, function: JaxRounds) -> bytes:
+def _described(config: RunConfig, backbone: Model, function: JaxRounds) -> bytes:
     head = {
         "config": config.model_dump(mode="json"),
         "code_sha": code_digest(config),
@@ -65,7 +65,7 @@ def _described(config: RunConfig, backbone: Any, function: JaxRounds) -> bytes:
         return json.dumps(head).encode() + b"\n" + file.read_bytes()
 
 
-def _built(job: bytes) -> Any:
+def _built(job: bytes) -> JaxRounds:
     """Returns the chief's rounds, with a mechanism that has no keys."""
     head, file = job.split(b"\n", 1)
     described = json.loads(head)
@@ -81,9 +81,12 @@ def _built(job: bytes) -> Any:
         backbone = load_backbone(path, config.model)
     parts = backbone, KeylessMechanism(plan_mechanism(config)), config.model, config.training
     if config.training.algorithm == "dp_sgd":
-        return unit_rounds(*parts, workers=1)
-    rows = described["shared_head_rows"]
-    return client_rounds(*parts, workers=1, shared_head_rows=rows)[0]
+        rounds = unit_rounds(*parts, workers=1)
+    else:
+        rows = described["shared_head_rows"]
+        rounds = client_rounds(*parts, workers=1, shared_head_rows=rows)[0]
+    assert isinstance(rounds, JaxRounds), "the chief sends a job only for JAX"
+    return rounds
 
 
 def follow() -> None:

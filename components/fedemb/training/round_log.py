@@ -15,7 +15,7 @@ import numpy as np
 from fedemb.documents.evidence import write_rounds
 from fedemb.documents.model import RoundHead, RoundLine
 from fedemb.errors import ArtifactError, PlanMismatch
-from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.canonical_json import JsonObject, sha256_hex
 from fedemb.foundation.document import parse, written
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.queries import Mechanism, MechanismState, RoundOutput
@@ -132,7 +132,7 @@ class RoundLog:
         head = RoundHead(
             inputs_sha=self.inputs_sha,
             public=record.public,
-            mechanism_state={**record.mechanism_state},
+            mechanism_state=cast("JsonObject", record.mechanism_state),
             mean_sha=sha256_hex(payload),
         )
         return written(head).data.removesuffix(b"\n") + _END + payload

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, cast
 
 from typing_extensions import override
 
@@ -28,7 +28,12 @@ from fedemb.engine.server import ServerState
 from fedemb.errors import Diverged, Interrupted, Refused
 from fedemb.evaluation.selection import require_measurable, score
 from fedemb.foundation import step_logging as events
-from fedemb.foundation.canonical_json import canonical_json, json_digest, strict_json
+from fedemb.foundation.canonical_json import (
+    canonical_json,
+    json_digest,
+    json_object,
+    strict_json,
+)
 from fedemb.keys import derive
 from fedemb.models.arrays import Model
 from fedemb.privacy.randomness.trials import draw_trials
@@ -138,7 +143,7 @@ def find_best(
         _LOG.info(events.SEARCHING, len(search.recipes))
         with silent():
             _choose(context, bound, recipes, backbone, train)
-    best = strict_json(bound.store.read(_BEST), _BEST)
+    best = cast("_Best | None", strict_json(bound.store.read(_BEST), _BEST))
     if best is None:
         raise Refused(
             "The search ended without a model: its secret law drew no trial. The charge stays; "
@@ -152,6 +157,14 @@ def find_best(
     chosen = _bound_trial(context, bound, best["recipe"], best["number"])
     _delete_others(bound, best["number"])
     return chosen
+
+
+class _Best(TypedDict):
+    """Best trial of a search, as stored."""
+
+    score: float | None
+    number: int
+    recipe: str
 
 
 def _choose(
@@ -175,10 +188,10 @@ def _choose(
                         "Stopped on request. Resume the run to continue the search."
                     ) from None
                 trial.store.write(_SCORE, canonical_json({"score": result}))
-            stored = strict_json(trial.store.read(_SCORE), _SCORE)
-            found.append((stored["score"], number, recipe))
+            stored = json_object(trial.store.read(_SCORE), _SCORE)["score"]
+            found.append((cast("float | None", stored), number, recipe))
     best = max(found, key=lambda item: _order(item[0], item[1]), default=None)
-    named = best and dict(zip(("score", "number", "recipe"), best, strict=True))
+    named = {"score": best[0], "number": best[1], "recipe": best[2]} if best else None
     bound.store.write(_BEST, canonical_json(named))
 
 

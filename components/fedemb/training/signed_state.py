@@ -8,10 +8,9 @@ have a round drawn twice from different sums.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from fedemb.errors import ArtifactError, SignatureInvalid
-from fedemb.foundation.canonical_json import canonical_json, sha256_hex, strict_json
+from fedemb.foundation.canonical_json import JsonObject, canonical_json, sha256_hex, strict_json
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.storage import Store
@@ -89,5 +88,5 @@ class SignedState(FencedStore):
     def _with_signature(self, name: str, data: bytes) -> bytes:
         return canonical_json(self._signer.sign(self._signed(name, data))) + b"\n" + data
 
-    def _signed(self, name: str, data: bytes) -> dict[str, Any]:
+    def _signed(self, name: str, data: bytes) -> JsonObject:
         return {"schema": _SCHEMA, "name": name, "sha": sha256_hex(data), **asdict(self._origin)}

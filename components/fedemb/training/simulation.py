@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from jaxtyping import Float32, Int, UInt8
@@ -69,7 +69,7 @@ class SimulatedGuarantee(PrivacyGuarantee):
 class SimulationResult:
     """A trained model with its plan and guarantee."""
 
-    model: Any
+    model: Model
     """`keras.Model`: float32 images in [-1, 1] to embeddings, not normalised."""
     plan: MechanismPlan
     """Sampler, clipping norm, noise and privacy loss."""
@@ -265,7 +265,7 @@ class Simulation(Section):
 
     def _rounds(
         self,
-        backbone: Any,
+        backbone: Model,
         mechanism: Mechanism,
         people: ArrayUsers,
         *,

@@ -12,9 +12,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
-from fedemb.documents.fields import Json
 from fedemb.engine.hosts import CHIEF, JobHost
 from fedemb.errors import ConfigError, StorageError
 
@@ -38,7 +37,40 @@ CONTAINER = "node"
 """Kubeflow Trainer's name of the training container and of its set of pods."""
 
 
-def train_job() -> Json:
+class Metadata(TypedDict):
+    """Namespace of a TrainJob, and the pod that owns it."""
+
+    generateName: str
+    name: NotRequired[str]
+    """Set by the cluster."""
+    namespace: str
+    ownerReferences: list[dict[str, str]]
+
+
+class Trainer(TypedDict):
+    """Number of hosts of a TrainJob, and their environment variables."""
+
+    numNodes: int
+    env: list[dict[str, str]]
+
+
+class Spec(TypedDict):
+    """Runtime and hosts of a TrainJob."""
+
+    runtimeRef: dict[str, str]
+    trainer: Trainer
+
+
+class TrainJob(TypedDict):
+    """Manifest of a TrainJob."""
+
+    apiVersion: str
+    kind: str
+    metadata: Metadata
+    spec: Spec
+
+
+def train_job() -> TrainJob:
     """Returns the manifest of the TrainJob that the environment variables describe.
 
     Raises:
@@ -96,7 +128,7 @@ def hosts_of_the_step() -> Iterator[JobHost | None]:
     api = client.CustomObjectsApi()
     kind = ("trainer.kubeflow.org", "v1alpha1", job["metadata"]["namespace"], "trainjobs")
     try:
-        made: Any = api.create_namespaced_custom_object(*kind, body=job)
+        made = cast("TrainJob", api.create_namespaced_custom_object(*kind, body=job))
     except client.ApiException as error:
         why = f"the cluster refused the TrainJob of the other hosts ({error.status} {error.reason})"
         if error.status in (408, 429) or (error.status or 0) >= 500:
@@ -114,7 +146,7 @@ def hosts_of_the_step() -> Iterator[JobHost | None]:
         yield JobHost(trainer["env"][0]["value"], trainer["numNodes"] + 1, 0)
     finally:
         try:
-            api.delete_namespaced_custom_object(*kind, name=made["metadata"]["name"])
+            api.delete_namespaced_custom_object(*kind, name=str(made["metadata"].get("name")))
         except (client.ApiException, OSError, HTTPError) as error:
             # Training results stay valid, and this pod owns the job, so the job is deleted with it.
             _LOG.debug("the TrainJob stays until this pod goes (%s)", type(error).__name__)

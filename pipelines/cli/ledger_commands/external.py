@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
 )
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.output import say
+
+if TYPE_CHECKING:
+    from fedemb.foundation.canonical_json import JsonObject
 
 
 class Relation(StrEnum):
@@ -66,6 +69,7 @@ def charge(
     --keys policy/keys --reason "Quarterly survey of the analytics team"
     """
     from fedemb.ledger import charge_external
+    from fedemb.ledger.budget import DeclaredCharge
     from fedemb.ledger.external import declared_loss
 
     opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
@@ -81,7 +85,7 @@ def charge(
     named = blocks or sorted(opened.state.by_block)
     if not named:
         raise InputError("the ledger has no block yet; name the user blocks with --blocks")
-    body = {
+    body: DeclaredCharge = {
         "name": name,
         "blocks": named,
         "unit": terms.unit,
@@ -103,7 +107,7 @@ def charge(
         )
 
 
-def _read(path: Path | None) -> dict[str, Any] | None:
+def _read(path: Path | None) -> JsonObject | None:
     from fedemb.foundation.canonical_json import strict_json
 
     if path is None:

@@ -245,7 +245,7 @@ def _of_buckets(ledger: Ledger, buckets: set[int]) -> list[Attempt]:
         attempt
         for attempt in ledger.state.attempts.values()
         if attempt.void is None
-        and names & {name.rpartition("/")[2] for name in attempt.reserve.body["blocks"]}
+        and names & {name.rpartition("/")[2] for name in attempt.reserved.blocks}
     ]
 
 
@@ -269,6 +269,7 @@ def _trained(
     """
     from dp_accounting.privacy_accountant import NeighboringRelation
 
+    from fedemb.documents.ledger_record import ReleaseRecord
     from fedemb.privacy.accounting.accounting import price
     from fedemb.privacy.accounting.events import event_from_json
 
@@ -276,17 +277,17 @@ def _trained(
     open_runs: list[str] = []
     simulations: list[str] = []
     for attempt in _of_buckets(ledger, buckets):
-        reserve = attempt.reserve
-        if reserve.body["purpose"] == "simulation":
+        reserve, reserved = attempt.reserve, attempt.reserved
+        if reserved.purpose == "simulation":
             simulations.append(reserve.run_id)
             continue
         if not attempt.releases:
             open_runs.append(reserve.run_id)
             continue
-        relation = NeighboringRelation[reserve.body["relation"]]
-        guarantee = price(event_from_json(reserve.body["event"]), relation, reserve.body["delta"])
+        relation = NeighboringRelation[reserved.relation]
+        guarantee = price(event_from_json(reserved.event), relation, reserved.delta)
         found += [
-            (record.body["name"], record.body["version"], guarantee.epsilon, guarantee.delta)
-            for record in attempt.releases
+            (release.name, release.version, guarantee.epsilon, guarantee.delta)
+            for release in (item.content(ReleaseRecord) for item in attempt.releases)
         ]
     return found, open_runs, list(dict.fromkeys(simulations))

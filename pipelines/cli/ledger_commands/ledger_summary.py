@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fedemb.config import RunConfig
+from fedemb.documents.ledger_record import KeysRecord
 from fedemb.errors import InputError, LedgerError, Refused
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Charge, Ledger, PolicyTerms, policies, read_trust
 from fedemb.ledger.chain import Chain
+from fedemb.ledger.terms import ChargedContent
 from fedemb.storage import Store, open_store
 
 RUNS_SHOWN = 20
@@ -59,12 +60,12 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             {
                 "run_id": record.run_id,
                 "attempt": record.attempt,
-                "purpose": record.body["purpose"],
+                "purpose": attempt.reserved.purpose,
                 "status": attempt.status,
                 "rounds_reserved": charge.rounds,
                 "rounds_charged": charge.rounds_charged if attempt.charged else 0,
                 "search": charge.search,
-                "blocks": list(record.body["blocks"]),
+                "blocks": attempt.reserved.blocks,
                 "time": record.time,
                 "actor": record.actor,
                 "sequence": record.sequence,
@@ -99,8 +100,8 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         "rotations": [
             {
                 "sequence": record.sequence,
-                "roles": [key["role"] for key in record.body["keys"]],
-                "reason": record.body["reason"],
+                "roles": [key["role"] for key in record.content(KeysRecord).keys],
+                "reason": record.content(KeysRecord).reason,
                 "actor": record.actor,
             }
             for record in state.rotations
@@ -116,7 +117,7 @@ def composition(terms: PolicyTerms) -> str:
     return f"a planned series of {runs} runs" if runs > 1 else "one planned run"
 
 
-def content_of(config: RunConfig) -> dict[str, Any]:
+def content_of(config: RunConfig) -> ChargedContent:
     """Returns the budget content that a reservation of this configuration would bind."""
     from fedemb.ledger import charged_content
     from fedemb.privacy.mechanisms.registry import plan_mechanism
@@ -124,7 +125,7 @@ def content_of(config: RunConfig) -> dict[str, Any]:
     return charged_content(config, plan_mechanism(config))
 
 
-def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
+def fitting(ledger: Ledger, content: ChargedContent) -> int:
     """How many more runs with this content the worst requested block can pay, 100,000 at most."""
     charge = Charge.planned(content)
     terms, state = ledger.terms, ledger.state
@@ -152,7 +153,7 @@ def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
 
 
 def would_admit(
-    ledger: Ledger, config: RunConfig, content: Mapping[str, Any]
+    ledger: Ledger, config: RunConfig, content: ChargedContent
 ) -> tuple[list[str], str | None]:
     """Blocks a run of this configuration would get, or the sentence it would be refused with."""
     from fedemb.ledger import terms_of
@@ -207,8 +208,8 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
         )
     lines = []
     for attempt in attempts:
-        record, charge = attempt.reserve, attempt.charge
-        blocks = ", ".join(record.body["blocks"])
+        record, reserved, charge = attempt.reserve, attempt.reserved, attempt.charge
+        blocks = ", ".join(reserved.blocks)
         lines.append(
             f"attempt {record.attempt}: reserved {charge.rounds} rounds on {blocks} as record "
             f"{record.sequence}, by {record.actor} at {record.time}"
@@ -216,10 +217,10 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
         lines.append(f"  {_standing(attempt.status, attempt.charged, charge)}")
         if charge.search:
             lines.append(f"  {charge.search}: charged in full as one search")
-        full = set(record.body["blocks_requested"]) - set(record.body["blocks"])
+        full = set(reserved.blocks_requested) - set(reserved.blocks)
         if full:
             lines.append(f"  left out, because they were full: {', '.join(sorted(full))}")
-        for block in record.body["blocks"]:
+        for block in reserved.blocks:
             others = ledger.state.charges(block, without=attempt)
             from fedemb.ledger.budget import spent
 

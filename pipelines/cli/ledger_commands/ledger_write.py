@@ -72,6 +72,7 @@ def waive(
     rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
     """Sign a waiver of one waivable gate rule for one model. Done by the policy owner."""
+    from fedemb.documents.ledger_record import WaiverRecord
     from fedemb.gate.decide import WAIVABLE
     from fedemb.keys.signatures import Signer
 
@@ -84,7 +85,8 @@ def waive(
     run_id, weights = _committed(model, opened)
     owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
-        if (record.body["code"], record.body["model_sha"]) == (code, weights):
+        waiver = record.content(WaiverRecord)
+        if (waiver.code, waiver.model_sha) == (code, weights):
             say(f"{code} is waived for this model already, by record {record.sequence}")
             return
     record = opened.waive(code=code, model_sha=weights, reason=reason_text(reason), signer=owner)
@@ -110,6 +112,7 @@ def rotate(
 
     Earlier signatures of a retired key stay trusted; later ones are not.
     """
+    from fedemb.documents.ledger_record import KeysRecord
     from fedemb.keys import open_key_store
     from fedemb.keys.trust import ROLES
     from fedemb.ledger import rotate_keys
@@ -125,7 +128,7 @@ def rotate(
         rollback_anchors=rollback_anchor or (),
     )
     for record in written:
-        names = ", ".join(key["role"] for key in record.body["keys"])
+        names = ", ".join(str(key["role"]) for key in record.content(KeysRecord).keys)
         say(
             f"policy {record.policy_id}: record {record.sequence} names new signing keys of {names}"
         )
@@ -169,6 +172,7 @@ def _committed(path: Path, ledger: Ledger) -> tuple[str, str]:
       ArtifactError: its card cannot be read.
       Refused: the ledger has no such card in a commit, or the run's folder holds another run's.
     """
+    from fedemb.documents.ledger_record import CommitRecord
     from fedemb.documents.model import ModelCard
     from fedemb.foundation.document import read
     from fedemb.pipelines.run.directory import RunDirectory
@@ -182,7 +186,7 @@ def _committed(path: Path, ledger: Ledger) -> tuple[str, str]:
     card = read(path, ModelCard)
     named = card.body.run_id
     commits = [attempt.commit for attempt in ledger.state.attempts.values() if attempt.commit]
-    cards = [commit.body["round_log"]["card_sha"] for commit in commits]
+    cards = [commit.content(CommitRecord).round_log["card_sha"] for commit in commits]
     if card.sha not in cards:
         raise Refused(
             f"{path.name} says it is of run {named!r}, and the ledger of policy "

@@ -77,8 +77,8 @@ def priced(config: RunConfig) -> Priced:
     from fedemb.steps.plan_privacy.plan import document
 
     made = written(document(config))
-    mechanism = plan_from_json(made.json["plan"])
-    return Priced(made, mechanism, PrivacyGuarantee.from_json(made.json["guarantee"]))
+    guarantee = PrivacyGuarantee.from_json(made.body.guarantee.model_dump())
+    return Priced(made, plan_from_json(made.body.plan), guarantee)
 
 
 def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[str, Any]:
@@ -93,19 +93,20 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
     from fedemb.reports.mechanism_text import comparison
     from fedemb.steps.plan_privacy.plan import warnings
 
-    plan, mechanism, guarantee = found.document.json, found.mechanism, found.guarantee
+    plan, mechanism, guarantee = found.document.body, found.mechanism, found.guarantee
     return {
         "mechanism": mechanism.kind,
-        "backend": plan["backend"],
+        "backend": plan.backend,
         "epsilon": finite(guarantee.epsilon),
         "delta": guarantee.delta,
         "accountant": guarantee.accountant,
         "relation": guarantee.relation.name,
-        "epsilon_conservative_2c": plan["epsilon_conservative_2c"],
-        "epsilon_rdp": plan["epsilon_rdp"],
-        "zcdp_rho": plan["zcdp_rho"],
+        "epsilon_conservative_2c": plan.epsilon_conservative_2c,
+        "epsilon_rdp": plan.epsilon_rdp,
+        "zcdp_rho": plan.zcdp_rho,
         "comparisons": [
-            {**one, "words": comparison(mechanism, one["name"])} for one in plan["comparisons"]
+            {**one.model_dump(), "words": comparison(mechanism, one.name)}
+            for one in plan.comparisons
         ],
         "unit": mechanism.unit,
         "noise_multiplier": mechanism.noise_multiplier,
@@ -116,7 +117,7 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
         "users_lower_bound": config.policy.users_lower_bound,
         "sentence": str(guarantee),
         "series": _series(config),
-        "projections": plan["projections"],
+        "projections": [one.model_dump() for one in plan.projections],
         "warnings": list(warnings(config).values()),
         "plan": output and str(output),
         "plan_sha": mechanism.digest,

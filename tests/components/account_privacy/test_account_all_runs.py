@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedemb.documents.privacy_report import BlockSpent, PrivacyReport
+from fedemb.foundation.document import read
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import Outcome, closing_lines
 from fedemb.reports.privacy_report_words import all_runs
@@ -50,15 +52,20 @@ def test_closing_line_states_what_all_runs_cost_from_the_second_on(weeks, tmp_pa
     assert f"at delta {one:g}" in second
 
 
-def test_people_of_other_blocks_are_not_spoken_of():
+def _with_blocks(report, *runs):
+    blocks = [
+        BlockSpent(block=f"all/{n}", epsilon=1.5, runs=number) for n, number in enumerate(runs)
+    ]
+    numbers = {"max_block_epsilon": 1.5, "policy_id": "weekly", "cap": 3.0, "delta": 1e-5}
+    cumulative = report.cumulative.model_copy(update={"blocks": blocks, **numbers})
+    return report.model_copy(update={"cumulative": cumulative})
+
+
+def test_people_of_other_blocks_are_not_spoken_of(weeks):
     """A run on new users alone says nothing of those whose blocks are fuller."""
-    report = {"cumulative": {"blocks": [{"runs": 1, "epsilon": 1.0}]}, "unit": {"unit": "user"}}
-    assert all_runs(report) is None
-    report["cumulative"] |= {
-        "blocks": [{"runs": 1, "epsilon": 1.0}, {"runs": 2, "epsilon": 1.5}],
-        **{"max_block_epsilon": 1.5, "policy_id": "weekly", "cap": 3.0, "delta": 1e-5},
-    }
-    assert all_runs(report) == (
+    report = read(weeks[0].report, PrivacyReport).body
+    assert all_runs(_with_blocks(report, 1)) is None
+    assert all_runs(_with_blocks(report, 1, 2)) == (
         "all 2 charges of policy 'weekly' on these users together: epsilon 1.5 of the cap 3 at "
         "delta 1e-05, for those of the fullest block"
     )

@@ -11,10 +11,11 @@ from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.engine import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.foundation.digests import file_digest
-from fedemb.foundation.document import encode
+from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
@@ -232,7 +233,7 @@ def test_model_card_says_the_guarantee_in_header_and_words(released):
     header = yaml.safe_load(text.split("---")[1])
     report = json.loads(released.report.read_text())
     assert header["epsilon"] == report["accounting"]["epsilon"]
-    assert words.report_sentence(report) in text
+    assert words.report_sentence(read(released.report, PrivacyReport).body) in text
     for line in (*words.limitations("user").values(), *words.assumptions("user").values()):
         assert line in text
 

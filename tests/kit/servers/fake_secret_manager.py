@@ -18,7 +18,7 @@ class FakeSecretManager:
 
     def add_secret_version(self, parent, payload):
         versions = self.secrets[parent.rsplit("/", 1)[1]]
-        versions.append(payload["data"])
+        versions.append(payload.data)
         return SimpleNamespace(name=f"{parent}/versions/{len(versions)}")
 
     def _versions(self, name):

@@ -151,7 +151,7 @@ MUTANTS = (
     one(
         16,
         "stopped_early_is_not_asked_about",
-        (modules.ARTIFACT_RULES, "rounds", "ran == started == case.plan.rounds", "ran == started"),
+        (modules.ARTIFACT_RULES, "rounds", "ran == started == planned.rounds", "ran == started"),
         f"{GATE}::test_training_that_stopped_early_needs_a_declaration_of_the_policy_owner",
     ),
     one(
@@ -190,7 +190,7 @@ MUTANTS = (
         (
             modules.PRIVATE_INPUTS,
             "_commitment",
-            "bind and bind.body['commitments'].get(people)",
+            "bind and bind.content(BindRecord).commitments.get(people)",
             "commitment_to(context, people, number)",
         ),
         f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
@@ -375,11 +375,11 @@ MUTANTS = (
             modules.LEDGER_STATE,
             "simulations",
             (
-                "attempt.reserve.body['purpose'] == 'simulation' and "
+                "attempt.reserved.purpose == 'simulation' and "
                 "attempt.reserve.sequence < before and (not attempt.void)"
             ),
             (
-                "attempt.reserve.body['purpose'] == 'simulation' and attempt.commit and "
+                "attempt.reserved.purpose == 'simulation' and attempt.commit and "
                 "(attempt.reserve.sequence < before) and (not attempt.void)"
             ),
         ),

@@ -60,7 +60,12 @@ MUTANTS = (
     one(
         19,
         "noise_floor_of_the_start_is_not_computed_before_the_charge",
-        (modules.BEFORE_CHARGE, "_check_start", "noise_floor(config, plan, path)", "None"),
+        (
+            modules.BEFORE_CHARGE,
+            "_check_start",
+            "noise_floor(config.tuned(recipe), trial_plan(plan, config, recipe), path)",
+            "None",
+        ),
         CHARGE,
     ),
     one(

@@ -14,7 +14,7 @@ canary figures are a function of only keys and plan, at no privacy cost.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from fedemb.keys import derive
 from fedemb.models.keras_backend import exact_numbers, keras_ops, traced
 
 if TYPE_CHECKING:
+    from fedemb.models.arrays import Tensor
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
     from fedemb.privacy.randomness.sampling import VirtualClient
 
@@ -34,7 +35,6 @@ ROUNDS = 32
 _LENGTH = 10.0
 """Norm of a canary's record before the clip, in clips."""
 _OWN = COORDINATES // (2 * CANARIES)
-_SCORES, _BEFORE = "scores", "before"
 
 
 class CanaryIndex:
@@ -61,6 +61,25 @@ class CanaryIndex:
             return client.users
         images = client.users * self._each + client.grouping
         return images[images < CANARIES]
+
+
+class _Counts(TypedDict):
+    rounds: int
+    contributions: int
+    taken: int
+
+
+class _Sums(TypedDict):
+    energy: float
+    length: float
+    between: float
+
+
+class CanaryState(_Counts, _Sums):
+    """Saved state of the canaries."""
+
+    scores: list[float]
+    before: list[float]
 
 
 class CanaryMechanism:
@@ -90,13 +109,13 @@ class CanaryMechanism:
         random = np.random.default_rng(list(derive(key, "membership")))
         # The included canaries are secret until the run ends, so no code can single them out.
         self._included = random.permutation(2 * CANARIES)[:CANARIES]
-        self._counts = {"rounds": 0, "contributions": 0, "taken": 0}
-        self._sums = {"energy": 0.0, "length": 0.0, "between": 0.0}
+        self._counts = _Counts(rounds=0, contributions=0, taken=0)
+        self._sums = _Sums(energy=0.0, length=0.0, between=0.0)
         self._before = np.zeros(COORDINATES)
         self._scores = np.zeros(2 * CANARIES)
         mechanism, parameters = self._mechanism, self._mechanism.sample_params()
 
-        def summed(records: Any) -> Any:
+        def summed(records: Tensor) -> tuple[Tensor]:
             clipped = ops.vectorized_map(lambda r: mechanism.record(parameters, [r])[0], records)
             return (ops.sum(clipped, axis=0),)
 
@@ -175,14 +194,20 @@ class CanaryMechanism:
             f_dp=float(auditor.epsilon_one_run_fdp(0.05, delta)),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> CanaryState:
         """Returns the state as JSON."""
-        kept = {_SCORES: self._scores.tolist(), _BEFORE: self._before.tolist()}
-        return {**self._counts, **self._sums, **kept}
+        scores, before = self._scores.tolist(), self._before.tolist()
+        return {**self._counts, **self._sums, "scores": scores, "before": before}
 
-    def restore(self, figures: dict[str, Any]) -> None:
+    def restore(self, figures: CanaryState) -> None:
         """Resumes after the rounds that `to_json` covered."""
-        self._scores = np.array(figures[_SCORES])
-        self._before = np.broadcast_to(np.array(figures[_BEFORE]), COORDINATES)
-        self._counts = {name: figures[name] for name in self._counts}
-        self._sums = {name: figures[name] for name in self._sums}
+        self._scores = np.array(figures["scores"])
+        self._before = np.broadcast_to(np.array(figures["before"]), COORDINATES)
+        self._counts = _Counts(
+            rounds=figures["rounds"],
+            contributions=figures["contributions"],
+            taken=figures["taken"],
+        )
+        self._sums = _Sums(
+            energy=figures["energy"], length=figures["length"], between=figures["between"]
+        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -21,9 +21,20 @@ from fedemb.privacy.randomness.noise import Floats, gaussian, tensor_key
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.randomness.keyed_noise import CorrelatedStream
 
 _DIGITS = 1e-5
 """Tolerance for committed means, which are float32."""
+
+
+class ReceiptFigures(TypedDict):
+    """Saved figures of the receipts so far. Raw."""
+
+    rounds: int
+    failed: int
+    noise: float
+    both: float
+    rest: float
 
 
 class NoiseReceipts:
@@ -37,7 +48,7 @@ class NoiseReceipts:
 
     def __init__(self, plan: MechanismPlan, noise_key: bytes, tags: Sequence[bytes] = ()):
         self._plan, self._key = plan, noise_key
-        self._stream: Any = None
+        self._stream: CorrelatedStream | None = None
         self._before = list(tags)
         self._rounds = self._failed = 0
         self._noise = self._both = self._rest = 0.0
@@ -72,8 +83,7 @@ class NoiseReceipts:
         if not self._plan.tracks_participation:
             key = tensor_key(self._key, tag, "update")
             return gaussian(key, size) * self._plan.noise_multiplier
-        self._begin(size)
-        return self._row(self._stream, tensor_key(self._key, tag, "update"))
+        return self._row(self._begin(size), tensor_key(self._key, tag, "update"))
 
     def drawn_count(self, tag: bytes, count_noise_multiplier: float) -> float:
         """Redraws the noise of a round on the count of records below an adaptive clip."""
@@ -88,17 +98,18 @@ class NoiseReceipts:
         """
         if not self._plan.tracks_participation:
             return 0.0
-        self._begin(size)
         key = tensor_key(self._key, tag, "another")
-        return self._row(copy.deepcopy(self._stream), key)
+        return self._row(copy.deepcopy(self._begin(size)), key)
 
-    def _begin(self, size: int) -> None:
+    def _begin(self, size: int) -> CorrelatedStream:
         if self._stream is None:
             self._stream = self._plan.noise_stream(size)
+            assert self._stream is not None, "rounds of this plan share no noise"
             for earlier in self._before:
                 self._stream.next(tensor_key(self._key, earlier, "update"))
+        return self._stream
 
-    def _row(self, stream: Any, key: bytes) -> Floats:
+    def _row(self, stream: CorrelatedStream, key: bytes) -> Floats:
         return stream.next(key) / 2.0**self._plan.grid_bits
 
     def _tolerance(self, energy: float, rest: float, size: int) -> float:
@@ -114,12 +125,17 @@ class NoiseReceipts:
         together = abs(slope - 1) <= tolerance
         return Receipts(rounds=self._rounds, failed=self._failed, together=together)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ReceiptFigures:
         """Returns the figures so far. Raw."""
-        names = ("_rounds", "_failed", "_noise", "_both", "_rest")
-        return {name.strip("_"): getattr(self, name) for name in names}
+        return {
+            "rounds": self._rounds,
+            "failed": self._failed,
+            "noise": self._noise,
+            "both": self._both,
+            "rest": self._rest,
+        }
 
-    def restore(self, figures: dict[str, Any]) -> None:
+    def restore(self, figures: ReceiptFigures) -> None:
         """Resumes after the rounds that `to_json` covered."""
-        for name, value in figures.items():
-            setattr(self, f"_{name}", value)
+        self._rounds, self._failed = figures["rounds"], figures["failed"]
+        self._noise, self._both, self._rest = figures["noise"], figures["both"], figures["rest"]

@@ -7,7 +7,7 @@ not affect training: a run releases the same bits with or without it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -15,15 +15,15 @@ from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import Fold, Independence, MechanismAudit, Replay
 from fedemb.documents.model import RoundLine
 from fedemb.engine.audit.attempt_keys import AttemptKeys
-from fedemb.engine.audit.canaries import CanaryMechanism
+from fedemb.engine.audit.canaries import CanaryMechanism, CanaryState
 from fedemb.engine.audit.independence import independence
-from fedemb.engine.audit.receipts import NoiseReceipts
+from fedemb.engine.audit.receipts import NoiseReceipts, ReceiptFigures
 from fedemb.engine.audit.round_replay import RoundReplay
 from fedemb.engine.packed_state import pack, unpack
 from fedemb.engine.server import STATE_ARRAYS, ServerRule, ServerState, released_weights
 from fedemb.engine.training_round import Packed, TrainingRound
 from fedemb.errors import ArtifactError
-from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.canonical_json import JsonObject, sha256_hex
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries import Mechanism, MechanismState
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
@@ -31,7 +31,7 @@ from fedemb.storage import Store
 
 _NAME = "audit.npz"
 _BEFORE = "began"
-"""Key of the weights before each replayed round; the name is part of the stored state."""
+"""Array of the weights before each replayed round; the name is part of the stored state."""
 _Unit = TypeVar("_Unit")
 
 
@@ -57,6 +57,20 @@ class AuditedRecord(Protocol):
     def mean(self) -> np.ndarray | None:
         """Noised mean, float32 `[dim]`; None once a checkpoint covers it."""
         ...
+
+
+class _Head(TypedDict):
+    """Saved state of an audit, without its arrays."""
+
+    inputs_sha: str
+    rounds: int
+    began: list[int]
+    """Replayed rounds that started; the name is part of the stored state."""
+    l2_norm_clip: float
+    named: bool
+    size: int
+    receipts: ReceiptFigures
+    canaries: CanaryState | None
 
 
 class RoundAudit:
@@ -179,7 +193,7 @@ class RoundAudit:
             lower_bounds=canaries.lower_bounds(delta) if canaries else None,
         )
 
-    def evidence(self, released: np.ndarray, delta: float) -> dict[str, object]:
+    def evidence(self, released: np.ndarray, delta: float) -> JsonObject:
         """Returns fields of the model card, see `found` and `compared`."""
         return {
             "mechanism_audit": self.found(released, delta).model_dump(mode="json"),
@@ -195,10 +209,10 @@ class RoundAudit:
 
     def save(self, store: Store) -> None:
         """Writes the state, before the trainer writes its checkpoint."""
-        head = {
+        head: _Head = {
             "inputs_sha": self._keys.inputs_sha,
             "rounds": self.rounds,
-            _BEFORE: list(self._before),
+            "began": list(self._before),
             "l2_norm_clip": self._clip,
             "named": self._named,
             "size": self._size,
@@ -228,11 +242,12 @@ class RoundAudit:
         except FileNotFoundError:
             return
         try:
-            head, arrays = unpack(data, _BEFORE, "means", "tags", *STATE_ARRAYS)
+            packed, arrays = unpack(data, _BEFORE, "means", "tags", *STATE_ARRAYS)
+            head = cast("_Head", packed)
             tags = arrays.pop("tags").reshape(head["rounds"], -1)
             before, means = arrays.pop(_BEFORE), arrays.pop("means")
-            self._before = dict(zip(head[_BEFORE], before, strict=True))
-            self._means = dict(zip(head[_BEFORE], means, strict=True))
+            self._before = dict(zip(head["began"], before, strict=True))
+            self._means = dict(zip(head["began"], means, strict=True))
         except (ValueError, KeyError) as error:
             raise ArtifactError(
                 "The state of the audit cannot be read. Restore the working state of the run from "
@@ -250,6 +265,7 @@ class RoundAudit:
         self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, before)
         self._receipts.restore(head["receipts"])
         if self._canaries is not None:
+            assert head["canaries"] is not None, "the plan of an attempt does not change"
             self._canaries.restore(head["canaries"])
 
 

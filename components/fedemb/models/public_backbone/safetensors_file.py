@@ -6,12 +6,11 @@ import io
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedemb.errors import ArtifactError, FedEmbError, InputError
-from fedemb.foundation.canonical_json import strict_json
+from fedemb.foundation.canonical_json import Json, json_object
 from fedemb.foundation.files import open_regular
 from fedemb.models.public_backbone.torch_file import LARGEST
 
@@ -53,7 +52,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(_LARGEST_HEADER, size - 8):
                 raise _Malformed("its header is longer than the file or 16 MiB")
-            header = strict_json(file.read(length), f"the header of {path.name}")
+            header = json_object(file.read(length), f"the header of {path.name}")
             numbers = file.read()
         return {
             name: _tensor(entry, numbers)
@@ -70,11 +69,22 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _tensor(entry: Any, numbers: bytes) -> np.ndarray:
-    kind, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    whole = all(type(one) is int and one >= 0 for one in (*shape, start, end))
+def _fields(entry: Json) -> tuple[str, list[int], int, int]:
+    """Returns the type, the shape, and the first and last byte of a tensor."""
+    match entry:
+        case {"dtype": str(kind), "shape": list(shape), "data_offsets": [start, end]}:
+            whole = [one for one in (*shape, start, end) if type(one) is int and one >= 0]
+            if len(whole) == len(shape) + 2:
+                return kind, whole[:-2], whole[-2], whole[-1]
+        case _:
+            pass
+    raise _Malformed("the header describes a tensor in another way")
+
+
+def _tensor(entry: Json, numbers: bytes) -> np.ndarray:
+    kind, shape, start, end = _fields(entry)
     width = np.dtype(_KINDS[kind]).itemsize
-    if not whole or not start <= end <= len(numbers) or end - start != width * prod(shape):
+    if not start <= end <= len(numbers) or end - start != width * prod(shape):
         raise _Malformed("a tensor lies outside of the file")
     found = np.frombuffer(numbers[start:end], _KINDS[kind])
     if kind == "BF16":  # the upper half of a float32

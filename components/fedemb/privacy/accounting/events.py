@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from enum import Enum
+from typing import cast
 
 from dp_accounting import dp_event as dpe
 
 from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import Json, JsonObject, ToJson
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 
 _REMEDY = "pass an event as fedemb writes it"
@@ -26,56 +28,63 @@ MAX_DEPTH = 16
 MAX_COUNT = 10**9
 """Maximum number of repetitions, and maximum population size."""
 
-Json = dict[str, Any]
-_Check = Callable[[Any, str], Any]
+_Check = Callable[[object, str], "float | int | list[float]"]
 
 
-def _number(low: float, *, open_low: bool, high: float = math.inf) -> _Check:
-    def check(value: Any, where: str) -> float:
-        ok = isinstance(value, int | float) and not isinstance(value, bool)
-        if ok:
+def _number(
+    low: float, *, open_low: bool, high: float = math.inf
+) -> Callable[[object, str], float]:
+    def check(value: object, where: str) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
             number = float(value)
             above = number > low if open_low else number >= low
             # An infinite upper bound still excludes infinity itself, and NaN fails every test.
-            ok = above and number <= high and math.isfinite(number)
-        if not ok:
-            bracket = "(" if open_low else "["
-            raise ArtifactError(
-                f"{where} is {value!r}, expected a number in {bracket}{low:g}, {high:g}]; {_REMEDY}"
-            )
-        return float(value)
+            if above and number <= high and math.isfinite(number):
+                return number
+        bracket = "(" if open_low else "["
+        raise ArtifactError(
+            f"{where} is {value!r}, expected a number in {bracket}{low:g}, {high:g}]; {_REMEDY}"
+        )
 
     return check
 
 
-def _count(value: Any, where: str) -> int:
-    whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
-    if not whole or not 1 <= value <= MAX_COUNT:
-        raise ArtifactError(
-            f"{where} is {value!r}, expected an integer in 1..{MAX_COUNT}; {_REMEDY}"
-        )
-    return int(value)
+def _count(value: object, where: str) -> int:
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and value == value // 1
+        and 1 <= value <= MAX_COUNT
+    ):
+        return int(value)
+    raise ArtifactError(f"{where} is {value!r}, expected an integer in 1..{MAX_COUNT}; {_REMEDY}")
 
 
-def _numbers(value: Any, where: str) -> list[float]:
+def _numbers(value: object, where: str) -> list[float]:
     if not isinstance(value, list | tuple) or not value:
         raise ArtifactError(f"{where} is not a list of numbers; {_REMEDY}")
     check = _number(0, open_low=False)
-    return [check(item, where) for item in cast("list[Any]", value)]
+    return [check(item, where) for item in cast("list[object]", value)]
 
 
-def _shape(value: Any, where: str) -> float:
+def _shape(value: object, where: str) -> float:
     if value in ("infinity", math.inf):
         return math.inf
     return _number(0, open_low=False)(value, where)
 
 
-_EVENT = object()
-_EVENTS = object()
+class _Nested(Enum):
+    """Fields that hold other events."""
+
+    EVENT = "event"
+    EVENTS = "events"
+
+
+_EVENT, _EVENTS = _Nested.EVENT, _Nested.EVENTS
 _noise = _number(0, open_low=True)
 _probability = _number(0, open_low=True, high=1)
 
-_SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, Any]]] = {
+_SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, _Check | _Nested]]] = {
     "no_op": (dpe.NoOpDpEvent, {}),
     "non_private": (dpe.NonPrivateDpEvent, {}),
     "unsupported": (dpe.UnsupportedDpEvent, {}),
@@ -111,7 +120,7 @@ _SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, Any]]] = {
 _NAMES = {cls: name for name, (cls, _) in _SCHEMA.items()}
 
 
-def event_to_json(event: dpe.DpEvent) -> Json:
+def event_to_json(event: dpe.DpEvent) -> JsonObject:
     """Returns the JSON object of an event.
 
     >>> event_to_json(dpe.PoissonSampledDpEvent(0.5, dpe.GaussianDpEvent(2.0)))["type"]
@@ -124,7 +133,7 @@ def event_to_json(event: dpe.DpEvent) -> Json:
     return _write(event, 0)
 
 
-def event_from_json(value: Any) -> dpe.DpEvent:
+def event_from_json(value: ToJson) -> dpe.DpEvent:
     """Returns the event of a JSON object.
 
     Raises:
@@ -138,29 +147,29 @@ def _too_deep(depth: int) -> None:
         raise ArtifactError(f"the event is nested deeper than {MAX_DEPTH} levels; {_REMEDY}")
 
 
-def _write(event: Any, depth: int) -> Json:
+def _write(event: dpe.DpEvent, depth: int) -> JsonObject:
     _too_deep(depth)
     name = _NAMES.get(type(event))
     if name is None:
         raise ArtifactError(
             f"unsupported DpEvent {type(event).__name__}; use one of {', '.join(_SCHEMA)}"
         )
-    out: Json = {"type": name}
+    out: JsonObject = {"type": name}
     for field, check in _SCHEMA[name][1].items():
         value = getattr(event, field)
-        if check is _EVENT:
+        if check is _Nested.EVENT:
             out[field] = _write(value, depth + 1)
-        elif check is _EVENTS:
+        elif check is _Nested.EVENTS:
             out[field] = [_write(item, depth + 1) for item in value]
         else:
             checked = check(value, f"{name}.{field}")
-            out[field] = "infinity" if checked == math.inf else checked
+            out[field] = "infinity" if checked == math.inf else cast("Json", checked)
     return out
 
 
-def _read(value: Any, depth: int) -> dpe.DpEvent:
+def _read(value: object, depth: int) -> dpe.DpEvent:
     _too_deep(depth)
-    fields = cast("dict[str, Any]", dict(value)) if isinstance(value, Mapping) else {}
+    fields = cast("dict[str, object]", dict(value)) if isinstance(value, Mapping) else {}
     name = fields.pop("type", None)
     if not isinstance(name, str) or name not in _SCHEMA:
         raise ArtifactError(f"unknown event type {name!r}; use one of {', '.join(_SCHEMA)}")
@@ -169,15 +178,15 @@ def _read(value: Any, depth: int) -> dpe.DpEvent:
         raise ArtifactError(
             f"event {name} has fields {sorted(fields)}, expected {sorted(schema)}; {_REMEDY}"
         )
-    arguments: Json = {}
+    arguments: dict[str, object] = {}
     for field, check in schema.items():
         item = fields[field]
-        if check is _EVENT:
+        if check is _Nested.EVENT:
             arguments[field] = _read(item, depth + 1)
-        elif check is _EVENTS:
+        elif check is _Nested.EVENTS:
             if not isinstance(item, list):
                 raise ArtifactError(f"{name}.{field} is not a list; {_REMEDY}")
-            arguments[field] = [_read(inner, depth + 1) for inner in cast("list[Any]", item)]
+            arguments[field] = [_read(inner, depth + 1) for inner in cast("list[object]", item)]
         else:
             arguments[field] = check(item, f"{name}.{field}")
     return cls(**arguments)

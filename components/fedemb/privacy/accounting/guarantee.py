@@ -10,12 +10,14 @@ Source: Ponomareva et al., How to DP-fy ML (arXiv 2303.00654), section 5.3.3.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import JsonObject, ToJson
 from fedemb.privacy.accounting.sampler_share import largest_epsilon
 from fedemb.privacy.accounting.units import UNITS, Unit, count_of
 
@@ -66,7 +68,7 @@ class PrivacyGuarantee:
             "computational, as noise and coins come from ciphers"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the guarantee for a plan or report; an infinite epsilon is written as null."""
         return {
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
@@ -79,13 +81,13 @@ class PrivacyGuarantee:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> PrivacyGuarantee:
+    def from_json(cls, value: Mapping[str, ToJson]) -> PrivacyGuarantee:
         """Reads a guarantee written by `to_json`.
 
         Raises:
           ArtifactError: a field is missing or unknown.
         """
-        fields = dict(value)
+        fields = dict[str, Any](value)
         try:
             fields["relation"] = NeighboringRelation[fields["relation"]]
             fields["epsilon"] = math.inf if fields["epsilon"] is None else fields["epsilon"]

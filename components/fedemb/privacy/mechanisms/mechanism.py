@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, model_validator
 
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import JsonObject, json_digest
 from fedemb.privacy.accounting.units import Unit
 from fedemb.privacy.mechanisms.search import SearchTerms
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfig
@@ -402,7 +403,7 @@ class MechanismPlan(MechanismConfig):
 
     # ---- documents ----------------------------------------------------------------------------
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> JsonObject:
         """Returns the plan as a JSON object; `registry.plan_from_json` reads it."""
         fields = self.model_dump(mode="json")
         if self.search is None:
@@ -412,8 +413,6 @@ class MechanismPlan(MechanismConfig):
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON."""
-        from fedemb.foundation.canonical_json import json_digest
-
         return json_digest(self.to_json())
 
 

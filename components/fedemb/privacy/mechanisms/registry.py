@@ -6,11 +6,10 @@ and an entry in `fedemb.reports.mechanism_text`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedemb.errors import ArtifactError, ConfigError
-from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
 from fedemb.privacy.mechanisms.fixed_size import FixedSize
@@ -78,7 +77,7 @@ def public_numbers(config: RunSettings) -> PublicNumbers:
     )
 
 
-def plan_from_json(value: Mapping[str, object]) -> MechanismPlan:
+def plan_from_json(value: JsonObject) -> MechanismPlan:
     """Reads a plan that `MechanismPlan.to_json` wrote; rejects unknown and missing fields.
 
     Raises:
@@ -104,7 +103,7 @@ def plan_from_json(value: Mapping[str, object]) -> MechanismPlan:
     except ConfigError as error:
         raise ArtifactError(f"Mechanism plan of {kind}: {error}; plan the run again.") from error
     # Compared as text, because True == 1.
-    if canonical_json(plan.to_json()) != canonical_json(dict(value)):
+    if canonical_json(plan.to_json()) != canonical_json(value):
         raise ArtifactError(
             f"Mechanism plan of {kind} has a missing field or a field of the wrong type. Plan the "
             "run again."

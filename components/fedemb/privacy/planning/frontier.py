@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import Any, cast
+from typing import TypedDict, cast
 
 from scipy.optimize import brentq
 
@@ -177,7 +177,18 @@ def least_noise(plan: MechanismPlan, delta: float, target_epsilon: float) -> flo
     return math.exp(root + _PRECISION / 2)
 
 
-def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
+class CheaperRun(TypedDict):
+    """Settings and noise of a cheaper run, see `simulation_at`."""
+
+    share: str
+    settings: list[str]
+    """Settings to override, `section.field=value`."""
+    noise_per_batch: float
+    """Noise multiplier / units per round."""
+    sentence: str
+
+
+def simulation_at(plan: MechanismPlan, share: str) -> CheaperRun:
     """Returns a cheaper run with the same behavior: batch and noise scaled by the same share.
 
     Total amount of noise, TAN (Sander, Stock, Sablayrolles, arXiv 2210.03403): the noise on the

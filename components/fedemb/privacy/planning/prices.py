@@ -13,11 +13,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-from typing import Any
 
 from dp_accounting.privacy_accountant import NeighboringRelation
 
-from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.accounting import AccountantName, upper_bound
 from fedemb.privacy.accounting.attack_rates import attack_rates
@@ -38,7 +37,7 @@ def guarantee_of(
     return _priced(event, plan.relation, delta, accountant, rounds=plan.rounds, unit=plan.unit)
 
 
-def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
+def figures(plan: MechanismPlan, delta: float) -> JsonObject:
     """Returns epsilon under other accountants and relations; null if not available.
 
     Returns:

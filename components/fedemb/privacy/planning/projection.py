@@ -7,8 +7,8 @@ A simulation at one population and a certified guarantee at another are never mi
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import finite, guarantee_of
 
@@ -30,7 +30,7 @@ class Projection:
     compute_factor: float
     """Clients per round / clients per round of the plan."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the projection as a JSON object; an infinite epsilon is null."""
         return {**asdict(self), "epsilon": finite(self.epsilon)}
 

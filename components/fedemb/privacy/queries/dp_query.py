@@ -14,10 +14,9 @@ XLA, depend on `tf.random.set_seed`, or are seeded from the clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from dp_accounting import dp_event as dpe
 from typing_extensions import override
@@ -101,6 +100,6 @@ def empty(dim: int) -> tf.Tensor:
     return tf.zeros([dim], tf.int64)
 
 
-def flat(result: Any) -> npt.NDArray[Any]:
+def flat(result: object) -> np.ndarray:
     """Returns all numbers of a query's result, for any structure of tensors."""
     return np.concatenate([np.ravel(np.asarray(part)) for part in tf.nest.flatten(result)])
