@@ -15,6 +15,7 @@ from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS, augment
 from fedemb.engine.clients.client_draws import copies
 from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
+from fedemb.engine.jax.processor_forms import for_processor
 from fedemb.engine.jax.rounds import on_each_device
 from fedemb.models.losses import Real, build_loss, penalized, unit_rows
 
@@ -100,7 +101,7 @@ class _LocalSteps:
     ) -> jax.Array:
         """Returns the loss of a padded batch; `real` selects its examples."""
         *weights, head = learners
-        embeddings = self._objective.embeddings(weights, images)
+        embeddings = for_processor(self._objective.embeddings)(weights, images)
         loss = self._loss(embeddings, head, rows, Real(real, self._classes))
         return penalized(loss, self._objective.variables, weights)
 
@@ -208,7 +209,7 @@ def _prototypes(objective: Objective, weights: Sequence[jax.Array], client: Clie
         real = places < client.examples
         images = jnp.take(client.images, places, axis=0, mode="clip")
         rows = jnp.take(client.rows, places, mode="clip")
-        unit = unit_rows(objective.embeddings(weights, images))
+        unit = unit_rows(for_processor(objective.embeddings)(weights, images))
         member = (jnp.arange(len(head))[:, None] == rows[None, :]) & real[None, :]
         return total + jnp.matmul(member.astype("float32"), unit)
 
