@@ -344,7 +344,11 @@ def rebuilt(case: Case) -> Iterator[Reason]:
     if not case.same_environment:
         tolerance = LATER_TOLERANCE
         accounting = built.accounting.model_copy(update={"version": case.report.accounting.version})
-        built = built.model_copy(update={"accounting": accounting})
+        # Another version of NumPy gives other last digits, so the digest is that of the report's
+        # own table. The table itself is compared with the recomputed one below.
+        table = [row.model_dump(mode="json") for row in case.report.cumulative.blocks]
+        cumulative = built.cumulative.model_copy(update={"block_table_sha": json_digest(table)})
+        built = built.model_copy(update={"accounting": accounting, "cumulative": cumulative})
     expected = built.content(case.signed.version)
     for path in differences(expected, case.signed.content, tolerance=tolerance):
         yield Reason(

@@ -20,7 +20,7 @@ from fedemb.errors import (
     Refused,
     StorageError,
 )
-from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.canonical_json import json_digest, sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import encode, parse, read
 from fedemb.foundation.files import write_bytes
@@ -45,7 +45,7 @@ ATTACKED = {"auroc": BLIND, "tpr_at_fpr": {"0.01": BLIND}}
 SUITE = {"passed": 50, "total": 50, "privacy_code_sha": privacy_code_digest()}
 
 
-def verdict_of(run, *, now=None, **changes):
+def verdict_of(run, *, now=None, same_environment=True, **changes):
     """Decides on a run whose report was made again after the change."""
     evidence = read_evidence(run.config, run.artifacts)
     report = read(run.report, PrivacyReport)
@@ -54,7 +54,7 @@ def verdict_of(run, *, now=None, **changes):
         data = encode(sign_document({**report.content, **changes}, signer))
         report = parse(data, PrivacyReport, "changed")
     ledger = run.ledger()
-    return decide(evidence, report, ledger, now=now)
+    return decide(evidence, report, ledger, now=now, same_environment=same_environment)
 
 
 def codes(verdict):
@@ -65,6 +65,32 @@ def test_good_run_is_allowed_without_reasons(good_run):
     verdict = verdict_of(good_run)
     assert verdict.allow
     assert verdict.reasons == ()
+
+
+def table_of(run, factor, **changes):
+    """The figures over all runs, with epsilons of the block table that differ by a factor."""
+    cumulative = json.loads(run.report.read_text())["cumulative"]
+    table = [{**row, "epsilon": row["epsilon"] * factor} for row in cumulative["blocks"]]
+    return {**cumulative, "blocks": table, "block_table_sha": json_digest(table), **changes}
+
+
+def test_last_digits_of_another_numpy_do_not_make_a_bundle_invalid(run):
+    other = table_of(run, 1 + 1e-13)
+    assert other["blocks"] != json.loads(run.report.read_text())["cumulative"]["blocks"]
+    assert verdict_of(run, same_environment=False, cumulative=other).allow
+    assert codes(verdict_of(run, cumulative=other)) == ["report_differs"]
+
+
+@pytest.mark.parametrize("same_environment", [True, False])
+@pytest.mark.parametrize(
+    ("factor", "changes"), [(0.98, {}), (1.0, {"block_table_sha": "0" * 64})], ids=["table", "sha"]
+)
+def test_block_table_that_the_ledger_does_not_give_is_refused(
+    run, factor, changes, same_environment
+):
+    other = table_of(run, factor, **changes)
+    found = verdict_of(run, same_environment=same_environment, cumulative=other)
+    assert "report_differs" in codes(found)
 
 
 def test_plan_and_report_name_the_backend_that_was_configured(run):
