@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.errors import ConfigError
-from fedemb.foundation.collection import no_collections
+from fedemb.foundation.collection import light_import
 from fedemb.foundation.runtime_env import ACCELERATOR, require_backend
 from fedemb.models.arrays import JaxDevice
 
@@ -71,15 +71,9 @@ def load_keras() -> None:
     """
     if "keras" in sys.modules or "tensorflow" in sys.modules:
         return
-    optional = {"sklearn", *(("jax",) if _backend_of_keras() == "tensorflow" else ())}
-    optional -= sys.modules.keys()
-    sys.modules.update(dict.fromkeys(optional))  # type: ignore[arg-type]  # None: not importable
-    try:
-        with no_collections():
-            import keras  # noqa: F401
-    finally:
-        for name in optional:
-            sys.modules.pop(name, None)
+    with_tensorflow = _backend_of_keras() == "tensorflow"
+    with light_import("sklearn", *(("jax",) if with_tensorflow else ())):
+        import keras  # noqa: F401
 
 
 def _backend_of_keras() -> str:

@@ -14,6 +14,7 @@ Raw artifacts cannot enter a bundle: `place` accepts only `Noised | Public`.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import stat
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -36,6 +38,7 @@ from fedemb.documents.evidence import sentence_of
 from fedemb.documents.release import BundleManifest, ReleaseMarker
 from fedemb.errors import ArtifactError, InputError, SignatureInvalid
 from fedemb.foundation.canonical_json import LARGEST_JSON, json_object
+from fedemb.foundation.collection import light_import
 from fedemb.foundation.digests import file_digest, limited_digest, tree_digests
 from fedemb.foundation.document import Written, parse, read
 from fedemb.foundation.files import write_bytes
@@ -177,10 +180,17 @@ def _pae(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
+@functools.cache
+def _model_signing() -> tuple[ModuleType, ModuleType, ModuleType]:
+    """Returns `hashing`, `signing` and `verifying`, without the client of keys at Google Cloud."""
+    with light_import("google.cloud.kms"):
+        from model_signing import hashing, signing, verifying
+    return hashing, signing, verifying
+
+
 def sign_bundle(bundle: Path, key: EllipticCurvePrivateKey) -> None:
     """Signs every file of the bundle with OpenSSF model_signing."""
-    from model_signing import hashing, signing
-
+    hashing, signing, _ = _model_signing()
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     with _in_memory(pem) as path:
         config = signing.Config().use_elliptic_key_signer(private_key=path)
@@ -206,8 +216,7 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
     Raises:
       SignatureInvalid: missing, signed by an unpinned key, or a file was changed, added or removed.
     """
-    from model_signing import hashing, verifying
-
+    hashing, _, verifying = _model_signing()
     keys, failure = trust.bundle_keys(), None
     for public in keys:
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
