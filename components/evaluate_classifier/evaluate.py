@@ -9,18 +9,27 @@ cover; the report states it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.data.client_data import UserStore
 from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.model import ModelCard
 from fedemb.errors import FedEmbError
 from fedemb.evaluation.classification import measure_classifiers
-from fedemb.evaluation.held_out import apply_models, models_of_run, train_without_privacy
+from fedemb.evaluation.held_out import (
+    Subjects,
+    apply_models,
+    models_of_run,
+    train_without_privacy,
+)
 from fedemb.foundation import step_logging as events
 from fedemb.foundation.document import Fields
 from fedemb.foundation.files import write_bytes
@@ -82,9 +91,7 @@ def run(context: StepContext) -> dict[str, Any]:
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
         chances = partial(classify, temperature=config.model.temperature)
         subjects, probabilities = apply_models(UserStore(folder), models, config, chances)
-    parts = ("reliability", "confusion", "by_class", "by_group")
-    nothing = dict.fromkeys(("model", *_COMPARED, *parts))
-    fields: dict[str, Any] = {
+    fields = {
         "run_id": context.run_id,
         "config_sha": config_digest(config, "evaluation"),
         "model_sha": card.weights_sha,
@@ -93,32 +100,54 @@ def run(context: StepContext) -> dict[str, Any]:
         "bootstrap_samples": config.evaluation.bootstrap_samples,
         "unit": config.policy.unit,
         "classes": len(config.model.classes),
-        **nothing,
-        "images": 0,
-        "units": 0,
+        **_figures(config, card, averages, subjects, probabilities),
     }
-    if len(subjects.labels):
-        measured = measure_classifiers(
-            probabilities,
-            subjects,
-            config.model.classes,
-            samples=config.evaluation.bootstrap_samples,
-            grouped=config.data.source.columns.subgroup is not None,
-            averages=averages,
-        )
-        others = [
-            {"decay": decay, **cast("Fields", measured.pop(name))}
-            for name, decay in averages.items()
-        ]
-        if others:
-            released = config.tuned(card.recipe).training.server.ema_decay
-            measured["averages"] = {"released_decay": released, "others": others}
-        fields |= measured
     report = ClassifierReport.of_fields(fields)
     context.ledger.check_latest_evaluation(evaluation)
     write_bytes(artifacts.utility_page, classifier_page(report).encode())
     _LOG.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json
+
+
+def _figures(
+    config: RunConfig,
+    card: ModelCard,
+    averages: Mapping[str, float],
+    subjects: Subjects,
+    probabilities: Mapping[str, np.ndarray],
+) -> Fields:
+    """Returns the measured fields of the report; their values are missing without images.
+
+    Args:
+      config: configuration of the run.
+      card: card of the model.
+      averages: name of each other average of the weights -> its decay.
+      subjects: the evaluated images.
+      probabilities: model name -> float32 `[images, classes]`.
+    """
+    parts = ("reliability", "confusion", "by_class", "by_group")
+    nothing: Fields = {
+        **dict.fromkeys(("model", *_COMPARED, *parts)),
+        "images": 0,
+        "units": 0,
+    }
+    if not len(subjects.labels):
+        return nothing
+    measured = measure_classifiers(
+        probabilities,
+        subjects,
+        config.model.classes,
+        samples=config.evaluation.bootstrap_samples,
+        grouped=config.data.source.columns.subgroup is not None,
+        averages=averages,
+    )
+    others = [
+        {"decay": decay, **cast("Fields", measured.pop(name))} for name, decay in averages.items()
+    ]
+    if others:
+        released = config.tuned(card.recipe).training.server.ema_decay
+        measured["averages"] = {"released_decay": released, "others": others}
+    return nothing | measured
 
 
 def _previous(config: RunConfig, path: Path) -> dict[str, Any]:
