@@ -182,9 +182,9 @@ def test_nobody_enters_a_pod_but_argo_and_the_owner(plane, overlay):
         ):
             command = ["--", "id"] if entry[0] == "exec" else []
             alice = plane.attempt(*entry, "-n", "fedemb", f"--as={ALICE}", *command)
-            assert "nobody enters a pod" in alice.stderr, entry
+            assert "Entering a pod of this namespace is forbidden" in alice.stderr, entry
         argo = plane.attempt("exec", "idle", "-n", "fedemb", f"--as={CONTROLLER}", "--", "id")
-        assert "nobody enters" not in argo.stderr
+        assert "is forbidden. Read its log" not in argo.stderr
         assert "does not have a host assigned" in argo.stderr, "past admission; no node exists"
     finally:
         plane.kubectl("delete", "pod", "idle", "-n", "fedemb", "--grace-period=0", "--force")

@@ -54,7 +54,7 @@ def name_of(requirement):
 
 
 def closure(requirements, extra=""):
-    """Names of the distributions that requirements bring, with all theirs."""
+    """Names of the distributions that requirements install, with all of theirs."""
     found, todo = set(), list(requirements)
     while todo:
         requirement = todo.pop()

@@ -19,7 +19,7 @@ def json_schema(document: type[Document]) -> dict[str, Any]:
     for part in {document, *_below(document)}:
         inner = schema.get("$defs", {}).get(part.__name__, {"properties": {}})
         properties = (schema if part is document else inner)["properties"]
-        if not properties:  # a part that stands for any
+        if not properties:  # a part of any kind
             continue
         for name, text in field_texts(part).items():
             properties[part.model_fields[name].alias or name]["description"] = text

@@ -81,7 +81,7 @@ sys.exit(execute(RunDirectory.open(Path(sys.argv[1]))))
 
 @pytest.mark.parametrize(("code", "kind"), [(2, "failed"), (3, "refused"), (5, None)])
 def test_dead_receiver_changes_nothing_about_how_a_run_ends(receiver, tmp_path, code, kind):
-    """Of two receivers one is alive and one is not. A run that was interrupted alerts nobody."""
+    """Of two receivers one is alive and one is not. An interrupted run sends no alert."""
     honest = honest_run.start(tmp_path / "run")
     stores = {"storage.ledger": honest.ledger_uri, "storage.keys": honest.keys_uri}
     run = RunDirectory.create(tmp_path / "runs", "one", honest.config.updated(stores))

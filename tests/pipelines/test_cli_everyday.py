@@ -135,7 +135,7 @@ def test_dry_run_names_what_a_simulation_and_a_new_name_would_do(tmp_path, capsy
     assert "beside quickstart: on the same users epsilons add up" in run(capsys, *words, *renamed)
     said = run(capsys, "ledger", "init", *init, *renamed)
     assert "On the same users the epsilons add up" in said
-    with pytest.raises(InputError, match=r"there is no parquet file at /nowhere/a\.parquet"):
+    with pytest.raises(InputError, match=r"No parquet file at /nowhere/a\.parquet"):
         run(capsys, *words, "--data", "/nowhere/a.parquet")
 
 

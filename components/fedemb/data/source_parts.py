@@ -129,7 +129,7 @@ def find_files(uri: str, kind: str) -> list[Part]:
         names = [name for name in names if ENDINGS[kind].search(name)]
     if not names:
         raise InputError(
-            f"there is no {kind} file at {uri}; check data.source.uri (or pretraining.source.uri)"
+            f"No {kind} file at {uri}. Check data.source.uri (or pretraining.source.uri)."
         )
     places = [f"file {n} of {len(names)} of {uri} (by name)" for n in range(1, len(names) + 1)]
     return [

@@ -201,9 +201,9 @@ def test_odd_members_are_counted_one_by_one_and_good_ones_are_used(partition, tm
         ],
         "values_differ": [*sample("differ", row), ("differ.user_id", b"somebody else")],
         "user_id_missing": [
-            ("nobody.png", row["image"]),
-            ("nobody.cls", b"1"),
-            ("nobody.label", b"a"),
+            ("ownerless.png", row["image"]),
+            ("ownerless.cls", b"1"),
+            ("ownerless.label", b"a"),
         ],
         "side_file": [
             ("README", b"x"),

@@ -91,7 +91,7 @@ def test_reliability_is_what_counting_gives():
 def test_confusion_is_what_counting_gives_and_small_classes_are_merged():
     found, table, labels = _measured()
     predicted, confusion = table.argmax(1), found["confusion"]
-    assert confusion["classes"] == list("abcdef")  # nobody has "g"
+    assert confusion["classes"] == list("abcdef")  # no image has the class "g"
     for place, row in enumerate(confusion["rows"]):
         own = predicted[labels == place]
         assert row["name"] == CLASSES[place]

@@ -1,4 +1,4 @@
-"""What Keras brings along in a step process."""
+"""What Keras loads in a step process."""
 
 import json
 import subprocess
