@@ -94,7 +94,7 @@ def test_the_package_names_what_its_lock_is_compiled_from():
     wanted -= {"croniter", "jsonschema"}  # which no module of the package imports
     extras = project["optional-dependencies"]
     named = {line for name in ("train", "jax", "beam", "kfp", "stores") for line in extras[name]}
-    # Verification of a bundle, from base on, reads weights; TensorFlow installs the package for all.
+    # Verification of a bundle, from base on, reads weights; TensorFlow installs it for all.
     assert {*project["dependencies"], *named} - {"h5py"} == wanted
     tools = (ROOT / "requirements" / "dev.in").read_text().splitlines()
     tools = [line.split("#")[0].strip() for line in tools if not line.startswith(("#", "-"))]
