@@ -10,7 +10,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import AwaitingApproval, InputError, StorageError
 from fedemb.foundation.document import parse
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.run import _log as log_at_the_end
+from fedemb.pipelines.cli.run import log_to_mlflow
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.mlflow_log import log_run
 from fedemb.pipelines.run.mlflow_run import tracked_run
@@ -131,7 +131,7 @@ def test_document_without_a_valid_signature_is_not_written(runs, tmp_path):
 
 def test_failure_to_write_is_a_sentence_and_no_failure_of_the_run(runs, tmp_path, capsys):
     run = RunDirectory.open(runs / "monday")
-    log_at_the_end(run, "http://127.0.0.1:9")
+    log_to_mlflow(run, "http://127.0.0.1:9")
     assert "mlflow: not written: The MLflow server at http://127.0.0.1:9" in capsys.readouterr().out
     with pytest.raises(StorageError, match="did not take the run"):
         log_run(run, "http://127.0.0.1:9")
