@@ -140,14 +140,14 @@ def test_photo_of_any_ending_is_a_row_and_every_other_file_has_a_reason_or_is_co
         (root / name).write_bytes(jpeg)
     (root / "h.heif").write_bytes(heic)
     (root / "i.avif").write_bytes(avif)
-    (root / "raw.dng").write_bytes(b"II*\0 raw")
-    for name in ("j.mov", "k.JSON", "Thumbs.db"):
+    (root / "broken.jpg").write_bytes(jpeg[:9])
+    for name in ("j.mov", "k.JSON", "Thumbs.db", "raw.dng"):
         (root / name).write_bytes(b"beside")
     done = embed_photos(str(root), model, tmp_path / "e.parquet")
-    assert done == (10, 1, 3)
+    assert done == (10, 1, 4)
     rows = pq.read_table(tmp_path / "e.parquet").to_pylist()
     assert {row["name"]: row["reason"] for row in rows if row["reason"]} == {
-        "raw.dng": "not_decodable"
+        "broken.jpg": "not_decodable"
     }
 
 
