@@ -325,7 +325,7 @@ def gate_page() -> str:
         "",
         "The rules run in this order. A rule that cannot be evaluated denies with its own code.",
         "",
-        *table(("rule", "denies unless", "other codes", "before the charge"), rows),
+        *table(("rule", "what it checks", "other codes", "before the charge"), rows),
         "## Reason codes",
         "",
         "Before the charge: `reserve_budget` refuses or warns when the cause is already known.",

@@ -1,4 +1,4 @@
-"""The gate denies a classifier whose probabilities are worse than the best baseline's."""
+"""The gate denies a classifier with useless probabilities, or with a gain measured on too few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
-from fedemb.gate.utility_rules import useful_probabilities
+from fedemb.gate.utility_rules import gain_over_public, useful_probabilities
 
 CLASSES = ("ant", "bee", "cat")
 CODE = "log_loss_above_baseline"
@@ -76,3 +76,25 @@ def test_log_loss_that_is_no_number_denies(value, monkeypatch):
         lambda self, name: broken if name == "model" else self.public_backbone.log_loss,
     )
     assert reasons(body) == [CODE]
+
+
+def gain_reasons(body: object, least: float | None = 0.0) -> list[str]:
+    config = SimpleNamespace(release=SimpleNamespace(min_gain_over_public=least))
+    evidence = SimpleNamespace(config=config, utility=SimpleNamespace(body=body))
+    return [reason.code for reason in gain_over_public(SimpleNamespace(evidence=evidence))]
+
+
+@pytest.mark.parametrize(("units", "denied"), [(1, True), (5, True), (6, False), (300, False)])
+def test_gain_measured_on_fewer_than_six_units_is_denied(units, denied):
+    """An interval resampled from five units is too narrow to mean anything."""
+    good = report(0.7, 0.7).model_copy(update={"units": units})
+    assert good.gain is not None
+    assert good.gain.low > 0
+    assert gain_reasons(good) == (["no_gain_over_public"] if denied else [])
+
+
+def test_gain_below_its_floor_is_denied_unless_no_floor_is_set():
+    good = report(0.7, 0.7)
+    assert good.gain is not None
+    assert gain_reasons(good, least=good.gain.low) == ["no_gain_over_public"]
+    assert gain_reasons(good, least=None) == []

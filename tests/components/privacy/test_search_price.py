@@ -127,12 +127,31 @@ def test_plan_of_a_search_has_its_own_schema_and_reads_back():
         ({"mechanism.noise_multiplier": 1.9}, "costs more privacy"),
         ({"mechanism.sampling_probability": 0.06}, "costs more privacy"),
         ({"mechanism.rounds": 7, "mechanism.noise_multiplier": 9.0}, "has 7 rounds"),
+        # Cheaper at all orders below 15, and dearer above.
+        ({"mechanism.rounds": 1, "mechanism.noise_multiplier": 1.5}, "costs more privacy"),
+        # Dearer at all orders below 26, and cheaper above.
+        (
+            {"mechanism.sampling_probability": 0.2, "mechanism.noise_multiplier": 4.0},
+            "costs more privacy",
+        ),
     ],
 )
 def test_recipe_that_costs_more_than_is_priced_is_refused(recipe, problem):
     asked = searching(recipes={"a": {}, "dear": recipe})
     with pytest.raises(ConfigError, match=rf"recipe 'dear' of tuning.search {problem}"):
         check_recipes(asked, plan_mechanism(asked))
+
+
+def test_recipe_whose_price_is_no_number_is_refused(monkeypatch):
+    asked = searching(recipes={"a": {}, "b": {"mechanism.noise_multiplier": 2.5}})
+    plan = plan_mechanism(asked)
+    check_recipes(asked, plan)
+    monkeypatch.setattr(
+        "fedemb.privacy.accounting.accounting.rdp_of",
+        lambda event, relation, orders: np.full(len(orders), np.nan),
+    )
+    with pytest.raises(ConfigError, match=r"recipe 'b' of tuning.search costs more privacy"):
+        check_recipes(asked, plan)
 
 
 def test_recipe_outside_the_list_trains_nothing():

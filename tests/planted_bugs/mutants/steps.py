@@ -48,6 +48,28 @@ MUTANTS = (
     ),
     one(
         16,
+        "recipes_are_compared_at_the_lowest_order_only",
+        (
+            "fedemb.config.trials",
+            "check_recipes",
+            "not np.all(loss <= limit)",
+            "loss[0] > limit[0]",
+        ),
+        f"{SEARCH}::test_recipe_that_costs_more_than_is_priced_is_refused",
+    ),
+    one(
+        16,
+        "recipe_whose_price_is_nan_passes",
+        (
+            "fedemb.config.trials",
+            "check_recipes",
+            "not np.all(loss <= limit)",
+            "np.any(loss > limit)",
+        ),
+        f"{SEARCH}::test_recipe_whose_price_is_no_number_is_refused",
+    ),
+    one(
+        16,
         "search_counts_one_share_of_the_sampler",
         ("fedemb.ledger.budget", "_trainings", "trainings_of(_event(event))", "1"),
         f"{SEARCH}::test_search_stays_charged_in_full_whatever_the_best_trial_ran",
