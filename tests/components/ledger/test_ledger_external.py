@@ -72,6 +72,16 @@ def test_cumulative_epsilon_includes_every_form_of_external_charge(kit):
     kit.reader().verify()
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_external_charge_of_any_length_counts_in_full(kit, count):
+    """A run that stopped early is charged for fewer rounds; a declared loss never is."""
+    event = event_to_json(SelfComposedDpEvent(GaussianDpEvent(20.0), count))
+    ledger = kit.open()
+    ledger.charge(body("a", event=event), kit.owner)
+    spent = ledger.spent("all/0").epsilon
+    assert spent == pytest.approx(recomputed([count * ORDER / (2 * 20.0**2)]), rel=1e-6)
+
+
 @pytest.mark.planted_bug(26)
 def test_run_is_refused_when_an_external_charge_has_spent_the_budget(kit):
     kit.open().charge(body(epsilon=3.5), kit.owner)

@@ -69,6 +69,18 @@ MUTANTS = (
         f"{SEARCH}::test_recipe_whose_price_is_no_number_is_refused",
     ),
     one(
+        26,
+        "external_charge_is_lowered_like_a_stopped_run",
+        (
+            "fedemb.ledger.budget",
+            "external_charge",
+            'Charge(sequence, "", event, body["relation"], 1, 1, delta=delta, external=True)',
+            'Charge(sequence, "", event, body["relation"], 2, 1, delta=delta, external=True)',
+        ),
+        "tests/components/ledger/test_ledger_external.py::"
+        "test_external_charge_of_any_length_counts_in_full",
+    ),
+    one(
         16,
         "search_counts_one_share_of_the_sampler",
         ("fedemb.ledger.budget", "_trainings", "trainings_of(_event(event))", "1"),
