@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -25,42 +26,8 @@ MOST_WORDS = 40
 MOST_SENTENCES = 6
 """Longest paragraph on a page; aim at 5."""
 
-RULES: Mapping[str, str] = {
-    # negation
-    r"(?<!there )\b(is|are|was|were) no (?!longer|more|less|fewer)\w+": "negate the verb: 'is not'",
-    r"\bthere (is|are) none\b": "name it: 'no X found'",
-    r"\bnobody\b|\bnone (of them )?(is|are) (there|ours)\b": "no one, no user: name them",
-    # verbs
-    r"\b(was|were|is|are|been|be) told\b": "set, passed, defined, reported",
-    r"\btold (once|again|by|apart)\b|\btells? (who|what|of)\b": "defined, repeated, reported",
-    r";? say (--|`)": "pass ...",
-    r"\btak(en|es|e) over\b": "reused, reuse",
-    r"\b(goes|go|went|going|gone) on\b": "continue, resume",
-    r"\b(begin|begins|began|begun|beginning)\b": "start",
-    r"\bdealt\b": "assigned",
-    r"\bstands? (in|there|beside|on|for|as|where)\b": "is, is stored, is listed, means",
-    r"\b(look|looks|looked|looking) (at|into|for)\b": "read, check, inspect, search",
-    r"\bl(ies|ie|ay) (in|below|beside|behind|there|where)\b": "is in, is stored in",
-    r"\bbrings?\b(?! (back|up|down|your))": "provides, adds, passes",
-    r"\bwants?\b(?! to\b)": "requires, needs, expects",
-    r"\bgives? (back|out)\b": "return, publish",
-    r"\bknows? (nothing|of|no)\b": "has no access to, does not contain",
-    r"\b(is|are) meant to\b": "must, should",
-    r"\bcannot be told\b": "cannot be distinguished",
-    # order of the sentence
-    r"^(Of|Whose|Whom|Whoever|Whatever|What|That which|Who) (?![^?]*\?)[a-z]": "subject first",
-    # words
-    r"\b(anew|thereof|whereof|hence|thus|of itself|by and by|whoever|whosoever)\b": "modern word",
-    r"\b(the|their|its|in|same|plain|of|by) words\b": "text, message, description",
-    r"\bforgotten\b": "deleted (of users)",
-    r"\bin (the )?place of\b": "instead of",
-    r"\bpublic starts?\b": "public backbone",
-    r"\ban own\b|\bown one\b": "its own, a separate",
-    r"\bat hand\b": "available",
-    r"\b(may|must) never be\b": "must not be",
-    r"\bhow many (took part|asked)\b": "the number of ...",
-    r"\bnot (asked|looked|counted|covered|tried) (here|there)\b": "name who and why",
-}
+PHRASES = tomllib.loads((ROOT / "tests/docs/phrases.toml").read_text())
+RULES: Mapping[str, str] = PHRASES["rules"]
 """Pattern -> suggestion. A pattern is searched in each sentence, without inline code."""
 
 

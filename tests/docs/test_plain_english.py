@@ -5,29 +5,20 @@ from fnmatch import fnmatch
 import pytest
 
 from tests.docs import plain_english
-from tests.docs.plain_english import ALLOWED, MOST_WORDS, ROOT, SKIPPED, findings, findings_in
+from tests.docs.plain_english import (
+    ALLOWED,
+    MOST_WORDS,
+    PHRASES,
+    ROOT,
+    SKIPPED,
+    findings,
+    findings_in,
+)
 
-DIALECT = (
-    "This is no valid file.",
-    "Of a classifier the command writes probabilities.",
-    "The run goes on where it was stopped.",
-    "A mechanism is told once.",
-    "The keys stand in the ledger.",
-    "The page lies beside the report.",
-    "Whoever has the key may sign.",
-    "The training begins anew.",
-    "The model is better than its public start.",
-    "What the loop needs is a mechanism.",
-)
-PLAIN = (
-    "This is not a valid file.",
-    "For classifiers, the command writes probabilities.",
-    "The run resumes after its last committed round.",
-    "There is no longer a default.",
-    "`what stands in code` is not read.",
-    "What is a block?",
-    "I want to train on my own photos.",
-)
+DIALECT = PHRASES["examples"]["dialect"]
+PLAIN = PHRASES["examples"]["plain"]
+CODE = PHRASES["examples"]["code"]
+PAGE = PHRASES["examples"]["page"]
 
 
 def found_in(text: str) -> list[str]:
@@ -46,8 +37,8 @@ def test_plain_english_is_accepted(sentence):
 
 
 def test_code_blocks_are_not_read_and_tables_and_lists_are():
-    assert not found_in("    the run goes on\n\n```\nthe run goes on\n```\n")
-    assert len(found_in("| one | the run goes on |\n|---|---|\n\n- the run goes on\n")) == 2
+    assert not found_in(PAGE["blocks"])
+    assert len(found_in(PAGE["table_and_list"])) == 2
 
 
 def test_long_sentences_and_paragraphs_are_found():
@@ -57,8 +48,7 @@ def test_long_sentences_and_paragraphs_are_found():
 
 
 def test_comments_docstrings_and_messages_of_code_are_read():
-    code = '"""The run goes on."""\n# begins here\nraise ValueError("this is no file")\n'
-    blocks = plain_english.blocks_of_code(code)
+    blocks = plain_english.blocks_of_code(CODE)
     assert len(list(findings_in("a.py", blocks, long=False))) == 3
 
 
