@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
+from fedemb.data.formats.exports import folders_of_no_users
 from fedemb.data.hashing import LEAST_CLASSES
 from fedemb.data.photos import MAX_BYTES, MAX_TEXT_BYTES
 from fedemb.data.source_parts import csv_image_root
@@ -141,6 +142,7 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
         "max_bad_fraction": config.data.max_bad_fraction,
         "problems": _problems(config, census, fraction),
         "warnings": [
+            *_folders(config.data.source),
             *folded_ids(census),
             *examples(census),
             *looked_for(census, config.data.source),
@@ -297,6 +299,14 @@ def folded_ids(census: Census) -> list[str]:
     if not count:
         return []
     return [f"{count:,} records have a user id written as a decimal (1.0); it counts as 1."]
+
+
+def _folders(source: SourceConfig) -> list[str]:
+    """Warning about folders that are known not to be users; empty: none found."""
+    if source.file_format != "image_folder" or source.columns.user_id is None:
+        return []
+    said = folders_of_no_users(open_store(source.uri).list())
+    return [said] if said else []
 
 
 def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:

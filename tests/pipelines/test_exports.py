@@ -84,6 +84,24 @@ def test_images_of_a_table_are_found_in_a_folder_beside_it(tmp_path, beside):
     assert load_config(tmp_path / "made.yaml").data.source.image_root == str(tmp_path / beside)
 
 
+def test_folder_of_the_images_of_a_table_can_be_named(tmp_path):
+    path = table(tmp_path, "file_name,user_id,label", plain)
+    elsewhere = tmp_path / "far" / "away"
+    elsewhere.mkdir(parents=True)
+    for photo in tmp_path.glob("*.jpg"):
+        photo.rename(elsewhere / photo.name)
+    assert users_of(path, tmp_path, "--image-root", str(elsewhere)) == USERS
+    assert load_config(tmp_path / "made.yaml").data.source.image_root == str(elsewhere)
+    with pytest.raises(InputError, match=r"No folder at .*/nowhere"):
+        users_of(path, tmp_path, "--image-root", str(tmp_path / "nowhere"))
+
+
+def test_folder_of_images_is_refused_where_no_table_names_them(tmp_path):
+    root = as_folders(tmp_path / "in")
+    with pytest.raises(InputError, match=r"--image-root is .* not a CSV\. Remove the option"):
+        users_of(root, tmp_path, "--image-root", str(tmp_path))
+
+
 def test_images_of_tables_in_several_folders_are_relative_to_each_table(tmp_path):
     """Hugging Face's image folders have one metadata.csv per split."""
     for split in ("train", "test"):
@@ -222,6 +240,13 @@ def test_folders_that_look_like_dates_are_users_where_the_owner_says_so(tmp_path
     with pytest.raises(InputError, match=DATES):
         users_of(root, tmp_path)
     assert users_of(root, tmp_path, "--by-user", "--format", "image_folder") == USERS
+    (warning,) = checked(tmp_path).warnings  # a configuration written by hand asks nobody else
+    assert "'1990', '1991', '1992'" in warning
+
+
+def test_folders_of_people_are_checked_without_a_warning(tmp_path):
+    users_of(as_folders(tmp_path / "in"), tmp_path, "--by-user")
+    assert checked(tmp_path).warnings == ()
 
 
 @pytest.mark.parametrize("ending", [end for ends, _ in FILES.values() for end in ends])

@@ -44,16 +44,19 @@ NO_OWNER = "none"
 """Placeholder for a missing owner column: each image is a unit of privacy."""
 
 
-def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) -> SourceConfig:
+def guess_source(
+    uri: str, named: Mapping[str, str], kind: str | None = None, image_root: str | None = None
+) -> SourceConfig:
     """Returns a source with columns guessed from their names; classes are assumed to be shared.
 
     Args:
       uri: Parquet, CSV, TFRecord or tar file, folder of users, or glob of files.
       named: role -> column name, for known columns; `user_id` may be `NO_OWNER`.
       kind: format of the files; None: from the ending of the address, or of the files of a folder.
+      image_root: folder of the images of a CSV; None: the one that has its first images.
 
     Raises:
-      InputError: no files found, or no column looks like an image or its owner.
+      InputError: `image_root` without a CSV, no files found, or no column looks like an image or its owner.
       StorageError: the source cannot be read.
     """
     split_address(uri)
@@ -62,6 +65,11 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
     tree: dict[str, Any] = {"uri": uri, "label_scope": "global"}
     if said:
         tree["format"] = said
+    if image_root and kind != "csv":
+        raise InputError(
+            f"--image-root is {image_root}, and {uri} is not a CSV. Remove the option; only a CSV "
+            "names images of another folder."
+        )
     columns: dict[str, str | None] = {}
     header: tuple[str, list[str]] | None = None
     metadata: Mapping[bytes, bytes] = {}
@@ -88,7 +96,9 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
             columns[what] = named.get(what) or _needed(names, guesses, what, uri)
         header = files[0].said, names
         # Names in files of several folders are relative to the folder of each file.
-        if kind == "csv" and not any("/" in file.name for file in files):
+        if image_root:
+            tree["image_root"] = image_root
+        elif kind == "csv" and not any("/" in file.name for file in files):
             tree["image_root"] = image_root_of(files[0], columns["image_id"] or "")
     columns |= named
     if columns.get("user_id") == NO_OWNER:

@@ -31,6 +31,10 @@ class PhotoOptions:
             help="Format: parquet, tfrecord, csv, webdataset or image_folder; default: by name.",
         ),
     ] = None
+    image_root: Annotated[
+        str | None,
+        typer.Option(help="CSV only: folder of its images; default: the one that has the first."),
+    ] = None
     aspect_ratio: Annotated[
         str, typer.Option(help="squash (stretch to a square) or letterbox (pad with grey).")
     ] = "squash"

@@ -104,8 +104,9 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
     formats = (*ENDINGS, "image_folder")
     if options.format_ not in (None, *formats):
         raise ConfigError(f"--format is {options.format_}. Pass one of {', '.join(formats)}.")
-    uri = options.data if "://" in options.data else str(Path(options.data).resolve())
-    source = guess_source(uri, named, options.format_)
+    uri = _absolute(options.data)
+    root = _absolute(options.image_root) if options.image_root else None
+    source = guess_source(uri, named, options.format_, root)
     if source.file_format == "image_folder" and not classify and options.format_ is None:
         refuse_folders_of_no_users(uri, open_store(uri).list())
     if source.columns.user_id is None and not classify:
@@ -117,6 +118,10 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
         without = source.columns.model_copy(update={"label": None})
         return source.model_copy(update={"label_scope": "user", "columns": without})
     return source
+
+
+def _absolute(address: str) -> str:
+    return address if "://" in address else str(Path(address).resolve())
 
 
 def source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:

@@ -115,10 +115,6 @@ def refuse_other_format(uri: str) -> None:
 def refuse_folders_of_no_users(uri: str, names: Iterable[str]) -> None:
     """Refuses a folder whose folders are dates, splits or nothing, and so are not users.
 
-    One person in several such folders would be several users.
-
-    One folder is one user, unless it is a date; `init` warns that it is the only one.
-
     Args:
       uri: address of the folder.
       names: names of its files.
@@ -126,20 +122,49 @@ def refuse_folders_of_no_users(uri: str, names: Iterable[str]) -> None:
     Raises:
       InputError: with the sentence that says how to arrange the files.
     """
-    files = [name for name in names if not is_side_file(f"{name}/")]
-    folders = sorted({name.partition("/")[0] for name in files if "/" in name})
-    if not folders:
+    files = _photos_and_others(names)
+    if not any("/" in name for name in files):
         _refuse_loose(uri, files)
-        return
+    elif found := _rule_of_folders(files):
+        rule, shown = found
+        raise InputError(
+            f"The folders of {uri} {rule.what} ({shown}), not users. Move the photos by user. "
+            f"{rule.remedy}"
+        )
+
+
+def folders_of_no_users(names: Iterable[str]) -> str:
+    """Returns a sentence that says what the folders are instead of users; empty: nothing known.
+
+    One person in several such folders would be several users. One folder is one user, unless it
+    is a date; `init` warns that it is the only one.
+
+    Args:
+      names: names of files, relative to the folder of the users.
+    """
+    found = _rule_of_folders(_photos_and_others(names))
+    if found is None:
+        return ""
+    rule, shown = found
+    return (
+        f"The folders {rule.what} ({shown}), and each counts as a user. If a person has photos in "
+        "several, the guarantee does not hold for them: put the photos into one folder per person."
+    )
+
+
+def _photos_and_others(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not is_side_file(f"{name}/")]
+
+
+def _rule_of_folders(files: Iterable[str]) -> tuple[_NotUsers, str] | None:
+    """Returns the rule by which the top folders are not users, and the first folders it found."""
+    folders = sorted({name.partition("/")[0] for name in files if "/" in name})
     for rule in _NOT_USERS:
         found = [name for name in folders if re.fullmatch(rule.pattern, name, re.IGNORECASE)]
         single = len(folders) == 1 and rule.what != "are dates"
         if found and not single and (len(found) == len(folders) or not rule.all_match):
-            shown = ", ".join(map(repr, found[:3]))
-            raise InputError(
-                f"The folders of {uri} {rule.what} ({shown}), not users. Move the photos by "
-                f"user. {rule.remedy}"
-            )
+            return rule, ", ".join(map(repr, found[:3]))
+    return None
 
 
 def has_classes(names: Iterable[str]) -> bool:
