@@ -40,7 +40,8 @@ BAD = {
     "comma outside quotes, or a quote that is not closed",
     "image_name_not_text": "image name of bytes that are not UTF-8 text; write UTF-8 text",
     "cohort_missing": "no cohort",
-    "image_missing": "no image, or no file of that name below data.source.image_root",
+    "image_missing": "no image bytes (such as Parquet with paths alone), or no file of that name "
+    "below data.source.image_root",
     "sample_without_image": "key of a tar shard without an image; its members must be neighbours",
     "several_images": "key of a tar shard with several images; name one by columns.image",
     "member_twice": "key of a tar shard with two members of one name",

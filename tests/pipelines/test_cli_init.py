@@ -384,7 +384,7 @@ def test_columns_that_nobody_asks_for_may_be_called_alike(tmp_path):
 
 def test_photos_that_cannot_be_used_are_told_by_their_faults(tmp_path):
     (tmp_path / "rows.csv").write_text("file,person\n/far/away.jpg,ada\n")
-    with pytest.raises(InputError, match=r"1: no image, or no file of that name below"):
+    with pytest.raises(InputError, match=r"1: no image bytes .*, or no file of that name below"):
         call("init", "--data", tmp_path / "rows.csv", "-o", tmp_path / "mine.yaml", *ANSWERS)
 
 
@@ -396,6 +396,15 @@ def test_unknown_columns_are_asked_for_by_name(tmp_path):
     call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml", *ANSWERS,
          "--column", "label=owner")  # fmt: skip
     assert load_config(tmp_path / "mine.yaml").data.source.columns.label == "owner"
+
+
+def test_column_of_several_values_cannot_name_users(tmp_path):
+    path = tmp_path / "nested.parquet"
+    pq.write_table(pa.table({"image": [photo(0, True)], "user_id": [{"id": "u"}]}), path)
+    with pytest.raises(
+        InputError, match=r"'user_id' .* holds struct<id: string>, .* Name a column"
+    ):
+        call("init", "--data", path, "-o", tmp_path / "mine.yaml", *ANSWERS)
 
 
 def test_plan_writes_its_noise_and_rounds_into_the_file_and_keeps_the_comments(tmp_path):

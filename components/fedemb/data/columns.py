@@ -56,7 +56,8 @@ def guess_source(
       image_root: folder of the images of a CSV; None: the one that has its first images.
 
     Raises:
-      InputError: `image_root` without a CSV, no files found, or no column looks like an image or its owner.
+      InputError: no files found, no column looks like an image or its owner, or `image_root` is
+        set for another format than CSV.
       StorageError: the source cannot be read.
     """
     split_address(uri)
@@ -71,43 +72,56 @@ def guess_source(
             "names images of another folder."
         )
     columns: dict[str, str | None] = {}
-    header: tuple[str, list[str]] | None = None
-    metadata: Mapping[bytes, bytes] = {}
-    if kind == "image_folder":
-        names = _names_in_folder(uri)
+    if kind in ("csv", "parquet"):
+        tree |= _guess_table(uri, named, kind, image_root)
+        columns = tree["columns"]
+    elif kind == "image_folder":
         tree["format"] = kind
-        columns["label"] = "label" if has_classes(names) else None
+        columns["label"] = "label" if has_classes(_names_in_folder(uri)) else None
     elif kind == "webdataset":
         files = find_files(uri, kind)
         names = _webdataset_names(files[0], uri, owned=named.get("user_id") != NO_OWNER)
         columns["label"] = _first(names, _WEBDATASET_LABEL)
         columns["user_id"] = named.get("user_id") or _needed(names, _USER, "user_id", uri)
-    elif kind in ("csv", "parquet"):
-        files = find_files(uri, kind)
-        image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
-        if kind == "csv":
-            names = csv_columns(files[0])
-        else:
-            with open_parquet(files[0]) as file:
-                names = [*file.schema_arrow.names, *path_values(files[0].name)]
-                metadata = file.schema_arrow.metadata or {}
-        columns["label"] = _first(names, _LABEL)
-        for what, guesses in ((image, known), ("user_id", _USER)):
-            columns[what] = named.get(what) or _needed(names, guesses, what, uri)
-        header = files[0].said, names
-        # Names in files of several folders are relative to the folder of each file.
-        if image_root:
-            tree["image_root"] = image_root
-        elif kind == "csv" and not any("/" in file.name for file in files):
-            tree["image_root"] = image_root_of(files[0], columns["image_id"] or "")
-    columns |= named
-    if columns.get("user_id") == NO_OWNER:
-        columns["user_id"] = None
-    if header:
-        check_columns(*header, [name for name in columns.values() if name])
-    if metadata and (label := columns.get("label")):
+    tree["columns"] = _with_named(columns, named)
+    return SourceConfig.model_validate(tree)
+
+
+def _guess_table(
+    uri: str, named: Mapping[str, str], kind: str, image_root: str | None
+) -> dict[str, Any]:
+    """Returns columns, and image root or class names, of CSV or Parquet files."""
+    tree: dict[str, Any] = {}
+    files = find_files(uri, kind)
+    metadata: Mapping[bytes, bytes] = {}
+    image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
+    if kind == "csv":
+        names = csv_columns(files[0])
+    else:
+        with open_parquet(files[0]) as file:
+            names = [*file.schema_arrow.names, *path_values(files[0].name)]
+            metadata = file.schema_arrow.metadata or {}
+    columns: dict[str, str | None] = {"label": _first(names, _LABEL)}
+    for what, guesses in ((image, known), ("user_id", _USER)):
+        columns[what] = named.get(what) or _needed(names, guesses, what, uri)
+    if image_root:
+        tree["image_root"] = image_root
+    # Names in files of several folders are relative to the folder of each file.
+    elif kind == "csv" and not any("/" in file.name for file in files):
+        tree["image_root"] = image_root_of(files[0], columns["image_id"] or "")
+    final = _with_named(columns, named)
+    check_columns(files[0].said, names, [name for name in final.values() if name])
+    if metadata and (label := final.get("label")):
         tree["label_names"] = _class_names(metadata, label)
-    return SourceConfig.model_validate({**tree, "columns": columns})
+    return {**tree, "columns": columns}
+
+
+def _with_named(
+    columns: Mapping[str, str | None], named: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Returns guessed columns with those that the owner named; no user column for `NO_OWNER`."""
+    found = {**columns, **named}
+    return found | ({"user_id": None} if found.get("user_id") == NO_OWNER else {})
 
 
 def _names_in_folder(uri: str) -> list[str]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import ENDINGS
@@ -24,6 +24,9 @@ from fedemb.data.formats.parts import Part, check_columns, path_values
 from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
 from fedemb.storage.patterns import locate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FOLDERS_PER_PART = 64
 
@@ -160,8 +163,10 @@ def _check_image_root(source: SourceConfig) -> None:
         raise InputError(f"No folder at {root}. Check data.source.image_root.")
 
 
-def check_parquet(part: Part, schema: Any, source: SourceConfig, wanted: Sequence[str]) -> None:
-    """Raises InputError unless a Parquet file has all columns, and images in the right one."""
+def check_parquet(
+    part: Part, schema: pa.Schema, source: SourceConfig, wanted: Sequence[str]
+) -> None:
+    """Raises InputError unless a Parquet file has all columns, of types that can be read."""
     import pyarrow as pa
 
     image = source.columns.image
@@ -180,3 +185,10 @@ def check_parquet(part: Part, schema: Any, source: SourceConfig, wanted: Sequenc
             f"column {image!r} of {part.said} holds {kind}, expected encoded image bytes; name the "
             "right one in data.source.columns.image"
         )
+    for name in wanted:
+        kind = schema.field(name).type if name in schema.names else pa.string()
+        if pa.types.is_nested(kind):
+            raise InputError(
+                f"Column {name!r} of {part.said} holds {kind}, which is several values. Name a "
+                "column of text or whole numbers in data.source.columns."
+            )
