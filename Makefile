@@ -49,9 +49,12 @@ check: setup ## Format, lint, types, layers, plain English
 	$(BIN)/python -m tests.docs.plain_english
 
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder # three on two cores: tests wait, too
-test: setup ## Format, lint, types, layers, tests; CI runs this and make docs
+test: setup ## Format, lint, types, layers, tests; CI runs this and test-long
 	@$(MAKE) --no-print-directory --jobs=2 check attested
-	$(BIN)/python -m pytest -m "not slow and not planted_bug" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "not slow and not long and not planted_bug" $(SIDE_BY_SIDE)
+
+test-long: setup ## Tests that take more than a second of a processor
+	$(BIN)/python -m pytest -m "long and not slow and not planted_bug" $(SIDE_BY_SIDE)
 
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
@@ -161,4 +164,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) $(TIMM_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference setup links attested wheel run results study study-dp-sgd check test test-full test-timm test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images clean
+.PHONY: help audit mutation docs docs-reference setup links attested wheel run results study study-dp-sgd check test test-long test-full test-timm test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images clean

@@ -82,6 +82,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_model_file_that_unfolds_is_refused_small_and_fast(tmp_path, bomb):
     path = tmp_path / "backbone.keras"
@@ -207,6 +208,7 @@ LARGE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", LARGE)
 def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack):
     folder, trust = bundle

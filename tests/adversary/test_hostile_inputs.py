@@ -220,6 +220,7 @@ def _newest(run, name, data, number):
     os.utime(path, (number, number))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shows", SHOWN_BY)
 def test_report_that_nobody_signed_for_this_run_is_shown_nowhere(shown, allowed, other, shows):
     """A newer file in the public folder is not taken for a report of the run."""

@@ -53,6 +53,7 @@ def test_a_seed_repeats_a_night(world):
         assert [attack.text for attack in first] == [attack.text for attack in again]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [kind.name for kind in KINDS])
 def test_no_attack_succeeds(world, name):
     """A few of each kind here, all of them in `make attacks`."""

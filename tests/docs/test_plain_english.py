@@ -52,6 +52,7 @@ def test_comments_docstrings_and_messages_of_code_are_read():
     assert len(list(findings_in("a.py", blocks, long=False))) == 3
 
 
+@pytest.mark.long
 def test_all_pages_and_the_code_that_was_rewritten_are_plain():
     assert findings() == []
 

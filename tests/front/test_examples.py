@@ -20,6 +20,7 @@ def modules_with_examples():
                     yield ".".join(dotted).removesuffix(".__init__")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(modules_with_examples()))
 def test_examples_run(name):
     found = doctest.testmod(importlib.import_module(name))

@@ -25,6 +25,7 @@ def test_import_brings_nothing_along():
     assert set(done.stdout.split()) <= {"fedemb", *sys.stdlib_module_names}
 
 
+@pytest.mark.long
 def test_plans_and_prices_without_tensorflow():
     script = (
         "import sys, fedemb\n"
@@ -68,6 +69,7 @@ def test_readme_shows_the_example_and_no_more_than_fifteen_lines():
     assert len([line for line in code.splitlines() if line]) <= 15
 
 
+@pytest.mark.long
 def test_the_lines_of_readme_train_a_private_model():
     """Real training, each time with other noise and coins: an untrained backbone reads 0.36 there,
     this one 0.48 to 0.58 in six draws, with intervals of 0.05."""

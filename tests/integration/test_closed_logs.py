@@ -125,6 +125,7 @@ def _each_step_and_fault():
             yield pytest.param(step, fault, code, id=f"{step}-{fault}", marks=marks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "fault", "code"), _each_step_and_fault())
 def test_private_step_says_only_what_the_set_allows(step, fault, code, request, tmp_path):
     folder = tmp_path / "run"

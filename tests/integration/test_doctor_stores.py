@@ -128,6 +128,7 @@ def _inputs(moto: Moto) -> None:
             moto.grant(group, _allow(ListBucket="fedemb-photos", **reading), "photos")
 
 
+@pytest.mark.long
 def test_rights_on_s3_are_read_from_the_store_and_nothing_is_written_to_it(moto):
     secrets = moto.set_up()
     _inputs(moto)

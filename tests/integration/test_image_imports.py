@@ -136,6 +136,7 @@ def roots(flavour: str) -> list[Path]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["light", "cpu", "gpu", "tpu"])
 def test_image_has_every_package_its_steps_import(flavour):
     lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()

@@ -327,6 +327,7 @@ def test_terraform_is_formatted_and_reads_the_table():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.long
 def test_ledger_is_locked_and_keys_are_in_no_bucket():
     hcl2 = pytest.importorskip("hcl2", reason="the package python-hcl2 is not installed")
     folder = INFRA / "terraform" / "gcs"

@@ -9,6 +9,7 @@ from tests.kit import ledger_kit as kit_
 from tests.kit.pipeline_runs import ledger_race
 
 
+@pytest.mark.long
 def test_life_of_a_run_is_the_same_on_every_store(store_uri, tmp_path):
     kit = kit_.make(tmp_path, store_uri)
     ledger = kit.open()

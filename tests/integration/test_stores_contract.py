@@ -98,6 +98,7 @@ def _race(store_uri: str, barrier, number: int, wins) -> None:
         wins.put((race, number))
 
 
+@pytest.mark.long
 def test_of_many_processes_exactly_one_creates(store_uri):
     context = multiprocessing.get_context("spawn")
     barrier, wins = context.Barrier(3), context.Queue()

@@ -161,6 +161,7 @@ def test_run_with_a_store_that_is_not_there_stops_before_it_makes_anything(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_publishing_over_a_cut_connection_is_a_sentence_and_goes_on(through_proxy, tmp_path):
     from fedemb.pipelines.run.artifact_store import Publisher
     from fedemb.pipelines.run.directory import RunDirectory

@@ -24,6 +24,7 @@ def _bound(uri: str, run_id: str = "monday") -> str:
     return fingerprint_input(uri, KEY, run_id)
 
 
+@pytest.mark.long
 def test_version_of_the_input_follows_its_objects_and_nothing_else(store_uri):
     store = open_store(store_uri)
     uri = join(store_uri, "in", "photos")

@@ -137,6 +137,7 @@ def test_release_under_a_name_that_is_not_its_own_is_found(run, releases):
     assert "stands under another name" in problem
 
 
+@pytest.mark.long
 def test_resumed_run_that_was_priced_again_takes_over_what_it_had_published(run, releases):
     document = _release(run, releases)
     report = json.loads(run.report.read_text())

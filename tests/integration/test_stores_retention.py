@@ -18,6 +18,7 @@ from fedemb.storage import join, open_store, put_tree
 NOW = datetime(2027, 8, 2, tzinfo=UTC)
 
 
+@pytest.mark.long
 def test_expired_trees_are_deleted_and_nothing_else(store_uri, tmp_path):
     tree = tmp_path / "tree"
     for number in range(12):

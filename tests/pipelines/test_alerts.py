@@ -79,6 +79,7 @@ sys.exit(execute(RunDirectory.open(Path(sys.argv[1]))))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("code", "kind"), [(2, "failed"), (3, "refused"), (5, None)])
 def test_dead_receiver_changes_nothing_about_how_a_run_ends(receiver, tmp_path, code, kind):
     """Of two receivers one is alive and one is not. An interrupted run sends no alert."""

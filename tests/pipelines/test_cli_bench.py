@@ -63,6 +63,7 @@ def test_it_ends_in_time_even_in_the_middle_of_a_measurement(tmp_path):
     assert json.loads(file.read_text())["device"]["platform"] == "cpu"
 
 
+@pytest.mark.long
 def test_an_accelerator_that_is_not_seen_is_refused_before_anything_is_measured():
     done = subprocess.run(
         [sys.executable, "-m", "fedemb", "bench", "--accelerator"],

@@ -31,6 +31,7 @@ def imported(script):
     return set(done.stderr.split())
 
 
+@pytest.mark.long
 def test_help_of_every_command_imports_nothing_heavy():
     script = """
 import typer
@@ -49,6 +50,7 @@ assert len(asked) > 25, asked
     assert not found
 
 
+@pytest.mark.long
 def test_planning_imports_accounting_and_nothing_heavier(tmp_path):
     plan = ["plan", "--config", "quickstart", "--output", str(tmp_path / "plan.json")]
     modules = imported(

@@ -40,6 +40,7 @@ def test_classifier_without_public_data_trains_a_head_on_scattering_features(tmp
     assert "head, on backbone scatter_linear" in said
 
 
+@pytest.mark.long
 def test_classifier_of_very_many_units_trains_all_layers(tmp_path):
     config, _ = init(tmp_path, users=1_000_000, more=CLASSIFY)
     assert (config.model.backbone, config.model.trainable) == ("resnet8_ws", "all")

@@ -146,6 +146,7 @@ def _here(line: str, root: Path, run: honest_run.HonestRun, url: str) -> list[st
     return shlex.split(line.rpartition("| ")[2].partition(" > ")[0])[1:]
 
 
+@pytest.mark.long
 def test_the_commands_run_in_their_order(world):
     root, run, kubeflow = world
     assert len(OURS) > 15

@@ -203,6 +203,7 @@ def expressions(draw: st.DrawFn) -> str:
     )
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(cron=expressions(), day=st.integers(0, 30 * 365))
 def test_what_is_accepted_fires_when_kubeflow_fires(cron, day):

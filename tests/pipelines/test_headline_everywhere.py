@@ -95,6 +95,7 @@ def bundle(run) -> Path:
     return run.root / "releases" / "glyphs" / "1.0"
 
 
+@pytest.mark.long
 def test_waiver_is_named_in_every_place(waived, tmp_path, capsys):
     folder = run_folder(waived, tmp_path / "runs")
     collect_reports(folder)

@@ -86,6 +86,7 @@ def check(client, runs: Path) -> None:
     assert set(monday.data.params) == {name for name in settings if not name.startswith("storage.")}
 
 
+@pytest.mark.long
 def test_mlflow_reads_the_folder_that_runs_wrote(runs, tmp_path, client_of, capsys):
     folder = tmp_path / "mlruns"
     for _ in range(2):  # the second time replaces
@@ -129,6 +130,7 @@ def test_document_without_a_valid_signature_is_not_written(runs, tmp_path):
     assert not [name for name in tracked.artifacts if name.startswith("utility_report")]
 
 
+@pytest.mark.long
 def test_failure_to_write_is_a_sentence_and_no_failure_of_the_run(runs, tmp_path, capsys):
     run = RunDirectory.open(runs / "monday")
     log_to_mlflow(run, "http://127.0.0.1:9")

@@ -231,6 +231,7 @@ def test_a_simulation_without_a_batch_to_scale_is_refused_and_nothing_written(tm
     assert not path.exists()
 
 
+@pytest.mark.long
 def test_frontier_estimates_minutes_where_the_speed_is_given(tmp_path, monkeypatch):
     """Batch x rounds / units a second, in the table and in the JSON."""
     monkeypatch.setattr(frontier, "upper_bound", cache(frontier.upper_bound))  # drawn three times

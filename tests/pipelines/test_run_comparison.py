@@ -87,6 +87,7 @@ def test_comparison_shows_what_differs_and_nothing_else(runs, capsys):
     assert list(found).index("plan_privacy") < list(found).index("account_privacy")
 
 
+@pytest.mark.long
 def test_artifact_store_shows_the_same_as_the_folder(runs, store, capsys):
     words = ("--compare", "monday", "tuesday")
     assert call(capsys, "runs", store, *words) == call(capsys, "runs", runs, *words)

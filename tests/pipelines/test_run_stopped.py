@@ -48,6 +48,7 @@ run_pipeline(RunDirectory(Path(sys.argv[1])), PlainView(lambda text: print(text,
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "word", "wanted"),
     [

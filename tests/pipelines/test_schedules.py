@@ -371,6 +371,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("there", ["nothing", "another", "a disabled one"])
 def test_whichever_call_fails_one_is_enabled_at_most_and_the_next_apply_repairs_it(

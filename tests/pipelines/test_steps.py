@@ -265,6 +265,7 @@ def test_lineage_follows_from_the_declarations(tmp_path):
         given |= item.outputs
 
 
+@pytest.mark.long
 def test_declarations_are_known_in_a_pod_too():
     """There kfp can run a component and not make one; a step must still know what it is."""
     code = (

@@ -148,6 +148,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "readable"),
     [

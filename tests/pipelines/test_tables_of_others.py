@@ -168,6 +168,7 @@ LOCALES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("locale", LOCALES, ids=["ascii", "utf8", "posix"])
 @pytest.mark.parametrize("kind", ["csv", "folder"])
 def test_names_are_read_as_utf_8_in_every_locale(tmp_path, locale, kind):

@@ -38,6 +38,7 @@ def outcomes():
     return noise, words < np.uint64(int(Q * 2**64))
 
 
+@pytest.mark.long
 def test_attack_attains_the_accountants_delta_and_not_more(outcomes):
     """Estimate within 5 standard errors of the accountant's value (6e-7), which is 5.55e-3."""
     plan = make_plan(rounds=ROUNDS, sampling_probability=Q, noise_multiplier=SIGMA)
@@ -50,6 +51,7 @@ def test_attack_attains_the_accountants_delta_and_not_more(outcomes):
     assert gain.mean() >= claimed - 5 * error - 0.02 * claimed
 
 
+@pytest.mark.long
 def test_naive_accounting_is_refuted_by_the_same_attack(outcomes):
     """The claim at sensitivity C under ADD_OR_REMOVE is five times too small."""
     plan = make_plan(rounds=ROUNDS, sampling_probability=Q, noise_multiplier=SIGMA)

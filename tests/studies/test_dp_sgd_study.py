@@ -64,6 +64,7 @@ def test_a_shuffled_run_may_claim_less_than_the_two_secret_orders():
     assert found["allocation"] <= 1.01 * found["poisson"] < found["shuffled"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["ladder", *LONG])
 def test_one_row_of_each_part_trains(data, part):
     of_part = [row for row in rows() if row.part == part]

@@ -318,6 +318,7 @@ def test_a_damaged_row_is_named(study):
         study.result(row)
 
 
+@pytest.mark.long
 def test_missing_images_are_an_input_error(base, tmp_path):
     with pytest.raises(InputError, match="--data"):
         Study(base.updated({"data.source.uri": str(tmp_path / "none")}), TINY, tmp_path)
@@ -469,6 +470,7 @@ def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
     assert strength["ftrl"] == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.long
 def test_a_row_trains_at_its_noise(study, monkeypatch):
     from studies.utility import train
 

@@ -68,6 +68,7 @@ def test_a_simulation_shows_its_figures(copied, tmp_path):
     assert report["measured"]["plain"]["auroc"]["low"] <= written.body.measured.plain.auroc.high
 
 
+@pytest.mark.long
 def test_a_model_that_memorised_its_users_is_found(copied, tmp_path):
     """Trained on its users' few images, again and again, with no noise."""
     backbone = load_backbone(copied.root / "pretrained" / "backbone.keras", config().model)

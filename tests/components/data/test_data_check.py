@@ -211,6 +211,7 @@ def test_empty_data_is_a_problem(tmp_path: Path) -> None:
     assert "No record passes" in problems
 
 
+@pytest.mark.long
 def test_commands_draw_and_check_data(tmp_path: Path) -> None:
     from fedemb.pipelines.cli.data import check_data, make_data
 

@@ -111,6 +111,7 @@ def parquet(folder: Path, metadata: dict[str, str], kind: pa.DataType | None = N
     return Part(str(folder), "a.parquet", said="a.parquet")
 
 
+@pytest.mark.long
 def test_parquet_with_more_metadata_than_pyarrow_reads_is_read(tmp_path):
     with open_parquet(parquet(tmp_path, {"big": "x" * (101 << 20)})) as file:
         assert file.metadata.num_rows == 1

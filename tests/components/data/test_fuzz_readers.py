@@ -397,6 +397,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.long
 @given(value=VALUES)
 @settings(max_examples=500, deadline=None)
 def test_any_value_is_one_name_or_has_a_reason(value):

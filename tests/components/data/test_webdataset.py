@@ -72,6 +72,7 @@ def link(name: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
 # ---- what works ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz"])
 def test_shards_give_the_users_of_parquet(
     partition: Partitioner, tmp_path: Path, ending: str

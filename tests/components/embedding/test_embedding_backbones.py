@@ -21,6 +21,7 @@ def _count(variables):
     return int(sum(np.prod(v.shape) for v in variables))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "size", "channels", "parameters"),
     [
@@ -79,6 +80,7 @@ def test_quickstart_backbone_is_small():
     assert _count(build_backbone(ModelConfig(backbone="tiny"), 0).trainable_variables) <= 60_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "size", "channels", "group", "parameters"),
     [

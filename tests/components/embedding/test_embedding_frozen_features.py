@@ -60,6 +60,7 @@ def _sum(function, clients):
     return np.asarray(total, np.float64) / 2.0**function.mechanism.plan.grid_bits
 
 
+@pytest.mark.long
 def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
     people, backbone = _People(), build_backbone(MODEL, 0)
     variables = trainable_variables(backbone, "projection")
@@ -98,6 +99,7 @@ FAR = [3, 3 + 256, 3 + 65_536, 3 + 2**32, 0, 256]
 """Rows whose numbers share their low byte, or their low 16 or 32 bits."""
 
 
+@pytest.mark.long
 def test_users_whose_rows_lie_far_apart_never_share_features(tmp_path):
     """Rows that share their low bits: a key of a byte gives one user the features of another."""
     trunk, _ = cut(build_backbone(MODEL, 0), "projection")

@@ -58,11 +58,13 @@ def _sums_in_any_order(function):
     return sum(count > 2 for count in terms)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["clients", "units"])
 def test_no_sum_of_a_round_takes_its_terms_in_any_order(kind):
     assert _sums_in_any_order(_function(kind)._train) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["clients", "units"])
 def test_planted_gradients_left_to_tensorflow_are_seen(kind, monkeypatch):
     monkeypatch.setattr(rounds, "gradients_summed_in_order", nullcontext)
@@ -81,6 +83,7 @@ def terms(monkeypatch):
     return seen
 
 
+@pytest.mark.long
 def test_training_without_privacy_adds_them_in_one_order_too(terms):
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     train_supervised(

@@ -21,6 +21,7 @@ APPLICATIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_application_of_keras_gets_the_pixels_that_its_own_preprocessing_gives(name, tmp_path):
     import keras

@@ -13,6 +13,8 @@ from fedemb.privacy.queries import build_mechanism
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.without_tensorflow import said_on_jax
 
+pytestmark = pytest.mark.long  # each process compiles for half a minute
+
 ROUND = 3
 """Of `jax_units.total`."""
 

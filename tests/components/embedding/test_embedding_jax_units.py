@@ -21,6 +21,8 @@ from fedemb.privacy.queries import build_mechanism
 from tests.kit.jax.without_tensorflow import said_on_jax
 from tests.kit.pipeline_runs.training_run import classifier_config
 
+pytestmark = pytest.mark.long  # each process compiles for half a minute
+
 SIZE, UNITS, ROUND, SEED = 8, 9, 3, 9
 MODEL = ModelConfig(
     backbone="resnet8",

@@ -45,6 +45,7 @@ def counted(monkeypatch):
     return calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", LAYERS)
 def test_gradients_at_once_are_those_of_one_unit(layer, counted):
     """To rounding, for every way to lay a kernel over an image."""

@@ -227,6 +227,7 @@ def test_weighted_mean_draws_whole_units():
     assert weighted_mean(values, units, weights).draws == pytest.approx([1.0, 0.0, 2 / 3])
 
 
+@pytest.mark.long
 @pytest.mark.statistical
 def test_intervals_cover_the_truth():
     """Of 60 intervals about 57 hold the recall of the population; below 48 has chance < 1e-4."""
@@ -249,6 +250,7 @@ def groups_of_unlike_spread(groups, seed, people=12, images=3):
     return points.reshape(-1, 16), labels, np.arange(groups).repeat(people * images)
 
 
+@pytest.mark.long
 @pytest.mark.statistical
 def test_intervals_over_groups_cover_what_the_next_groups_bring():
     """Of 30 intervals 27 and 15 hold it; below 22, or 22 and more, has chance < 1e-3."""

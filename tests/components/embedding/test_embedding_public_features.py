@@ -103,6 +103,7 @@ def _by_hand(path, public, images):
     return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
+@pytest.mark.long
 def test_features_are_joined_taps_of_both_mirror_images_whitened_by_public_images(file):
     public, images = _leaves(), _leaves(7, seed=3)
     backbone = import_backbone(file, MODEL)
@@ -116,6 +117,7 @@ def test_features_are_joined_taps_of_both_mirror_images_whitened_by_public_image
     assert names == ["embedding/kernel", "embedding/bias"]
 
 
+@pytest.mark.long
 def test_all_features_are_kept_with_whitened_directions(file):
     model = MODEL.model_copy(update={"principal_directions": 0, "whitened_directions": 12})
     backbone = import_backbone(file, model)
@@ -125,6 +127,7 @@ def test_all_features_are_kept_with_whitened_directions(file):
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.long
 def test_features_scaled_outside_of_a_backbone_are_those_inside(file):
     model = MODEL.model_copy(update={"principal_directions": 0, "whitened_directions": 12})
     backbone = import_backbone(file, model)
@@ -143,6 +146,7 @@ def test_tap_that_does_not_exist_is_refused_with_those_that_do(file):
         import_backbone(file, model)
 
 
+@pytest.mark.long
 def test_step_takes_constants_from_public_images_and_reports_their_number(
     file, tmp_path, monkeypatch
 ):
@@ -205,6 +209,7 @@ def _whole(file, weight=1.5):
     return with_public_features(backbone, weight), backbone
 
 
+@pytest.mark.long
 def test_embedding_is_the_projection_followed_by_the_features_of_the_set_length(file, tmp_path):
     model = MODEL.model_copy(update={"keep_public_features": 1.5})
     whole, backbone = _whole(file)
@@ -230,6 +235,7 @@ def test_embedding_is_the_projection_followed_by_the_features_of_the_set_length(
     check_import(path, "projection")
 
 
+@pytest.mark.long
 def test_private_training_changes_the_projection_and_sees_no_other_output(file):
     whole, _ = _whole(file)
     assert without_public_features(whole).output_shape == (None, 8)
@@ -250,6 +256,7 @@ def test_weight_of_zero_changes_nothing(file):
     assert without_public_features(backbone) is backbone
 
 
+@pytest.mark.long
 def test_release_with_other_constants_than_the_public_backbone_is_refused(file, tmp_path):
     """As if the constants of features had been computed from private images."""
     model = MODEL.model_copy(update={"keep_public_features": 1.5})

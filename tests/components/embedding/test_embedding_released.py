@@ -329,6 +329,7 @@ def test_a_classifier_writes_probabilities_under_the_names_of_its_classes(
         require_embeddings(classifier)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["model", "classifier"])
 def test_every_export_is_read_back_and_gives_the_same(request, tmp_path, form, kind):

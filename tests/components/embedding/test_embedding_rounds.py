@@ -118,6 +118,7 @@ def _reference_update(function, client, local, round_index):
     return update.astype(np.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -195,6 +196,7 @@ def test_unit_that_is_not_there_sends_no_other_to_another_worker():
     assert all(before[first] == worker for first, worker in after.items())
 
 
+@pytest.mark.long
 def test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs(monkeypatch):
     clients = _clients()
     expected, _ = _sum(_function(), clients)
@@ -204,6 +206,7 @@ def test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs(monkeypatch)
     np.testing.assert_array_equal(_sum(_function(workers=2), clients[::-1])[0], expected)
 
 
+@pytest.mark.long
 def test_changing_one_user_changes_one_client_and_no_other_bit():
     function, clients = _function(workers=2), _clients()
     each = [_sum(function, [client])[0] for client in clients]
@@ -262,6 +265,7 @@ def test_examples_beyond_the_cap_are_left_out():
     np.testing.assert_array_equal(_sum(function, [client])[0], _sum(function, [short])[0])
 
 
+@pytest.mark.long
 def test_frozen_variables_are_not_part_of_the_update():
     backbone = build_backbone(
         ModelConfig(backbone="resnet8", image_size=SIZE, embedding_dim=DIM), 0

@@ -63,6 +63,7 @@ def _layer(images):
     return scattering_layer()()(images).numpy()
 
 
+@pytest.mark.long
 def test_layer_computes_the_definition():
     """Against wavelets summed pixel by pixel: no Fourier transform and no folding of spectra."""
     images = np.random.default_rng(0).uniform(-1, 1, (2, 12, 12, 3)).astype(np.float32)

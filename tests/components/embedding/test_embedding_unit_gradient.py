@@ -82,6 +82,7 @@ def _reference(function, unit, config):
     return -np.concatenate([np.ravel(g) for g in gradients]).astype(np.float64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "model"),
     [(VIEWS, RESNET), (UnitGradientConfig(microbatch=16), MODEL)],
@@ -144,6 +145,7 @@ ENOUGH = UnitGradientConfig(microbatch=FEWEST_UNITS)
 """Units side by side, for which gradients of kernels are taken all at once."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("config", "model"), [(VIEWS, MODEL), (ENOUGH, RESNET)])
 def test_a_unit_more_moves_its_own_record_in_and_no_other_bit(config, model):
     """Record and replay: at most the clip, whatever the place, the neighbours and the fill."""
@@ -241,6 +243,7 @@ def test_only_the_named_variables_move():
     assert len(_sum(head, _units())[0]) == 16 * CLASSES + CLASSES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("floor", [1e-3, 1.0])
 def test_automatic_clip_brings_every_record_near_the_clip_by_its_length_and_floor(floor):
     automatic = _function(VIEWS.model_copy(update={"automatic_clip": floor}), _mechanism(100.0))

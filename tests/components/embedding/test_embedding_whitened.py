@@ -113,6 +113,7 @@ def test_a_mirrored_net_gives_the_mean_over_an_image_and_its_mirror_image(tmp_pa
     assert np.abs(other(images).numpy() - mirrored(images).numpy()).max() > 1e-3
 
 
+@pytest.mark.long
 def test_a_mirrored_net_is_trained_in_public_once_for_each_image_and_loads_again(tmp_path):
     model = NET.model_copy(update={"classes": ("this", "that"), "trainable": "head"})
     recipe = PretrainingConfig(kind="random_process", random_images=64, random_laws=4, epochs=1)
@@ -154,6 +155,7 @@ def test_public_training_leaves_no_weight_out():
     assert part is backbone
 
 
+@pytest.mark.long
 def test_file_that_sees_mirror_images_and_one_that_does_not_are_told_apart(tmp_path):
     for mirrored in (True, False):
         model = NET.model_copy(update={"whitened_directions": 0, "mirrored": mirrored})

@@ -158,6 +158,7 @@ def test_the_gate_wants_every_average_that_the_configuration_names(trained, repo
         assert "another averages" in sentence
 
 
+@pytest.mark.long
 def test_no_other_average_leaves_an_empty_list_and_nothing_to_show(tmp_path):
     run = _trained(tmp_path, classifier_config(**{"training.server": SERVER, **FEW})).run
     assert set(tree_digests(run.root / "averages")) == {"averages.json"}

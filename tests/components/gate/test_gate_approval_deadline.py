@@ -120,6 +120,7 @@ def test_gate_exits_with_the_code_of_a_refusal_after_the_deadline(run, later, de
     assert not (run.root / "releases").exists()
 
 
+@pytest.mark.long
 def test_pages_say_waiting_then_refused_with_the_date(run, tmp_path, deadline, request):
     with pytest.raises(AwaitingApproval):
         run.do_gate()

@@ -201,6 +201,7 @@ def test_delta_that_the_gate_denies_is_not_charged(tmp_path):
             check_before_charge(config, plan, ledger, **given)
 
 
+@pytest.mark.long
 def test_waivable_reasons_are_warnings(tmp_path, caplog):
     context = _context(
         tmp_path,

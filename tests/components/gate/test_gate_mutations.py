@@ -92,6 +92,7 @@ def mutate(document):
                 yield path, put(document, path, value)
 
 
+@pytest.mark.long
 def test_every_mutation_of_a_resigned_report_is_denied(good_run):
     evidence = read_evidence(good_run.config, good_run.artifacts)
     good = read(good_run.report, PrivacyReport)
@@ -247,6 +248,7 @@ def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run,
     assert _allowed_when_priced_again(run, ledger)
 
 
+@pytest.mark.long
 def test_every_mutation_of_every_round_line_is_denied(run):
     """Once as the trainer might have logged it, under its own digest, once as it might be bent."""
     ledger, path = run.ledger(), run.model / "rounds.jsonl"
@@ -327,6 +329,7 @@ def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monk
     assert not (run.root / "releases").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*DOCUMENTS, "rounds", "weights"])
 def test_any_changed_byte_of_any_file_is_denied(run, name):
     import numpy as np

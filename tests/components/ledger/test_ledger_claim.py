@@ -80,6 +80,7 @@ def _act(kit, reservation, barrier, number, answers):
         raise
 
 
+@pytest.mark.long
 def test_of_trainers_with_roots_of_their_own_and_voids_at_once_one_kind_wins(kit):
     """Processes on one reservation: one root trains, or it is given back, and nothing else."""
     reservation = kit.open().reserve(run_id="monday", content=kit_.content())

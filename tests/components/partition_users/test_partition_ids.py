@@ -83,6 +83,7 @@ def parquet(path: Path, ids: pa.Array) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_types_of_all_formats_give_the_same_user(partition: Partitioner, tmp_path: Path) -> None:
     raw = tfrecord(tmp_path / "a.tfrecord", [7, 7.0, b"7", b"7.0"])
     assert sizes(partition(raw, **ALL_TRAIN)) == {user_key("7"): 4}

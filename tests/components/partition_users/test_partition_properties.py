@@ -50,6 +50,7 @@ def test_removing_a_user_changes_one_group_per_grouping_and_nothing_else(
     assert after.records("evaluation") == before.records("evaluation")
 
 
+@pytest.mark.long
 def test_output_is_the_same_bytes_in_any_order_and_split(partition: Partitioner) -> None:
     rows = [*rows_of(25), *rows_of(4), {"image": b"x", "user_id": "user 3", "label": "1"}]
     first = partition(rows, row_group_size=1000)

@@ -85,6 +85,7 @@ def test_forgetting_somebody_does_not_burn_the_charge_of_a_run_that_began(tmp_pa
         made.begin()
 
 
+@pytest.mark.long
 def test_commitments_do_not_tell_whether_who_was_forgotten_had_trained(tmp_path):
     """Two passes of one attempt before it is bound: a user deleted between them was in the data, or
     not, and the public commitments change either way."""

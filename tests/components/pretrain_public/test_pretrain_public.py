@@ -270,6 +270,7 @@ PROJECTED = ModelConfig(
 )
 
 
+@pytest.mark.long
 def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, tmp_path):
     from fedemb.models.backbones.groups import trainable_variables
 
@@ -325,6 +326,7 @@ def test_pixels_are_those_of_keras_applications(tmp_path, pixels, mode):
     np.testing.assert_allclose(imported(raw / 127.5 - 1), wanted, rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.long
 def test_features_as_long_as_an_embedding_get_a_projection_all_the_same(application):
     from fedemb.models.backbones.groups import trainable_variables
     from fedemb.models.imported import import_backbone
@@ -350,6 +352,7 @@ def test_a_projection_that_cannot_be_cut_off_is_refused_before_anything_is_charg
         )
 
 
+@pytest.mark.long
 def test_second_layer_of_the_projection_trains_too(application):
     from fedemb.models.backbones.groups import trainable_variables
     from fedemb.models.imported import import_backbone

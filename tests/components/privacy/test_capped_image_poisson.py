@@ -257,6 +257,7 @@ def test_what_contradicts_it_is_refused(changes, words):
         base.updated(changes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trainable", ["all", "head"])
 def test_it_trains_on_one_image_of_a_user_at_a_time(tmp_path, trainable, monkeypatch):
     from fedemb.training.client_loader import ClientLoader

@@ -56,6 +56,7 @@ def test_sound_run_has_independent_noise_and_coins(name):
     assert found.rounds == PLANS[name].rounds
 
 
+@pytest.mark.long
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", ["groups", "few groups", "rare groups", "units", "fixed"])
 def test_no_false_alarm_in_40_sound_runs(name):

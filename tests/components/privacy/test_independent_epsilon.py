@@ -57,6 +57,7 @@ def test_epsilon_is_never_below_an_independent_computation(q, sigma, rounds, rel
         assert upper_bound(event, relation, delta) >= exact * (1 - 1e-5)
 
 
+@pytest.mark.long
 def test_the_librarys_own_composition_understates_a_small_delta():
     """Error described in tests/statistical/dp_accounting_note.md; update the note if this fails."""
     theirs = pld.PLDAccountant(ADD, 1e-4).compose(sampled(0.001, 0.7, 100_000).event, 100_000)
@@ -65,6 +66,7 @@ def test_the_librarys_own_composition_understates_a_small_delta():
     assert truth == pytest.approx(6.454, abs=1e-3)
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     sigma=st.floats(0.3, 30),
@@ -81,6 +83,7 @@ def test_composed_gaussians_cost_what_the_closed_form_says(sigma, rounds, expone
     assert closed * (1 - 1e-9) <= exact <= closed * (1 + 1e-3) + 1e-4
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(
     q=st.floats(1e-6, 1),

@@ -115,6 +115,7 @@ def test_a_mechanism_without_a_proof_is_not_charged_and_the_gate_denies_it(tmp_p
         honest_run.start(tmp_path / "another", mechanism=TOY).until_gate()
 
 
+@pytest.mark.long
 def test_a_new_mechanism_trains(tmp_path):
     ready = training_run.prepare(tmp_path, training_run.config(mechanism=TOY))
     model = ready.train()

@@ -292,6 +292,7 @@ def test_prices_around_a_plan_are_those_of_a_plan_with_these_numbers():
     assert points[6].epsilon < points[2].epsilon  # a larger batch at one noise on the mean, too
 
 
+@pytest.mark.long
 def test_the_figure_of_the_frontier_is_the_same_every_time(tmp_path, monkeypatch):
     monkeypatch.setattr("fedemb.privacy.planning.frontier.upper_bound", cache(upper_bound))
     plan = plan_at(3.5, clients_per_round=1000, rounds=8)

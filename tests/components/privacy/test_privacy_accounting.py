@@ -306,6 +306,7 @@ def test_largest_epsilon_is_where_the_share_is_all_of_delta(delta):
     assert with_sampler_share(lambda d: beyond, delta, 1) == math.inf
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", [1000.0, 23.6])
 def test_target_that_the_sampler_does_not_allow_is_refused_with_both_figures(target):
     plan = make_plan("poisson_gaussian", rounds=100)

@@ -45,6 +45,7 @@ def test_each_bit_of_a_block_number_changes_the_noise(number, bit):
     assert not set(block(number)) & set(block(number ^ (1 << bit)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("values", ["gaussian", "add_rounded_noise"])
 def test_noise_of_many_blocks_never_repeats(monkeypatch, values):
     """70,000 blocks of two: the counter of blocks passes 2^16, as that of 2^32 normals does."""

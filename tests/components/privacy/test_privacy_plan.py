@@ -442,6 +442,7 @@ def test_calibration_hits_the_target_from_below():
         with_target_epsilon(make_plan("not_private"), 2.0, 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["capped_image_poisson", "random_allocation"])
 def test_mechanism_that_rdp_does_not_price_is_calibrated_too(kind):
     """With RDP, the search starts at the lowest possible value."""
@@ -471,6 +472,7 @@ def test_search_ends_at_noise_that_suffices_and_is_nearly_the_least(start, bend,
         assert len(asked) < 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", [0.9, 3.8])
 def test_calibrated_noise_suffices_and_hardly_less_does(target):
     found = with_target_epsilon(make_plan("poisson_gaussian", rounds=20), target, 1e-6)

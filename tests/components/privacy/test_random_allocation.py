@@ -35,6 +35,7 @@ def _sampled_losses(steps, noise, epochs, samples=200_000):
     return with_unit, -without
 
 
+@pytest.mark.long
 @pytest.mark.statistical
 @pytest.mark.parametrize(("steps", "noise", "epochs"), [(1, 2.0, 1), (8, 1.0, 1), (8, 1.5, 3)])
 def test_price_is_what_sampled_sums_show(steps, noise, epochs):
@@ -91,6 +92,7 @@ def test_one_round_an_epoch_is_the_plain_gaussian():
     )
 
 
+@pytest.mark.long
 def test_it_costs_no_more_than_poisson_sampling_and_far_less_than_none():
     steps, epochs, noise = 10, 4, 1.2
     allocated = dpe.SelfComposedDpEvent(
@@ -212,6 +214,7 @@ def test_others_move_nobody():
     assert [there - {gone} for there in drawn(keys)] == drawn(np.delete(keys, 7))
 
 
+@pytest.mark.long
 @pytest.mark.statistical
 def test_little_noise_over_many_rounds_has_a_finite_price():
     """Noise multiplier 0.5, one of 1,000 rounds: the price bounds what sampled sums show."""
@@ -225,6 +228,7 @@ def test_little_noise_over_many_rounds_has_a_finite_price():
     assert price(event, ADD, 1e-5).epsilon < math.inf
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [0.05, 0.2, 0.3, 0.5])
 def test_with_next_to_no_noise_it_is_infinite(noise):
     """No grid of ratios holds them, and none is asked."""

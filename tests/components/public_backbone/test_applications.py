@@ -47,6 +47,7 @@ def _import(entry, folder):
     np.testing.assert_allclose(inner(images), net(images, training=False), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_application_is_accepted_by_the_import(tmp_path, name):
     """ConvNeXt has layer scale, InceptionResNetV2 a scaled sum; both were refused."""
@@ -59,6 +60,7 @@ def test_every_application_is_accepted_by_the_import(tmp_path, name):
     _import(ALL[name], tmp_path)
 
 
+@pytest.mark.long
 def test_weights_of_a_local_file_are_read(tmp_path):
     entry = ALL["keras-mobilenetv3small"]
     net = _network(entry, 32)

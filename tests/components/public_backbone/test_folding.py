@@ -40,6 +40,7 @@ APPLICATIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_folded_application_is_the_same_function(name):
     import keras
@@ -137,6 +138,7 @@ def test_batch_norm_that_cannot_be_folded_is_one_sentence():
         without_batch_norm(net)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "pixels", "mode"),
     [
@@ -166,6 +168,7 @@ def test_converted_application_gives_what_keras_gives_of_the_same_photo(
     assert card.trained_pixels == str(BY_KIND[pixels])
 
 
+@pytest.mark.long
 def test_converted_file_can_be_trained_where_the_original_is_refused(tmp_path):
     import keras
 

@@ -52,6 +52,7 @@ def _compare(found, wanted):
     assert found.mean() == pytest.approx(mean, abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LITES)
 def test_features_are_those_of_an_independent_implementation(tmp_path, name):
     card = _require(name).write(tmp_path / "x.keras", 96)
@@ -104,6 +105,7 @@ def test_licence_and_origin_are_copied_unless_they_are_set(lite0):
         with_card(lite0, caffe)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", ["all", "last_block", "projection"])
 def test_folded_network_can_be_imported_and_trained(lite0, group):
     dim = 1280 if group != "projection" else 8

@@ -174,6 +174,7 @@ print(serving_problem(folder / "saved_model", folder / "backbone.keras", model))
 """
 
 
+@pytest.mark.long
 def test_another_process_with_other_threads_and_compiler_makes_the_same_bytes(saved):
     command = [sys.executable, "-c", OTHER_PROCESS, str(saved[0]), MODEL.model_dump_json()]
     found = subprocess.run(command, capture_output=True, text=True, check=True)

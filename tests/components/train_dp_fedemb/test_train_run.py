@@ -149,6 +149,7 @@ class Killed(BaseException):
     """What a test raises where a kill would strike."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("act", "before"),
     [
@@ -180,6 +181,7 @@ def test_killed_at_an_act_resumes_to_the_same_bits(ready, finished, monkeypatch,
     _same_model(ready, finished)
 
 
+@pytest.mark.long
 def test_committed_round_is_never_computed_again(ready, finished, monkeypatch):
     monkeypatch.setattr(checkpoint, "save", _raise_killed)
     with pytest.raises(Killed):
@@ -203,6 +205,7 @@ def _raise_killed(*_):
     raise Killed
 
 
+@pytest.mark.long
 def test_killed_before_the_commit_finishes_without_a_new_round(ready, finished, monkeypatch):
     monkeypatch.setattr(bound_attempt, "write_signed", _raise_killed)
     with pytest.raises(Killed):
@@ -213,6 +216,7 @@ def test_killed_before_the_commit_finishes_without_a_new_round(ready, finished, 
     _same_model(ready, finished)
 
 
+@pytest.mark.long
 def test_sigterm_finishes_the_round_and_exits_with_its_own_code(ready, finished, monkeypatch):
     original = RoundLog.commit
 
@@ -239,6 +243,7 @@ def _interrupted(ready, monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["users", "weights", "code", "configuration", "backend"])
 def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
     _interrupted(ready, monkeypatch)
@@ -274,12 +279,14 @@ def test_start_that_was_made_for_another_model_is_refused(ready):
         ready.train()
 
 
+@pytest.mark.long
 def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, monkeypatch):
     _interrupted(ready, monkeypatch)
     ready.train(config(**{"evaluation.bootstrap_samples": 77, "release.version": "2"}))
     _same_model(ready, finished)
 
 
+@pytest.mark.long
 def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_path, monkeypatch):
     """Control for `test_resume_with_changed_inputs_is_refused`: only the digest decides."""
     monkeypatch.setattr(digest, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
@@ -288,6 +295,7 @@ def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_
     assert (run.root / "model" / "model.json").exists()
 
 
+@pytest.mark.long
 def test_second_trainer_of_the_same_attempt_is_refused(ready, finished, monkeypatch):
     original = RoundLog.commit
 
@@ -320,6 +328,7 @@ def test_nothing_runs_without_the_root_key(ready):
         ready.train()
 
 
+@pytest.mark.long
 def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monkeypatch):
     card = json.loads((finished.root / "model" / "model.json").read_text())
     assert card["key_injected"] is False
@@ -360,6 +369,7 @@ def _of_the_gates_form(run):
     assert len(rounds) == plan.rounds
 
 
+@pytest.mark.long
 def test_progress_line_is_public(ready, caplog):
     caplog.set_level("INFO", logger="fedemb.training")
     ready.train()
@@ -423,6 +433,7 @@ def test_baselines_that_no_guarantee_covers_are_refused_in_a_release(prepared):
 BARE = {"kind": "not_private", "rounds": 1, "sampling_probability": 0.5}
 
 
+@pytest.mark.long
 def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeypatch):
     settings = config(**{"training.algorithm": "centralized", "mechanism": {**BARE}})
     whole = prepare(tmp_path / "one", settings)
@@ -471,6 +482,7 @@ def _beside(monkeypatch, act):
     monkeypatch.setattr(RoundLog, "commit", late)
 
 
+@pytest.mark.long
 def test_second_trainer_with_another_private_root_is_refused(ready, twin, finished, monkeypatch):
     def meanwhile():
         with pytest.raises(Refused, match="another private root"):
@@ -493,6 +505,7 @@ def test_copied_private_root_is_another_one(ready, twin, monkeypatch):
         twin()
 
 
+@pytest.mark.long
 def test_planted_without_the_claim_both_would_train(ready, twin, monkeypatch):
     """What the claim is for: one charge, and noise drawn twice for the same round."""
     monkeypatch.setattr(checkpoint, "save", _raise_killed)

@@ -90,6 +90,7 @@ ACTS = ((RoundLog, "commit", True), (RoundLog, "commit", False), (checkpoint, "s
 """Where a kill strikes: before and after a round comes on record, and after its checkpoint."""
 
 
+@pytest.mark.long
 def test_killed_around_every_round_resumes_to_the_same_bits(
     prepared, finished, tmp_path, monkeypatch
 ):

@@ -154,6 +154,7 @@ def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, n
     assert failed(run) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRAINERS)
 def test_bits_of_a_training_do_not_depend_on_the_audit(fresh, name):
     blind, seen = fresh(name, "blind"), fresh(name, "seen")

@@ -164,6 +164,7 @@ def test_forged_state_of_a_training_that_is_over_is_refused(trained, forge, name
     _refused(trained)
 
 
+@pytest.mark.long
 def test_state_as_it_lay_there_is_taken(stopped):
     """Control for the tests above."""
     assert stopped.train()["rounds_run"] == 6
