@@ -104,6 +104,7 @@ def build_pipeline(
     def graph(*values: Any) -> None:
         given = dict(zip(pipeline.parameters, values, strict=True))
         given["run_id"] = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
+        given["reused"] = "{}"  # `submit --from` replaces it
 
         def task_of(step: Step, artifacts: Mapping[str, Any]) -> Any:
             task = step.component(**{name: given[name] for name in step.parameters}, **artifacts)

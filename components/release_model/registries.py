@@ -10,7 +10,6 @@ that process private data.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import threading
@@ -19,9 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlencode
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
@@ -31,14 +28,14 @@ from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import InputError
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import read
+from fedemb.foundation.http_calls import SECONDS, call_json
 from fedemb.gate.checklist import one_line
 from fedemb.reports.headline import RunFacts, headline
+from fedemb.reports.mlflow.server import mlflow_headers
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.reports.utility_words import best_start
 from fedemb.serving import bundle as parts
 
-SECONDS = 30
-"""Total seconds per registry; slow responses can exceed the time limits of a socket."""
 BUNDLE = "fedemb.bundle_sha"
 """Property that identifies a release."""
 
@@ -207,17 +204,6 @@ def _mlflow(url: str, release: Release) -> None:
     )
 
 
-def mlflow_headers() -> dict[str, str]:
-    """Returns authentication headers from MLflow's own variables."""
-    variable = os.environ.get
-    if token := variable("MLFLOW_TRACKING_TOKEN"):
-        return {"Authorization": f"Bearer {token}"}
-    if name := variable("MLFLOW_TRACKING_USERNAME"):
-        word = f"{name}:{variable('MLFLOW_TRACKING_PASSWORD', '')}".encode()
-        return {"Authorization": f"Basic {base64.b64encode(word).decode()}"}
-    return {}
-
-
 def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in values.items()]
 
@@ -283,66 +269,6 @@ def _webhook(url: str, release: Release) -> None:
     call_json(url, headers, asdict(release), answers=False)
 
 
-def call_json(
-    url: str, headers: Mapping[str, str], body: Any = None, known: str = "", *, answers: bool = True
-) -> Any:
-    """Sends a GET, or a POST of JSON.
-
-    Args:
-      url: URL with its query.
-      headers: headers in addition to the content type.
-      body: content to post; None sends a GET.
-      known: HTTP status or `error_code` that means: not found.
-      answers: whether a JSON response is expected.
-
-    Returns: The response; None for the `known` error, or if no response is expected.
-
-    Raises:
-      OSError: no connection, or another error.
-      ValueError: the response is not JSON.
-    """
-    data = None if body is None else json.dumps(body, sort_keys=True).encode()
-    request = Request(url, data, {"Content-Type": "application/json", **headers})
-    try:
-        with _OPENER.open(request, timeout=SECONDS) as answer:
-            return json.loads(answer.read(MOST)) if answers else None
-    except HTTPError as error:
-        if place := error.headers.get("Location"):
-            raise OSError(f"it sends on to {place}; if you trust that address, name it") from error
-        text = error.read(MOST).decode(errors="replace")
-        if known and (known == str(error.code) or f'"{known}"' in text):
-            return None
-        raise OSError(f"HTTP {error.code}: {text[:200]}") from error
-
-
-def put_bytes(url: str, headers: Mapping[str, str], data: bytes) -> None:
-    """Sends a PUT with a file.
-
-    Raises:
-      OSError: no connection, or an error of the server.
-    """
-    kind = {"Content-Type": "application/octet-stream"}
-    request = Request(url, data, {**kind, **headers}, method="PUT")
-    try:
-        with _OPENER.open(request, timeout=SECONDS):
-            pass
-    except HTTPError as error:
-        text = error.read(MOST).decode(errors="replace")
-        raise OSError(f"HTTP {error.code}: {text[:200]}") from error
-
-
-class _Stay(HTTPRedirectHandler):
-    """Rejects redirects, because the token in the headers would be sent along."""
-
-    def http_error_302(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any) -> None:
-        return None  # so the redirect status is handled as an error
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
-_OPENER = build_opener(_Stay)
-MOST = 10_000_000
-"""Maximum bytes read of a response."""
 KINDS: Mapping[str, Callable[[str, Release], None]] = {
     "mlflow": _mlflow,
     "kubeflow": _kubeflow,

@@ -13,6 +13,23 @@ from fedemb.runtime.step import step
 )
 def show_outcome(
     status: dsl.PipelineTaskFinalStatus,
+    run_id: str,
+    reused: str,
+    mlflow: str,
+    purpose: str,
+    task: str,
+    policy: str,
+    mechanism: str,
+    data: str,
+    partition: str,
+    model: str,
+    pretraining: str,
+    training: str,
+    seed: int,
+    tuning: str,
+    evaluation: str,
+    audit: str,
+    release: str,
     outcome: dsl.Output[dsl.HTML],
     summary: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
@@ -21,7 +38,11 @@ def show_outcome(
     """Shows how the run ended: verdict, figures and every reason. It decides nothing."""
     from fedemb.runtime.step import step_process
     from fedemb.steps.show_outcome.outcome import run
+    from fedemb.steps.show_outcome.started import Started
 
-    with step_process("show_outcome", locals()) as context:
-        for name, value in run(context, uri=outcome.uri, state=status.state).items():
+    # Parameters that are not a valid configuration end a run; this step shows that too.
+    started = Started.of(locals())
+    outputs = {"outcome": outcome, "summary": summary, "metrics": metrics, "verdict": verdict}
+    with step_process("show_outcome", outputs) as context:
+        for name, value in run(context, started, uri=outcome.uri, state=status.state).items():
             metrics.log_metric(name, value)

@@ -8,33 +8,31 @@ decided, and `fedemb verify` verifies a release.
 
 from __future__ import annotations
 
-import logging
-from datetime import UTC, datetime
-
 from fedemb.errors import FedEmbError
 from fedemb.foundation.files import write_bytes
-from fedemb.reports.alerts.alert import run_alert
-from fedemb.reports.alerts.send import send_alerts
 from fedemb.reports.figures import privacy_figures, utility_figures
-from fedemb.reports.headline import Failure, Headline, RunFacts, headline
+from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.lineage import StepLineage, read_steps
 from fedemb.runtime.outcome import outcomes, run_folder
 from fedemb.runtime.step import declared
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page, summary
-from fedemb.steps.show_outcome.papers import RunPapers, read_papers
-from fedemb.storage import join, open_store
+from fedemb.steps.show_outcome.papers import RunPapers, outputs_of, read_papers
+from fedemb.steps.show_outcome.sent import alert_outcome, track
+from fedemb.steps.show_outcome.started import Started
 
-_LOG = logging.getLogger(__name__)
 _COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": False}
 """State of the run in ML Metadata and in KFP -> whether all steps succeeded."""
 
 
-def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
+def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict[str, float]:
     """Writes the pages `outcome` and `summary`, and a copy of the `verdict`.
+
+    Then it sends an alert and writes the run to MLflow, if they are set. Neither can fail the step.
 
     Args:
       context: context of the step.
+      started: how the run was started.
       uri: address of `outcome`; the run's other outputs are stored next to it.
       state: final state of the run in Kubeflow; used only if no document determines the state.
 
@@ -44,9 +42,8 @@ def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
       StorageError: the public root cannot be read.
     """
     folder = run_folder(uri, "show-outcome")
-    store = open_store(folder)
-    names = store.list()
-    papers = read_papers(store, names)
+    outputs = outputs_of(folder, started.reused)
+    papers = read_papers(outputs)
     failed = sorted(outcomes(folder, _files), key=lambda item: str(item["step"]))
     facts = RunFacts(
         verdict=papers.verdict and papers.verdict.body,
@@ -60,25 +57,17 @@ def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
         completed=_COMPLETED.get(state),
     )
     found = headline(facts)
-    pages = {
-        name: join(folder, path) for path in names if (name := path.rpartition("/")[2]) in PAGES
-    }
-    shown = Shown(folder, found, facts, failed, papers.release, pages, _lineage(folder))
-    write_bytes(context.artifacts.outcome, outcome_page(shown).encode())
+    pages = {output.name: output for output in outputs if output.name in PAGES}
+    addresses = {name: output.uri for name, output in pages.items()}
+    shown = Shown(folder, found, facts, failed, papers.release, addresses, _lineage(folder))
+    page = outcome_page(shown).encode()
+    write_bytes(context.artifacts.outcome, page)
     write_bytes(context.artifacts.summary, summary(shown).encode())
     write_bytes(context.artifacts.verdict, papers.verdict.data if papers.verdict else b"{}")
-    _alert(found, folder, papers)
+    alert_outcome(found, folder, papers, started)
+    track(found, page, pages, papers, started)
     code = {} if found.exit_code is None else {"exit_code": float(found.exit_code)}
     return {**code, **_figures(papers)}
-
-
-def _alert(found: Headline, folder: str, papers: RunPapers) -> None:
-    """Sends an alert if the run needs attention. A failure is only logged."""
-    policy = papers.report.body.cumulative.policy_id if papers.report else "unknown"
-    run_id = folder.rstrip("/").rpartition("/")[2]
-    alert = run_alert(found, run_id, policy, datetime.now(UTC).replace(microsecond=0))
-    for problem in send_alerts([alert] if alert else []):
-        _LOG.warning("%s", problem)
 
 
 def _figures(papers: RunPapers) -> dict[str, float]:

@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fedemb.documents.audit import AuditReport
 from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
 from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.documents.verdict import VerdictDocument
-from fedemb.errors import ArtifactError
+from fedemb.errors import ArtifactError, InputError, StorageError
 from fedemb.foundation.document import Document, Written, parse
-from fedemb.storage import Store
+from fedemb.storage import join, open_store
 
 D = TypeVar("D", bound=Document)
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a step."""
+
+    name: str
+    uri: str
+    """Its address."""
+    store: str
+    """Address of the store that is opened to read it."""
+    earlier: bool = False
+    """Whether an earlier run wrote it; if it cannot be read, it is left out."""
+
+    def read(self) -> bytes:
+        """Returns its content.
+
+        Raises:
+          StorageError: it cannot be read.
+        """
+        path = self.uri.removeprefix(self.store).lstrip("/")
+        return open_store(self.store).read(path)
+
+
+def outputs_of(folder: str, reused: Mapping[str, str]) -> list[Output]:
+    """Returns the outputs of a run, after those that it takes from earlier runs.
+
+    Args:
+      folder: folder of the run.
+      reused: output -> address in an earlier run.
+
+    Raises:
+      StorageError: the public root cannot be read.
+    """
+    earlier = [
+        Output(name, uri, uri.rpartition("/")[0], earlier=True) for name, uri in reused.items()
+    ]
+    own = open_store(folder).list()
+    return [
+        *earlier,
+        *(Output(path.rpartition("/")[2], join(folder, path), folder) for path in own),
+    ]
 
 
 @dataclass(frozen=True)
@@ -25,49 +69,56 @@ class RunPapers:
     verdict: Written[VerdictDocument] | None
     report: Written[PrivacyReport] | None
     utility: Written[AnyUtility] | None
+    audit: Written[AuditReport] | None
+    plan: Written[PrivacyPlan] | None
     release: ReleaseResult | None
 
 
-def read_papers(store: Store, names: Sequence[str]) -> RunPapers:
+def read_papers(outputs: Sequence[Output]) -> RunPapers:
     """Returns the matching documents of a run: the newest verdict, and the documents it names.
 
     A retried step leaves a second copy at another address. The verdict with the most ledger records
-    is the newest; it names its privacy report, which names its utility report.
+    is the newest; it names its privacy report, which names its other documents.
 
     Args:
-      store: the folder of the run.
-      names: all names in it.
+      outputs: all outputs of the run.
 
     Raises:
       StorageError: the public root cannot be read.
     """
-    verdicts = _copies(store, names, "verdict", VerdictDocument)
+    verdicts = _copies(outputs, "verdict", VerdictDocument)
     verdict = max(
         verdicts,
         key=lambda item: (item.body.ledger_sequence or -1, item.body.allow),
         default=None,
     )
-    reports = _copies(store, names, "privacy_report", PrivacyReport)
+    reports = _copies(outputs, "privacy_report", PrivacyReport)
     report = _named(reports, None if verdict is None else verdict.body.report_sha)
+    named = None if report is None else report.body.provenance
     measured: list[Written[AnyUtility]] = [
-        *_copies(store, names, "utility_report", UtilityReport),
-        *_copies(store, names, "utility_report", ClassifierReport),
+        *_copies(outputs, "utility_report", UtilityReport),
+        *_copies(outputs, "utility_report", ClassifierReport),
     ]
-    utility = _named(measured, None if report is None else report.body.provenance.utility_document)
-    releases = _copies(store, names, "release", ReleaseResult)
+    utility = _named(measured, named and named.utility_document)
+    audit = _named(_copies(outputs, "audit_report", AuditReport), named and named.audit_document)
+    plan = _named(_copies(outputs, "privacy_plan", PrivacyPlan), named and named.plan_document)
+    releases = _copies(outputs, "release", ReleaseResult)
     release = max((item.body for item in releases), key=lambda item: bool(item.uri), default=None)
-    return RunPapers(verdict, report, utility, release)
+    return RunPapers(verdict, report, utility, audit, plan, release)
 
 
-def _copies(store: Store, names: Sequence[str], output: str, kind: type[D]) -> list[Written[D]]:
+def _copies(outputs: Sequence[Output], name: str, kind: type[D]) -> list[Written[D]]:
     """Returns the outputs with a name, of any task, that are documents of a kind."""
     found: list[Written[D]] = []
-    for name in names:
-        if name.rpartition("/")[2] == output:
+    for output in outputs:
+        if output.name == name:
             try:
-                found.append(parse(store.read(name), kind, output))
-            except ArtifactError:
+                found.append(parse(output.read(), kind, name))
+            except (ArtifactError, FileNotFoundError):
                 continue
+            except (InputError, StorageError):
+                if not output.earlier:
+                    raise
     return found
 
 

@@ -155,7 +155,7 @@ def _decided(run: RunDirectory) -> int:
 def log_to_mlflow(run: RunDirectory, mlflow: str) -> None:
     """Writes an ended run to MLflow; a failure is printed and does not change the exit code."""
     from fedemb.errors import FedEmbError
-    from fedemb.pipelines.run.mlflow_log import log_run
+    from fedemb.pipelines.run.mlflow_run import log_run
 
     try:
         say(log_run(run, mlflow))

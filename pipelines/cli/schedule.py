@@ -149,6 +149,10 @@ class RunOptions:
     beam_option: Annotated[
         list[str] | None, typer.Option(help="Option of the Beam engine; repeatable.")
     ] = None
+    mlflow: Annotated[
+        str | None,
+        typer.Option(help="Tracking server of MLflow that receives the ended run, http(s)://."),
+    ] = None
     resume: Annotated[
         str | None, typer.Option(help="Id in the ledger of a crashed run to resume.")
     ] = None
@@ -201,7 +205,7 @@ def submit(
     check_package(package, config=loaded)
     say(f"package: sha256 {checked_digest(package, cluster.profile or ())}")
     beam_options = tuple(options.beam_option or ())
-    run_arguments(loaded, beam_options)
+    run_arguments(loaded, beam_options, options.mlflow)
     plan = document(loaded)
     promised = guarantee_sentence(plan.guarantee)
     say(f"planned: {promised}")
@@ -217,6 +221,7 @@ def submit(
         service_account=options.service_account,
         pipeline_root=options.pipeline_root,
         beam_options=beam_options,
+        mlflow=options.mlflow,
         resume=options.resume,
         start=options.start,
     )

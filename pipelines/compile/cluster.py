@@ -52,6 +52,8 @@ class SecretEnv(Section):
     name: str
     keys: dict[str, str]
     """Key in the secret -> environment variable."""
+    optional: bool = False
+    """Whether the pod starts without the keys that the secret does not have."""
 
 
 class StepResources(Section):
@@ -367,7 +369,7 @@ def _give_access(step: Step, task: Any, profile: Profile) -> None:
             for claim, folder in key_claims(step.rights).items()
         }
     for secret in secrets:
-        kubernetes.use_secret_as_env(task, secret.name, secret.keys)
+        kubernetes.use_secret_as_env(task, secret.name, secret.keys, optional=secret.optional)
     for claim, mount in claims.items():
         kubernetes.mount_pvc(task, claim, mount)
 

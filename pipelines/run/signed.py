@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fedemb.config import RunConfig
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.model import Pretrained
+from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.plan_document import read_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, utility_kind
@@ -47,16 +48,28 @@ def signed_plan(run: RunDirectory) -> dict[str, Any] | None:
       SignatureInvalid: plan_privacy did not sign it.
       LedgerError: the ledger that says whose keys count is missing or broken.
     """
-    path = run.output("privacy_plan")
-    if path is None:
+    if run.output("privacy_plan") is None:
         return None
-    if not open_store(run.stores()["ledger"]).exists("trust.json"):
+    plan = signed_plan_document(run)
+    if plan is None:
         from fedemb.steps.plan_privacy.plan import document
 
         return document(run.config()).content()
+    return plan.json
+
+
+def signed_plan_document(run: RunDirectory) -> Written[PrivacyPlan] | None:
+    """The newest plan of a run; None: no plan, or no ledger that says whose keys count.
+
+    Raises:
+      ArtifactError: as `signed_plan`, like the other errors.
+    """
+    path = run.output("privacy_plan")
+    if path is None or not open_store(run.stores()["ledger"]).exists("trust.json"):
+        return None
     _, plan = read_plan(path, run.config())
     _check_signature(run, plan)
-    return plan.json
+    return plan
 
 
 def signed_report(run: RunDirectory) -> Written[PrivacyReport] | None:

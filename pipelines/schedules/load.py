@@ -38,7 +38,7 @@ class Loaded:
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the pipeline."""
-        return run_arguments(self.config, self.schedule.beam_options)
+        return run_arguments(self.config, self.schedule.beam_options, self.schedule.mlflow)
 
     @property
     def name(self) -> str:
@@ -72,8 +72,8 @@ def load_schedule(file: Path) -> Loaded:
     """Reads and prices one schedule; see `load_schedules`."""
     schedule, config = _read(file)
     package = file.parent / schedule.package.path
-    check_package(package, schedule.package.sha256, config)
-    _ = run_arguments(config, schedule.beam_options)
+    check_package(package, schedule.package.sha256, config, schedule.mlflow)
+    _ = run_arguments(config, schedule.beam_options, schedule.mlflow)
     return Loaded(schedule, config, package, cost_of(schedule, config))
 
 

@@ -57,18 +57,22 @@ def experiment_name(name: str) -> str:
     return name
 
 
+_NO_RUN = ("beam_options", "mlflow")
+"""Arguments that change neither the model nor the charge of a run."""
+
+
 def idempotency_key(pipeline: str, arguments: Mapping[str, Any], resume: str | None) -> str:
     """Returns the key of all submissions of one configuration: 16 hexadecimal digits.
 
-    A package that was compiled again and other Beam options do not change the key: the run would
-    train the same model and charge the same users.
+    A package that was compiled again, other Beam options and another MLflow server do not change
+    the key: the run would train the same model and charge the same users.
 
     Args:
       pipeline: name of the pipeline.
       arguments: of the pipeline.
       resume: id of the run that the submission resumes.
     """
-    bound = {name: value for name, value in arguments.items() if name != "beam_options"}
+    bound = {name: value for name, value in arguments.items() if name not in _NO_RUN}
     content = {"pipeline": pipeline, "arguments": bound, "resume": resume}
     return sha256_hex(canonical_json(content))[:16]
 

@@ -21,7 +21,10 @@ SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re
 
 
 def check_package(
-    package: Path, sha256: str | None = None, config: RunConfig | None = None
+    package: Path,
+    sha256: str | None = None,
+    config: RunConfig | None = None,
+    mlflow: str | None = None,
 ) -> None:
     """Checks a compiled pipeline against its pin, the rules of compilation and what it is to run.
 
@@ -51,6 +54,10 @@ def check_package(
         )
     if config is not None:
         _check_runs(package.name, documents[0], config)
+    if mlflow and "mlflow" not in documents[0]["root"]["inputDefinitions"]["parameters"]:
+        raise ConfigError(
+            f"Package {package.name} has no parameter mlflow. Compile it with this version."
+        )
 
 
 def checked_digest(package: Path, profile: Sequence[str]) -> str:
@@ -97,8 +104,15 @@ def _check_runs(name: str, spec: Spec, config: RunConfig) -> None:
                 )
 
 
-def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict[str, Any]:
+def run_arguments(
+    config: RunConfig, beam_options: tuple[str, ...] = (), mlflow: str | None = None
+) -> dict[str, Any]:
     """Arguments of the pipeline on a cluster, where all four stores must be named.
+
+    Args:
+      config: configuration of the run.
+      beam_options: options of the engine that partitions the users.
+      mlflow: tracking server that receives the ended run; None: none.
 
     Raises:
       ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
@@ -125,6 +139,13 @@ def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict
                 "store, or an absolute path on a mounted volume"
             )
     arguments = pipeline_arguments(config, **stores, beam_options=beam_options)
+    if mlflow is not None:
+        if not mlflow.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"mlflow={mlflow} is not an address that a pod can reach. Pass the http(s):// "
+                "address of a tracking server."
+            )
+        arguments["mlflow"] = mlflow
     for name, value in arguments.items():
         if SECRET_VALUES.search(str(value)) or SECRET_OPTION.search(str(value)):
             raise ConfigError(

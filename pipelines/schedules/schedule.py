@@ -80,6 +80,8 @@ class Schedule(Section):
     """Public root; null: that of the namespace."""
     beam_options: tuple[str, ...] = ()
     """Options of the Beam engine that partitions the users, e.g. --runner=DataflowRunner."""
+    mlflow: str | None = None
+    """Tracking server of MLflow that receives each ended run, http(s)://; null: none."""
     budget: ScheduleBudget
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +42,7 @@ class Request:
       service_account: account that drives the run.
       pipeline_root: public root; None: that of the namespace.
       beam_options: options of the engine that partitions the users.
+      mlflow: tracking server that receives the ended run; None: none.
       resume: id of an earlier run, whose reservation and rounds this one uses.
       start: first step that runs again; the outputs of those before it are imported. None: all
         run, and find what is reserved and committed.
@@ -54,13 +55,19 @@ class Request:
     service_account: str | None = None
     pipeline_root: str | None = None
     beam_options: tuple[str, ...] = ()
+    mlflow: str | None = None
     resume: str | None = None
     start: str | None = None
 
     @property
+    def arguments(self) -> Mapping[str, object]:
+        """Arguments of the pipeline; see `run_arguments`."""
+        return run_arguments(self.config, self.beam_options, self.mlflow)
+
+    @property
     def key(self) -> str:
         """Idempotency key."""
-        arguments = run_arguments(self.config, self.beam_options)
+        arguments = self.arguments
         resume = f"{self.resume} from {self.start}" if self.start else self.resume
         return idempotency_key(pipeline_of(self.config).name, arguments, resume)
 
@@ -93,7 +100,7 @@ def submit(
       StorageError: Kubeflow does not answer or refuses; whether a run was started is in the
         message.
     """
-    check_package(request.package, config=request.config)
+    check_package(request.package, config=request.config, mlflow=request.mlflow)
     key = request.key
     earlier = list(kubeflow.runs_named(key))
     workflows = cluster.workflows(key)
@@ -171,7 +178,7 @@ def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -
         experiment_id=experiment_id,
         name=name,
         description=fitted(request.description),
-        arguments=run_arguments(request.config, request.beam_options),
+        arguments=request.arguments,
         pipeline_root=request.pipeline_root,
         service_account=request.service_account,
     )
@@ -179,7 +186,7 @@ def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -
 
 def _config_text(request: Request) -> str:
     """Returns the configuration as `plan_privacy` hands it to later steps."""
-    return run_config(run_arguments(request.config, request.beam_options)).model_dump_json()
+    return run_config(request.arguments).model_dump_json()
 
 
 def _name(

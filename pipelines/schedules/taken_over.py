@@ -6,6 +6,7 @@ trusted for being imported: account, gate and release verify signatures and dige
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,7 @@ def taken_over(
       ConfigError: the result breaks a rule of compilation.
     """
     spec, platform = read_compiled(package)
+    _name_reused(spec, {name: uri for of in found.values() for name, uri in of.items()})
     tasks = next(dag for dag in _dags(spec) if all(step.slug in dag for step in steps))
     slugs = {step.slug for step in steps}
     kinds = {step.slug: _outputs(spec, tasks[step.slug]) for step in steps}
@@ -135,6 +137,15 @@ def taken_over(
     copy = folder / f"from-{package.name}"
     copy.write_text(yaml.safe_dump_all([spec, platform], sort_keys=True))
     return copy
+
+
+def _name_reused(spec: Spec, found: Mapping[str, str]) -> None:
+    """Tells the exit step where the documents of earlier steps are."""
+    for dag in _dags(spec):
+        for task in dag.values():
+            given = task.get("inputs", {}).get("parameters", {}).get("reused")
+            if given is not None:
+                given["runtimeValue"] = {"constant": json.dumps(dict(found), sort_keys=True)}
 
 
 def _check(

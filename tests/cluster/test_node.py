@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from node import Ended, Node
 from typer.testing import CliRunner
-from world import IMAGE, USER, PodRun, World
+from world import EXIT, IMAGE, USER, PodRun, World
 
 from fedemb.config.parameters import parameters_of
 from fedemb.data.glyphs import write_builtin
@@ -175,7 +175,9 @@ def test_a_refused_run_ends_with_its_code_and_the_last_step_shows_why(world):
         "pipelineTaskName": "run",
         "error": {},
     }
-    ended = world.component("show_outcome", out, {}, status=status)
+    given = {**EXIT, **parameters_of(run.config), "run_id": "monday"}
+    given = {name: given[name] for name in declared("show_outcome").parameters}
+    ended = world.component("show_outcome", out, {}, status=status, **given)
     assert ended.exit_code == 0, ended.log
     assert (out / "summary").read_text().startswith("# Refused: ")
     metadata = json.loads((out / "executor_output.json").read_text())["artifacts"]["metrics"]

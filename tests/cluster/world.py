@@ -20,6 +20,8 @@ from fedemb.runtime.step import Step, declared
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 
+EXIT = {"mlflow": "", "reused": "{}"}
+"""Parameters of the exit step that are no part of a configuration."""
 USER = 65532
 """Of the images."""
 IMAGE = "localhost/fedemb-light:0.1.0"
@@ -159,7 +161,7 @@ class PodRun:
         given = pipeline_arguments(
             config, private_root=private, ledger=self.ledger, keys="/keys", releases=releases
         )
-        self.given: dict[str, Any] = {**given, "run_id": run_id}
+        self.given: dict[str, Any] = {**EXIT, **given, "run_id": run_id}
 
     def folder(self, step: Step) -> Path:
         """Where Kubeflow would put what a step gives."""
@@ -180,7 +182,8 @@ class PodRun:
         status = {"state": state, "pipelineJobResourceName": self.run_id, "error": {}}
         status["pipelineTaskName"] = "run"
         step = declared(self.pipeline.at_exit)
-        return self.world.component(step.name, self.folder(step), {}, status=status)
+        parameters = {name: self.given[name] for name in step.parameters}
+        return self.world.component(step.name, self.folder(step), {}, status=status, **parameters)
 
 
 def _artifact(name: str, kind: str, path: Path) -> dict[str, Any]:

@@ -203,6 +203,7 @@ def released(fence, tmp_path_factory):
     """From the reservation to the bundle, on evidence without images."""
     root = tmp_path_factory.mktemp("release")
     from fedemb.steps.show_outcome import outcome
+    from fedemb.steps.show_outcome.started import Started
 
     honest_run.start(root)  # the public backbone
     run = _Remote(root, "tuesday", honest_run.config(), root)
@@ -229,7 +230,7 @@ def released(fence, tmp_path_factory):
     names = ("outcome", "summary", "verdict")
     shown = RunArtifacts(**{name: task / name for name in names})
     with fence.acting("show_outcome"):
-        outcome.run(StepContext(shown), uri=str(shown.outcome), state="SUCCEEDED")
+        outcome.run(StepContext(shown), Started(), uri=str(shown.outcome), state="SUCCEEDED")
     assert shown.outcome.read_text()
     _delete_expired(fence, root, run)
     return fence

@@ -12,8 +12,7 @@ from fedemb.foundation.document import parse
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.run import log_to_mlflow
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.mlflow_log import log_run
-from fedemb.pipelines.run.mlflow_run import tracked_run
+from fedemb.pipelines.run.mlflow_run import log_run, tracked
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.reports.comparison import flat_settings
 from tests.kit.pipeline_runs import honest_run
@@ -108,14 +107,14 @@ def test_nothing_that_is_not_public_is_written(runs, tmp_path):
     (run.private / "scores").write_text("a figure for every user")
     run.log.write_text("what the steps printed")
     (run.reports / "notes.html").write_text("without a signature")
-    tracked = tracked_run(run)
-    assert set(tracked.artifacts) <= {
+    found = tracked(run)
+    assert set(found.artifacts) <= {
         f"{name}.{ending}"
         for name in ("privacy_report", "utility_report", "audit_report", "verdict", "privacy_plan")
         for ending in ("json", "html")
     }
-    assert not [name for name in tracked.parameters if name.startswith("storage.")]
-    everything = repr(tracked)
+    assert not [name for name in found.parameters if name.startswith("storage.")]
+    everything = repr(found)
     for word in (str(run.stores()["keys"]), "figure for every user", "what the steps printed"):
         assert word not in everything
 
@@ -125,9 +124,9 @@ def test_document_without_a_valid_signature_is_not_written(runs, tmp_path):
     run = RunDirectory.open(tmp_path / "monday")
     path = run.output("utility_report")
     path.write_bytes(path.read_bytes().replace(b'"monday"', b'"sunday"'))
-    tracked = tracked_run(run)
-    assert "recall" not in tracked.metrics
-    assert not [name for name in tracked.artifacts if name.startswith("utility_report")]
+    found = tracked(run)
+    assert "recall" not in found.metrics
+    assert not [name for name in found.artifacts if name.startswith("utility_report")]
 
 
 @pytest.mark.long

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import fedemb.reports.lineage
 import fedemb.runtime.outcome
-import fedemb.steps.show_outcome.outcome
+import fedemb.steps.show_outcome.papers
+from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import Superseded
@@ -47,7 +48,7 @@ def bucket(tmp_path, monkeypatch):
     for module in (
         fedemb.runtime.outcome,
         fedemb.reports.lineage,
-        fedemb.steps.show_outcome.outcome,
+        fedemb.steps.show_outcome.papers,
     ):
         monkeypatch.setattr(module, "open_store", opened)
     return tmp_path / "bucket"
@@ -71,11 +72,23 @@ def _run_step(name: str, pod: dict, **values) -> int:
     return 0
 
 
-def _show(folder: Path, run: str, state: str) -> tuple[str, dict[str, float]]:
+def started(run: str, config=None, **others) -> dict:
+    """Parameters of the exit step; by default those of a configuration that is not valid."""
+    names = declared("show_outcome").parameters
+    given = {} if config is None else parameters_of(config)
+    return (
+        dict.fromkeys(names, "")
+        | {"run_id": run, "reused": "{}", "seed": 0}
+        | {name: value for name, value in {**given, **others}.items() if name in names}
+    )
+
+
+def _show(folder: Path, run: str, state: str, **parameters) -> tuple[str, dict[str, float]]:
     pod = _pod(folder, "show-outcome", run, "outcome", "summary", "metrics", "verdict")
     figures: dict[str, float] = {}
     pod["metrics"].log_metric = figures.__setitem__
-    assert _run_step("show_outcome", pod, status=SimpleNamespace(state=state)) == 0
+    given = {**started(run), **parameters}
+    assert _run_step("show_outcome", pod, status=SimpleNamespace(state=state), **given) == 0
     html, short = ((folder / name).read_text() for name in ("outcome", "summary"))
     assert re.search(r"<h1>(.*?)</h1>", html)[1] == short.partition("\n")[0].removeprefix("# ")
     return short, figures
@@ -128,6 +141,36 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
     assert figures["epsilon"] == stated["accounting"]["epsilon"]
     assert figures["epsilon_cumulative"] == stated["cumulative"]["max_block_epsilon"]
     assert (folder / "verdict").read_bytes() == (kept / "verdict").read_bytes()
+
+
+def test_run_that_stops_before_its_report_alerts_with_its_policy(bucket, tmp_path, monkeypatch):
+    config = honest_run.config()
+    with Webhook() as receiver:
+        monkeypatch.setenv("FEDEMB_ALERT_WEBHOOK", receiver.url)
+        _show(tmp_path, "monday", "FAILED", **started("monday", config))
+    ((_, _, event),) = receiver.posts
+    assert (event["type"], event["data"]["policy"]) == ("dev.fedemb.run.failed", "weekly")
+
+
+def test_run_resumed_from_the_gate_shows_the_figures_of_the_run_before(bucket, released, tmp_path):
+    """`submit --from gate_release`: the reports are in the folder of the earlier run."""
+    earlier = bucket / "runs" / "dp-fedemb" / "monday"
+    later = bucket / "runs" / "dp-fedemb" / "tuesday"
+    later.mkdir()
+    for task in ("gate-release", "release-model"):
+        (earlier / task).rename(later / task)
+    place = "gs://public/runs/dp-fedemb/monday"
+    addresses = {
+        "privacy_report": f"{place}/account-privacy/1bf2/privacy_report",
+        "privacy_page": f"{place}/account-privacy/1bf2/privacy_page",
+        "utility_report": f"{place}/evaluate-embeddings/1bf2/utility_report",
+    }
+    page, figures = _show(tmp_path, "tuesday", "COMPLETE", reused=json.dumps(addresses))
+    assert page.startswith("# Released\n")
+    stated = json.loads(released.report.read_text())
+    assert figures["epsilon"] == stated["accounting"]["epsilon"]
+    assert figures["gain"] == pytest.approx(0.2)
+    assert "monday/account-privacy/1bf2/privacy_page" in (tmp_path / "outcome").read_text()
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -14,6 +14,7 @@ from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import submission
 from fedemb.pipelines.schedules.load import load_schedule
 from fedemb.pipelines.schedules.names import KEY_LABEL, fitted
+from fedemb.pipelines.schedules.package import check_package
 from tests.kit.schedule_kit import change_schedule
 from tests.kit.servers.kfp_stand_in import LONGEST, Fault
 
@@ -253,9 +254,43 @@ def test_submit_sends_what_the_schedule_would(submit, kfp, folder, package):
     assert len(kfp.runs) == 1
 
 
-def test_a_package_of_another_task_is_refused(kfp, package):
-    from fedemb.pipelines.schedules.package import check_package
+def test_mlflow_is_an_argument_of_the_run_and_changes_no_key(submit, kfp, folder, package):
+    """Another tracking server is no reason to train and charge the same configuration again."""
+    run = kfp.runs[_run_of(submit("--mlflow", "https://mlflow.example"))]
+    assert run["runtime_config"]["parameters"]["mlflow"] == "https://mlflow.example"
+    again = submit("--mlflow", "https://other.example")
+    assert "nothing started" in again.stderr
+    spec = next(yaml.safe_load_all(package.read_text()))
+    task = spec["root"]["dag"]["tasks"]["show-outcome"]["inputs"]["parameters"]
+    assert task["mlflow"] == {"componentInputParameter": "mlflow"}
+    change_schedule(folder, "weekly", mlflow="https://mlflow.example")
+    loaded = load_schedule(folder / "weekly.yaml")
+    assert loaded.arguments["mlflow"] == "https://mlflow.example"
 
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("mlruns", "not an address"), ("https://ada:word@mlflow.example", "holds a key or a")],
+)
+def test_mlflow_address_that_no_pod_reaches_or_with_a_password_is_refused(
+    submit, kfp, address, said
+):
+    assert said in str(submit("--mlflow", address).exception)
+    assert kfp.runs == {}
+
+
+def test_package_of_an_earlier_version_has_no_mlflow(package, tmp_path):
+    documents = list(yaml.safe_load_all(package.read_text()))
+    del documents[0]["root"]["inputDefinitions"]["parameters"]["mlflow"]
+    del documents[0]["root"]["dag"]["tasks"]["show-outcome"]["inputs"]["parameters"]["mlflow"]
+    earlier = tmp_path / "earlier.yaml"
+    earlier.write_text(yaml.safe_dump_all(documents))
+    check_package(earlier)
+    with pytest.raises(ConfigError, match="has no parameter mlflow"):
+        check_package(earlier, mlflow="https://mlflow.example")
+
+
+def test_a_package_of_another_task_is_refused(kfp, package):
     with pytest.raises(ConfigError, match="needs dp-sgd"):
         check_package(package, config=load_config("dp_sgd_quickstart", []))
 
@@ -324,6 +359,11 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
     address = tasks["import-train-dp-fedemb-model"]["inputs"]["parameters"]["uri"]
     earlier = f"{left}/dp-fedemb/earlier"
     assert address["runtimeValue"]["constant"] == f"{earlier}/train-dp-fedemb/e/model"
+    spec = next(yaml.safe_load_all(version["_content"]))
+    shown = spec["root"]["dag"]["tasks"]["show-outcome"]["inputs"]["parameters"]["reused"]
+    reused = json.loads(shown["runtimeValue"]["constant"])
+    assert reused["utility_report"] == f"{earlier}/evaluate-embeddings/e/utility_report"
+    assert "privacy_report" not in reused, "this run writes its own"
     given = tasks["account-privacy"]["inputs"]["parameters"]["config"]["runtimeValue"]["constant"]
     assert json.loads(given)["policy"]["policy_id"] == "glyphs-2027"
     again = submit(*where)

@@ -64,6 +64,8 @@ def _parameters() -> dict[str, Parameter]:
     found["ledger"] = Parameter(str, "The lasting privacy ledger: what was spent.")
     options = "Options of the Beam engine, e.g. --runner=DataflowRunner; none runs in the step."
     found["beam_options"] = Parameter(list, options, [])
+    words = "Tracking server of MLflow that receives the ended run, http(s)://; empty: none."
+    found["mlflow"] = Parameter(str, words, "")
     return found
 
 
@@ -149,6 +151,7 @@ OF_STEPS = {
     "config": "The configuration of the run, as the plan was made of it; JSON.",
     "run_id": "Name of the run, the idempotency key: on a cluster the id of the job.",
     "status": "How the run ended, from Kubeflow.",
+    "reused": "Addresses of outputs that a resumed run takes from earlier runs, as JSON by output.",
     "public_root": "Root of the outputs of runs; empty: not searched.",
     "retention": "Days until each kind of data expires; JSON.",
     "dry_run": "Whether expired data is only listed.",

@@ -49,7 +49,7 @@ def list_runs(
             raise InputError(f"no run in {folder}; start one with `fedemb run`")
         say(*runs_table(found))
         if mlflow is not None:
-            from fedemb.pipelines.run.mlflow_log import log_run
+            from fedemb.pipelines.run.mlflow_run import log_run
 
             say(*(log_run(run, mlflow) for run in found))
 

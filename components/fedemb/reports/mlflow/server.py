@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from typing import Any
 from urllib.parse import quote
 
 from fedemb.errors import StorageError
-from fedemb.pipelines.run.mlflow_run import TrackedRun
-from fedemb.steps.release_model.registries import call_json, mlflow_headers, put_bytes
+from fedemb.foundation.http_calls import call_json, put_bytes
+from fedemb.reports.mlflow.tracked import TrackedRun
 
 _BATCH = 100
 """Maximum number of parameters or tags in one request."""
@@ -69,3 +71,14 @@ def _send(tracked: TrackedRun, url: str) -> None:
         put_bytes(f"{url}/api/2.0/mlflow-artifacts/artifacts/{folder}/{quote(file)}", headers, data)
     ended = {} if tracked.status == "RUNNING" else {"end_time": tracked.end}
     call("runs/update", {"run_id": run, "status": tracked.status, **ended})
+
+
+def mlflow_headers() -> dict[str, str]:
+    """Returns authentication headers from MLflow's own variables."""
+    variable = os.environ.get
+    if token := variable("MLFLOW_TRACKING_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    if name := variable("MLFLOW_TRACKING_USERNAME"):
+        word = f"{name}:{variable('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+        return {"Authorization": f"Basic {base64.b64encode(word).decode()}"}
+    return {}

@@ -18,7 +18,7 @@ import yaml
 
 from fedemb.errors import StorageError
 from fedemb.foundation.files import write_bytes, write_error
-from fedemb.pipelines.run.mlflow_run import TrackedRun
+from fedemb.reports.mlflow.tracked import TrackedRun
 
 _STATUS = {"RUNNING": 1, "FINISHED": 3, "FAILED": 4}
 _LOCAL = 4

@@ -1,0 +1,66 @@
+"""Writes a run to MLflow, by the kind of its address."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from fedemb.errors import FedEmbError, InputError
+from fedemb.reports.mlflow.files import write_files
+from fedemb.reports.mlflow.server import send
+from fedemb.reports.mlflow.tracked import TrackedRun
+
+SECONDS = 60.0
+"""Time limit of `log_in_time`."""
+
+
+def log(tracked: TrackedRun, address: str) -> str:
+    """Writes a run to MLflow. Writing it again replaces what the first time wrote.
+
+    Args:
+      tracked: the run.
+      address: `http(s)://` address of a tracking server, or a folder in the layout of MLflow's
+        file store.
+
+    Returns: Sentence about where the run is now.
+
+    Raises:
+      InputError: the address is of another kind.
+      StorageError: folder or server cannot be written.
+    """
+    place = address.removeprefix("mlflow+").rstrip("/")
+    if place.startswith(("http://", "https://")):
+        send(tracked, place)
+    elif "://" in place:
+        raise InputError(
+            f"MLflow address {place.partition('://')[0]}:// is not supported. Pass a folder or the "
+            "http(s):// address of a tracking server."
+        )
+    else:
+        write_files(tracked, Path(place).expanduser().resolve())
+    return f"mlflow: {tracked.name} in experiment {tracked.experiment} at {place}"
+
+
+def log_in_time(tracked: TrackedRun, address: str, seconds: float = SECONDS) -> str:
+    """Writes a run to MLflow in at most `seconds`, in a thread that cannot keep the process alive.
+
+    Returns: Why the run was not written; empty: it was. Never raises.
+    """
+    problem = [f"the server did not take the run within {seconds:g} seconds"]
+
+    def write() -> None:
+        try:
+            log(tracked, address)
+            problem.append("")
+        except FedEmbError as error:
+            problem.append(str(error))
+        except Exception as error:  # a bug here does not change how a run ends
+            problem.append(type(error).__name__)
+
+    thread = threading.Thread(target=write, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return "no thread can be started"
+    thread.join(seconds)
+    return problem[-1]

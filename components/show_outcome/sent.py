@@ -1,0 +1,118 @@
+"""Sends an alert at the end of a run, and the run to MLflow. Public values only.
+
+Neither changes how a run ends: every failure is one line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from fedemb.errors import FedEmbError
+from fedemb.reports.alerts.alert import run_alert
+from fedemb.reports.alerts.send import send_alerts
+from fedemb.reports.comparison import ComparedRun
+from fedemb.reports.headline import Headline
+from fedemb.reports.mlflow.log import log_in_time
+from fedemb.reports.mlflow.tracked import PublicDocument, RunContent, tracked_run
+from fedemb.steps.show_outcome.papers import Output, RunPapers
+from fedemb.steps.show_outcome.started import Started
+
+_LOG = logging.getLogger(__name__)
+_PAGES = {
+    "privacy_report": "privacy_page",
+    "utility_report": "utility_page",
+    "audit_report": "audit_page",
+}
+"""Document -> output that is its page in HTML."""
+
+
+def alert_outcome(found: Headline, folder: str, papers: RunPapers, started: Started) -> None:
+    """Sends an alert if the run needs attention.
+
+    Args:
+      found: headline of the run.
+      folder: its public folder, whose last part is the id of the run in Kubeflow.
+      papers: its documents.
+      started: how it was started.
+    """
+    policy = "unknown"
+    if started.config is not None:
+        policy = started.config.policy.policy_id
+    elif papers.report:
+        policy = papers.report.body.cumulative.policy_id
+    run_id = folder.rstrip("/").rpartition("/")[2]
+    alert = run_alert(found, run_id, policy, datetime.now(UTC).replace(microsecond=0))
+    for problem in send_alerts([alert] if alert else []):
+        _LOG.warning("%s", problem)
+
+
+def track(
+    found: Headline,
+    page: bytes,
+    pages: Mapping[str, Output],
+    papers: RunPapers,
+    started: Started,
+) -> None:
+    """Writes the run to MLflow, if the run has an address of a tracking server.
+
+    This step has no key and no ledger, so no signature is checked; a tag of the run says so.
+
+    Args:
+      found: headline of the run.
+      page: its outcome as HTML.
+      pages: output -> other HTML page.
+      papers: its documents.
+      started: how it was started.
+    """
+    if not started.mlflow:
+        return
+    if not started.mlflow.startswith(("http://", "https://", "mlflow+http")):
+        _LOG.warning("mlflow: not written: the address is not an http or https URL")
+        return
+    if started.config is None:
+        _LOG.warning("mlflow: not written: the parameters are not a valid configuration")
+        return
+    try:
+        content = _content(found, page, pages, papers, started)
+    except FedEmbError as error:
+        _LOG.warning("mlflow: not written: %s", error)
+        return
+    if problem := log_in_time(tracked_run(content), started.mlflow):
+        _LOG.warning("mlflow: not written: %s", problem)
+
+
+def _content(
+    found: Headline,
+    page: bytes,
+    pages: Mapping[str, Output],
+    papers: RunPapers,
+    started: Started,
+) -> RunContent:
+    assert started.config is not None  # of the caller
+    documents: dict[str, PublicDocument | None] = {
+        "privacy_report": papers.report,
+        "utility_report": papers.utility,
+        "audit_report": papers.audit,
+        "verdict": papers.verdict,
+        "privacy_plan": papers.plan,
+    }
+    report = papers.report and papers.report.body
+    html = {name: pages[output].read() for name, output in _PAGES.items() if output in pages}
+    return RunContent(
+        shown=ComparedRun(
+            name=started.run_id,
+            headline=found,
+            config=started.config,
+            report=report,
+            utility=papers.utility and papers.utility.body,
+            pretrained=None,
+        ),
+        config=started.config,
+        documents={name: item for name, item in documents.items() if item is not None},
+        pages={**html, "outcome": page},
+        signatures="not checked",
+        end=datetime.fromisoformat(report.time).timestamp() if report else time.time(),
+    )

@@ -1,0 +1,91 @@
+"""An honest run as Kubeflow leaves it: outputs in the public root, shown by the exit step."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedemb.config.parameters import parameters_of
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.document import read
+from fedemb.keys.signatures import Signer
+from fedemb.ledger import name_approvers, read_reservation
+from fedemb.runtime.step import declared
+from tests.kit.pipeline_runs.honest_run import HonestRun
+
+
+class KubeflowRun:
+    """A run below `<root>/public/dp-fedemb/<id>/<task>/<execution>/<output>`."""
+
+    def __init__(self, root: Path, run: HonestRun, job: str = "monday"):
+        self.root, self.run, self.job = root, run, job
+        self.folder = root / "public" / "dp-fedemb" / job
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The privacy report as JSON."""
+        return json.loads(self.run.report.read_text())
+
+    def outputs(self) -> dict[tuple[str, str], Path]:
+        """Task and output -> file or folder of the run."""
+        run = self.run
+        return {
+            ("plan-privacy", "privacy_plan"): run.plan,
+            ("reserve-budget", "reservation"): run.reservation,
+            ("partition-users", "users"): run.users,
+            ("pretrain-public", "pretrained"): run.root / "pretrained",
+            ("train-dp-fedemb", "model"): run.model,
+            ("evaluate-embeddings", "utility_report"): run.utility,
+            ("audit-privacy", "audit_report"): run.audit,
+            ("account-privacy", "privacy_report"): run.report,
+            ("account-privacy", "privacy_page"): run.page,
+            ("gate-release", "verdict"): run.verdict,
+            ("gate-release", "verdict_page"): run.root / "verdict.md",
+            ("gate-release", "lineage"): run.lineage,
+            ("release-model", "release"): run.root / "release.json",
+        }
+
+    def upload(self, *tasks: str) -> KubeflowRun:
+        """Writes the outputs that exist, of some tasks or of all; returns itself."""
+        for (task, name), path in self.outputs().items():
+            if (tasks and task not in tasks) or not path.exists():
+                continue
+            target = self.folder / task / "1" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                shutil.copytree(path, target, dirs_exist_ok=True)
+            else:
+                shutil.copy(path, target)
+        return self
+
+    def approve(self) -> None:
+        """Names an approver, who signs."""
+        run, ada = self.run, Signer.of_approver(Ed25519PrivateKey.generate())
+        name_approvers(run.ledger(), {"ada": ada.public_key}, "the board", run.keys)
+        report = read(run.report, PrivacyReport)
+        digests = {"model_sha": report.body.model_sha, "report_sha": report.sha}
+        run.ledger().approve(read_reservation(run.reservation), **digests, signer=ada)
+
+    def show(self, state: str = "COMPLETE", **parameters: Any) -> tuple[str, dict[str, float]]:
+        """Runs the exit step with the parameters of the run; returns its summary and metrics."""
+        step = declared("show_outcome")
+        place, figures = self.folder / "show-outcome" / "1", {}
+        place.mkdir(parents=True, exist_ok=True)
+        pod: dict[str, Any] = {
+            name: SimpleNamespace(path=str(place / name), uri=str(place / name), metadata={})
+            for name in step.outputs
+        }
+        pod["metrics"].log_metric = figures.__setitem__
+        given = {"run_id": self.run.run_id, "reused": "{}", "mlflow": ""}
+        given |= {**parameters_of(self.run.config), **parameters}
+        given = {name: given[name] for name in step.parameters}
+        step.component.python_func(status=SimpleNamespace(state=state), **given, **pod)
+        short, html = (place / "summary").read_text(), (place / "outcome").read_text()
+        assert re.search(r"<h1>(.*?)</h1>", html)[1] == short.partition("\n")[0].removeprefix("# ")
+        return short, figures

@@ -1,0 +1,131 @@
+"""Runs of a cluster in MLflow: the last step of a run writes it, and can never fail by it."""
+
+import json
+import socket
+import time
+import warnings
+
+import pytest
+
+from fedemb.errors import AwaitingApproval
+from fedemb.reports.mlflow.files import write_files
+from fedemb.reports.mlflow.log import log_in_time
+from fedemb.steps.show_outcome import sent
+from tests.kit.kubeflow_run import KubeflowRun
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.servers.mlflow import mlflow_server
+
+KEPT = {"privacy_report.json", "utility_report.json", "verdict.json", "outcome.html"}
+
+
+@pytest.fixture(scope="module")
+def mlflow():
+    return pytest.importorskip("mlflow", reason="the mlflow package is not installed")
+
+
+@pytest.fixture
+def released(tmp_path):
+    """Public root of a released run; its private files are beside it."""
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
+    run.do_release()
+    return KubeflowRun(tmp_path, run).upload()
+
+
+def only_run(client):
+    experiment = client.get_experiment_by_name("glyphs")
+    (found,) = client.search_runs([experiment.experiment_id])
+    return found
+
+
+@pytest.mark.slow
+def test_server_has_the_run_of_a_cluster_once_and_the_release_replaces_the_waiting(
+    mlflow, tmp_path
+):
+    policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
+    run = honest_run.start(tmp_path / "run", policy=policy).until_gate()
+    with pytest.raises(AwaitingApproval):
+        run.do_gate()
+    waiting = KubeflowRun(tmp_path, run).upload()
+    with mlflow_server(tmp_path) as url:
+        client = mlflow.MlflowClient(url)
+        waiting.show(mlflow=url)
+        found = only_run(client)
+        assert (found.info.run_name, found.info.status) == ("monday", "RUNNING")
+        waiting.approve()
+        run.do_gate()
+        run.do_release()
+        waiting.upload()
+        for _ in range(2):
+            waiting.show(mlflow=url)
+        found = only_run(client)
+        assert found.info.status == "FINISHED"
+        assert found.data.tags["fedemb.headline"] == "Released"
+        assert found.data.tags["fedemb.signatures"] == "not checked"
+        assert found.data.metrics["epsilon"] == waiting.report["accounting"]["epsilon"]
+        assert found.data.params["mechanism.noise_multiplier"] == "2.0"
+        names = {item.path for item in client.list_artifacts(found.info.run_id)}
+        assert names >= KEPT
+
+
+def test_run_of_a_cluster_is_readable_by_mlflow(mlflow, released, tmp_path, monkeypatch):
+    """The same content through MLflow's folder, which needs no server."""
+    folder = tmp_path / "mlruns"
+    monkeypatch.setattr(sent, "log_in_time", lambda found, _: write_files(found, folder) or "")
+    released.show(mlflow="http://mlflow.example")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = only_run(mlflow.MlflowClient(folder.as_uri()))
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["fedemb.state"] == "Released"
+    assert found.data.metrics["gain"] == pytest.approx(0.2)
+
+
+def test_nothing_but_public_documents_and_settings_is_written(released, monkeypatch):
+    (released.folder / "train-dp-fedemb" / "1" / "diagnostics").write_text("realised clients")
+    (released.folder / "evaluate-embeddings" / "1" / "scores").write_text("a figure per user")
+    found = []
+    monkeypatch.setattr(sent, "log_in_time", lambda run, _: found.append(run) or "")
+    released.show(mlflow="http://mlflow.example", **{"rollback_anchor": "gs://anchor"})
+    (tracked,) = found
+    assert not [name for name in tracked.parameters if name.startswith("storage.")]
+    for word in ("realised clients", "figure per user", "gs://anchor", released.run.keys_uri):
+        assert word not in repr(tracked)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://127.0.0.1:9", "did not take the run"),
+        ("file:///tmp/mlruns", "is not an http or https URL"),
+    ],
+)
+def test_server_that_does_not_answer_changes_nothing(released, capfd, address, said):
+    page, figures = released.show(mlflow=address)
+    assert page.startswith("# Released\n")
+    assert figures["exit_code"] == 0
+    assert said in capfd.readouterr().err
+
+
+def test_parameters_that_are_not_a_configuration_still_give_a_page(released, capfd):
+    page, _ = released.show(mlflow="http://127.0.0.1:9", mechanism="{", policy="[]")
+    assert page.startswith("# Released\n")
+    assert "the parameters are not a valid configuration" in capfd.readouterr().err
+
+
+def test_output_of_an_earlier_run_that_cannot_be_read_is_left_out(released, tmp_path):
+    lost = {"audit_report": f"{tmp_path}/none/audit_report", "privacy_report": "ftp://x/y"}
+    page, _ = released.show(reused=json.dumps(lost))
+    assert page.startswith("# Released\n")
+
+
+def test_server_that_never_answers_costs_a_limited_time(released, monkeypatch):
+    found = []
+    monkeypatch.setattr(sent, "log_in_time", lambda run, _: found.append(run) or "")
+    released.show(mlflow="http://mlflow.example")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        problem = log_in_time(found[0], f"http://127.0.0.1:{silent.getsockname()[1]}", 0.5)
+    assert time.monotonic() - started < 5
+    assert "within 0.5 seconds" in problem
