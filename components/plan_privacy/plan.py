@@ -130,6 +130,9 @@ def check_first_run(config: RunConfig) -> None:
         )
 
 
+_CHANCE = {"uncertain": "possible but not certain", "hopeless": "unlikely"}
+
+
 def warnings(config: RunConfig) -> dict[str, str]:
     """Returns warnings about allowed but questionable settings: code to sentence."""
     plan, policy = plan_mechanism(config), config.policy
@@ -157,10 +160,9 @@ def warnings(config: RunConfig) -> dict[str, str]:
     if likely is not None and likely.region != "helpful":
         limits = likely.limits
         found["noise_beyond_the_study"] = (
-            f"the noise {likely.measure} is {likely.noise:.2g} clipping norms. As measured, a gain "
-            f"is certain up to {limits.helpful:g} and unlikely above {limits.hopeless:g} "
-            f"({limits.evidence}). "
-            f"{remedy(config, likely)}"
+            f"a gain from private training is {_CHANCE[likely.region]}: the noise {likely.measure} "
+            f"is {likely.noise:.2g} clipping norms, and measured gains are certain up to "
+            f"{limits.helpful:g} and unlikely above {limits.hopeless:g}. {remedy(config, likely)}"
         )
     divisor = temperature_for_noise(config, plan)
     if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:

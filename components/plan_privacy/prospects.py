@@ -186,7 +186,9 @@ def remedy(config: RunConfig, found: Prospects) -> str:
     """Returns changes that move a plan with too much noise into the helpful region."""
     units = UNITS[config.policy.unit].many
     sampled = getattr(config.mechanism, "sampling_probability", 1.0) < 1
-    needed = f"About {users_needed(config, found):,} {units} would be needed for a clear gain."
+    count = users_needed(config, found)
+    rounded = round(count, 2 - len(str(count)))
+    needed = f"About {rounded:,} {units} would be needed for a clear gain."
     ways = {
         "whole_net": "Train a projection on a strong public backbone (fedemb backbone list), or use"
         " fewer rounds or a larger epsilon.",

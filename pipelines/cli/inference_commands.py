@@ -69,7 +69,8 @@ def embed(
         )
     classes = released.config.model.classes
     what = "probabilities" if classes else "an embedding"
-    say(f"{output}: {done.photos:,} photos, {done.bad:,} without {what}, see their reason")
+    without = f", {done.bad:,} without {what} (see column reason)" if done.bad else ""
+    say(f"{output}: {done.photos:,} photos{without}")
     if done.side_files:
         say(f"{done.side_files:,} left out: {LEFT_OUT['side_file']}")
     say(f"classes: {', '.join(classes)}" if classes else f"embedding space: {released.space_id}")

@@ -62,9 +62,13 @@ def trust_of(bundle: Path, given: Path | None) -> TrustStore:
     for folder in bundle.resolve().parents:
         if (folder / "config.yaml").is_file():
             # Printed each time: a folder from a stranger contains a stranger's keys.
-            say(f"by the keys of run folder {folder}, yours; else name --trust", err=True)
+            say(
+                f"Using the public keys of the run folder {folder}. If you did not create this "
+                "folder, pass --trust.",
+                err=True,
+            )
             return read_trust(open_store(RunDirectory.open(folder).stores()["ledger"]))
     raise InputError(
-        f"nothing says by whose keys {bundle} must be signed; name the trust.json that its owner "
-        "gave with --trust or FEDEMB_TRUST"
+        f"No public keys found for {bundle}, which is not in a run folder. Pass the trust.json of "
+        "its owner with --trust or FEDEMB_TRUST."
     )

@@ -210,8 +210,8 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
 def execute(run: RunDirectory, start: str | None = None) -> int:
     """Runs or resumes a run directory, prints the closing lines and returns the exit code.
 
-    A run that has ended well is not run again, unless from a step that is named: only what could
-    not be published is published.
+    A completed run is not run again, unless `start` names a step; outputs that could not be
+    published are published again.
 
     Args:
       run: the run directory.
@@ -226,7 +226,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     publisher = Publisher(run, public_root) if public_root else None
     state = run.read_state()
     if start is None and state.get("exit_code") == 0 and "closing_lines" in state:
-        say("this run has ended well before; it is not run again")
+        say("Run already completed; no step is run again.")
         lines, exit_code = state["closing_lines"], 0
     else:
         _require_packages(run.config())

@@ -38,7 +38,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
       overrides: `dotted.key=value`, the value in YAML.
 
     Raises:
-      ConfigError: file missing, not YAML, or a value is unknown, out of bounds or contradictory.
+      ConfigError: file missing or not valid YAML, or a value is unknown, out of bounds or
+          contradictory.
     """
     path = Path(source)
     if not path.suffix and not path.exists():
@@ -46,8 +47,11 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         tree = parse_yaml(read_regular(path).decode())
     except FileNotFoundError as error:
+        near = difflib.get_close_matches(str(source), preset_names(), n=1)
+        hint = f"Did you mean the preset {near[0]}? " if near else ""
         raise ConfigError(
-            f"no configuration {source}; give a YAML file or a preset: {', '.join(preset_names())}"
+            f"Configuration {source} does not exist. {hint}Pass a YAML file, or a preset that "
+            "`fedemb config presets` lists."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"
@@ -57,7 +61,9 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     except NotYaml as error:
         raise ConfigError(f"{path.name} is {error}; correct it and run again") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path.name} holds no mapping of sections; start from a preset")
+        raise ConfigError(
+            f"{path.name} does not contain sections such as `data:`. Write one with `fedemb init`."
+        )
     return _with_overrides(tree, overrides)
 
 

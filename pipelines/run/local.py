@@ -351,7 +351,7 @@ def _guarantee(run: RunDirectory) -> str:
             f"{_stated(item['epsilon'])} at {item['population']:,} {many}"
             for item in plan["projections"]
         )
-        return f"none (simulation); projected epsilon: {projections or 'not asked for'}"
+        return "none (simulation)" + (projections and f"; projected epsilon: {projections}")
     return "none yet (the run ended before account_privacy); planned: " + guarantee_sentence(
         plan["guarantee"]
     )

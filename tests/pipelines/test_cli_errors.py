@@ -34,6 +34,11 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
     ("words", "code", "sentence"),
     [
         (("config", "show", "-c", "FOLDER"), 2, "Is a directory"),
+        (("config", "show", "-c", "quickstrat"), 2, "Did you mean the preset quickstart?"),
+        (("config", "show", "-c", "none.yaml"), 2, "Configuration none.yaml does not exist. Pass"),
+        (("config", "show", "-c", "FOLDER/broken.yaml"), 2, "not valid YAML (line 1, column 5: "),
+        (("run", "--set", "purpose=release", "--set", "tuning={}"), 2, "tuning.data is not set"),
+        (("backbone", "get", "zzz", "-o", "FOLDER/b.keras"), 2, "'zzz' does not exist"),
         (("config", "show", "-c", "FOLDER/binary.yaml"), 2, "not text"),
         (("plan", "-c", "quickstart", "--noise-multiplier", "3"), 2, "--noise-multiplier and"),
         (("plan", "-c", "quickstart", "--mechanism", "blt", "--rounds", "9"), 2, "exclude"),

@@ -33,6 +33,11 @@ def test_show_names_block_run_cap_and_what_is_left(run):
     assert found["runs"][0]["rounds_charged"] == 6
 
 
+def test_show_refuses_the_configuration_of_another_policy(run):
+    with pytest.raises(InputError, match=r"no policy 'dp_sgd_quickstart', only .*Pass --policy"):
+        call("show", "--ledger", run.ledger_uri, "--config", "dp_sgd_quickstart")
+
+
 def test_more_runs_that_fit_is_what_reserving_finds(run, tmp_path):
     ledger = run.ledger()
     content = ledger_summary.content_of(run.config)

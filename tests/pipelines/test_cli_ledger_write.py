@@ -128,7 +128,9 @@ def test_model_that_was_never_committed_is_not_waived(committed, tmp_path):
 
 def test_rules_of_arithmetic_or_integrity_cannot_be_waived(kit, tmp_path):
     with pytest.raises(Refused, match="cannot be waived"):
-        call(kit, "waive", "cap_exceeded", "--model", str(tmp_path / "m.json"), *REASON)
+        call(kit, "waive", "epsilon_above_cap", "--model", str(tmp_path / "m.json"), *REASON)
+    with pytest.raises(InputError, match="no rule 'foo'"):
+        call(kit, "waive", "foo", "--model", str(tmp_path / "m.json"), *REASON)
     with pytest.raises(InputError, match="No run at"):
         call(kit, "waive", WAIVABLE[0], "--model", str(tmp_path), *REASON)
     with pytest.raises(ArtifactError, match=r"m\.json"):

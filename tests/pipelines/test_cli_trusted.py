@@ -156,7 +156,7 @@ def test_bundle_is_loaded_under_the_keys_of_its_owner(bundle, command, monkeypat
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_where_nothing_says_whom_to_trust_nothing_is_loaded(bundle, command):
-    with pytest.raises(InputError, match=r"name the trust\.json that its owner gave"):
+    with pytest.raises(InputError, match=r"No public keys found .* Pass the trust\.json"):
         _run(command, bundle)
     with pytest.raises(FedEmbError, match=r"[Nn]o release folder"):
         _run(command, bundle / "nowhere", *_trust())

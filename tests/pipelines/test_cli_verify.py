@@ -73,6 +73,7 @@ def test_empty_folder_is_refused_in_sentences(capsys, run, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, error = call(capsys, "verify", tmp_path / "empty", *_trust(run))
     assert code == 3
+    assert "is not a release, because it has no manifest.json" in error
     assert "Traceback" not in error
 
 

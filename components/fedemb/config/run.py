@@ -112,8 +112,9 @@ class RunConfig(Section):
         if self.purpose == "release":
             if self.tuning.data == "undeclared":
                 raise ValueError(
-                    "a release says how its hyperparameters were chosen; set tuning.data: public, "
-                    "or private with the number of trials, and tuning.method in a few words"
+                    "tuning.data is not set, but a release declares how its hyperparameters were "
+                    "chosen. Set tuning.data to public, or to private with tuning.trials, and "
+                    "describe the choice in tuning.method."
                 )
             if self.training.algorithm == "centralized":
                 raise ValueError(

@@ -12,6 +12,8 @@ import yaml
 
 _DEEPEST = 64
 _LARGEST = 1 << 20
+_LONGEST_PROBLEM = 80
+"""Characters of the parser's message that are repeated."""
 """Maximum number of characters; the presets have two thousand."""
 
 
@@ -62,7 +64,9 @@ def parse_yaml(text: str, *, aliases: bool = False) -> Any:
         return yaml.load(text, _WithAliases if aliases else _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise NotYaml(f"not YAML at line {mark.line + 1}" if mark else "not YAML") from error
+        problem = str(getattr(error, "problem", None) or "")[:_LONGEST_PROBLEM]
+        place = f" (line {mark.line + 1}, column {mark.column + 1}{problem and ': '}{problem})"
+        raise NotYaml(f"not valid YAML{place if mark else ''}") from error
     except (ValueError, OverflowError) as error:  # for example an incomplete date
         if isinstance(error, NotYaml):
             raise

@@ -316,7 +316,8 @@ def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> L
         return Ledger(chain)
     except Exception as error:  # any error is a refusal
         raise SignatureInvalid(
-            f"fetch the bundle again; its ledger is not valid: {sentence_of(error)}"
+            f"its ledger is not valid under the trusted keys: {sentence_of(error)}; pass the "
+            "trust.json of the owner of this release, or fetch the bundle again"
         ) from error
 
 
@@ -345,7 +346,12 @@ def check_form(bundle: Path) -> None:
     folders = {SAVED_MODEL, f"{SAVED_MODEL}/variables"}
     if (bundle / "config.yaml").exists() and (bundle / "run.log").exists():
         raise SignatureInvalid(
-            f"{bundle} is the folder of a run; name its release, as the last lines of the run do"
+            f"{bundle} is the folder of a run; pass its release, which `fedemb report` prints"
+        )
+    if not found.keys() & ALL:
+        raise SignatureInvalid(
+            f"{bundle} is not a release, because it has no {MANIFEST}; pass the folder that "
+            "`fedemb report` prints"
         )
     for what, odd in (
         ("extra", found.keys() - (ALL | folders)),

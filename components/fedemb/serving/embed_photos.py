@@ -80,7 +80,9 @@ def embed_photos(
     else:
         done = _embed_here(source, kept, model, progress)
     if not done:
-        raise InputError(f"no photo at {uri}; check the address")
+        raise InputError(
+            f"No photos at {uri}. Pass a folder of photos, a Parquet file or tar shards."
+        )
     kept.join(done, store, file)
     kept.remove()
     photos, bad = sum(part.photos for part in done), sum(part.bad for part in done)

@@ -22,6 +22,7 @@ from fedemb.pipelines.cli.options import JsonOption, SetOption
 from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
+    from fedemb.config import RunConfig
     from fedemb.ledger import Ledger
 
 app = typer.Typer(
@@ -119,14 +120,17 @@ def show(
     """Show spent and remaining budget; with --config, how many more runs fit."""
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
-    opened = text.load(ledger, policy, _trust(trust), signatures=False)
-    check_marks(opened, keys, rollback_anchor)
-    found = text.summary(opened)
+    planned: RunConfig | None = None
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
 
-        content = text.content_of(load_config(config, set_ or []))
-        found["more_runs_that_fit"] = text.fitting(opened, content)
+        planned = load_config(config, set_ or [])
+        policy = policy or planned.policy.policy_id
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    check_marks(opened, keys, rollback_anchor)
+    found = text.summary(opened)
+    if planned is not None:
+        found["more_runs_that_fit"] = text.fitting(opened, text.content_of(planned))
     if json_:
         say_json(found)
         return
@@ -141,7 +145,7 @@ def show(
     else:
         _show_runs(opened, found)
     if found["evaluations"]:
-        say("", f"evaluation people were measured {text.counted(found['evaluations'], 'time')}")
+        say("", f"held-out users were evaluated {text.counted(found['evaluations'], 'time')}")
     for row in found["external"]:
         say(
             "",
@@ -175,7 +179,7 @@ def show(
 def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
-    say("", "blocks, the fullest first")
+    say("", "blocks, most spent first")
     fullest = sorted(found["blocks"], key=lambda row: -row["epsilon"])
     for row in fullest[: text.RUNS_SHOWN]:
         say(
@@ -187,9 +191,10 @@ def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
         charged = f"charged {row['rounds_charged']} of {row['rounds_reserved']} rounds"
         if row["search"]:
             charged = f"charged in full, {row['search']}"
+        by = "" if row["actor"] == "unnamed" else f"  by {row['actor']}"
         say(
             f"  {row['time'][:16].replace('T', ' ')} UTC  {row['run_id']:<24} "
-            f"{row['status']:<10} {charged}  {row['actor']}"
+            f"{row['status']:<10} {charged}{by}"
         )
     block = opened.state.worst_block()
     if block is not None:

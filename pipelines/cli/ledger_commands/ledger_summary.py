@@ -27,10 +27,10 @@ def load(uri: str, policy_id: str | None, trust: TrustStore | None, *, signature
       signatures: False checks the last signature and the hash chain only.
 
     Raises:
-      InputError: no policy found, or several and none was passed.
+      InputError: no policy found, not this one, or several and none was passed.
     """
     store = open_store(uri)
-    name = policy_id or _only_policy(store)
+    name = _found_policy(store, policy_id)
     ledger = Ledger(Chain(store, name, trust or read_trust(store)))
     ledger.refresh(signatures=signatures)
     if not ledger.chain.records:
@@ -40,12 +40,19 @@ def load(uri: str, policy_id: str | None, trust: TrustStore | None, *, signature
     return ledger
 
 
-def _only_policy(store: Store) -> str:
+def _found_policy(store: Store, policy_id: str | None) -> str:
     names = policies(store)
-    if len(names) == 1:
-        return names[0]
     if not names:
         raise InputError(f"No ledger in {store.uri}. Create one with `fedemb ledger init`.")
+    if policy_id is not None:
+        if policy_id in names:
+            return policy_id
+        raise InputError(
+            f"{store.uri} has no policy {policy_id!r}, only {', '.join(names)}. Pass --policy, or "
+            "the configuration of that policy."
+        )
+    if len(names) == 1:
+        return names[0]
     raise InputError(f"{store.uri} holds several policies; choose --policy {' | '.join(names)}")
 
 

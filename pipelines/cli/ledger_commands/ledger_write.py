@@ -73,9 +73,15 @@ def waive(
 ) -> None:
     """Sign a waiver of one waivable gate rule for one model. Done by the policy owner."""
     from fedemb.documents.ledger_record import WaiverRecord
+    from fedemb.gate.before_charge import WHEN
     from fedemb.gate.decide import WAIVABLE
     from fedemb.keys.signatures import Signer
 
+    if code not in WHEN:
+        raise InputError(
+            f"The gate has no rule {code!r}. Pass a code of the verdict, one of "
+            f"{', '.join(WAIVABLE)}."
+        )
     if code not in WAIVABLE:
         raise Refused(
             f"Rule {code!r} protects arithmetic or integrity and cannot be waived. Pass one of "

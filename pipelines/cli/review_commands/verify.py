@@ -66,9 +66,9 @@ def verify_release(
         if "all_runs" in found.facts:
             say(f"  {found.facts['all_runs']}")
         if ledger is None:
-            say("ledger: the copy inside; --ledger compares with the live one")
+            say("ledger: copy in the bundle; pass --ledger to compare with the live ledger")
         if skip_saved_model:
-            say("saved_model: signature and digest only; it was not built again from its backbone")
+            say("saved_model: only signature and digest checked, because of --skip-saved-model")
 
 
 def _load_tensorflow() -> None:

@@ -491,6 +491,12 @@ def test_noise_is_calibrated_for_all_planned_runs_together(kind):
     assert together(found) <= 3.0 < together(less)
 
 
+@pytest.mark.parametrize("target", [1e-9, 1e-5])
+def test_calibration_ends_where_epsilon_is_zero_on_the_grid_of_losses(target):
+    found = with_target_epsilon(make_plan(rounds=30, sampling_probability=0.1), target, 1e-5)
+    assert price(found.event(), found.relation, 1e-5).epsilon <= target
+
+
 def test_calibration_ends_below_the_grid_of_losses():
     plan = make_plan(rounds=20, sampling_probability=0.02)
     found = with_target_epsilon(plan, 1e-4, 1e-6)

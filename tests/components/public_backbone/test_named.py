@@ -158,7 +158,7 @@ def test_unknown_name_lists_near_names():
         named_backbone("EfficientNetLite0")
     with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite0 or .*lite1"):
         named_backbone("lite")
-    with pytest.raises(ConfigError, match=r"no public backbone is named 'zzz'\. Run `fedemb"):
+    with pytest.raises(ConfigError, match=r"Public backbone 'zzz' does not exist\. Run `fedemb"):
         named_backbone("zzz")
 
 

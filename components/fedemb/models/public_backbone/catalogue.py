@@ -117,5 +117,5 @@ def named_backbone(name: str) -> Named:
     near = inside[:3] or get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(
-        f"no public backbone is named {name!r}. {hint}Run `fedemb backbone list` for all names"
+        f"Public backbone {name!r} does not exist. {hint}Run `fedemb backbone list` for all names."
     )

@@ -100,7 +100,8 @@ def _least(excess: Callable[[float], float], enough: float, steep: float) -> flo
     left, short, sure = excess(math.log(enough)), _LEAST, False
     while True:
         root = math.log(enough) - left / min(max(steep, -4.0), -0.5)
-        noise = _printed(root + RELATIVE_TOLERANCE / 4)
+        # Far below the target, epsilon is 0 and the step would underflow.
+        noise = _printed(max(root + RELATIVE_TOLERANCE / 4, math.log(short)))
         if not short < noise < enough:
             noise = _printed((math.log(short) + math.log(enough)) / 2)
         least = max(root if sure else -math.inf, math.log(short))
