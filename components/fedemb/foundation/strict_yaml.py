@@ -63,14 +63,19 @@ def parse_yaml(text: str, *, aliases: bool = False) -> Any:
     try:
         return yaml.load(text, _WithAliases if aliases else _Loader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = str(getattr(error, "problem", None) or "")[:_LONGEST_PROBLEM]
-        place = f" (line {mark.line + 1}, column {mark.column + 1}{problem and ': '}{problem})"
-        raise NotYaml(f"not valid YAML{place if mark else ''}") from error
+        raise NotYaml(f"not valid YAML{_place(error)}") from error
     except (ValueError, OverflowError) as error:  # for example an incomplete date
         if isinstance(error, NotYaml):
             raise
         raise NotYaml("YAML with an invalid value") from error
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return ""
+    problem = str(getattr(error, "problem", None) or "invalid")[:_LONGEST_PROBLEM]
+    return f" (line {mark.line + 1}, column {mark.column + 1}: {problem})"
 
 
 def _check_depth(text: str) -> None:
