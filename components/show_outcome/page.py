@@ -25,7 +25,7 @@ EXIT_CODES = {
     3: "Refused by a rule of privacy: a retry is refused too.",
     4: "A store could not be reached: retry under the same run id.",
     5: "Interrupted: submit again under the same run id to resume.",
-    6: "Waiting for approvals: approve with `fedemb approve`, then retry the gate.",
+    6: "Waiting for approvals: pass the run's id to `fedemb approve RUN --key KEY --host URL`.",
 }
 
 

@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedemb.errors import ConfigError, StorageError
+import yaml
+
+from fedemb.errors import ConfigError, InputError, StorageError
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.names import LONGEST_VERSION_TEXT, Version, experiment_name, fitted
 from fedemb.pipelines.schedules.schedule import as_utc
@@ -51,6 +53,28 @@ class ListedRun:
     def alive(self) -> bool:
         """Whether it may still run; an unknown state counts as alive."""
         return self.state not in ENDED
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run with all it was started with."""
+
+    run_id: str
+    name: str
+    state: str
+    arguments: Mapping[str, object]
+    pipeline_root: str | None
+    """None: that of the namespace."""
+    service_account: str | None
+    package: Mapping[str, object]
+    """Compiled pipeline: `pipeline_spec` and `platform_spec`."""
+
+    def write_package(self, folder: Path) -> Path:
+        """Writes the compiled pipeline as `fedemb compile` does, and returns its file."""
+        path = folder / f"{self.run_id}.yaml"
+        documents = [self.package["pipeline_spec"], self.package["platform_spec"]]
+        path.write_text(yaml.safe_dump_all(documents, sort_keys=True))
+        return path
 
 
 class Kubeflow:
@@ -156,6 +180,36 @@ class Kubeflow:
         )
         for run in found:
             yield ListedRun(run.run_id, run.display_name, str(run.state or ""))
+
+    def run(self, run_id: str) -> StoredRun:
+        """Returns a run of this namespace with its arguments and its compiled pipeline.
+
+        Raises:
+          InputError: the run belongs to no version of a pipeline that fedemb uploaded.
+          StorageError: Kubeflow does not know the run, or does not answer.
+        """
+        with self._call():
+            found = self._client.get_run(run_id)
+            reference, package = found.pipeline_version_reference, None
+            if reference is not None:
+                package = self._client.get_pipeline_version(
+                    reference.pipeline_id, reference.pipeline_version_id
+                ).pipeline_spec
+        if not isinstance(package, dict) or {"pipeline_spec", "platform_spec"} - set(package):
+            raise InputError(
+                f"Run {run_id} was not started from a package of `fedemb compile`. Pass the id of "
+                "a run of `fedemb submit` or of a schedule."
+            )
+        given = found.runtime_config
+        return StoredRun(
+            run_id=found.run_id,
+            name=found.display_name,
+            state=str(found.state or ""),
+            arguments=dict((given and given.parameters) or {}),
+            pipeline_root=(given and given.pipeline_root) or None,
+            service_account=found.service_account or None,
+            package=package,
+        )
 
     def create_run(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedemb.errors import InputError, Refused
@@ -13,15 +12,28 @@ from fedemb.errors import InputError, Refused
 if TYPE_CHECKING:
     from fedemb.documents.privacy_report import PrivacyReport
     from fedemb.documents.utility import AnyUtility
-    from fedemb.documents.verdict import AppliedWaiver
+    from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
     from fedemb.foundation.document import Written
     from fedemb.ledger import Ledger
     from fedemb.pipelines.run.directory import RunDirectory
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A run that a person may approve."""
+
+    report: Written[PrivacyReport]
+    utility: Written[AnyUtility] | None
+    ledger: str | None
+    """Root of the ledgers; None: the run does not say."""
+    rollback_anchor: str | None
+    judge: Callable[[Ledger], Judged | None]
+    """Returns what the gate says of the run; None: not known here."""
+
+
+@dataclass(frozen=True)
 class Judged:
-    """Returns the verdict of the gate on a run, apart from its approvals."""
+    """The verdict of the gate on a run, apart from its approvals."""
 
     reasons: tuple[str, ...]
     """Each reason that approvals do not remove."""
@@ -47,21 +59,22 @@ def judge_run(run: RunDirectory, report: Written[PrivacyReport], ledger: Ledger)
     )
 
 
-def judge_verdict(path: Path, report: Written[PrivacyReport], ledger: Ledger) -> Judged:
-    """Reads what the gate decided about a report, from its signed verdict.
+def judge_verdict(
+    verdict: Written[VerdictDocument], report: Written[PrivacyReport], ledger: Ledger
+) -> Judged:
+    """Returns what the gate decided about a report, from its signed verdict.
 
     Raises:
       InputError: the verdict is about another report.
       SignatureInvalid: the gate did not sign it.
     """
-    from fedemb.documents.verdict import NOT_APPROVED, VerdictDocument
-    from fedemb.foundation.document import read
+    from fedemb.documents.verdict import NOT_APPROVED
 
-    verdict = read(path, VerdictDocument)
     ledger.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
     if verdict.body.report_sha != report.sha:
         raise InputError(
-            f"{path} is about another report than {report.sha[:12]}; pass the verdict of this run"
+            f"The verdict is about another report than {report.sha[:12]}. Pass the verdict of this "
+            "run."
         )
     codes = tuple(code for code in verdict.body.reasons if code != NOT_APPROVED)
     return Judged(codes, tuple(verdict.body.waivers))
@@ -94,7 +107,8 @@ def require_in_time(report: PrivacyReport, now: datetime | None = None) -> None:
     if deadline is not None and (now or datetime.now(UTC)) > deadline:
         raise Refused(
             f"The approvals of run {report.run_id} were due by {deadline:%Y-%m-%d %H:%M} UTC, so "
-            "this one does not count. Nothing was written. Start a new run."
+            "this one does not count. Nothing was written. Resume the run from account_privacy for "
+            "another deadline; nothing is trained again."
         )
 
 

@@ -6,6 +6,7 @@ store and no step holds it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ import typer
 from fedemb.errors import InputError, Refused
 from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cli.ledger_commands.approval import (
+    Candidate,
     Judged,
     after_signature,
     judge_run,
@@ -31,60 +33,117 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     open_for_people,
     reason_text,
 )
+from fedemb.pipelines.cli.ledger_commands.on_cluster import OnCluster, Release
+from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import RunsOption
+from fedemb.pipelines.cli.schedule import ClusterOptions
 from fedemb.pipelines.output import escaped, say
 
 if TYPE_CHECKING:
     from fedemb.documents.privacy_report import PrivacyReport
-    from fedemb.documents.utility import AnyUtility
     from fedemb.foundation.document import Written
     from fedemb.keys.signatures import Signer
     from fedemb.ledger import Ledger
 
 
-def approve(
-    run: Annotated[Path, typer.Argument(help="Run directory or name, or privacy report (JSON).")],
-    key: Annotated[Path, typer.Option(help="Your private key, of OpenSSH, Ed25519.")],
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Options that say where the run and its ledger are."""
+
     ledger: Annotated[
         str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
-    ] = None,
-    rollback_anchor: RollbackAnchorOption = None,
+    ] = None
+    rollback_anchor: RollbackAnchorOption = None
     verdict: Annotated[
         Path | None,
         typer.Option(help="Signed verdict of the gate, with a report; default: not evaluated."),
-    ] = None,
-    runs: RunsOption = Path("runs"),
+    ] = None
+    runs: RunsOption = Path("runs")
+
+
+@grouped
+def approve(
+    *,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run directory or name, privacy report (JSON), or with --host the id of a run in "
+            "Kubeflow."
+        ),
+    ],
+    key: Annotated[Path, typer.Option(help="Your private key, of OpenSSH, Ed25519.")],
+    evidence: Evidence,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    cluster: ClusterOptions,
+    release: Release,
 ) -> None:
     """Approve the release of a run with a signed ledger record.
 
     Shows the figures and what the gate will decide after the signature. A run that the gate
     refuses for another reason is not approved. Example: fedemb approve runs/week-1 --key ada
 
+    With --host, the last approval also starts the run that releases: fedemb approve RUN_ID --key
+    ada --host https://kubeflow.example/pipeline
+
     If the policy has a rollback anchor, the ledger is compared with it (--rollback-anchor; default:
     the run's own). A report that is written again has another digest and needs new approvals.
     """
-    from fedemb.ledger import (
-        Reservation,
-        check_high_water,
-        find_rollback_anchor,
-        open_ledger,
-        read_trust,
-    )
-    from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.storage import open_store
+    if cluster.host and not run.exists() and not (evidence.runs / run).exists():
+        on_cluster = OnCluster.connect(str(run), cluster, release)
+        if sign(on_cluster.candidate(), key, evidence, yes=yes):
+            on_cluster.release()
+        return
+    sign(local_candidate(run, evidence), key, evidence, yes=yes)
 
-    run = run if run.is_file() else RunDirectory.named(run, runs).root
-    (report, utility, own_ledger, own_rollback_anchor), signer = _report(run), _signer(key)
-    root, rollback_anchor = ledger or own_ledger, rollback_anchor or own_rollback_anchor
-    if root is None:
-        raise InputError(f"{run} does not say where its ledger is; name it with --ledger")
-    body, trust = report.body, read_trust(open_store(root))
-    opened = open_ledger(root, body.cumulative.policy_id, trust=trust)
-    opened.chain.trust.check(report, at=body.cumulative.ledger_sequence)
-    check_high_water(
-        opened, None, find_rollback_anchor(opened, [rollback_anchor] if rollback_anchor else [])
-    )
+
+def local_candidate(run: Path, evidence: Evidence) -> Candidate:
+    """Returns the run of a directory, a name or a privacy report.
+
+    Raises:
+      InputError: no such run, or it has no privacy report.
+    """
+    from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.foundation.document import read
+    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.signed import signed_report, signed_utility
+
+    if run.is_file():
+        report = read(run, PrivacyReport)
+        return Candidate(report, None, None, None, lambda opened: _judged(evidence, report, opened))
+    directory = RunDirectory.named(run, evidence.runs)
+    found = signed_report(directory)
+    if found is None:
+        raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
+
+    def judge(opened: Ledger) -> Judged:
+        return _judged(evidence, found, opened) or judge_run(directory, found, opened)
+
+    anchor = directory.config().storage.rollback_anchor
+    return Candidate(found, signed_utility(directory), directory.stores()["ledger"], anchor, judge)
+
+
+def _judged(evidence: Evidence, report: Written[PrivacyReport], opened: Ledger) -> Judged | None:
+    """Returns what the gate said, if the approver passed its verdict."""
+    if evidence.verdict is None:
+        return None
+    from fedemb.documents.verdict import VerdictDocument
+    from fedemb.foundation.document import read
+
+    return judge_verdict(read(evidence.verdict, VerdictDocument), report, opened)
+
+
+def sign(candidate: Candidate, key: Path, evidence: Evidence, *, yes: bool) -> bool:
+    """Shows a run, asks, and records the approval; returns whether all approvals are given.
+
+    Raises:
+      InputError: the ledger or the key is not known.
+      Refused: the signature would change nothing, or the person does not agree.
+      LedgerError: the ledger is broken, or older than its rollback anchor.
+    """
+    from fedemb.ledger import Reservation
+
+    report, signer = candidate.report, _signer(key)
+    body, opened = report.body, _opened(candidate, evidence)
     attempt = opened.state.attempts.get((body.run_id, body.attempt))
     if attempt is None:
         raise Refused(
@@ -97,8 +156,8 @@ def approve(
             "policy.approvals before the first run of a new policy."
         )
     _say_report(report)
-    judged = _judged(run, verdict, report, opened)
-    for line in terms_shown(report, utility, judged):
+    judged = candidate.judge(opened)
+    for line in terms_shown(report, candidate.utility, judged):
         say(line)
     require_allowed(judged, body.run_id)
     require_in_time(body)
@@ -113,11 +172,29 @@ def approve(
         report_sha=report.sha,
         signer=signer,
     )
-    given = opened.state.approvals_of(body.model_sha, report.sha)
+    given = opened.state.approvals_of(body.model_sha, report.sha, body.approve_by)
     say(
         f"approved by {record.actor} as record {record.sequence}; {len(given)} of "
         f"{opened.terms.approvals} required approvals"
     )
+    return len(given) >= opened.terms.approvals
+
+
+def _opened(candidate: Candidate, evidence: Evidence) -> Ledger:
+    """Returns the ledger of a run, compared with its rollback anchor and with its report."""
+    from fedemb.ledger import check_high_water, find_rollback_anchor, open_ledger, read_trust
+    from fedemb.storage import open_store
+
+    report = candidate.report
+    root = evidence.ledger or candidate.ledger
+    if root is None:
+        raise InputError("A privacy report does not say where its ledger is. Pass --ledger.")
+    anchor = evidence.rollback_anchor or candidate.rollback_anchor
+    trust = read_trust(open_store(root))
+    opened = open_ledger(root, report.body.cumulative.policy_id, trust=trust)
+    opened.chain.trust.check(report, at=report.body.cumulative.ledger_sequence)
+    check_high_water(opened, None, find_rollback_anchor(opened, [anchor] if anchor else []))
+    return opened
 
 
 def _say_report(report: Written[PrivacyReport]) -> None:
@@ -172,36 +249,6 @@ def approvers(
         people[name] = _public_key(Path(path).expanduser())
     record = name_approvers(opened, people, reason_text(reason), key_store, rollback_anchor)
     say(f"record {record.sequence}: only {', '.join(people)} may approve")
-
-
-def _judged(
-    run: Path, verdict: Path | None, report: Written[PrivacyReport], opened: Ledger
-) -> Judged | None:
-    """What the gate says of the run; None where only its report is available."""
-    from fedemb.pipelines.run.directory import RunDirectory
-
-    if verdict is not None:
-        return judge_verdict(verdict, report, opened)
-    return None if run.is_file() else judge_run(RunDirectory.open(run), report, opened)
-
-
-def _report(
-    run: Path,
-) -> tuple[Written[PrivacyReport], Written[AnyUtility] | None, str | None, str | None]:
-    """Returns privacy report, utility report, ledger and rollback anchor of a run."""
-    from fedemb.documents.privacy_report import PrivacyReport
-    from fedemb.foundation.document import read
-    from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.signed import signed_report, signed_utility
-
-    if run.is_file():
-        return read(run, PrivacyReport), None, None, None
-    directory = RunDirectory.open(run)
-    report = signed_report(directory)
-    if report is None:
-        raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
-    utility = signed_utility(directory)
-    return report, utility, directory.stores()["ledger"], directory.config().storage.rollback_anchor
 
 
 def _signer(path: Path) -> Signer:

@@ -49,7 +49,9 @@ LONGEST = 255
 LONGEST_NAME = {"pipeline": 128, "version": 127, "experiment": 128}
 AGENT_TTL = 86400
 """Seconds after which the persistence agent deletes a finished Workflow, as Kubeflow ships it."""
-ROUTE = re.compile(r"/apis/v2beta1/([a-z_]+)(?:/([^/:]+))?(?:/([a-z]+))?(?::([a-z]+))?$")
+ROUTE = re.compile(
+    r"/apis/v2beta1/([a-z_]+)(?:/([^/:]+))?(?:/([a-z]+))?(?:/([^/:]+))?(?::([a-z]+))?$"
+)
 CLUSTER_ROUTE = re.compile(
     r"/(?:apis/argoproj.io/v1alpha1|apis/kubeflow.org/v1beta1|api/v1)/namespaces/([^/]+)"
     r"/(workflows|scheduledworkflows|configmaps)(?:/([^/]+))?$"
@@ -325,9 +327,11 @@ class _Handler(BaseHTTPRequestHandler):
         return {"items": [item for item in found if item["metadata"]["namespace"] == namespace]}
 
     def _route(self, method: str, path: str, query: dict, body: bytes) -> dict:
-        kind, name, sub, verb = ROUTE.match(path).groups()
+        kind, name, sub, part, verb = ROUTE.match(path).groups()
         if method != "GET":
             self.server.calls.append(" ".join(filter(None, (method, kind, sub, verb or ""))))
+        if kind == "pipelines" and part is not None:
+            return _with_spec(self.server.versions[part])
         if kind == "pipelines":
             return self._pipelines(method, name, sub, query, body)
         if kind == "experiments":
@@ -335,10 +339,14 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "recurringruns":
             return self._recurring(method, name, verb, query, body)
         if kind == "runs":
-            return self._runs(method, query, body)
+            return self._runs(method, name, query, body)
         return {"multi_user": self.server.multi_user}
 
-    def _runs(self, method: str, query: dict, body: bytes) -> dict:
+    def _runs(self, method: str, name: str | None, query: dict, body: bytes) -> dict:
+        if name is not None:
+            if name not in self.server.runs:
+                raise Refused(404, f"run {name} not found")
+            return self.server.runs[name]
         if method == "GET":
             namespace = _namespace(query)
             found = [run for run in self.server.runs.values() if run["namespace"] == namespace]
@@ -548,6 +556,12 @@ def _namespace(given: dict) -> str:
     if not given.get("namespace"):
         raise Refused(400, "Invalid input error: a namespace must be specified")
     return given["namespace"]
+
+
+def _with_spec(version: dict) -> dict:
+    """A version as it is read alone: with both documents of its package, as JSON."""
+    spec, platform = yaml.safe_load_all(version["_content"])
+    return _visible(version) | {"pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform}}
 
 
 def _visible(item: dict) -> dict:

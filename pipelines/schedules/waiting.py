@@ -1,0 +1,163 @@
+"""A run on a cluster that waits for approval: its documents, and the run that releases it.
+
+The waiting run has ended, so no pod and no key waits with it. After the last approval a second run
+starts at the gate and imports every output before it: nothing is trained or charged again. The gate
+decides as it would have in the first run, and refuses approvals after the deadline.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedemb.config import RunConfig
+from fedemb.config.parameters import run_config
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.utility import AnyUtility, utility_kind
+from fedemb.documents.verdict import VerdictDocument
+from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.foundation.document import Written, parse
+from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, StoredRun
+from fedemb.pipelines.schedules.submission import Request, Submitted, submit
+from fedemb.pipelines.schedules.taken_over import LAST, addresses, finished_before
+from fedemb.pipelines.steps import pipeline_of
+from fedemb.storage import open_store
+
+_RESUMES = re.compile(r"\(resumes ([^()\s]+)\)$")
+_STORES = ("private_root", "ledger", "keys", "releases")
+
+
+@dataclass(frozen=True)
+class WaitingRun:
+    """A run on a cluster, with the documents that an approver signs for."""
+
+    stored: StoredRun
+    config: RunConfig
+    report: Written[PrivacyReport]
+    utility: Written[AnyUtility]
+    verdict: Written[VerdictDocument] | None
+    """Newest verdict about the report; None: the gate has not decided about it."""
+    pipeline_root: str
+
+    @property
+    def ledger(self) -> str:
+        """Root of the ledgers."""
+        return str(self.stored.arguments["ledger"])
+
+    def release(self, kubeflow: Kubeflow, cluster: ClusterObjects, package: Path) -> Submitted:
+        """Starts the run that decides again and releases. Idempotent, as `submit` is.
+
+        Args:
+          kubeflow: namespace of the Kubeflow Pipelines API.
+          cluster: Kubernetes objects of the namespace.
+          package: compiled pipeline.
+
+        Raises:
+          ConfigError: the package breaks a rule.
+          StorageError: Kubeflow does not answer or refuses.
+        """
+        request = Request(
+            package=package,
+            config=self.config,
+            experiment=None,
+            description=f"Releases run {self.stored.run_id} after its approvals",
+            service_account=self.stored.service_account,
+            pipeline_root=self.pipeline_root,
+            beam_options=_words(self.stored.arguments.get("beam_options")),
+            mlflow=str(self.stored.arguments.get("mlflow") or "") or None,
+            resume=self.stored.run_id,
+            start=LAST,
+        )
+        return submit(kubeflow, request, cluster)
+
+
+def read_waiting(
+    kubeflow: Kubeflow, cluster: ClusterObjects, run_id: str, pipeline_root: str | None
+) -> WaitingRun:
+    """Reads a run from Kubeflow and its documents from the public root.
+
+    Args:
+      kubeflow: namespace of the Kubeflow Pipelines API.
+      cluster: Kubernetes objects of the namespace.
+      run_id: id of the run in Kubeflow, or of a run that resumed it.
+      pipeline_root: public root; None: that of the run, or of the namespace.
+
+    Raises:
+      InputError: the run has no privacy report, or its outputs are gone.
+      ConfigError: the public root is not known, or the run is not of this version.
+      StorageError: Kubeflow or the public root cannot be read.
+    """
+    stored = kubeflow.run(run_id)
+    if first := _RESUMES.search(stored.name):
+        stored = kubeflow.run(first[1])
+    config = _config(stored.arguments)
+    root = pipeline_root or stored.pipeline_root or cluster.pipeline_root()
+    if not root:
+        raise ConfigError(
+            "The public root of the run is not known: kfp-launcher cannot be read. Pass "
+            "--pipeline-root."
+        )
+    pipeline = pipeline_of(config)
+    later = [run.run_id for run in kubeflow.runs_named(f"(resumes {stored.run_id})")]
+    runs = [*later, stored.run_id]
+    folder = f"{root.rstrip('/')}/{pipeline.name}"
+    found = addresses(
+        folder, runs, finished_before(pipeline, LAST)
+    )  # those that the gate will read
+    report = _read(found["account_privacy"]["privacy_report"])
+    measured = "evaluate_classifier" if "evaluate_classifier" in found else "evaluate_embeddings"
+    utility = found[measured]["utility_report"]
+    signed = parse(report, PrivacyReport, "privacy_report")
+    return WaitingRun(
+        stored=stored,
+        config=config,
+        report=signed,
+        utility=parse(_read(utility), utility_kind(config.task), "utility_report"),
+        verdict=_verdict(folder, runs, signed.sha),
+        pipeline_root=root,
+    )
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _config(arguments: Mapping[str, object]) -> RunConfig:
+    """Returns the configuration of a run with its stores."""
+    try:
+        stores = {f"storage.{name}": arguments[name] for name in _STORES}
+        return run_config({"deletion_marks": "", "rollback_anchor": "", **arguments}).updated(
+            stores
+        )
+    except KeyError as error:
+        raise ConfigError(
+            f"The run has no argument {error}. Approve by report file, and release it with `fedemb "
+            "submit --resume RUN --from gate_release`."
+        ) from error
+
+
+def _verdict(folder: str, runs: list[str], report_sha: str) -> Written[VerdictDocument] | None:
+    """Returns the newest verdict of the gate about a report."""
+    found: list[Written[VerdictDocument]] = []
+    for run in runs:
+        store = open_store(f"{folder}/{run}")
+        for name in store.list():
+            if name.startswith("gate-release/") and name.endswith("/verdict"):
+                try:
+                    verdict = parse(store.read(name), VerdictDocument, "verdict")
+                except ArtifactError:
+                    continue
+                if verdict.body.report_sha == report_sha:
+                    found.append(verdict)
+    return max(found, key=lambda item: item.body.ledger_sequence or -1, default=None)
+
+
+def _read(uri: str) -> bytes:
+    place, _, name = uri.rpartition("/")
+    try:
+        return open_store(place).read(name)
+    except FileNotFoundError as error:
+        raise InputError(f"{uri} does not exist. Resume the run from account_privacy.") from error
