@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.engine.backend_rounds import client_rounds
 from fedemb.engine.feature_cache import FeatureProgress, FrozenFeatures
-from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.rounds import ClientExamples
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import JsonObject
+from fedemb.models.arrays import Model
+from fedemb.privacy.queries import Mechanism
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader, all_classes
-from fedemb.training.trainer import Attempt, Trained, Trainer
+from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer
 
 
-def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any]:
+def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
     """Trains embeddings; arguments, result and errors are those of `run_attempt`.
 
     Raises:
@@ -33,12 +35,12 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
 
 def _rounds(  # noqa: PLR0917 - as `Rounds` has them
     config: RunConfig,
-    backbone: Any,
-    mechanism: Any,
+    backbone: Model,
+    mechanism: Mechanism,
     workers: int,
     devices: Sequence[str] | None,
     shared_head_rows: int = 0,
-) -> tuple[TrainingRound, Any]:
+) -> Rounds[ClientExamples]:
     return client_rounds(
         backbone,
         mechanism,
@@ -50,7 +52,7 @@ def _rounds(  # noqa: PLR0917 - as `Rounds` has them
     )
 
 
-def _train(attempt: Attempt) -> Trained:
+def _train(attempt: Attempt[ClientExamples]) -> Trained:
     config, training = attempt.config, attempt.config.training
     if training.algorithm == "centralized":
         return Trained(state=centralized.train(attempt), audit=None)

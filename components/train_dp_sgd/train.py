@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.engine.backend_rounds import unit_rounds
 from fedemb.engine.feature_cache import (
     FeatureCache,
@@ -15,20 +15,25 @@ from fedemb.engine.feature_cache import (
     UnitFeatures,
     unit_key,
 )
-from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.units.head_gradient import HeadGradientFunction
 from fedemb.engine.units.least_squares_head import LeastSquaresFunction
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import JsonObject
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.classifier import without_head
+from fedemb.privacy.queries import Mechanism
 from fedemb.privacy.randomness.sampling import VirtualClient
 from fedemb.runtime.step_context import StepContext
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader
-from fedemb.training.trainer import Attempt, Trained, Trainer
+from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer
+
+STEP = "train_dp_sgd"
 
 
-def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any]:
+def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
     """Trains a classifier; arguments, result and errors are those of `run_attempt`.
 
     Raises:
@@ -39,36 +44,56 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
             f"task={context.config.task} is trained by train_dp_fedemb and not by this step; "
             "submit the pipeline dp-fedemb"
         )
-    return run_attempt(context, "train_dp_sgd", _rounds, _train, root_key)
+    if context.config.model.trainable == "head":
+        return run_attempt(context, STEP, _head_rounds, _train_head, root_key)
+    return run_attempt(context, STEP, _unit_rounds, _train_units, root_key)
 
 
-def _rounds(
-    config: RunConfig, classifier: Any, mechanism: Any, workers: int, devices: Sequence[str] | None
-) -> tuple[TrainingRound, Any]:
-    training = config.training
-    if config.model.trainable != "head":
-        function = unit_rounds(
-            classifier, mechanism, config.model, training, workers=workers, devices=devices
-        )
-        return function, None
-    if training.mixed_precision:
+def _unit_rounds(
+    config: RunConfig,
+    classifier: Model,
+    mechanism: Mechanism,
+    workers: int,
+    devices: Sequence[str] | None,
+) -> Rounds[ClientExamples]:
+    function = unit_rounds(
+        classifier, mechanism, config.model, config.training, workers=workers, devices=devices
+    )
+    return function, None
+
+
+def _head_rounds(
+    config: RunConfig,
+    classifier: Model,
+    mechanism: Mechanism,
+    workers: int,
+    devices: Sequence[str] | None,
+) -> Rounds[UnitFeatures]:
+    del workers, devices  # one matrix product on the processor
+    if config.training.mixed_precision:
         classifier = with_bfloat16(classifier)
     kind = LeastSquaresFunction if mechanism.plan.solves_head else HeadGradientFunction
-    return kind(classifier, mechanism, training.unit_gradient), without_head(classifier)
+    return kind(classifier, mechanism, config.training.unit_gradient), without_head(classifier)
 
 
-def _train(attempt: Attempt) -> Trained:
-    config, store = attempt.config, UserStore(attempt.users)
+def _loader(config: RunConfig, users: VerifiedFolder) -> ClientLoader:
     alone = config.mechanism.samples_images
     of_unit = config.training.unit_gradient.images_per_unit
     most = config.partition.max_images_per_user if alone else of_unit
-    loader = ClientLoader(store, config.model, max_examples=most, one_image=alone)
+    return ClientLoader(UserStore(users), config.model, max_examples=most, one_image=alone)
+
+
+def _train_units(attempt: Attempt[ClientExamples]) -> Trained:
+    assert attempt.rounds is not None, "rehearsed before the attempt was bound"
+    return Trainer(attempt, attempt.rounds[0], _loader(attempt.config, attempt.users).load).train()
+
+
+def _train_head(attempt: Attempt[UnitFeatures]) -> Trained:
     assert attempt.rounds is not None, "rehearsed before the attempt was bound"
     function, trunk = attempt.rounds
-    if trunk is None:
-        return Trainer(attempt, function, loader.load).train()
+    assert trunk is not None, "a head trains on the features of a trunk"
+    loader = _loader(attempt.config, attempt.users)
     cache = FeatureCache(trunk, attempt.store, attempt.log.inputs_sha)
-
     progress = FeatureProgress.of(attempt.mechanism.plan)
 
     def features(client: VirtualClient) -> UnitFeatures:

@@ -24,6 +24,9 @@ ROOMS = (
 )
 SHAPE = re.compile(r"\b(Float|Float32|Float64|Int|Int32|Int64|UInt8|UInt64|Bool|Num)\[")
 
+UNSUPPORTED = "LocalData["
+"""Start of an annotation that beartype does not support: a generic named tuple."""
+
 
 def names_a_shape(function: FunctionType) -> bool:
     """Whether an argument or the result has a shape."""
@@ -38,6 +41,9 @@ def check_shapes(module: ModuleType) -> None:
             if not isinstance(value, FunctionType) or value.__module__ != module.__name__:
                 continue
             if names_a_shape(value):
+                for part, hint in list(value.__annotations__.items()):
+                    if str(hint).startswith(UNSUPPORTED):
+                        del value.__annotations__[part]
                 setattr(place, name, jaxtyped(value, typechecker=beartype))
 
 

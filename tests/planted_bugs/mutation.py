@@ -78,13 +78,25 @@ def planted(mutant: Mutant, folder: Path) -> Path:
     """
     for tree in TREES:
         shutil.copytree(REPOSITORY / tree, folder / tree, symlinks=True)
+    for module, source in patched(mutant).items():
+        path_of(module, folder).write_text(source)
+    return folder
+
+
+def patched(mutant: Mutant) -> dict[str, str]:
+    """Returns the patched source of each changed module, by its dotted name.
+
+    Raises:
+      ValueError: the code of an edit does not occur exactly once.
+    """
+    sources: dict[str, str] = {}
     for edit in mutant.edits:
-        path = path_of(edit.module, folder)
         try:
-            path.write_text(edited(path.read_text(), edit))
+            source = sources.get(edit.module) or path_of(edit.module, REPOSITORY).read_text()
+            sources[edit.module] = edited(source, edit)
         except (OSError, ValueError) as error:
             raise ValueError(f"{mutant.name}: {error}. Write the bug for the new code") from error
-    return folder
+    return sources
 
 
 def outcome(mutant: Mutant) -> Outcome:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.planted_bugs.mutants import MUTANTS, SOUND
-from tests.planted_bugs.mutation import REPOSITORY, planted
+from tests.planted_bugs.mutation import REPOSITORY, patched
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def test_a_bug_in_the_product_turns_its_tests_red(mutant, planter, record_proper
     record_property("planted", f"{mutant.name} | {mutant.where} | {found['caught_by']}")
 
 
-def test_every_patch_fits_the_product(tmp_path):
+def test_every_patch_fits_the_product():
     """A rewritten product needs its bugs written again, and says which."""
     for mutant in MUTANTS:
-        planted(mutant, tmp_path / mutant.name)
+        patched(mutant)
 
 
 def test_names_of_bugs_are_their_own():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fedemb.config import ModelConfig, TrainingConfig
 from fedemb.engine.feature_cache import keeps_features
@@ -25,7 +24,7 @@ def client_rounds(
     workers: int,
     devices: Sequence[str] | None = None,
     shared_head_rows: int = 0,
-) -> tuple[TrainingRound[ClientExamples, Any], Model | None]:
+) -> tuple[TrainingRound[ClientExamples], Model | None]:
     """Returns the rounds of virtual clients.
 
     Args:
@@ -46,21 +45,29 @@ def client_rounds(
         backbone = with_bfloat16(backbone)
     if keeps_features(model, training.local):
         trunk, backbone = cut(backbone, model.trainable)
-    shared: dict[str, Any] = {
-        "variables": trainable_variables(backbone, model.trainable),
-        "seed": training.seed,
-        "shared_head_rows": shared_head_rows,
-    }
+    variables = trainable_variables(backbone, model.trainable)
     if training.backend == "jax":
         from fedemb.engine.jax.client_rounds import JaxRoundFunction
 
-        clients = training.parallel_clients
-        function: TrainingRound[ClientExamples, Any] = JaxRoundFunction(
-            backbone, mechanism, training.local, parallel_clients=clients, **shared
+        function: TrainingRound[ClientExamples] = JaxRoundFunction(
+            backbone,
+            mechanism,
+            training.local,
+            variables=variables,
+            seed=training.seed,
+            parallel_clients=training.parallel_clients,
+            shared_head_rows=shared_head_rows,
         )
     else:
         function = RoundFunction(
-            backbone, mechanism, training.local, workers=workers, devices=devices, **shared
+            backbone,
+            mechanism,
+            training.local,
+            variables=variables,
+            seed=training.seed,
+            workers=workers,
+            devices=devices,
+            shared_head_rows=shared_head_rows,
         )
     return function, trunk
 
@@ -73,7 +80,7 @@ def unit_rounds(
     *,
     workers: int,
     devices: Sequence[str] | None = None,
-) -> TrainingRound[ClientExamples, Any]:
+) -> TrainingRound[ClientExamples]:
     """Returns the rounds of unit gradients.
 
     Args:
@@ -86,19 +93,19 @@ def unit_rounds(
     """
     if training.mixed_precision:
         classifier = with_bfloat16(classifier)
-    shared: dict[str, Any] = {
-        "variables": trainable_variables(classifier, model.trainable),
-        "seed": training.seed,
-    }
+    variables = trainable_variables(classifier, model.trainable)
     if training.backend == "jax":
         from fedemb.engine.jax.unit_gradient import JaxUnitGradientFunction
 
-        return JaxUnitGradientFunction(classifier, mechanism, training.unit_gradient, **shared)
+        return JaxUnitGradientFunction(
+            classifier, mechanism, training.unit_gradient, variables=variables, seed=training.seed
+        )
     return UnitGradientFunction(
         classifier,
         mechanism,
         training.unit_gradient,
+        variables=variables,
+        seed=training.seed,
         workers=workers,
         devices=devices,
-        **shared,
     )

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -19,14 +19,16 @@ from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, Tra
 from fedemb.engine.clients.augmentation import augment, stateless_draws
 from fedemb.engine.clients.client_draws import glorot_head
 from fedemb.engine.gradient_sums import gradients_summed_in_order
-from fedemb.models.arrays import Model
+from fedemb.models.arrays import Model, TfTensor
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.losses import build_loss, contrastive_loss, penalized
 from fedemb.models.preprocessing import preprocess
 
 _LOG = logging.getLogger(__name__)
 
-LossOf = Callable[[Callable[[Any], Any], Sequence[Any], Any, Any, Any], Any]
+Embed = Callable[[TfTensor], TfTensor]
+"""Embeddings, or logits, of uint8 images."""
+LossOf = Callable[[Embed, Sequence[TfTensor], TfTensor, TfTensor, TfTensor], TfTensor]
 """`(embed, extra variables, uint8 images, labels, int64 seed [2]) -> scalar loss`."""
 
 CONTRASTIVE_VIEWS = AugmentationConfig()
@@ -87,8 +89,8 @@ def minimize(
     pixels, classes = tf.constant(images), tf.constant(labels, tf.int32)
 
     @tf.function(autograph=False)
-    def epoch(order: Any, first: Any, words: Any) -> Any:
-        def step(index: Any, total: Any) -> tuple[Any, Any]:
+    def epoch(order: TfTensor, first: TfTensor, words: TfTensor) -> TfTensor:
+        def step(index: TfTensor, total: TfTensor) -> tuple[TfTensor, TfTensor]:
             chosen = tf.slice(order, [index * batch], [batch])
             at = (tf.cast(first + index, tf.float32) + 0.5) / float(steps * schedule.epochs)
             seeds = words + tf.cast(tf.stack([0, index]), tf.int64)
@@ -118,7 +120,7 @@ class _PooledTraining:
     """Variables and step of a pooled training."""
 
     def __init__(
-        self, backbone: Any, extra: Sequence[np.ndarray], loss_of: LossOf, schedule: Schedule
+        self, backbone: Model, extra: Sequence[np.ndarray], loss_of: LossOf, schedule: Schedule
     ) -> None:
         import tensorflow as tf
 
@@ -130,7 +132,7 @@ class _PooledTraining:
         self._variables = [*self._weights, *self._heads]
         self._slots = [tf.Variable(tf.zeros_like(v), trainable=False) for v in self._variables]
 
-    def step(self, images: Any, labels: Any, at: Any, seeds: Any) -> Any:
+    def step(self, images: TfTensor, labels: TfTensor, at: TfTensor, seeds: TfTensor) -> TfTensor:
         """Takes one step; returns the loss before it.
 
         Args:
@@ -150,13 +152,13 @@ class _PooledTraining:
             )
             value = penalized(value, self._backbone.trainable_variables, current)
         with gradients_summed_in_order():
-            gradients: Any = tape.gradient(
+            gradients = tape.gradient(
                 value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-        self._apply(gradients, at)
+        self._apply(cast("list[TfTensor]", gradients), at)
         return value
 
-    def _apply(self, gradients: Any, at: Any) -> None:
+    def _apply(self, gradients: Sequence[TfTensor], at: TfTensor) -> None:
         import tensorflow as tf
 
         schedule = self._schedule
@@ -178,7 +180,7 @@ class _PooledTraining:
             variable.assign(value)
 
 
-def _embed(backbone: Any, weights: Sequence[Any], images: Any) -> Any:
+def _embed(backbone: Model, weights: Sequence[TfTensor], images: TfTensor) -> TfTensor:
     import tensorflow as tf
 
     state = [v.value for v in backbone.non_trainable_variables]
@@ -206,7 +208,13 @@ def train_supervised(
     distinct, rows = np.unique(labels, return_inverse=True)
     build = build_loss(loss)
 
-    def loss_of(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
+    def loss_of(
+        embed: Embed,
+        extra: Sequence[TfTensor],
+        batch: TfTensor,
+        wanted: TfTensor,
+        words: TfTensor,
+    ) -> TfTensor:
         if augmentation is not None:
             batch, wanted = augment(batch, wanted, augmentation, stateless_draws(words))
         return build(embed(batch), extra[0], wanted)
@@ -230,8 +238,14 @@ def train_contrastive(
     views = (augmentation or CONTRASTIVE_VIEWS).model_copy(update={"multiplicity": 1})
     dim = int(backbone.output_shape[-1])
 
-    def loss_of(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
-        def project(stream: int) -> Any:
+    def loss_of(
+        embed: Embed,
+        extra: Sequence[TfTensor],
+        batch: TfTensor,
+        wanted: TfTensor,
+        words: TfTensor,
+    ) -> TfTensor:
+        def project(stream: int) -> TfTensor:
             draws = stateless_draws(words + tf.constant([stream, 0], tf.int64))
             moved, _ = augment(batch, wanted, views, draws)
             return tf.matmul(tf.nn.relu(tf.matmul(embed(moved), extra[0])), extra[1])
@@ -304,7 +318,7 @@ def train_centralized(
     batch_size: int = 64,
     learning_rate: float = 0.05,
     momentum: float = 0.9,
-) -> Any:
+) -> Model:
     """Trains the baseline without privacy, with loss and augmentation of the private run.
 
     Args:
@@ -340,7 +354,13 @@ def train_centralized(
     return backbone
 
 
-def _cross_entropy(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
+def _cross_entropy(
+    embed: Embed,
+    extra: Sequence[TfTensor],
+    batch: TfTensor,
+    wanted: TfTensor,
+    words: TfTensor,
+) -> TfTensor:
     import tensorflow as tf
 
     del extra, words

@@ -6,7 +6,6 @@ import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from fedemb.data.client_data import choose_examples
 from fedemb.engine.micro_batches import MicroBatches
 from fedemb.engine.rounds import ClientExamples
 from fedemb.foundation import step_logging as events
+from fedemb.models.arrays import Model
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.product_sum import whole_features
 from fedemb.privacy.randomness.sampling import VirtualClient
@@ -105,7 +105,7 @@ class FeatureCache:
 
     def __init__(
         self,
-        backbone: Any,
+        backbone: Model,
         store: Store | None = None,
         inputs_sha: str = "",
         rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of,
@@ -224,7 +224,7 @@ class FrozenFeatures:
 
     def __init__(
         self,
-        trunk: Any,
+        trunk: Model,
         load: Callable[[VirtualClient], ClientExamples],
         max_examples: int,
         store: Store | None = None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 
-from fedemb.engine.training_round import Packed, TrainingRound
+from fedemb.engine.rounds import Slab
+from fedemb.engine.training_round import TrainingRound
 from fedemb.privacy.queries import Mechanism
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
@@ -16,7 +17,7 @@ _AHEAD = 2
 """Maximum number of waiting slabs; with the maximum slab size, this limits memory."""
 
 
-class Feed(Generic[Packed]):
+class Feed:
     """Slabs of all remaining rounds, produced ahead of time by one thread.
 
     Args:
@@ -30,7 +31,7 @@ class Feed(Generic[Packed]):
 
     def __init__(
         self,
-        function: TrainingRound[_Unit, Packed],
+        function: TrainingRound[_Unit],
         mechanism: Mechanism,
         *,
         first: int,
@@ -38,7 +39,7 @@ class Feed(Generic[Packed]):
         load: Callable[[VirtualClient], _Unit],
         prepare: Callable[[Sequence[VirtualClient]], None] | None = None,
     ) -> None:
-        self._queue: queue.Queue[Packed | BaseException | None] = queue.Queue(_AHEAD)
+        self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
 
         def work() -> None:
@@ -58,7 +59,7 @@ class Feed(Generic[Packed]):
         self._thread = threading.Thread(target=work, name="client-feed", daemon=True)
         self._thread.start()
 
-    def _put(self, item: Packed | BaseException | None) -> bool:
+    def _put(self, item: Slab | BaseException | None) -> bool:
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -67,7 +68,7 @@ class Feed(Generic[Packed]):
             return True
         return False
 
-    def next_round(self) -> Iterator[Packed]:
+    def next_round(self) -> Iterator[Slab]:
         """Yields the slabs of the next round; raises errors of the thread."""
         while (item := self._queue.get()) is not None:
             if isinstance(item, BaseException):

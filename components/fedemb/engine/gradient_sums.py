@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
+
+from fedemb.models.arrays import TfTensor
 
 _ANY_ORDER = 2
 """Maximum number of terms whose order does not matter."""
@@ -25,7 +27,7 @@ def gradients_summed_in_order() -> Iterator[None]:
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.eager import backprop
 
-    usual: Any = backprop._default_vspace
+    usual = backprop._default_vspace
     pywrap_tfe.TFE_Py_RegisterVSpace(usual._replace(aggregate_fn=_summed))
     try:
         yield
@@ -33,12 +35,12 @@ def gradients_summed_in_order() -> Iterator[None]:
         pywrap_tfe.TFE_Py_RegisterVSpace(usual)
 
 
-def _summed(gradients: Sequence[Any]) -> Any:
+def _summed(gradients: Sequence[TfTensor]) -> TfTensor:
     import tensorflow as tf
     from tensorflow.python.eager import backprop
 
     if len(gradients) <= _ANY_ORDER or not all(isinstance(g, tf.Tensor) for g in gradients):
-        return backprop._aggregate_grads(gradients)
+        return cast("TfTensor", backprop._aggregate_grads(gradients))
     total, *rest = gradients
     while rest:
         term = rest.pop(0)

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -179,18 +179,25 @@ def receive() -> tuple[Message, bytes]:
     return Message(int(kind)), _broadcast(np.zeros(int(size), np.uint8)).tobytes()
 
 
-def _coordinator() -> Any:
-    """Returns the key-value store of the job's coordinator."""
+class _Coordinator(Protocol):
+    """Key-value store of the job's coordinator."""
+
+    def key_value_set(self, key: str, value: str, /) -> None: ...
+    def blocking_key_value_get(self, key: str, milliseconds: int, /) -> str: ...
+    def wait_at_barrier(self, name: str, milliseconds: int, /) -> None: ...
+
+
+def _coordinator() -> _Coordinator:
     from jax._src.distributed import global_state
 
-    return global_state.client
+    return cast("_Coordinator", global_state.client)
 
 
 def _next_key() -> str:
     return f"fedemb/{next(_message_numbers)}"
 
 
-def decoded_arrays(body: bytes, like: Sequence[npt.ArrayLike]) -> list[np.ndarray]:
+def decoded_arrays(body: bytes, like: Iterable[npt.ArrayLike]) -> list[np.ndarray]:
     """Returns the arrays of a message, in the shapes and types of `like`."""
     found, start = [], 0
     for part in map(np.asarray, like):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
 from fedemb.engine.threads import available_cores
 from fedemb.foundation import step_logging as events
+from fedemb.models.arrays import Model
 from fedemb.models.keras_backend import traced
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class MicroBatches:
       trunk: `keras.Model`, frozen, images to features.
     """
 
-    def __init__(self, trunk: Any) -> None:
+    def __init__(self, trunk: Model) -> None:
         from fedemb.models.preprocessing import preprocess
 
         self.dim = int(trunk.output_shape[-1])
@@ -61,7 +61,9 @@ class MicroBatches:
         return np.asarray(self._compute(full))[: len(images)]
 
 
-def same_bits_anywhere(compute: Any, shape: Sequence[int], size: int = SIZE) -> bool:
+def same_bits_anywhere(
+    compute: Callable[[np.ndarray], np.ndarray], shape: Sequence[int], size: int = SIZE
+) -> bool:
     """Returns whether the features of random images have the same bits in any position.
 
     Args:

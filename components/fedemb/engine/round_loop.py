@@ -8,15 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from fedemb.config import ServerConfig
 from fedemb.engine.feed import Feed
 from fedemb.engine.rounds import RoundSums
 from fedemb.engine.server import ServerState
-from fedemb.engine.training_round import Packed, TrainingRound
+from fedemb.engine.training_round import TrainingRound
 from fedemb.privacy.queries import Mechanism, RoundOutput
 
+_Unit = TypeVar("_Unit")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 """Record of a committed round."""
@@ -41,11 +42,11 @@ class Round(Generic[R_co]):
 
 
 def run_rounds(
-    function: TrainingRound[Any, Packed],
+    function: TrainingRound[_Unit],
     mechanism: Mechanism,
     server: ServerConfig,
     state: ServerState,
-    feed: Feed[Packed],
+    feed: Feed,
     *,
     commit: Callable[[int, RoundOutput], R] | None = None,
 ) -> Iterator[Round[R]]:

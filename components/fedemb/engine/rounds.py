@@ -12,10 +12,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, NewType, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
+from typing_extensions import override
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.client_draws import LocalData, glorot_head, local_data, no_data
@@ -23,8 +24,8 @@ from fedemb.engine.clients.local_training import Worker, train_client
 from fedemb.engine.clients.objective import Objective
 from fedemb.engine.gradient_sums import gradients_summed_in_order
 from fedemb.engine.server import MeanStep, ServerRule
-from fedemb.models.arrays import Model, Variable
-from fedemb.privacy.queries import Mechanism, Parameters
+from fedemb.models.arrays import Model, Part, TfTensor, Variable
+from fedemb.privacy.queries import Array, Mechanism, Parameters, Record
 
 SLAB_BYTES = 64 << 20
 """Maximum bytes of images in one slab; a larger client has a separate slab."""
@@ -33,7 +34,7 @@ STATISTICS = ("norm", "first_loss", "last_loss", "examples")
 """Columns of `RoundSums.clients`."""
 
 
-def _specs(tree: Any) -> Any:
+def _specs(tree: Array | tuple[Array, ...]) -> object:
     import tensorflow as tf
 
     return tf.nest.map_structure(lambda t: tf.TensorSpec(np.shape(t), tf.as_dtype(t.dtype)), tree)
@@ -59,25 +60,27 @@ class ClientExamples:
 class RoundSums:
     """Un-noised result of a round. Raw: only for the mechanism and private diagnostics."""
 
-    sample_state: Any
+    sample_state: Record
     """Input of `Mechanism.aggregate`."""
     clients: np.ndarray
     """float32 `[clients, 4]`, columns `STATISTICS`; for the private diagnostics."""
 
 
-class Share(NamedTuple):
+class Share(NamedTuple, Generic[Part]):
     """Virtual clients of a slab for one worker, packed without padding. Raw."""
 
-    data: LocalData
+    data: LocalData[Part]
     """Data of all clients, concatenated."""
-    offsets: Any
+    offsets: Part
     """int32 `[clients + 1]`: client i has images and rows offsets[i]:offsets[i+1]."""
-    heads: Any
+    heads: Part
     """int32 `[clients + 1]`: client i has rows heads[i]:heads[i+1] of the heads."""
 
 
-Slab = list[Any]
-"""Part of the virtual clients of a round, one share per worker."""
+Slab = NewType("Slab", object)
+"""Part of the units of a round, in a form that only the rounds that packed them read."""
+ShareT = TypeVar("ShareT")
+"""Units of a slab for one worker."""
 
 
 def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random.SeedSequence:
@@ -85,7 +88,9 @@ def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random
     return np.random.SeedSequence([seed, round_index, grouping, group])
 
 
-def pack(clients: Sequence[LocalData], empty: LocalData) -> Share:
+def pack(
+    clients: Sequence[LocalData[np.ndarray]], empty: LocalData[np.ndarray]
+) -> Share[np.ndarray]:
     """Concatenates clients; `empty` has the shapes and no examples."""
 
     def starts(part: str) -> np.ndarray:
@@ -143,7 +148,7 @@ class SlabRounds(ABC):
 
     @abstractmethod
     def _sums(
-        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Parameters
     ) -> RoundSums:
         """Returns the clipped sum over packed slabs."""
 
@@ -216,7 +221,7 @@ class SlabRounds(ABC):
             asked = time.perf_counter()
 
 
-class ParallelRounds(SlabRounds):
+class ParallelRounds(SlabRounds, Generic[ShareT]):
     """Rounds on TensorFlow: one traced function, with a loop for each worker.
 
     Args:
@@ -232,7 +237,7 @@ class ParallelRounds(SlabRounds):
         self,
         shapes: Sequence[tuple[int, ...]],
         mechanism: Mechanism,
-        share: NamedTuple,
+        share: object,
         *,
         slab_units: int,
         seed: int,
@@ -257,12 +262,18 @@ class ParallelRounds(SlabRounds):
 
     @abstractmethod
     def _loop(
-        self, number: int, broadcast: Any, share: Any, state: Any, parameters: Any
-    ) -> tuple[Any, Any]:
+        self,
+        number: int,
+        broadcast: Sequence[TfTensor],
+        share: ShareT,
+        *,
+        state: Record,
+        parameters: Parameters,
+    ) -> tuple[Record, TfTensor]:
         """Adds the records of one worker's units to its sum; also returns their `STATISTICS`."""
 
     def _sums(
-        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Parameters
     ) -> RoundSums:
         import tensorflow as tf
 
@@ -280,14 +291,20 @@ class ParallelRounds(SlabRounds):
         return RoundSums(total, np.concatenate(statistics))
 
     def _train_slab(
-        self, broadcast: Any, slab: Slab, states: Any, parameters: Any
-    ) -> tuple[Any, Any]:
+        self,
+        broadcast: Sequence[TfTensor],
+        slab: Sequence[ShareT],
+        states: Sequence[Record],
+        parameters: Parameters,
+    ) -> tuple[list[Record], TfTensor]:
         import tensorflow as tf
 
         done, statistics = [], []
         for number, (device, share) in enumerate(zip(self._devices, slab, strict=True)):
             with tf.device(device), gradients_summed_in_order():
-                summed, rows = self._loop(number, broadcast, share, states[number], parameters)
+                summed, rows = self._loop(
+                    number, broadcast, share, state=states[number], parameters=parameters
+                )
             done.append(summed)
             statistics.append(rows)
         return done, tf.concat(statistics, axis=0)
@@ -303,9 +320,9 @@ class ClientRounds(SlabRounds):
 
     def _set_model(
         self,
-        backbone: Any,
+        backbone: Model,
         config: LocalTrainingConfig,
-        variables: Sequence[Any] | None,
+        variables: Sequence[Variable] | None,
         shared_head_rows: int,
     ) -> list[tuple[int, ...]]:
         """Sets the trained model; returns the shapes of its trained tensors."""
@@ -323,7 +340,7 @@ class ClientRounds(SlabRounds):
             parts.append(glorot_head(rows, dim, random).ravel())
         return np.concatenate(parts).astype(np.float32)
 
-    def _data(self, client: ClientExamples, round_index: int) -> LocalData:
+    def _data(self, client: ClientExamples, round_index: int) -> LocalData[np.ndarray]:
         return local_data(
             client.images,
             client.labels,
@@ -334,7 +351,7 @@ class ClientRounds(SlabRounds):
         )
 
 
-class RoundFunction(ClientRounds, ParallelRounds):
+class RoundFunction(ClientRounds, ParallelRounds["Share[TfTensor]"]):
     """Trains the virtual clients of a round and sums their updates through a mechanism.
 
     Args:
@@ -387,15 +404,22 @@ class RoundFunction(ClientRounds, ParallelRounds):
         The assignment ignores sizes. Otherwise one user could move others to a worker whose floats
         differ.
         """
-        shares: list[list[LocalData]] = [[] for _ in range(self.worker_count)]
+        shares: list[list[LocalData[np.ndarray]]] = [[] for _ in range(self.worker_count)]
         for unit in units:
             worker = unit.worker_key % self.worker_count
             shares[worker].append(self._data(unit, round_index))
-        return [pack(share, self._no_client) for share in shares]
+        return Slab([pack(share, self._no_client) for share in shares])
 
+    @override
     def _loop(
-        self, number: int, broadcast: Any, share: Share, state: Any, parameters: Any
-    ) -> tuple[Any, Any]:
+        self,
+        number: int,
+        broadcast: Sequence[TfTensor],
+        share: Share[TfTensor],
+        *,
+        state: Record,
+        parameters: Parameters,
+    ) -> tuple[Record, TfTensor]:
         """Trains the clients of one worker sequentially."""
         import tensorflow as tf
 
@@ -403,7 +427,9 @@ class RoundFunction(ClientRounds, ParallelRounds):
         objective = self.objective.on_this_device()
         epochs = objective.config.epochs
 
-        def body(index: Any, state: Any, rows: Any) -> tuple[Any, Any, Any]:
+        def body(
+            index: TfTensor, state: Record, rows: tf.TensorArray
+        ) -> tuple[TfTensor, Record, tf.TensorArray]:
             start, stop = share.offsets[index], share.offsets[index + 1]
             data = LocalData(
                 images=share.data.images[start:stop],

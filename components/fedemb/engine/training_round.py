@@ -7,17 +7,15 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from fedemb.engine.rounds import RoundSums
+from fedemb.engine.rounds import RoundSums, Slab
 from fedemb.engine.server import ServerRule
 from fedemb.privacy.queries import Mechanism, Parameters
 
 Unit_contra = TypeVar("Unit_contra", contravariant=True)
 """Examples or features of one virtual client or unit."""
-Packed = TypeVar("Packed")
-"""Some packed units of a round."""
 
 
-class TrainingRound(Protocol[Unit_contra, Packed]):
+class TrainingRound(Protocol[Unit_contra]):
     """Training round: takes units and returns their clipped integer sum."""
 
     mechanism: Mechanism
@@ -36,13 +34,11 @@ class TrainingRound(Protocol[Unit_contra, Packed]):
         """Returns the initial trained values, float32 `[dim]`."""
         ...
 
-    def slabs(self, units: Iterable[Unit_contra], round_index: int) -> Iterator[Packed]:
+    def slabs(self, units: Iterable[Unit_contra], round_index: int) -> Iterator[Slab]:
         """Packs the units of a round, some at a time; see `Feed`."""
         ...
 
-    def run(
-        self, weights: np.ndarray, slabs: Iterable[Packed], parameters: Parameters
-    ) -> RoundSums:
+    def run(self, weights: np.ndarray, slabs: Iterable[Slab], parameters: Parameters) -> RoundSums:
         """Returns the clipped sum of a round over its packed units.
 
         Args:

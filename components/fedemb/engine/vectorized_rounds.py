@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, Protocol, Self, TypeVar, overload
 
 import numpy as np
 from jaxtyping import Float32
@@ -13,8 +13,32 @@ from fedemb.engine.rounds import ClientExamples, RoundSums, Slab, SlabRounds
 from fedemb.errors import Refused
 from fedemb.privacy.queries import Parameters
 
+Part_co = TypeVar("Part_co", covariant=True)
 
-class VectorizedRounds(SlabRounds):
+
+class Padded(Protocol[Part_co]):
+    """Named tuple of arrays with a row for each unit, padded to a fixed number of rows."""
+
+    @property
+    def real(self) -> Part_co:
+        """Last array: number of units, int32; the other rows are padding."""
+        ...
+
+    @classmethod
+    def _make(cls, iterable: Iterable[object]) -> Self: ...
+
+    def __iter__(self) -> Iterator[Part_co]: ...
+    @overload
+    def __getitem__(self, key: int, /) -> Part_co: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> tuple[Part_co, ...]: ...
+
+
+Units = TypeVar("Units", bound=Padded[np.ndarray])
+"""Padded units on the host."""
+
+
+class VectorizedRounds(SlabRounds, Generic[Units]):
     """Rounds that compute several units in one batch.
 
     A record must not depend on its position in the batch. If the last elements of a batch are
@@ -29,8 +53,8 @@ class VectorizedRounds(SlabRounds):
     _layout_checked = False
 
     @abstractmethod
-    def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> Any:
-        """Returns units padded to a multiple: a named tuple of arrays, with `count` last."""
+    def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> Units:
+        """Returns units padded to a multiple: see `Padded`."""
 
     @abstractmethod
     def _generated_unit(self, group: int, random: np.random.Generator) -> ClientExamples:

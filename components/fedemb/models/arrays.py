@@ -30,6 +30,10 @@ else:
     TfTensor = TfVariable = JaxArray = Tensor = Model = Variable = Any
 
 
+Part = TypeVar("Part")
+"""Array of a named tuple: of NumPy on the host, or a tensor of a graph, or its specification."""
+
+
 @runtime_checkable
 class JaxDevice(Protocol):
     """Device of JAX."""

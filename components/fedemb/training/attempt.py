@@ -46,7 +46,7 @@ from fedemb.training.averages import write_averages
 from fedemb.training.bound_attempt import BoundAttempt
 from fedemb.training.search import TrainedTrial, TrialInputs, find_best, silent, trial_inputs
 from fedemb.training.train_job import hosts_of_the_step
-from fedemb.training.trainer import Attempt, Rounds, Trained
+from fedemb.training.trainer import Attempt, Rounds, Trained, Unit
 
 _EVIDENCE = "evidence.json"
 """Name of the mechanism evidence, written after training while the key exists."""
@@ -63,15 +63,15 @@ class Workers(NamedTuple):
     """Devices for the workers, see `RoundFunction`."""
 
 
-BuildRounds = Callable[[RunConfig, Model, Mechanism, int, Sequence[str] | None], Rounds]
+BuildRounds = Callable[[RunConfig, Model, Mechanism, int, Sequence[str] | None], Rounds[Unit]]
 """Builds the rounds from configuration, backbone, mechanism, workers and devices."""
 
 
 def run_attempt(
     context: StepContext,
     step: str,
-    build_rounds: BuildRounds | None,
-    train: Callable[[Attempt], Trained],
+    build_rounds: BuildRounds[Unit] | None,
+    train: Callable[[Attempt[Unit]], Trained],
     root_key: bytes | None = None,
 ) -> JsonObject:
     """Trains an attempt, or resumes it after its trainer was killed.
@@ -126,8 +126,8 @@ def _search(
     context: StepContext,
     step: str,
     inputs: AttemptInputs,
-    build_rounds: BuildRounds | None,
-    train: Callable[[Attempt], Trained],
+    build_rounds: BuildRounds[Unit] | None,
+    train: Callable[[Attempt[Unit]], Trained],
     *,
     root_key: bytes | None,
 ) -> JsonObject:
@@ -140,7 +140,7 @@ def _search(
         )
     with _workers(inputs.config.training) as workers:
 
-        def start(trial: AttemptInputs) -> tuple[Model, Rounds]:
+        def start(trial: AttemptInputs) -> tuple[Model, Rounds[Unit]]:
             path = context.artifacts.pretrained / "backbone.keras"
             backbone = load_backbone(path, trial.config.model)
             mechanism = KeylessMechanism(trial.plan)
@@ -210,10 +210,10 @@ def _train(
     context: StepContext,
     bound: BoundAttempt,
     backbone: Model,
-    rounds: Rounds | None,
+    rounds: Rounds[Unit] | None,
     *,
     workers: Workers,
-    train: Callable[[Attempt], Trained],
+    train: Callable[[Attempt[Unit]], Trained],
     root_key: bytes | None,
 ) -> ServerState:
     """Trains with the attempt's keys and writes the evidence; returns the last state."""
@@ -281,7 +281,7 @@ def _write_model(
     return card
 
 
-def _rehearsed(inputs: AttemptInputs, build: Callable[[], Rounds]) -> Rounds:
+def _rehearsed(inputs: AttemptInputs, build: Callable[[], Rounds[Unit]]) -> Rounds[Unit]:
     """Builds the rounds and rehearses them on generated records.
 
     The attempt is not bound yet, so the charge of a run whose rounds are refused can be refunded.

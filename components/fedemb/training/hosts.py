@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIGABRT
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,9 +32,11 @@ from fedemb.privacy.queries import KeylessMechanism
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.step import watched
 
+_Unit = TypeVar("_Unit")
+
 
 @contextmanager
-def led(config: RunConfig, backbone: Model, function: TrainingRound[Any, Any]) -> Iterator[None]:
+def led(config: RunConfig, backbone: Model, function: TrainingRound[_Unit]) -> Iterator[None]:
     """Connects all hosts of the job to the chief while entered; does nothing on a single host.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupIndex
@@ -15,7 +15,7 @@ from fedemb.engine.audit.round_audit import RoundAudit
 from fedemb.engine.feed import Feed
 from fedemb.engine.round_loop import run_rounds
 from fedemb.engine.server import ServerState, initial_state
-from fedemb.engine.training_round import Packed, TrainingRound
+from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
 from fedemb.foundation import step_logging as events
 from fedemb.models.arrays import Model
@@ -30,14 +30,15 @@ from fedemb.training.interrupt import StopRequest
 from fedemb.training.round_log import RoundLog, RoundRecord
 
 _LOG = logging.getLogger(__name__)
-_Unit = TypeVar("_Unit")
+Unit = TypeVar("Unit")
+"""Examples or features of one virtual client or unit."""
 
-Rounds = tuple[TrainingRound[Any, Any], Model | None]
+Rounds = tuple[TrainingRound[Unit], Model | None]
 """Training rounds, and the frozen trunk whose features replace images, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Generic[Unit]):
     """The inputs of one attempt, all verified and bound in the ledger. Raw."""
 
     config: RunConfig
@@ -45,7 +46,7 @@ class Attempt:
     """Initial backbone of the rounds."""
     mechanism: Mechanism
     """Mechanism of the attempt: samples, clips, sums, adds noise and accounts for it."""
-    rounds: Rounds | None
+    rounds: Rounds[Unit] | None
     """Rehearsed rounds; None if the rounds depend on private data."""
     keys: AttemptKeys
     """Keys of the attempt, which seed coins and noise."""
@@ -73,7 +74,7 @@ class Trained:
     """Audit that the accounted mechanism ran; None without noise."""
 
 
-class Trainer(Generic[_Unit, Packed]):
+class Trainer(Generic[Unit]):
     """Runs the rounds of one attempt.
 
     Args:
@@ -85,9 +86,9 @@ class Trainer(Generic[_Unit, Packed]):
 
     def __init__(
         self,
-        attempt: Attempt,
-        function: TrainingRound[_Unit, Packed],
-        load: Callable[[VirtualClient], _Unit],
+        attempt: Attempt[Unit],
+        function: TrainingRound[Unit],
+        load: Callable[[VirtualClient], Unit],
         prepare: Callable[[Sequence[VirtualClient]], None] | None = None,
     ) -> None:
         self._attempt, self._function = attempt, function

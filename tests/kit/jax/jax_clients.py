@@ -62,7 +62,7 @@ class CountsTheFill(JaxRoundFunction):
         for place in range(len(units), len(share.rows)):
             for part in share[:-1]:
                 part[place] = part[0]
-        return share._replace(count=np.int32(len(share.rows)))
+        return share._replace(real=np.int32(len(share.rows)))
 
 
 class SeededByPlace(JaxRoundFunction):

@@ -117,7 +117,7 @@ class CountsTheFill(JaxUnitGradientFunction):
     def _share(self, units, *rest):
         share = super()._share(units, *rest)
         share.weights[len(units) :, 0] = 1.0
-        return share._replace(count=np.int32(len(share.labels)))
+        return share._replace(real=np.int32(len(share.labels)))
 
 
 class SeededByPlace(JaxUnitGradientFunction):

@@ -18,7 +18,7 @@ MUTANTS = (
     one(
         10,
         "padding_contributes",
-        (modules.UNIT, "microbatch", "tf.minimum(size, share.count - start)", "tf.constant(size)"),
+        (modules.UNIT, "microbatch", "tf.minimum(size, share.real - start)", "tf.constant(size)"),
         UNITS,
     ),
     one(

@@ -16,16 +16,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft, special
+from scipy import special
 
 from fedemb.documents.mechanism_audit import Independence
 from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.canaries import CANARIES, CanaryIndex
 from fedemb.keys import derive
+from fedemb.privacy.accounting.fourier import spectrum_of, values_of
 from fedemb.privacy.randomness.noise import Floats, gaussian, round_tag, tensor_key
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ _CALLS = 4096
 """Rounds of a random allocation with drawn participants."""
 
 Bits = npt.NDArray[np.bool_]
-_Transform = Callable[..., Any]
 
 
 def independence(
@@ -87,7 +87,7 @@ def independence(
             "coins_noise": lambda: coins.differ_from_noise(tags),
         }
     failed = sorted(name for name, holds in checks.items() if not holds())
-    return Independence(rounds=len(tags), failed=cast("Any", failed))
+    return Independence(rounds=len(tags), failed=failed)
 
 
 # ---- noise --------------------------------------------------------------------------------------
@@ -173,10 +173,9 @@ def _orthogonal(rows: Floats) -> bool:
 def _unrelated(one: Floats, other: Floats | None) -> bool:
     """Whether two rows of normals are uncorrelated at every offset; None: one row with itself."""
     points, alone = one.size, other is None
-    forward, backward = cast("tuple[_Transform, _Transform]", (fft.rfft, fft.irfft))
-    spectrum = forward(one)
-    product = spectrum * np.conj(spectrum if other is None else forward(other))
-    sums = np.abs(backward(product, points))[1 if alone else 0 :]
+    spectrum = spectrum_of(one)
+    product = spectrum * np.conj(spectrum if other is None else spectrum_of(other))
+    sums = np.abs(values_of(product, points))[1 if alone else 0 :]
     return not sums.size or bool(sums.max() <= _largest_sum(points, FALSE_ALARM / (6 * points)))
 
 

@@ -21,7 +21,7 @@ from fedemb.engine.audit.receipts import NoiseReceipts, ReceiptFigures
 from fedemb.engine.audit.round_replay import RoundReplay
 from fedemb.engine.packed_state import pack, unpack
 from fedemb.engine.server import STATE_ARRAYS, ServerRule, ServerState, released_weights
-from fedemb.engine.training_round import Packed, TrainingRound
+from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import JsonObject, sha256_hex
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -136,7 +136,7 @@ class RoundAudit:
 
     def replay(
         self,
-        function: TrainingRound[_Unit, Packed],
+        function: TrainingRound[_Unit],
         mechanism: Mechanism,
         index: Index,
         load: Callable[[VirtualClient], _Unit],

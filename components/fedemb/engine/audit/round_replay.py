@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from fedemb.engine.audit.receipts import NoiseReceipts
-from fedemb.engine.training_round import Packed, TrainingRound
+from fedemb.engine.training_round import TrainingRound
 from fedemb.privacy.queries import Mechanism, MechanismState
 from fedemb.privacy.queries.clipped_sum import next_clip
 from fedemb.privacy.randomness.noise import round_tag
@@ -17,12 +17,12 @@ from fedemb.privacy.randomness.sampling import Index, VirtualClient
 Unit = TypeVar("Unit")
 
 
-class RoundReplay(Generic[Unit, Packed]):
+class RoundReplay(Generic[Unit]):
     """Repeats one round from its initial weights; the mechanism is rewound to before the round."""
 
     def __init__(
         self,
-        function: TrainingRound[Unit, Packed],
+        function: TrainingRound[Unit],
         mechanism: Mechanism,
         load: Callable[[VirtualClient], Unit],
         *,

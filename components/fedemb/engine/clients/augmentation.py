@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 from jaxtyping import Float32, Int, Num
 
@@ -64,7 +64,7 @@ def augment(
       uniform: shape to numbers in [-1, 1), float32.
     """
     ops = keras_ops()
-    size: Any = images.shape[1]
+    size = cast("int", images.shape[1])
     if config.multiplicity > 1:
         images = ops.repeat(images, config.multiplicity, axis=0)
         labels = ops.repeat(labels, config.multiplicity, axis=0)

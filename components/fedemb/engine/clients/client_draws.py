@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS
+from fedemb.models.arrays import Part
 
 
-class LocalData(NamedTuple):
+class LocalData(NamedTuple, Generic[Part]):
     """Inputs of local training for one virtual client. Raw."""
 
-    images: Any
+    images: Part
     """uint8 `[examples, size, size, channels]`, at least one; or features, see `ClientExamples`."""
-    rows: Any
+    rows: Part
     """int32 `[examples]`: row of the head for each example."""
-    order: Any
+    order: Part
     """int32 `[epochs * examples]`: indices of examples in training order."""
-    draws: Any
+    draws: Part
     """float32 `[epochs * examples, copies, DRAWS]` in [-1, 1): draws of the augmentation."""
-    head: Any
+    head: Part
     """float32 `[classes, dim]`: initial local head, or zeros; no rows if the head is shared."""
 
 
@@ -48,7 +49,7 @@ def local_data(
     seed: np.random.SeedSequence,
     dim: int,
     shared_head: bool = False,
-) -> LocalData:
+) -> LocalData[np.ndarray]:
     """Numbers the labels of a client and draws its head, order and augmentation.
 
     Args:
@@ -79,7 +80,7 @@ def local_data(
     )
 
 
-def no_data(config: LocalTrainingConfig, image: Sequence[int], dim: int) -> LocalData:
+def no_data(config: LocalTrainingConfig, image: Sequence[int], dim: int) -> LocalData[np.ndarray]:
     """Returns the data of a client without examples, with the right shapes."""
     images, labels = np.zeros((0, *image), type_of(image)), np.zeros(0, np.int64)
     return local_data(images, labels, config, seed=np.random.SeedSequence(0), dim=dim)

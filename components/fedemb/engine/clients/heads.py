@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import Float32, Int32, UInt8
 
@@ -39,7 +38,7 @@ def prototype_head(
 
     count = tf.shape(labels)[0]
 
-    def add(start: Any, total: Any) -> tuple[Any, Any]:
+    def add(start: TfTensor, total: TfTensor) -> tuple[TfTensor, TfTensor]:
         stop = tf.minimum(start + batch_size, count)
         unit = tf.math.l2_normalize(embed(images[start:stop]), axis=1)
         # A product, not a scatter, because the order of its additions is fixed.

@@ -12,7 +12,7 @@ of the client: the last batch of an epoch is short, never padded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS, augment
@@ -41,7 +41,7 @@ class Worker:
     def __init__(self, objective: Objective, index: int) -> None:
         import tensorflow as tf
 
-        def make(shape: Sequence[int | None], kind: str) -> Any:
+        def make(shape: Sequence[int | None], kind: str) -> TfVariable:
             known = [n or 0 for n in shape]
             return tf.Variable(
                 tf.zeros(known), shape=shape, trainable=False, name=f"worker{index}_{kind}"
@@ -68,7 +68,7 @@ class Worker:
 
 
 def first_head(
-    objective: Objective, broadcast: Sequence[TfTensor], examples: LocalData
+    objective: Objective, broadcast: Sequence[TfTensor], examples: LocalData[TfTensor]
 ) -> TfTensor:
     """Returns the initial head of a client, one row per label."""
     if objective.config.head_init == "glorot":
@@ -76,7 +76,9 @@ def first_head(
     return _prototypes(objective, broadcast, examples)
 
 
-def _prototypes(objective: Objective, weights: Sequence[TfTensor], examples: LocalData) -> TfTensor:
+def _prototypes(
+    objective: Objective, weights: Sequence[TfTensor], examples: LocalData[TfTensor]
+) -> TfTensor:
     """Returns normalised class means of a client's own embeddings, one row per label."""
     import tensorflow as tf
 
@@ -129,7 +131,7 @@ def apply_gradient(
         tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
 
 
-def _complete(gradients: Sequence[Any]) -> list[Any]:
+def _complete(gradients: Sequence[TfTensor]) -> list[TfTensor]:
     """Returns the gradients after all are computed, so that no weight is copied."""
     import tensorflow as tf
 
@@ -140,7 +142,7 @@ def _complete(gradients: Sequence[Any]) -> list[Any]:
 class _LocalSteps:
     """The local steps of one virtual client, in the variables of a worker."""
 
-    def __init__(self, objective: Objective, worker: Worker, examples: LocalData) -> None:
+    def __init__(self, objective: Objective, worker: Worker, examples: LocalData[TfTensor]) -> None:
         import tensorflow as tf
 
         self._objective, self._worker, self._examples = objective, worker, examples
@@ -190,10 +192,10 @@ class _LocalSteps:
             embeddings = self._objective.embeddings(weights, batch)
             loss = self._loss(embeddings, head, rows)
             loss = penalized(loss, self._objective.variables, weights)
-        gradients: Any = tape.gradient(
+        gradients = tape.gradient(
             loss, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        gradients = _complete(gradients)
+        gradients = _complete(cast("list[TfTensor]", gradients))
         trained = list(zip([*worker.weights, worker.head], worker.slots, strict=True))
         trained = {"joint": trained, "head": trained[-1:], "backbone": trained[:-1]}[phase]
         for pair, gradient in zip(trained, gradients, strict=True):
@@ -223,7 +225,10 @@ class _LocalSteps:
 
 
 def train_client(
-    objective: Objective, worker: Worker, broadcast: Sequence[tf.Tensor], examples: LocalData
+    objective: Objective,
+    worker: Worker,
+    broadcast: Sequence[tf.Tensor],
+    examples: LocalData[TfTensor],
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Trains one virtual client and returns its update.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fedemb.config import LocalTrainingConfig
-from fedemb.models.arrays import AnyTensor
+from fedemb.models.arrays import AnyTensor, Model, Tensor, Variable
 from fedemb.models.keras_backend import keras_ops
 from fedemb.models.preprocessing import input_of
 
@@ -22,15 +21,15 @@ PROTOTYPE_BATCH = 128
 class Objective:
     """A backbone, its trained variables, and the local training configuration."""
 
-    backbone: Any
+    backbone: Model
     """Backbone; weights outside `variables` are frozen."""
-    variables: Sequence[Any]
+    variables: Sequence[Variable]
     """Trained variables, in the order of the update."""
     config: LocalTrainingConfig
     shared_head_rows: int = 0
     """DP-FedAvg: rows of the head that is broadcast and trained with the backbone; 0: a new local
     head for every client."""
-    fixed: Mapping[int, Any] | None = None
+    fixed: Mapping[int, Tensor] | None = None
     """Values of the frozen weights by `id` of their variable; None: read when used."""
 
     def on_this_device(self) -> Objective:
@@ -56,7 +55,7 @@ class Objective:
         given = dict(self.fixed or {})
         given.update((id(v), w) for v, w in zip(self.variables, weights, strict=True))
 
-        def value(variable: Any) -> Any:
+        def value(variable: Variable) -> Tensor:
             found = given.get(id(variable))
             return variable.value if found is None else found
 

@@ -7,37 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.client_draws import no_data, type_of
 from fedemb.engine.jax.local_training import Client, train_client
 from fedemb.engine.jax.rounds import JaxRounds
 from fedemb.engine.rounds import ClientExamples, ClientRounds
-from fedemb.models.arrays import JaxDevice, Model, Variable
-from fedemb.privacy.queries import Mechanism
+from fedemb.models.arrays import JaxArray, JaxDevice, Model, Part, Variable
+from fedemb.privacy.queries import Mechanism, Parameters
 
 SIDE_BY_SIDE = 8
 """Default number of virtual clients per device."""
 
 
-class ClientShare(NamedTuple):
+class ClientShare(NamedTuple, Generic[Part]):
     """Virtual clients of one step: fields of `Client`, stacked. Raw."""
 
-    images: Any
-    rows: Any
-    order: Any
-    draws: Any
-    head: Any
-    examples: Any
-    classes: Any
-    count: Any
+    images: Part
+    rows: Part
+    order: Part
+    draws: Part
+    head: Part
+    examples: Part
+    classes: Part
+    real: Part
     """int32 scalar: number of clients; the rest is padding."""
 
 
-class JaxRoundFunction(ClientRounds, JaxRounds):
+class JaxRoundFunction(ClientRounds, JaxRounds[ClientShare[np.ndarray], ClientShare[JaxArray]]):
     """Trains the virtual clients of a round and sums their updates, on JAX.
 
     Args:
@@ -88,7 +89,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
 
     def _share(
         self, units: Sequence[ClientExamples], round_index: int, multiple: int
-    ) -> ClientShare:
+    ) -> ClientShare[np.ndarray]:
         config, most = self.objective.config, self.objective.config.max_examples_per_client
         places = -(-len(units) // multiple) * multiple
         visits = config.epochs * most + config.batch_size
@@ -105,9 +106,12 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
             for array, part in zip(arrays, data, strict=True):
                 array[place, : len(part)] = part
             examples[place], classes[place] = len(data.rows), len(data.head)
-        return ClientShare._make([*arrays, examples, classes, np.int32(len(units))])
+        return ClientShare._make([*arrays, examples, classes, np.array(len(units), np.int32)])
 
-    def _records(self, broadcast: Any, units: ClientShare, clip: Any) -> tuple[Any, Any]:
+    @override
+    def _records(
+        self, broadcast: list[JaxArray], units: ClientShare[JaxArray], clip: Parameters
+    ) -> tuple[JaxArray, JaxArray]:
         import jax
         import jax.numpy as jnp
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Float32
@@ -18,19 +18,28 @@ from jaxtyping import Float32
 from fedemb.engine import hosts
 from fedemb.engine.hosts import Message
 from fedemb.engine.rounds import STATISTICS, ClientExamples, RoundSums, Slab
-from fedemb.engine.vectorized_rounds import VectorizedRounds
+from fedemb.engine.vectorized_rounds import Padded, Units, VectorizedRounds
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import JaxDevice
+from fedemb.models.arrays import JaxArray, JaxDevice
 from fedemb.models.keras_backend import exact_numbers, jax_devices
 from fedemb.privacy.queries import Mechanism, Parameters
 
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding
+
 Tree = TypeVar("Tree")
 """Nested arrays."""
+DeviceUnits = TypeVar("DeviceUnits", bound="Padded[JaxArray]")
+"""Padded units on a device."""
+_Sums = tuple["JaxArray", ...]
+"""Sums so far, on every device."""
+_Start = tuple[list["JaxArray"], Parameters]
+"""Initial weights of a round, on every device, and the clip."""
 _UNITS = "units"
 """Axis of the mesh of devices."""
 
 
-class JaxRounds(VectorizedRounds):
+class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
     """Base class of rounds on JAX.
 
     With several hosts, the chief calls `run` and the other hosts call `follow`.
@@ -117,13 +126,14 @@ class JaxRounds(VectorizedRounds):
             sums, (broadcast, clip) = self._begun(
                 np.zeros(self.dim, np.float32), self.mechanism.sample_params()
             )
-            step = self._placed(self._any_step(), self._spread)
+            step = self._spread_out(self._any_step())
             compiled = self._add.lower(sums, broadcast, step, clip).compile()
-        found: Any = compiled.memory_analysis()
+        found = compiled.memory_analysis()
+        assert found is not None, "XLA plans the memory of every compiled step"
         parts = found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes
         return sum(parts) - found.alias_size_in_bytes
 
-    def _any_step(self) -> Any:
+    def _any_step(self) -> Units:
         unit = self._generated_unit(0, np.random.default_rng(0))
         share = self._share([unit], 0, self._parallel_units * self.worker_count)
         return next(self._steps(share))[0]
@@ -134,31 +144,33 @@ class JaxRounds(VectorizedRounds):
         return self._parallel_units
 
     @abstractmethod
-    def _records(self, broadcast: Any, units: Any, clip: Any) -> tuple[Any, Any]:
+    def _records(
+        self, broadcast: list[JaxArray], units: DeviceUnits, clip: Parameters
+    ) -> tuple[JaxArray, JaxArray]:
         """Returns updates `[together, dim]` and their `STATISTICS`, float32, on one device."""
 
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        return [self._share(units, round_index, self._parallel_units * self.worker_count)]
+        return Slab(self._share(units, round_index, self._parallel_units * self.worker_count))
 
-    def _steps(self, share: Any) -> Iterator[tuple[Any, int]]:
+    def _steps(self, share: Units) -> Iterator[tuple[Units, int]]:
         """Yields the units of each step, with counts per device, and their total number."""
         size = self._parallel_units
         all_devices = size * self.worker_count
         for start in range(0, len(share[0]), all_devices):
-            real = min(all_devices, int(share.count) - start)
+            real = min(all_devices, int(share.real) - start)
             counts = np.clip(real - size * np.arange(self.worker_count), 0, size)
             parts = [part[start : start + all_devices] for part in share[:-1]]
             yield share._make([*parts, counts.astype(np.int32)]), real
 
     def _sums(
-        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Any
+        self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab], parameters: Parameters
     ) -> RoundSums:
         statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
-        running: list[tuple[Any, int]] = []
+        running: list[tuple[JaxArray, int]] = []
         with self._exact_numbers():
             sums, start = self._begin(weights, parameters)
-            for (share,) in slabs:
-                for step, real in self._steps(share):
+            for slab in slabs:
+                for step, real in self._steps(cast("Units", slab)):
                     sums, rows = self._advanced(sums, start, step)
                     running.append((rows, real))
                     if len(running) > 1:  # overlap one step; more would need memory
@@ -166,38 +178,30 @@ class JaxRounds(VectorizedRounds):
             statistics += [_rows(*step) for step in running]
             return RoundSums(tuple(map(np.asarray, sums)), np.concatenate(statistics))
 
-    def _begin(self, weights: np.ndarray, clip: Any) -> tuple[Any, Any]:
+    def _begin(self, weights: np.ndarray, clip: Parameters) -> tuple[_Sums, _Start]:
         """Returns empty sums, and weights and clip, on every device of every host."""
-        hosts.send(Message.BEGIN, weights, clip)
+        hosts.send(Message.BEGIN, weights, np.asarray(clip))
         return self._begun(weights, clip)
 
-    def _begun(self, weights: np.ndarray, clip: Any) -> tuple[Any, Any]:
+    def _begun(self, weights: np.ndarray, clip: Parameters) -> tuple[_Sums, _Start]:
         # Same placement as results of the function; otherwise the second step recompiles.
         empty = self.mechanism.initial_sample_state(self.dim)
-        return self._placed(empty, self._everywhere), (
-            self._placed(self._split(weights), self._everywhere),
-            clip,
-        )
+        everywhere = self._everywhere
+        broadcast = [_placed(part, everywhere) for part in self._split(weights)]
+        return tuple(_placed(np.asarray(part), everywhere) for part in empty), (broadcast, clip)
 
-    def _advanced(self, sums: Any, start: Any, step: Any) -> tuple[Any, Any]:
+    def _advanced(self, sums: _Sums, start: _Start, step: Units) -> tuple[_Sums, JaxArray]:
         """Returns the sums after a step, and the statistics of its units."""
         hosts.send(Message.STEP, *step)
         return self._stepped(sums, start, step)
 
-    def _stepped(self, sums: Any, start: Any, step: Any) -> tuple[Any, Any]:
+    def _stepped(self, sums: _Sums, start: _Start, step: Units) -> tuple[_Sums, JaxArray]:
         broadcast, clip = start
-        return self._add(sums, broadcast, self._placed(step, self._spread), clip)
+        return self._add(sums, broadcast, self._spread_out(step), clip)
 
-    @staticmethod
-    def _placed(tree: Any, sharding: Any) -> Any:
-        """Places arrays that every host has, each shard on its device."""
-        import jax
-
-        def place(part: Any) -> Any:
-            part = np.asarray(part)
-            return jax.make_array_from_callback(part.shape, sharding, part.__getitem__)
-
-        return jax.tree.map(place, tree)
+    def _spread_out(self, step: Units) -> Units:
+        """Returns the units of a step, each on its device."""
+        return step._make(_placed(part, self._spread) for part in step)
 
     def follow(self) -> None:
         """Computes the steps that the chief sends, until it sends the end.
@@ -206,7 +210,7 @@ class JaxRounds(VectorizedRounds):
           StorageError: the chief or another host was lost.
         """
         step = self._any_step()
-        state: Any = None
+        state: tuple[_Sums, _Start] | None = None
         with self._exact_numbers():
             while True:
                 message, body = hosts.receive()
@@ -217,7 +221,7 @@ class JaxRounds(VectorizedRounds):
                     )
                     weights, clip = hosts.decoded_arrays(body, like)
                     state = self._begun(weights, np.float64(clip))
-                elif message is Message.STEP:
+                elif message is Message.STEP and state is not None:
                     sums, start = state
                     given = step._make(hosts.decoded_arrays(body, step))
                     state = self._stepped(sums, start, given)[0], start
@@ -244,12 +248,14 @@ class JaxRounds(VectorizedRounds):
                         for part in share[:-1]
                     ]
                     counts = np.zeros(workers, np.int32)
-                    counts[worker] = min(size, int(share.count) - start)
+                    counts[worker] = min(size, int(share.real) - start)
                     sums, _ = self._advanced(sums, begun, share._make([*parts, counts]))
                 found.append(np.concatenate([np.ravel(part) for part in sums]))
         return found
 
-    def _step(self, sums: Any, broadcast: Any, units: Any, clip: Any) -> Any:
+    def _step(
+        self, sums: _Sums, broadcast: list[JaxArray], units: DeviceUnits, clip: Parameters
+    ) -> tuple[_Sums, JaxArray]:
         """Adds the records of each device to the sums; also returns their `STATISTICS`."""
         import jax
         import jax.numpy as jnp
@@ -257,10 +263,11 @@ class JaxRounds(VectorizedRounds):
         # Weights vary by device: for shared weights, JAX would sum the gradients of all devices
         # before the clip.
         updates, rows = self._records(on_each_device(broadcast), units, clip)
-        records = jax.vmap(lambda update: self.mechanism.record(clip, [update]))(updates)
-        real = jnp.arange(self._parallel_units) < units.count[0]
+        record = jax.vmap(lambda update: self.mechanism.record(clip, [update]))
+        records = cast("_Sums", record(updates))
+        real = jnp.arange(self._parallel_units) < units.real[0]
 
-        def added(total: Any, part: Any) -> Any:
+        def added(total: JaxArray, part: JaxArray) -> JaxArray:
             # Padding adds zero, whatever its record is.
             mine = jnp.where(real.reshape((-1,) + (1,) * (part.ndim - 1)), part, 0)
             return total + jax.lax.psum(jnp.sum(mine, axis=0), _UNITS)
@@ -303,10 +310,17 @@ def on_each_device(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: jax.lax.pcast(leaf, _UNITS, to="varying"), tree)
 
 
+def _placed(part: np.ndarray, sharding: NamedSharding) -> JaxArray:
+    """Places an array that every host has, each shard on its device."""
+    import jax
+
+    return jax.make_array_from_callback(part.shape, sharding, part.__getitem__)
+
+
 def memory_of(device: JaxDevice) -> int:
     """Returns the memory limit of a device in bytes; 0 if unknown, as on a CPU."""
     return (device.memory_stats() or {}).get("bytes_limit", 0)
 
 
-def _rows(rows: Any, real: int) -> np.ndarray:
+def _rows(rows: JaxArray, real: int) -> np.ndarray:
     return np.asarray(rows)[:real]

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import cast
+
+import numpy as np
+from typing_extensions import override
 
 from fedemb.config import UnitGradientConfig
 from fedemb.engine.jax.rounds import JaxRounds
 from fedemb.engine.units.unit_gradient import SLAB_MICROBATCHES, UnitRounds, UnitShare
-from fedemb.models.arrays import JaxDevice, Model, Variable
-from fedemb.privacy.queries import Mechanism
+from fedemb.models.arrays import JaxArray, JaxDevice, Model, Variable
+from fedemb.privacy.queries import Mechanism, Parameters
 
 
-class JaxUnitGradientFunction(UnitRounds, JaxRounds):
+class JaxUnitGradientFunction(UnitRounds, JaxRounds[UnitShare[np.ndarray], UnitShare[JaxArray]]):
     """Sums the clipped mean gradients of the units of a round, on JAX.
 
     Args:
@@ -48,7 +51,10 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds):
             devices=devices,
         )
 
-    def _records(self, broadcast: Any, units: UnitShare, clip: Any) -> tuple[Any, Any]:
+    @override
+    def _records(
+        self, broadcast: list[JaxArray], units: UnitShare[JaxArray], clip: Parameters
+    ) -> tuple[JaxArray, JaxArray]:
         import jax
         import jax.numpy as jnp
 
@@ -56,11 +62,15 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds):
         updates, losses = record(self._views(units), units.labels, units.weights)
         norms = jnp.sqrt(jnp.sum(jnp.square(updates.astype("float64")), axis=1))
         if self._config.automatic_clip is not None:
-            updates = jax.vmap(self._automatic, (0, 0, None))(updates, norms, clip)
+            updates = jax.vmap(self._automatic, (0, 0, None))(
+                updates, norms, cast("JaxArray", clip)
+            )
         images = jnp.count_nonzero(units.weights, axis=1)
         return updates, jnp.stack([norms, losses, losses, images], axis=1).astype("float32")
 
-    def _record(self, broadcast: Any, images: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+    def _record(
+        self, broadcast: list[JaxArray], images: JaxArray, labels: JaxArray, weights: JaxArray
+    ) -> tuple[JaxArray, JaxArray]:
         """Returns the negative mean gradient of a unit, float32 `[dim]`, and its loss."""
         import jax
         import jax.numpy as jnp
@@ -69,7 +79,7 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds):
         labels = jnp.repeat(labels, views)
         weights = jnp.repeat(weights / float(views), views)
 
-        def loss(trained: Any) -> Any:
+        def loss(trained: list[JaxArray]) -> JaxArray:
             chances = jax.nn.log_softmax(self._logits(trained, images))
             return -jnp.sum(weights * jnp.take_along_axis(chances, labels[:, None], 1)[:, 0])
 

@@ -7,15 +7,16 @@ The norm of a record is computed from features and errors, and the clipped sum i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from fedemb.config import UnitGradientConfig
 from fedemb.engine.feature_cache import UnitFeatures, row_type
-from fedemb.engine.rounds import RoundSums
+from fedemb.engine.rounds import RoundSums, Slab
 from fedemb.engine.server import MeanStep, ServerRule
 from fedemb.errors import ConfigError
 from fedemb.models.arrays import Model
@@ -32,7 +33,7 @@ from fedemb.privacy.queries.product_sum import (
 
 _CHUNK_BYTES = 4 << 20
 """Bytes of features in one matrix product, float64; about the cache of a core."""
-Slab = tuple[np.ndarray, np.ndarray]
+_Packed = tuple[np.ndarray, np.ndarray]
 """Rows of images, and their weights in the mean of their unit, `[units, images]` each. Raw."""
 SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Sum of packed units, int64 `[dim]`; their norms and mean losses, `[units]`. Raw."""
@@ -84,9 +85,9 @@ class HeadGradientFunction:
         waiting = iter(units)
         while taken := list(islice(waiting, self._chunk)):
             if filled := [unit for unit in taken if len(unit)]:
-                yield self._pack(filled)
+                yield Slab(self._pack(filled))
 
-    def _pack(self, units: Sequence[UnitFeatures]) -> tuple[np.ndarray, np.ndarray]:
+    def _pack(self, units: Sequence[UnitFeatures]) -> _Packed:
         """Returns image rows and their weights in the mean of their unit, `[units, images]`."""
         images = self._config.images_per_unit
         buffers = cast("Sequence[bytes]", units)  # an array is one
@@ -112,25 +113,25 @@ class HeadGradientFunction:
     def run(self, weights: np.ndarray, slabs: Iterable[Slab], parameters: Parameters) -> RoundSums:
         """Returns the clipped sum of one round from packed units; see `SlabRounds.run`."""
         del parameters  # the clip is constant
-        head = self._head(weights)
+        sum_of = self._sum_at(weights)
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]
         self.seconds_waited, asked = 0.0, time.perf_counter()
-        for images, shares in slabs:
+        for slab in slabs:
             self.seconds_waited += time.perf_counter() - asked
-            summed, norms, losses = self._sum(head, images, shares)
+            images, shares = cast("_Packed", slab)
+            summed, norms, losses = sum_of(images, shares)
             total += summed
             counts = np.count_nonzero(shares, axis=1)
             rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
             asked = time.perf_counter()
         return RoundSums((total,), np.concatenate(rows))
 
-    def _head(self, weights: np.ndarray) -> Any:
-        """Returns the weights in the form that the sums of a round use."""
-        return whole_weights(weights.reshape(self._rows, self._classes))
+    def _sum_at(self, weights: np.ndarray) -> Callable[[np.ndarray, np.ndarray], SlabSum]:
+        """Returns the clipped sum of packed units as a function of images and their weights."""
+        return partial(self._sum, whole_weights(weights.reshape(self._rows, self._classes)))
 
-    def _sum(self, head: Any, images: np.ndarray, shares: np.ndarray) -> SlabSum:
-        """Returns the clipped sum of packed units."""
+    def _sum(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
         features = Features(images["mantissas"].astype(np.float64), images["scale"])
         errors, losses = self._errors(head, features, images["label"], shares)
         summed, norms = clipped_product_sum(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 from typing_extensions import override
@@ -13,6 +14,7 @@ from fedemb.config import ServerConfig, UnitGradientConfig
 from fedemb.engine.server import ServerRule, ServerState
 from fedemb.engine.units.head_gradient import HeadGradientFunction, SlabSum
 from fedemb.models.arrays import Model
+from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.queries import Mechanism
 from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
 
@@ -30,15 +32,15 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
         super().__init__(classifier, mechanism, config)
-        self._plan: Any = mechanism.plan
+        self._plan = cast("LeastSquares", mechanism.plan)
         self.dim = moment_size(self._rows - 1, self._classes)
 
     @override
-    def _head(self, weights: np.ndarray) -> None:
-        """Returns None: moments do not depend on the weights."""
+    def _sum_at(self, weights: np.ndarray) -> Callable[[np.ndarray, np.ndarray], SlabSum]:
+        """Returns the sum of moments, which do not depend on the weights."""
+        return self._moments
 
-    @override
-    def _sum(self, head: None, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+    def _moments(self, images: np.ndarray, shares: np.ndarray) -> SlabSum:
         """Returns the moments of packed units, with their largest feature norms."""
         plan = self._plan
         features = images["mantissas"][..., :-1] / images["scale"][..., None]
@@ -63,7 +65,7 @@ class LeastSquaresFunction(HeadGradientFunction):
 class SolvedHead:
     """Solves noised mean moments for a head; see `ServerRule`."""
 
-    plan: Any
+    plan: LeastSquares
     rows: int
     """Number of features, plus 1 for the bias."""
     classes: int

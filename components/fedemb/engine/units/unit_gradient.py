@@ -14,22 +14,23 @@ has the same bits at any position and in any batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float32
+from typing_extensions import override
 
 from fedemb.config import UnitGradientConfig
 from fedemb.engine.rounds import ClientExamples, ParallelRounds, Slab, assigned_devices, seed_of
 from fedemb.engine.units.kernel_gradients import kernel_gradients_at_once
 from fedemb.engine.units.views import apply_moves, draw_moves
 from fedemb.engine.vectorized_rounds import VectorizedRounds
-from fedemb.models.arrays import Model, Variable
+from fedemb.models.arrays import AnyTensor, Model, Part, TfTensor, Variable
 from fedemb.models.classifier import HEAD, without_head
 from fedemb.models.keras_backend import keras_ops
 from fedemb.models.losses import NEVER
 from fedemb.models.preprocessing import preprocess
-from fedemb.privacy.queries import Mechanism
+from fedemb.privacy.queries import Mechanism, Parameters, Record
 
 SLAB_MICROBATCHES = 16
 """Maximum number of micro-batches per slab and worker."""
@@ -37,28 +38,32 @@ _LANES = 16
 """Maximum vector width of a processor."""
 
 
-class UnitShare(NamedTuple):
+_Records = tuple[TfTensor, TfTensor, TfTensor]
+"""Updates `[microbatch, dim]`, their losses and their numbers of images. Raw."""
+
+
+class UnitShare(NamedTuple, Generic[Part]):
     """Units of a slab for one worker, in whole micro-batches. Raw."""
 
-    images: Any
+    images: Part
     """uint8 `[units, images, size, size, channels]`; zeros for missing images."""
-    labels: Any
+    labels: Part
     """int32 `[units, images]`."""
-    weights: Any
+    weights: Part
     """float32 `[units, images]`: 1 / images of the unit; 0 for missing images."""
-    moves: Any
+    moves: Part
     """int32 `[units, images, views, 3]`."""
-    count: Any
+    real: Part
     """int32 scalar: number of units; the rest is padding."""
 
 
-class UnitRounds(VectorizedRounds):
+class UnitRounds(VectorizedRounds[UnitShare[np.ndarray]]):
     """Base class of rounds of units in whole micro-batches, on any backend."""
 
     layout = "training.unit_gradient.microbatch"
 
     def _set_model(
-        self, classifier: Any, config: UnitGradientConfig, variables: Sequence[Any]
+        self, classifier: Model, config: UnitGradientConfig, variables: Sequence[Variable]
     ) -> list[tuple[int, ...]]:
         """Sets the trained model; returns the shapes of its trained tensors."""
         self._classifier, self._trunk = classifier, without_head(classifier)
@@ -72,7 +77,9 @@ class UnitRounds(VectorizedRounds):
         """Returns the values of the trained variables, float32 `[dim]`."""
         return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
-    def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> UnitShare:
+    def _share(
+        self, units: Sequence[ClientExamples], round_index: int, multiple: int
+    ) -> UnitShare[np.ndarray]:
         config = self._config
         shape = (-(-len(units) // multiple) * multiple, config.images_per_unit)
         share = UnitShare(
@@ -80,7 +87,7 @@ class UnitRounds(VectorizedRounds):
             labels=np.zeros(shape, np.int32),
             weights=np.zeros(shape, np.float32),
             moves=np.zeros((*shape, config.views, 3), np.int32),
-            count=np.int32(len(units)),
+            real=np.array(len(units), np.int32),
         )
         for place, unit in enumerate(units):
             count = min(len(unit.labels), config.images_per_unit)
@@ -97,7 +104,7 @@ class UnitRounds(VectorizedRounds):
         labels = random.integers(0, self._classes, self._config.images_per_unit)
         return ClientExamples(0, group, images, labels)
 
-    def _views(self, units: UnitShare) -> Any:
+    def _views(self, units: UnitShare[AnyTensor]) -> AnyTensor:
         """Returns all preprocessed views of the units of a micro-batch, `[units, views, ...]`."""
         ops, config = keras_ops(), self._config
         size, images = config.microbatch, config.images_per_unit
@@ -106,7 +113,7 @@ class UnitRounds(VectorizedRounds):
         views = preprocess(apply_moves(pixels, moves))
         return ops.reshape(views, (size, images * config.views, *self._image))
 
-    def _logits(self, weights: Sequence[Any], images: Any) -> Any:
+    def _logits(self, weights: Sequence[AnyTensor], images: AnyTensor) -> AnyTensor:
         """Returns logits with `weights` instead of `variables`.
 
         The head is one product with the bias as last row, padded with unused classes to a multiple
@@ -116,8 +123,8 @@ class UnitRounds(VectorizedRounds):
         ops = keras_ops()
         given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
 
-        def values(variables: Sequence[Any]) -> list[Any]:
-            return [given.get(id(v), v.value) for v in variables]
+        def values(variables: Sequence[Variable]) -> list[AnyTensor]:
+            return cast("list[AnyTensor]", [given.get(id(v), v.value) for v in variables])
 
         trunk, head = self._trunk, self._classifier.get_layer(HEAD)
         outputs, *_ = trunk.stateless_call(
@@ -134,18 +141,19 @@ class UnitRounds(VectorizedRounds):
         outputs = ops.concatenate([outputs, ops.ones_like(outputs[:, :1])], axis=1)
         return ops.matmul(outputs, ops.concatenate([kernel, bias[None]], axis=0))
 
-    def _automatic(self, update: Any, norm: Any, clip: Any) -> Any:
+    def _automatic(self, update: AnyTensor, norm: AnyTensor, clip: AnyTensor) -> AnyTensor:
         """Returns a record scaled to just below the clip (Bu et al., arXiv 2206.07136).
 
         The constant added to the norm prevents a record of norm 0 from being scaled to full norm.
         The query also clips, so the guarantee does not depend on this scaling.
         """
         ops = keras_ops()
+        assert self._config.automatic_clip is not None, "called only with an automatic clip"
         factor = clip / (norm + self._config.automatic_clip)
         return ops.cast(ops.cast(update, "float64") * factor, "float32")
 
 
-class UnitGradientFunction(UnitRounds, ParallelRounds):
+class UnitGradientFunction(UnitRounds, ParallelRounds[UnitShare[TfTensor]]):
     """Sums the clipped mean gradients of the units of a round, on TensorFlow.
 
     Args:
@@ -193,7 +201,8 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         size = self._config.microbatch
         batches = [units[start : start + size] for start in range(0, len(units), size)]
         shares = [batches[worker :: self.worker_count] for worker in range(self.worker_count)]
-        return [self._share([u for b in share for u in b], round_index, size) for share in shares]
+        units_of = ([unit for batch in share for unit in batch] for share in shares)
+        return Slab([self._share(chosen, round_index, size) for chosen in units_of])
 
     def _sums_by_worker(
         self, weights: np.ndarray, units: Sequence[ClientExamples]
@@ -206,26 +215,39 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
         return [np.concatenate([np.ravel(part) for part in state]) for state in states]
 
+    @override
     def _loop(
-        self, number: int, broadcast: Any, share: UnitShare, state: Any, parameters: Any
-    ) -> tuple[Any, Any]:
+        self,
+        number: int,
+        broadcast: Sequence[TfTensor],
+        share: UnitShare[TfTensor],
+        *,
+        state: Record,
+        parameters: Parameters,
+    ) -> tuple[Record, TfTensor]:
         """Computes the micro-batches of one worker sequentially."""
         import tensorflow as tf
 
         del number  # all workers read the same weights
         size = self._config.microbatch
 
-        def add(place: Any, base: Any, records: Any, state: Any, rows: Any) -> Any:
+        def add(
+            place: TfTensor,
+            base: TfTensor,
+            records: _Records,
+            state: Record,
+            rows: tf.TensorArray,
+        ) -> tuple[TfTensor, TfTensor, _Records, Record, tf.TensorArray]:
             update, loss, count = (part[place] for part in records)
             state, norm = self._add(update, state, parameters)
             row = tf.stack([norm, loss, loss, count])
             return place + 1, base, records, state, rows.write(base + place, row)
 
-        def microbatch(start: Any, state: Any, rows: Any) -> Any:
-            chosen = UnitShare(
-                *[part[start : start + size] for part in share[:4]], count=share.count
-            )
-            real = tf.minimum(size, share.count - start)
+        def microbatch(
+            start: TfTensor, state: Record, rows: tf.TensorArray
+        ) -> tuple[TfTensor, Record, tf.TensorArray]:
+            chosen = UnitShare(*[part[start : start + size] for part in share[:4]], real=share.real)
+            real = tf.minimum(size, share.real - start)
             _, _, _, state, rows = tf.while_loop(
                 lambda place, *_: place < real,
                 add,
@@ -234,34 +256,36 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
             )
             return start + size, state, rows
 
-        rows = tf.TensorArray(tf.float32, size=share.count, element_shape=[4])
+        rows = tf.TensorArray(tf.float32, size=share.real, element_shape=[4])
         _, state, rows = tf.while_loop(
-            lambda start, *_: start < share.count,
+            lambda start, *_: start < share.real,
             microbatch,
             (tf.constant(0), state, rows),
             parallel_iterations=1,
         )
         return state, rows.stack()
 
-    def _clip_and_add(self, update: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+    def _clip_and_add(
+        self, update: TfTensor, state: Record, parameters: Parameters
+    ) -> tuple[Record, TfTensor]:
         """Adds the record of one unit to the sums; also returns its norm, float32."""
         import tensorflow as tf
 
         query = self.mechanism.query
         norm = tf.norm(tf.cast(update, tf.float64))
         if self._config.automatic_clip is not None:
-            update = self._automatic(update, norm, parameters)
+            update = self._automatic(update, norm, cast("TfTensor", parameters))
         record = query.preprocess_record(parameters, [update])
         return query.accumulate_preprocessed_record(state, record), tf.cast(norm, tf.float32)
 
-    def _records(self, broadcast: Any, units: UnitShare) -> tuple[Any, Any, Any]:
+    def _records(self, broadcast: Sequence[TfTensor], units: UnitShare[TfTensor]) -> _Records:
         """Returns negative mean gradients `[microbatch, dim]`, losses and counts `[microbatch]`."""
         import tensorflow as tf
 
         size, config = self._config.microbatch, self._config
         views = self._views(units)
 
-        def record(unit: Any) -> tuple[Any, Any]:
+        def record(unit: tuple[TfTensor, TfTensor, TfTensor]) -> tuple[TfTensor, TfTensor]:
             images, labels, weights = unit
             labels = tf.repeat(labels, config.views)
             weights = tf.repeat(weights / float(config.views), config.views)
@@ -274,7 +298,9 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
             gradients = tape.gradient(
                 loss, broadcast, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            return tf.concat([tf.reshape(-part, [-1]) for part in gradients], axis=0), loss
+            return tf.concat(
+                [tf.reshape(-part, [-1]) for part in cast("list[TfTensor]", gradients)], axis=0
+            ), loss
 
         labels, weights = (tf.ensure_shape(p, [size, None]) for p in (units.labels, units.weights))
         with kernel_gradients_at_once():

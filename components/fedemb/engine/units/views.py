@@ -6,7 +6,7 @@ bits on any device.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -46,13 +46,12 @@ def apply_moves(images: Tensor, moves: Tensor) -> Tensor:
       uint8 `[images * views, size, size, channels]`.
     """
     ops = keras_ops()
-    shape: Any = images.shape
-    size, channels = shape[1], shape[3]
+    _, size, _, channels = cast("tuple[int, ...]", images.shape)
     per_image = moves.shape[1]
     moves = ops.reshape(moves, (-1, 3))
     places = ops.arange(size, dtype="int32")[None, :]
 
-    def inside(shift: Any) -> Any:
+    def inside(shift: Tensor) -> Tensor:
         at = ops.abs(places + shift[:, None])
         return (size - 1) - ops.abs((size - 1) - at)
 

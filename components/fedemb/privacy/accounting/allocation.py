@@ -16,20 +16,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 from dp_accounting import dp_event as dpe
-from scipy import fft
 from scipy.special import ndtr
 
+from fedemb.privacy.accounting.fourier import Doubles, spectrum_of, values_of
 from fedemb.privacy.accounting.gaussian_losses import GridLosses
 
-Doubles = npt.NDArray[np.float64]
-_Transform = Callable[..., Any]
 _TAIL = 7.0
 """Standard deviations beyond which normals count as an infinite loss (probability 1.3e-12)."""
 _SHORTEST_TAIL = 3.0
@@ -99,9 +95,8 @@ def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> GridLo
 
     absent = chances(0.5)
     last = chances(-0.5) if with_unit else absent
-    forward, backward = cast("tuple[_Transform, _Transform]", (fft.rfft, fft.irfft))
-    power = forward(absent) ** (steps - 1) * forward(last)
-    total: Doubles = np.maximum(backward(power, points), 0.0)
+    power = spectrum_of(absent) ** (steps - 1) * spectrum_of(last)
+    total: Doubles = np.maximum(values_of(power, points), 0.0)
     with np.errstate(divide="ignore"):
         losses = np.log(edges[:-1] / steps) * (1 if with_unit else -1)
     real = np.isfinite(losses) & (total > 0)

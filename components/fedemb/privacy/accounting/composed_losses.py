@@ -19,17 +19,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from scipy import fft
 from scipy.optimize import brentq
 
+from fedemb.privacy.accounting.fourier import Doubles, Spectrum, spectrum_of, values_of
 from fedemb.privacy.accounting.gaussian_losses import Floats, GridLosses
 
 Parts = Sequence[tuple[GridLosses, int]]
 """Losses of one round, and the number of such rounds."""
-_Transform = Callable[..., Any]
 
 _DECADES = 4.0
 """Powers of ten of delta that share one tilt, chosen for their middle."""
@@ -197,14 +197,14 @@ def _tilted_curve(parts: Parts, tilt: float) -> _TiltedCurve:
     points = cast("int", fft.next_fast_len(high - low + 1, real=True))
     if points > _LONGEST:
         raise OverflowError(f"{points} losses at spacing {grid:g} are too many")
-    forward, backward = cast("tuple[_Transform, _Transform]", (fft.rfft, fft.irfft))
-    logs: Any = np.zeros(points // 2 + 1)
-    factors: list[tuple[Any, int]] = []
+    logs: Doubles = np.zeros(points // 2 + 1)
+    factors: list[tuple[Spectrum, int]] = []
     start = 0
     for (part, count), weights in zip(parts, tilted, strict=True):
         centre = round(float(weights @ np.arange(weights.size)))
         places = (np.arange(weights.size) - centre) % points
-        factors.append((forward(np.bincount(places, weights=weights, minlength=points)), count))
+        masses = cast("Doubles", np.bincount(places, weights=weights, minlength=points))
+        factors.append((spectrum_of(masses), count))
         with np.errstate(divide="ignore"):
             logs += count * np.log(np.abs(factors[-1][0]))
         start += count * (part.first + centre)
@@ -212,7 +212,7 @@ def _tilted_curve(parts: Parts, tilt: float) -> _TiltedCurve:
     phase = sum(count * np.angle(factor[kept]) for factor, count in factors)
     spectrum = np.zeros(logs.size, dtype=np.complex128)
     spectrum[kept] = np.exp(logs[kept] + 1j * phase)
-    sums: Floats = backward(spectrum, points)
+    sums = values_of(spectrum, points)
     # Errors of coefficients grow with their power; the inverse transform averages them.
     size = 2 * float(np.exp(logs[kept]).sum()) / points
     error = (1 + rounds) * _FFT_ROUNDING * math.log2(points) * size + math.exp(-_LOG_NEGLIGIBLE)

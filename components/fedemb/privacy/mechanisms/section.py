@@ -140,7 +140,7 @@ class MechanismConfig(Section):
     solves_head: ClassVar[bool] = False
     """Whether the only round computes second moments, from which a head is solved."""
 
-    kind: Any
+    kind: Any  # each mechanism has its own literal, and attributes are invariant
     """Name of the mechanism."""
     rounds: PositiveInt
     """Training rounds (T)."""
