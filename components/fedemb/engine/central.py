@@ -4,6 +4,11 @@ Uses the losses, augmentation and optimizer kernels of local training, in one lo
 batches. The learning rate increases for a tenth of the steps, then decays along a half cosine.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUntypedFunctionDecorator=false
+
 from __future__ import annotations
 
 import logging

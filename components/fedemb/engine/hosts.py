@@ -19,11 +19,14 @@ The traffic is not encrypted, not authenticated, and un-noised: images are sent 
 sums come back. Use a network policy that admits only the hosts of this job.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import IntEnum
 from itertools import count
@@ -215,7 +218,7 @@ def _broadcast(data: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def lost_host_errors() -> Iterator[None]:
+def lost_host_errors() -> Generator[None]:
     """Translates errors of JAX about a lost host.
 
     Raises:

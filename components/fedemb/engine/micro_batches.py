@@ -1,5 +1,9 @@
 """Features of a frozen backbone in micro-batches, with the same bits for an image anywhere."""
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import logging

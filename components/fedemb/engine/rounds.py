@@ -6,6 +6,11 @@ do not depend on order, so any assignment of clients to workers, devices and sla
 bits. Slabs of bounded size keep memory independent of the number of clients and identities.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import time

@@ -3,6 +3,9 @@
 Uses NumPy on one flat vector in a fixed order, so that a resumed run computes the same bits.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math

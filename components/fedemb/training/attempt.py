@@ -12,7 +12,7 @@ uncommitted round never left the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -302,7 +302,7 @@ def _rehearsed(inputs: AttemptInputs, build: Callable[[], Rounds[Unit]]) -> Roun
 
 
 @contextmanager
-def _workers(training: TrainingConfig) -> Iterator[Workers]:
+def _workers(training: TrainingConfig) -> Generator[Workers]:
     """Sets up the backend and connects the other hosts."""
     use_backend(training.backend)
     load_keras()

@@ -5,6 +5,10 @@ stored separately from the model: the gate evaluates, and the bundle contains, o
 average.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from fedemb.config import RunConfig

@@ -5,6 +5,9 @@ everything computed from client updates before noise. All of it is written to th
 `diagnostics.jsonl` and as TensorBoard event files.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import json

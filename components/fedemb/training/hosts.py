@@ -4,17 +4,20 @@ The host builds the rounds that the chief describes and computes what the chief 
 no store and no key.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIGABRT
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,7 +39,7 @@ _Unit = TypeVar("_Unit")
 
 
 @contextmanager
-def led(config: RunConfig, backbone: Model, function: TrainingRound[_Unit]) -> Iterator[None]:
+def led(config: RunConfig, backbone: Model, function: TrainingRound[_Unit]) -> Generator[None]:
     """Connects all hosts of the job to the chief while entered; does nothing on a single host.
 
     Args:
@@ -55,7 +58,7 @@ def led(config: RunConfig, backbone: Model, function: TrainingRound[_Unit]) -> I
         leave()
 
 
-def _described(config: RunConfig, backbone: Model, function: JaxRounds) -> bytes:
+def _described(config: RunConfig, backbone: Model, function: JaxRounds[Any, Any]) -> bytes:
     head = {
         "config": config.model_dump(mode="json"),
         "code_sha": code_digest(config),
@@ -67,7 +70,7 @@ def _described(config: RunConfig, backbone: Model, function: JaxRounds) -> bytes
         return json.dumps(head).encode() + b"\n" + file.read_bytes()
 
 
-def _built(job: bytes) -> JaxRounds:
+def _built(job: bytes) -> JaxRounds[Any, Any]:
     """Returns the chief's rounds, with a mechanism that has no keys."""
     head, file = job.split(b"\n", 1)
     described = json.loads(head)

@@ -5,6 +5,9 @@ that a trainer killed right after can resume. Once a checkpoint covers the round
 removed; the record's name stays reserved permanently.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

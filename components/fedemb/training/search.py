@@ -9,12 +9,15 @@ holds only while they are secret (Papernot and Steinke, arXiv 2110.03620). So no
 while trials run.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict, cast
 
@@ -87,14 +90,15 @@ def trial_inputs(inputs: AttemptInputs, recipe: str, number: int) -> TrialInputs
       number: number of the trial.
     """
     return TrialInputs(
-        **{
-            **{item.name: getattr(inputs, item.name) for item in fields(inputs)},
-            "config": inputs.config.tuned(recipe),
-            "plan": trial_plan(inputs.plan, inputs.config, recipe),
-            "recipe": recipe,
-            "search_sha": inputs.inputs_sha,
-            "number": number,
-        }
+        config=inputs.config.tuned(recipe),
+        run_id=inputs.run_id,
+        plan=trial_plan(inputs.plan, inputs.config, recipe),
+        reservation=inputs.reservation,
+        users=inputs.users,
+        initial_weights_sha=inputs.initial_weights_sha,
+        recipe=recipe,
+        search_sha=inputs.inputs_sha,
+        number=number,
     )
 
 
@@ -201,7 +205,7 @@ def _order(score: float | None, number: int) -> tuple[bool, float, int]:
 
 
 @contextmanager
-def _scorer(context: StepContext) -> Iterator[UserStore]:
+def _scorer(context: StepContext) -> Generator[UserStore]:
     with open_private(context, "evaluation") as folder:
         yield UserStore(folder)
 
@@ -231,7 +235,7 @@ def _delete_others(bound: BoundAttempt, best: int) -> None:
 
 
 @contextmanager
-def silent() -> Iterator[None]:
+def silent() -> Generator[None]:
     """Suppresses all log lines: their number would reveal the number of trials."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

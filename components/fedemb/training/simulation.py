@@ -5,6 +5,10 @@ A simulation lacks the requirements of a release: a ledger that charges the budg
 store, the evidence and the gate. Its guarantee is therefore labeled as a simulation.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import os

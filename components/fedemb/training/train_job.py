@@ -6,11 +6,14 @@ other hosts when it starts and deletes them when it ends, also after an error. I
 killed, its hosts end on their own, and the job is deleted with the chief's pod, which owns it.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import NotRequired, TypedDict, cast
 
@@ -108,7 +111,7 @@ def train_job() -> TrainJob:
 
 
 @contextmanager
-def hosts_of_the_step() -> Iterator[JobHost | None]:
+def hosts_of_the_step() -> Generator[JobHost | None]:
     """Starts the other hosts while entered; yields the connection between them and the chief.
 
     Without other hosts in the variables, yields `JobHost.of_environment`.

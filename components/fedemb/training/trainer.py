@@ -1,5 +1,8 @@
 """The training loop: computes rounds, commits them in order, and resumes."""
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import logging

@@ -9,6 +9,10 @@ All random draws are made in `client_draws.py`. Batch shapes depend only on the 
 of the client: the last batch of an epoch is short, never padded.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

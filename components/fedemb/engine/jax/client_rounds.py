@@ -3,6 +3,9 @@
 The same records as `RoundFunction` makes, of the same orders, heads and draws.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,6 +5,10 @@ convolutions that `vmap` over kernels makes, and at the gradient of pooling. It 
 products and slices. Figures: `python -m tests.benchmarks.bench_backends`.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

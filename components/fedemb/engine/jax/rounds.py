@@ -5,10 +5,15 @@ round. Units are vectorized by `vmap`, and each is clipped in float64. Integer s
 order, so one device and many devices give the same bits.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
@@ -279,7 +284,7 @@ class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
         return tuple(map(added, sums, records)), rows
 
     @contextmanager
-    def _exact_numbers(self) -> Iterator[None]:
+    def _exact_numbers(self) -> Generator[None]:
         """Enables 64 bits for clip and sum, and translates errors of memory and hosts.
 
         Raises:

@@ -1,29 +1,35 @@
 """Measures the speed of private rounds on the available devices, and of a plain training step."""
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedemb.config import LocalTrainingConfig, ModelConfig, UnitGradientConfig
 from fedemb.engine.jax.client_rounds import JaxRoundFunction
-from fedemb.engine.jax.rounds import JaxRounds
+from fedemb.engine.jax.rounds import DeviceUnits, JaxRounds
 from fedemb.engine.jax.unit_gradient import JaxUnitGradientFunction
 from fedemb.engine.rounds import ClientExamples
+from fedemb.engine.vectorized_rounds import Units
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import JaxArray, Model
 from fedemb.models.backbones import build_backbone, trainable_variables, with_bfloat16
 from fedemb.models.keras_backend import jax_devices
 from fedemb.models.losses import cross_entropy
 from fedemb.models.preprocessing import preprocess
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.queries import Mechanism, build_mechanism
 
 MICROBATCHES = (16, 64, 256, 512)
 VIEWS = (1, 4, 16)
@@ -131,7 +137,7 @@ def fastest(speeds: Iterable[Speed]) -> Speed | None:
     return min(found, key=lambda one: one.microseconds_per_view, default=None)
 
 
-def _timed(act: Callable[[], Any]) -> tuple[float, float]:
+def _timed(act: Callable[[], object]) -> tuple[float, float]:
     """Seconds of an act, the best of some; and of the first one, which compiles."""
     times: list[float] = []
     for _ in range(1 + _REPEATS):
@@ -141,7 +147,7 @@ def _timed(act: Callable[[], Any]) -> tuple[float, float]:
     return min(times[1:]), times[0]
 
 
-def _plain(net: Any, name: str, half: bool, rows: int = 0) -> Speed:
+def _plain(net: Model, name: str, half: bool, rows: int = 0) -> Speed:
     """Forward, backward and step of SGD on one device; nothing is clipped.
 
     The model is a backbone with a head of `rows` rows, or an unchanged classifier.
@@ -154,14 +160,14 @@ def _plain(net: Any, name: str, half: bool, rows: int = 0) -> Speed:
     labels = random.integers(0, classes, PLAIN_BATCH).astype(np.int32)
     state = [v.value for v in net.non_trainable_variables]
 
-    def loss(weights: Any, images: Any, labels: Any) -> Any:
+    def loss(weights: list[JaxArray], images: JaxArray, labels: JaxArray) -> JaxArray:
         *trained, head = weights
-        outputs, _ = net.stateless_call(trained, state, preprocess(images), training=True)
+        outputs = net.stateless_call(trained, state, preprocess(images), training=True)[0]
         logits = outputs.astype("float32")
         return cross_entropy(logits @ head if rows else logits, labels)
 
     @jax.jit
-    def step(weights: Any, images: Any, labels: Any) -> Any:
+    def step(weights: list[JaxArray], images: JaxArray, labels: JaxArray) -> list[JaxArray]:
         gradients = jax.grad(loss)(weights, images, labels)
         return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
 
@@ -174,7 +180,7 @@ def _plain(net: Any, name: str, half: bool, rows: int = 0) -> Speed:
     )
 
 
-def _mechanism(rounds: int = 10) -> Any:
+def _mechanism(rounds: int = 10) -> Mechanism:
     default = next(iter(MECHANISMS.values()))  # any will do: what is timed is before the noise
     cohort = Cohort(
         population=16, users_per_client=2, clients_per_round=4, noise_multiplier=1.0, rounds=rounds
@@ -210,7 +216,7 @@ def _clients(name: str, workload: ClientWorkload, half: bool) -> Iterator[Speed]
     yield _round(name, function, clients, plain, looks=looks, views=workload.epochs, of=1)
 
 
-def _unit_gradients(net: Any, plain: Speed, views: int, microbatch: int) -> Speed:
+def _unit_gradients(net: Model, plain: Speed, views: int, microbatch: int) -> Speed:
     function = JaxUnitGradientFunction(
         net,
         _mechanism(),
@@ -240,7 +246,14 @@ def _unit_gradients(net: Any, plain: Speed, views: int, microbatch: int) -> Spee
 
 
 def _round(
-    work: str, function: JaxRounds, units: Any, plain: Speed, *, looks: int, views: int, of: int
+    work: str,
+    function: JaxRounds[Units, DeviceUnits],
+    units: Sequence[ClientExamples],
+    plain: Speed,
+    *,
+    looks: int,
+    views: int,
+    of: int,
 ) -> Speed:
     """Times a round, that is, a share of one that is `of` times as large.
 

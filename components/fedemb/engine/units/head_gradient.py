@@ -4,6 +4,10 @@ The norm of a record is computed from features and errors, and the clipped sum i
 (`privacy.queries.product_sum`). A round needs two products and the noise.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import time

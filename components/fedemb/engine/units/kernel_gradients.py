@@ -8,9 +8,14 @@ The table of converters is internal to TensorFlow. Its version is pinned, and a 
 module with TensorFlow's gradients of single units.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -23,7 +28,7 @@ FEWEST_UNITS = 16
 
 
 @contextmanager
-def kernel_gradients_at_once() -> Iterator[None]:
+def kernel_gradients_at_once() -> Generator[None]:
     """While entered, `tf.vectorized_map` computes small kernel gradients of all units at once."""
     from tensorflow.python.ops.parallel_for import pfor
 

@@ -1,5 +1,8 @@
 """Head solved from one noised sum of second moments, on features of a frozen backbone."""
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math

@@ -11,6 +11,11 @@ padding is never added. Before the first private image is read, `require_exact` 
 has the same bits at any position and in any batch.
 """
 
+# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownParameterType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
