@@ -50,6 +50,8 @@ def bench(
 
     Unit gradients of DP-SGD with several micro-batches, and the two rounds of virtual clients of
     docs/explanation/performance.md.
+
+    Example: fedemb bench
     """
     if not accelerator:
         raise ConfigError(

@@ -35,12 +35,14 @@ def check_data(
     set_: SetOption = None,
     private_root: Annotated[
         str | None,
-        typer.Option(help="Where the page goes; default: storage.private_root or runs/private."),
+        typer.Option(help="Folder of the page; default: storage.private_root or runs/private."),
     ] = None,
 ) -> None:
     """Check private images before a run: counts, bad records, users, samples.
 
-    For the data owner, outside the guarantee. Fails if too much is bad; the pipeline never does.
+    Prints exact private figures, for the data owner only. Fails if too many records are bad.
+
+    Example: fedemb check-data --config mine.yaml
     """
     from fedemb.config.data import BUILTIN
     from fedemb.errors import InputError
@@ -56,7 +58,7 @@ def check_data(
         found = check(checked, root, progress)
     say(
         f"{found.rows:,} records, {found.used:,} of them used, {100 * found.bad_fraction:.2f} % "
-        "bad (exact figures, for the data owner alone)"
+        "bad (exact private figures, for the data owner only)"
     )
     for kind, reasons in (("bad", found.bad), ("left out", found.left_out)):
         for text, count in reasons:
@@ -70,16 +72,19 @@ def check_data(
 
 def make_data(
     output: Annotated[Path, typer.Argument(help="Folder for private.parquet and public.parquet.")],
-    users: Annotated[int, typer.Option(help="Private identities.")] = 32_000,
-    images_per_user: Annotated[int, typer.Option(help="Images of each identity.")] = 4,
-    public_classes: Annotated[int, typer.Option(help="Classes of the public set.")] = 2000,
-    public_images_per_class: Annotated[int, typer.Option(help="Images of each.")] = 8,
+    users: Annotated[int, typer.Option(help="Number of private identities.")] = 32_000,
+    images_per_user: Annotated[int, typer.Option(help="Number of images of each identity.")] = 4,
+    public_classes: Annotated[int, typer.Option(help="Number of public classes.")] = 2000,
+    public_images_per_class: Annotated[int, typer.Option(help="Images of each public class.")] = 8,
     image_size: Annotated[
         int, typer.Option(min=8, max=512, help="Height and width in pixels.")
     ] = 28,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed draws the same images.")] = 0,
 ) -> None:
-    """Write generated images as Parquet files, for a first try."""
+    """Write generated images as Parquet files, for a first try.
+
+    Example: fedemb make-data photos --users 1000
+    """
     from pydantic import ValidationError
 
     from fedemb.config import BuiltinData

@@ -17,14 +17,20 @@ def doctor(
     namespace: Namespace = None,
     profile: Profiles = None,
     package: Annotated[
-        Path | None, typer.Option(help="YAML of `fedemb compile` that is to run.")
+        Path | None, typer.Option(help="Package that `fedemb compile` wrote.")
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", "-c", help="YAML file or preset that names the stores."),
+        typer.Option(
+            "--config", "-c", help="Configuration of the stores: YAML file or preset; repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Check whether a cluster is safe for private data; exit code 3 if not."""
+    """Check whether a cluster is safe for private data; exit code 3 if not.
+
+    Example: fedemb doctor --cluster --profile gpu --package dp-fedemb.yaml --config
+    run.yaml
+    """
     from fedemb.pipelines.compile.cluster import load_profile
     from fedemb.pipelines.doctor.checks import check_cluster
     from fedemb.pipelines.doctor.doctor import Doctor

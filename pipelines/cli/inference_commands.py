@@ -43,16 +43,18 @@ def embed(
         list[str] | None,
         typer.Option(
             "--beam",
-            help="An option of the Beam engine that spreads the photos over workers, see "
-            "docs/how_to/partition.md; may be given often.",
+            help="Option of the Beam engine that spreads the photos over workers, see "
+            "docs/how_to/partition.md; repeatable.",
         ),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
     """Embed or classify photos with a released model; resumes after a stop.
 
-    A classifier writes the probabilities of its classes, and the best of them. Files that are not
-    photos are a row with a reason and neither.
+    For classifiers, writes `probabilities` and `class` instead of `embedding`. A file that is not a
+    photo gets a `reason` instead.
+
+    Example: fedemb embed photos/ --model BUNDLE -o embeddings.parquet
     """
     from fedemb.serving.embed_photos import embed_photos
     from fedemb.steps.partition_users.check import LEFT_OUT
@@ -79,16 +81,20 @@ def embed(
 def search(
     photo: Annotated[Path, typer.Argument(help="Photo to search for.")],
     embeddings: Annotated[
-        Path, typer.Option("--in", help="What `fedemb embed` wrote, by the same model.")
+        Path, typer.Option("--in", help="Embeddings that `fedemb embed` wrote with this model.")
     ],
     model: ModelOption,
-    count: Annotated[int, typer.Option("-k", min=1, help="How many of the nearest.")] = 5,
+    count: Annotated[int, typer.Option("-k", min=1, help="Number of photos to print.")] = 5,
     false_accept_rate: Annotated[
-        str | None, typer.Option(help="Mark what is alike at this rate; default: the first.")
+        str | None,
+        typer.Option(help="False accept rate of the label `match`; default: first of the report."),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
-    """Find the stored photos nearest to a photo."""
+    """Find the stored photos nearest to a photo.
+
+    Example: fedemb search query.jpg --in embeddings.parquet --model BUNDLE
+    """
     from fedemb.data.photos import MAX_BYTES, BadImageError
     from fedemb.errors import InputError
     from fedemb.foundation.files import read_foreign
@@ -106,22 +112,23 @@ def search(
     same = collapsed(index, least)
     for name, similarity in found:
         alike = similarity >= least and not same
-        say(f"{similarity:6.3f}  {'alike' if alike else '     '}  {name}")
+        say(f"{similarity:6.3f}  {'match' if alike else '     '}  {name}")
     if same:
         say(same)
         return
-    say(
-        f"alike: {least:.3f} or more; of pairs that do not belong together {float(rate):g} reach it"
-    )
+    say(f"match: similarity of {least:.3f} or more, at a false accept rate of {float(rate):g}")
 
 
 def export(
     model: Annotated[Path, typer.Argument(help="Bundle of a release, a folder.")],
-    to: Annotated[list[str], typer.Option(help="onnx, tflite or keras; may be given often.")],
+    to: Annotated[list[str], typer.Option(help="Format: onnx, tflite or keras; repeatable.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
     trust: TrustOption = None,
 ) -> None:
-    """Export a released model to ONNX, TFLite or Keras, and check the result."""
+    """Export a released model to ONNX, TFLite or Keras, and check the result.
+
+    Example: fedemb export BUNDLE --to onnx -o exported
+    """
     from fedemb.serving.export import export as write
 
     released = _opened(model, trust)
@@ -136,20 +143,23 @@ def serve(
         str | None,
         typer.Option(help="Version in the address of the model; default: version of the release."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8080,
     manifest: Annotated[
         str | None,
         typer.Option(
-            help="Serve nothing: print KServe's manifest for this bundle, published at an address."
+            help="Address of the published bundle. Print its KServe manifest instead of serving."
         ),
     ] = None,
     image: Annotated[
-        str, typer.Option(help="With --manifest: image of the flavour serve, by digest.")
+        str, typer.Option(help="Image `serve` by digest; required with --manifest.")
     ] = "",
     trust: TrustOption = None,
 ) -> None:
-    """Serve a released model over HTTP (KServe V1 protocol)."""
+    """Serve a released model over HTTP (KServe V1 protocol).
+
+    Example: fedemb serve BUNDLE --port 8080
+    """
     from fedemb.errors import InputError
     from fedemb.serving import serve as serving
 

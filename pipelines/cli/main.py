@@ -178,13 +178,19 @@ def compile_(
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=REF@sha256:... for light, cpu and trainer; may be given often."),
+        typer.Option(
+            help="Image NAME=REF@sha256:..., NAME one of light, cpu, trainer; repeatable."
+        ),
     ] = None,
     pipeline: Annotated[
         str, typer.Option(help="dp-fedemb for embeddings, dp-sgd for classifiers.")
     ] = "dp-fedemb",
 ) -> None:
-    """Compile a pipeline for a cluster and check the result."""
+    """Compile a pipeline for a cluster and check the result.
+
+    Example: fedemb compile --profile gpu --output dp-fedemb.yaml --image
+    light=REF@sha256:... --image cpu=REF@sha256:... --image trainer=REF@sha256:...
+    """
     from fedemb.foundation.digests import file_digest
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
     from fedemb.pipelines.steps import pipeline_named
@@ -200,7 +206,10 @@ def compile_(
 
 @config_app.command(name="schema")
 def config_schema() -> None:
-    """Print the JSON schema of RunConfig."""
+    """Print the JSON schema of RunConfig.
+
+    Example: fedemb config schema > config.schema.json
+    """
     from fedemb.config import RunConfig
 
     say_json(RunConfig.model_json_schema(), sort_keys=True)
@@ -208,7 +217,10 @@ def config_schema() -> None:
 
 @config_app.command(name="show")
 def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> None:
-    """Print a configuration with all defaults filled in, as YAML."""
+    """Print a configuration with all defaults filled in, as YAML.
+
+    Example: fedemb config show -c quickstart --set mechanism.rounds=20 > mine.yaml
+    """
     import yaml
 
     from fedemb.pipelines.run.load_config import load_config
@@ -221,7 +233,10 @@ def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> 
 def config_describe(
     section: Annotated[str | None, typer.Argument(help="Section; default: all.")] = None,
 ) -> None:
-    """Describe every setting with its unit and range."""
+    """Describe every setting with its unit and range.
+
+    Example: fedemb config describe mechanism
+    """
     from fedemb.pipelines.cli.describe_config import describe
 
     for line in describe(section):
@@ -230,7 +245,10 @@ def config_describe(
 
 @config_app.command(name="presets")
 def config_presets() -> None:
-    """List the presets that ship with the package."""
+    """List the presets that ship with the package.
+
+    Example: fedemb config presets
+    """
     from fedemb.pipelines.run.load_config import preset_names
 
     for name in preset_names():

@@ -11,9 +11,10 @@ ConfigOption = Annotated[
     str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
+    list[str] | None,
+    typer.Option("--set", help="Setting to override, such as mechanism.rounds=20; repeatable."),
 ]
-DataOption = Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")]
+DataOption = Annotated[str | None, typer.Option(help="Private images; replaces data.source.uri.")]
 RunsOption = Annotated[Path, typer.Option(help="Folder of all runs.")]
 MlflowOption = Annotated[
     str | None,

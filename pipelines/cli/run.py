@@ -35,7 +35,9 @@ class NewRun:
     data: DataOption = None
     policy: Annotated[
         Path | None,
-        typer.Option(help="Folder of a lasting ledger, its keys and deletion markers."),
+        typer.Option(
+            help="Folder of the privacy ledger, its keys and deletion markers; kept between runs."
+        ),
     ] = None
     artifact_store: Annotated[
         str | None,

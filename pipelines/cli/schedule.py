@@ -31,13 +31,13 @@ Host = Annotated[
 Namespace = Annotated[
     str | None,
     typer.Option(
-        help="Namespace of the runs; else that of --profile, of this pod, or `fedemb`.",
+        help="Namespace of the runs; default: that of --profile, of this pod, or `fedemb`.",
         envvar="KFP_NAMESPACE",
     ),
 ]
 Profiles = Annotated[
     list[str] | None,
-    typer.Option("--profile", help="Profile that names the namespace; may be given often."),
+    typer.Option("--profile", help="Profile of the namespace; repeatable."),
 ]
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -49,7 +49,10 @@ def plan(
     namespace: Namespace = None,
     profile: Profiles = None,
 ) -> None:
-    """Print the cost of each schedule, and with --host what `apply` would change."""
+    """Print the cost of each schedule, and with --host what `apply` would change.
+
+    Example: fedemb schedule plan schedules/
+    """
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -78,9 +81,12 @@ def apply(
     host: Host = None,
     namespace: Namespace = None,
     profile: Profiles = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
 ) -> None:
-    """Create, replace or disable recurring runs to match the folder."""
+    """Create, replace or disable recurring runs to match the folder.
+
+    Example: fedemb schedule apply schedules/ --host https://kubeflow.example/pipeline
+    """
     from fedemb.pipelines.schedules import reconcile, replace
     from fedemb.pipelines.schedules.load import load_schedules
     from fedemb.steps.plan_privacy.prospects import check_prospects
@@ -112,7 +118,10 @@ def diff(
     namespace: Namespace = None,
     profile: Profiles = None,
 ) -> None:
-    """Compare the cluster with the folder; exit code 1 if they differ."""
+    """Compare the cluster with the folder; exit code 1 if they differ.
+
+    Example: fedemb schedule diff schedules/ --host https://kubeflow.example/pipeline
+    """
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -129,7 +138,10 @@ def diff(
 
 @schedule_app.command(name="schema")
 def schema() -> None:
-    """Print the JSON schema of a schedule file."""
+    """Print the JSON schema of a schedule file.
+
+    Example: fedemb schedule schema > schedule.schema.json
+    """
     from fedemb.pipelines.schedules.schedule import json_schema
 
     say_json(json_schema(), sort_keys=True)
@@ -145,7 +157,9 @@ class RunOptions:
     service_account: Annotated[
         str | None, typer.Option(help="Service account that drives the run.")
     ] = "fedemb-run"
-    pipeline_root: Annotated[str | None, typer.Option(help="Public root.")] = None
+    pipeline_root: Annotated[
+        str | None, typer.Option(help="Public root of the artifacts, such as gs://BUCKET/runs.")
+    ] = None
     beam_option: Annotated[
         list[str] | None, typer.Option(help="Option of the Beam engine; repeatable.")
     ] = None
@@ -153,9 +167,7 @@ class RunOptions:
         str | None,
         typer.Option(help="Tracking server of MLflow that receives the ended run, http(s)://."),
     ] = None
-    resume: Annotated[
-        str | None, typer.Option(help="Id in the ledger of a crashed run to resume.")
-    ] = None
+    resume: Annotated[str | None, typer.Option(help="Ledger id of a crashed run to resume.")] = None
     start: Annotated[
         str | None,
         typer.Option("--from", help="First step to run again. Needs --resume."),

@@ -71,22 +71,24 @@ def approve(
             "Kubeflow."
         ),
     ],
-    key: Annotated[Path, typer.Option(help="Your private key, of OpenSSH, Ed25519.")],
+    key: Annotated[
+        Path, typer.Option(help="Private key of the approver, in OpenSSH format, Ed25519.")
+    ],
     evidence: Evidence,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     cluster: ClusterOptions,
     release: Release,
 ) -> None:
     """Approve the release of a run with a signed ledger record.
 
     Shows the figures and what the gate will decide after the signature. A run that the gate
-    refuses for another reason is not approved. Example: fedemb approve runs/week-1 --key ada
-
-    With --host, the last approval also starts the run that releases: fedemb approve RUN_ID --key
-    ada --host https://kubeflow.example/pipeline
+    refuses for another reason is not approved. With --host, the last approval also starts the run
+    that releases.
 
     If the policy has a rollback anchor, the ledger is compared with it (--rollback-anchor; default:
     the run's own). A report that is written again has another digest and needs new approvals.
+
+    Example: fedemb approve RUN_ID --key ada --host https://kubeflow.example/pipeline
     """
     if cluster.host and not run.exists() and not (evidence.runs / run).exists():
         on_cluster = OnCluster.connect(str(run), cluster, release)
@@ -216,7 +218,8 @@ def _say_report(report: Written[PrivacyReport]) -> None:
 
 def approvers(
     named: Annotated[
-        list[str] | None, typer.Argument(help="NAME=PUBLIC_KEY_FILE each; none shows them.")
+        list[str] | None,
+        typer.Argument(help="NAME=PUBLIC_KEY_FILE; repeatable; default: print the approvers."),
     ] = None,
     *,
     ledger: LedgerOption,
@@ -225,7 +228,11 @@ def approvers(
     policy: PolicyOption = None,
     rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
-    """Set the people who may approve releases. For the policy owner."""
+    """Set the people who may approve releases. For the policy owner.
+
+    Example: fedemb ledger approvers anna=anna.pub ben=ben.pub --ledger policy/ledger --keys
+    policy/keys --reason "release managers"
+    """
     from fedemb.ledger import name_approvers
 
     opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)

@@ -56,9 +56,7 @@ def forget(
     ] = None,
     lost: Annotated[
         bool,
-        typer.Option(
-            "--lost", help="The store lost deletion marks, and this user's was one: write it again."
-        ),
+        typer.Option("--lost", help="Write the lost deletion markers of these users again."),
     ] = False,
     ids: Annotated[
         Path | None,
@@ -68,7 +66,9 @@ def forget(
 ) -> None:
     """Delete users from all later runs.
 
-    Also says which releases may have been trained with them, without listing anyone.
+    Prints the releases that may have been trained with these users, and lists no user.
+
+    Example: fedemb forget --config mine.yaml --policy policy --ids deleted.txt
     """
     from fedemb.data.hashing import Hasher
     from fedemb.data.identity import rule_named

@@ -33,10 +33,10 @@ TrustOption = Annotated[
     Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
 ]
 MarksOption = Annotated[
-    str | None, typer.Option("--keys", help="Key store: refuses a ledger older than its marks.")
+    str | None, typer.Option("--keys", help="Key store; refuses a ledger older than its markers.")
 ]
 ConfigOption = Annotated[
-    str | None, typer.Option("--config", "-c", help="YAML file or preset to price against it.")
+    str | None, typer.Option("--config", "-c", help="Configuration to price: YAML file or preset.")
 ]
 
 
@@ -63,10 +63,14 @@ def init(
     keys: Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")],
     set_: SetOption = None,
     trust_output: Annotated[
-        Path | None, typer.Option(help="Also write the public keys here, to be pinned.")
+        Path | None, typer.Option(help="File to write the public keys to, for recipients.")
     ] = None,
 ) -> None:
-    """Create the ledger of a policy; its terms are fixed for its lifetime."""
+    """Create the ledger of a policy; its terms are fixed for its lifetime.
+
+    Example: fedemb ledger init --config run.yaml --ledger gs://LEDGER --keys
+    gsm://PROJECT/fedemb --trust-output trust.json
+    """
     from fedemb.keys import open_key_store
     from fedemb.ledger import begin_policy, ensure_trust, open_ledger, policies, series_of, terms_of
     from fedemb.pipelines.cli.ledger_commands.ledger_summary import composition, planned_series
@@ -117,7 +121,10 @@ def show(
     rollback_anchor: RollbackAnchorOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show spent and remaining budget; with --config, how many more runs fit."""
+    """Show spent and remaining budget; with --config, how many more runs fit.
+
+    Example: fedemb ledger show --ledger policy/ledger --config mine.yaml
+    """
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
     planned: RunConfig | None = None
@@ -214,13 +221,16 @@ def verify(
     trust: TrustOption = None,
     anchor: Annotated[
         list[str] | None,
-        typer.Option(help="SEQUENCE:SHA256 written down elsewhere; may be given often."),
+        typer.Option(help="SEQUENCE:SHA256 of a record, saved elsewhere; repeatable."),
     ] = None,
     keys: MarksOption = None,
     rollback_anchor: RollbackAnchorOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Verify bytes, chain, signatures, rules and caps of the whole ledger."""
+    """Verify bytes, chain, signatures, rules and caps of the whole ledger.
+
+    Example: fedemb ledger verify --ledger policy/ledger --trust trust.json
+    """
     from fedemb.ledger import Anchor
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
@@ -257,7 +267,10 @@ def explain(
     config: ConfigOption = None,
     set_: SetOption = None,
 ) -> None:
-    """Explain the charge of a run, or with --config whether a run would be admitted."""
+    """Explain the charge of a run, or with --config whether a run would be admitted.
+
+    Example: fedemb ledger explain week-1 --ledger policy/ledger
+    """
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)

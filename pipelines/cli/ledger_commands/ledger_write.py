@@ -19,7 +19,7 @@ LedgerOption = Annotated[
 ]
 KeysOption = Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")]
 PolicyOption = Annotated[
-    str | None, typer.Option("--policy", help="Policy; default: the only one there.")
+    str | None, typer.Option("--policy", help="Policy; default: the only policy of the ledger.")
 ]
 RollbackAnchorOption = Annotated[
     str | None,
@@ -28,18 +28,24 @@ RollbackAnchorOption = Annotated[
         help="Store of the rollback anchor, as in storage.rollback_anchor.",
     ),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; stays in the ledger for ever.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", help="Reason; stays in the ledger permanently.")
+]
 
 
 def void(
-    run_id: Annotated[str, typer.Argument(help="Run whose reservation is given back.")],
+    run_id: Annotated[str, typer.Argument(help="Run whose reservation is returned.")],
     ledger: LedgerOption,
     keys: KeysOption,
     reason: ReasonOption,
     policy: PolicyOption = None,
     rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
-    """Return the reservation of a run that will not train; refused once training was bound."""
+    """Return the reservation of a run that will not train; refused once training was bound.
+
+    Example: fedemb ledger void week-2 --ledger policy/ledger --keys policy/keys --reason
+    "wrong data"
+    """
     from fedemb.ledger.reservation import Reservation
 
     opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
@@ -58,12 +64,10 @@ def void(
 
 
 def waive(
-    code: Annotated[str, typer.Argument(help="Rule of the gate, as the verdict names it.")],
+    code: Annotated[str, typer.Argument(help="Code of the gate rule, as in the verdict.")],
     model: Annotated[
         Path,
-        typer.Option(
-            "--model", help="Run directory of the one model this is for, or its model.json."
-        ),
+        typer.Option("--model", help="Run directory of the model, or its model.json."),
     ],
     ledger: LedgerOption,
     keys: KeysOption,
@@ -71,7 +75,11 @@ def waive(
     policy: PolicyOption = None,
     rollback_anchor: RollbackAnchorOption = None,
 ) -> None:
-    """Sign a waiver of one waivable gate rule for one model. Done by the policy owner."""
+    """Sign a waiver of one gate rule for one model. For the policy owner.
+
+    Example: fedemb ledger waive stopped_early --model runs/week-1 --ledger policy/ledger
+    --keys policy/keys --reason "converged after half of the rounds"
+    """
     from fedemb.documents.ledger_record import WaiverRecord
     from fedemb.gate.before_charge import WHEN
     from fedemb.gate.decide import WAIVABLE
@@ -104,7 +112,7 @@ def rotate(
     keys: KeysOption,
     reason: ReasonOption,
     role: Annotated[
-        list[str] | None, typer.Option("--role", help="Whose key; may be given often. [all]")
+        list[str] | None, typer.Option("--role", help="Role of the key; repeatable; default: all.")
     ] = None,
     rollback_anchor: Annotated[
         list[str] | None,
@@ -114,9 +122,12 @@ def rotate(
         ),
     ] = None,
 ) -> None:
-    """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
+    """Replace the signing keys in all policies of a ledger. For the policy owner.
 
     Earlier signatures of a retired key stay trusted; later ones are not.
+
+    Example: fedemb ledger rotate-keys --ledger policy/ledger --keys policy/keys --reason
+    "yearly rotation"
     """
     from fedemb.documents.ledger_record import KeysRecord
     from fedemb.keys import open_key_store

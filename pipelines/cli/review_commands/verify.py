@@ -24,13 +24,14 @@ def verify_release(
         typer.Option("--trust", envvar="FEDEMB_TRUST", help="Pinned keys from the data owner."),
     ],
     ledger: Annotated[
-        str | None, typer.Option("--ledger", help="Live ledgers; default: the copy inside.")
+        str | None,
+        typer.Option("--ledger", help="Root of the live ledgers; default: the copy in the bundle."),
     ] = None,
     skip_saved_model: Annotated[
         bool,
         typer.Option(
             "--skip-saved-model",
-            help="Do not build the SavedModel again to compare it, which needs TensorFlow.",
+            help="Skip the rebuild of the SavedModel, which needs TensorFlow.",
         ),
     ] = False,
     json_: JsonOption = False,
@@ -95,11 +96,14 @@ def register(
     bundle: Annotated[str, typer.Argument(help="Release, as for `fedemb verify`.")],
     to: Annotated[
         list[str],
-        typer.Option(help="mlflow+https://..., kubeflow+https://... or https://...; may be often."),
+        typer.Option(help="mlflow+https://..., kubeflow+https://... or https://...; repeatable."),
     ],
     trust: TrustOption = None,
 ) -> None:
-    """Register a release in model registries (idempotent)."""
+    """Register a release in model registries (idempotent).
+
+    Example: fedemb register BUNDLE --to mlflow+https://mlflow.example
+    """
     from fedemb.errors import StorageError
     from fedemb.serving.bundle import locate
     from fedemb.steps.release_model.registries import Release
@@ -134,7 +138,9 @@ def lineage(
         str,
         typer.Argument(help="Run, release or lineage file; a path or address, or a run's name."),
     ],
-    artifact: Annotated[str | None, typer.Option(help="Start here; default: the last one.")] = None,
+    artifact: Annotated[
+        str | None, typer.Option(help="Artifact to start from; default: the last.")
+    ] = None,
     runs: RunsOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:

@@ -375,7 +375,7 @@ def test_commands_embed_and_search(folder, tmp_path):
     query = str(folder / "deep" / "jpeg_tall.jpg")
     found = runner.invoke(app, ["search", query, "--in", output, *used, "-k", "2"])
     assert found.exit_code == 0, found.output
-    assert found.output.splitlines()[0].split() == ["1.000", "alike", "deep/jpeg_tall.jpg"]
+    assert found.output.splitlines()[0].split() == ["1.000", "match", "deep/jpeg_tall.jpg"]
 
 
 def test_grey_bundle_reads_grey(model):
