@@ -52,7 +52,12 @@ GROUPS: dict[str, Group] = {
         ),
     ),
     "privacy": Group(
-        ("fedemb/privacy",), ("components/privacy", "planted_bugs/test_planted_bugs.py")
+        ("fedemb/privacy",),
+        (
+            *("components/privacy", "planted_bugs/test_planted_bugs.py"),
+            "components/embedding/test_embedding_head_gradient.py",
+            "components/embedding/test_embedding_least_squares_head.py",
+        ),
     ),
     "engine": Group(
         ("fedemb/engine",),

@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=None, help="Mutants at most.")
     parser.add_argument("--processes", type=int, default=2, help="Groups at a time, 2 by default.")
     parser.add_argument("--again", action="store_true", help="Try survivors with every quick test.")
+    parser.add_argument("--spent", type=float, help="Processor seconds of tests for one mutant.")
     parser.add_argument("--survivors", action="store_true", help="Print what no test noticed.")
     parser.add_argument("--summary", action="store_true", help="Print the table of results.")
     asked = parser.parse_args()
@@ -126,7 +127,7 @@ def _try_all(asked: argparse.Namespace) -> bool:
     os.chdir(REPOSITORY)
     until = time.monotonic() + 60 * asked.minutes
     left = waiting(asked.mutants, asked.results, asked.group, again=asked.again)[: asked.most]
-    spent = math.inf if asked.again else SPENT
+    spent = asked.spent or (math.inf if asked.again else SPENT)
     good = True
     for first in range(0, len(left), BATCH):
         if time.monotonic() > until:
