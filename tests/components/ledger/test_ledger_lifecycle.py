@@ -248,6 +248,38 @@ def test_void_is_refused_once_anything_was_bound(kit):
         ledger.void(reservation, "changed our mind", kit.keys)
 
 
+@pytest.mark.parametrize("after", ["bind", "void"])
+def test_signed_bind_of_a_bound_or_void_attempt_is_refused_by_readers(kit, after):
+    """Nothing trains under a void attempt, which is free, nor on other inputs than were bound."""
+    ledger = kit.open()
+    first = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, first)
+    second = ledger.reserve(run_id="tuesday", content=kit_.content())
+    body = dict(ledger.attempt(first).bind.body) | {"reservation": second.sequence}
+    if after == "bind":
+        kit_.bind(ledger, second, "other inputs")
+    else:
+        ledger.void(second, "never started")
+    with pytest.raises(LedgerError, match="bound once, before it is committed or void"):
+        ledger._append("bind", lambda: body, reservation=second)
+        kit.reader().verify()
+
+
+@pytest.mark.parametrize("after", ["bind", "void"])
+def test_signed_void_of_an_attempt_that_was_bound_or_void_is_refused_by_readers(kit, after):
+    """The ledger's own key signed it, as a faulty writer would: the charge must not go to zero."""
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    if after == "bind":
+        kit_.bind(ledger, reservation)
+    else:
+        ledger.void(reservation, "never started")
+    body = {"reservation": reservation.sequence, "reason": "a faulty writer"}
+    with pytest.raises(LedgerError, match="only an attempt that was never bound can be void"):
+        ledger._append("void", lambda: body, reservation=reservation)
+        kit.reader().verify()
+
+
 def test_void_is_refused_where_the_root_key_says_that_the_run_was_committed(kit):
     """The ledger's later records were cut off, and no one touched the keys."""
     ledger, root = kit.open(), reservation_key_name("monday", 1)
