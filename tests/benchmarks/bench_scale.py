@@ -3,8 +3,7 @@
     python -m tests.benchmarks.bench_scale [PART ...]
 
 Each size runs in a process of its own. A line gives processor seconds without imports, the peak of
-the resident memory, and the exponent of the growth since the size before: 1 is linear. Sizes above
-the measured ones follow from the last exponent.
+the resident memory, and the exponent of the growth since the size before: 1 is linear.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _sampled(rounds: int, virtual_clients: int = 10_000, probability: float = 0.
 
 
 def coins(units: int) -> Callable[[], object]:
-    """Draws the coins of one round; each user has one."""
+    """Draws the coins of one round; each virtual client has one."""
     from fedemb.privacy.queries.build import build_mechanism
 
     class Everyone:
@@ -136,7 +135,7 @@ def evaluation(images: int) -> Callable[[], object]:
 
 
 PARTS = {
-    "coins": Part((100_000, 1_000_000, 10_000_000), "users", coins),
+    "coins": Part((100_000, 1_000_000, 10_000_000), "virtual clients", coins),
     "accounting": Part((1000, 10_000, 100_000), "rounds", accounting),
     "correlated": Part((1000, 4000, 16_000), "rounds", correlated),
     "audit": Part((1000, 10_000, 100_000), "rounds", audit),
