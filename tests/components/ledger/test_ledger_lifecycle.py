@@ -260,8 +260,8 @@ def test_signed_bind_of_a_bound_or_void_attempt_is_refused_by_readers(kit, after
         kit_.bind(ledger, second, "other inputs")
     else:
         ledger.void(second, "never started")
+    ledger._append("bind", lambda: body, reservation=second)
     with pytest.raises(LedgerError, match="bound once, before it is committed or void"):
-        ledger._append("bind", lambda: body, reservation=second)
         kit.reader().verify()
 
 
@@ -275,8 +275,8 @@ def test_signed_void_of_an_attempt_that_was_bound_or_void_is_refused_by_readers(
     else:
         ledger.void(reservation, "never started")
     body = {"reservation": reservation.sequence, "reason": "a faulty writer"}
+    ledger._append("void", lambda: body, reservation=reservation)
     with pytest.raises(LedgerError, match="only an attempt that was never bound can be void"):
-        ledger._append("void", lambda: body, reservation=reservation)
         kit.reader().verify()
 
 
