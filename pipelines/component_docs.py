@@ -32,7 +32,7 @@ CATEGORIES = {
 }
 """First word of a step's name -> its category; other steps plan, price and decide."""
 CUSTOM = "<!-- custom-content -->\n"
-TYPES = {"String": "str", "Integer": "int", "Boolean": "bool", "List": "list"}
+TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool", "List": "list"}
 """As kfp calls them -> as Python does."""
 
 

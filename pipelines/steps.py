@@ -20,6 +20,7 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
 from fedemb.foundation.files import write_bytes
+from fedemb.pipelines.budget import BUDGET
 from fedemb.pipelines.component_docs import generated_pages
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
@@ -29,7 +30,7 @@ from fedemb.runtime.step import Rights, Step, declared
 
 PIPELINES = (DP_FEDEMB, DP_SGD)
 """Pipelines that train."""
-MAINTENANCE = (RETENTION,)
+MAINTENANCE = (RETENTION, BUDGET)
 """Pipelines that train nothing; they take their own parameters."""
 
 

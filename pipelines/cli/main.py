@@ -31,6 +31,7 @@ from fedemb.pipelines.cli.operate.alert import alert
 from fedemb.pipelines.cli.operate.budget import budget
 from fedemb.pipelines.cli.operate.gc import collect
 from fedemb.pipelines.cli.operate.retention import retention
+from fedemb.pipelines.cli.operate.watch import watch
 from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
@@ -71,6 +72,7 @@ app.command()(extrapolate)
 app.command()(submit)
 app.command()(doctor)
 schedule_app.command()(retention)
+schedule_app.command(name="budget")(watch)
 app.add_typer(schedule_app, name="schedule")
 app.command()(budget)
 app.command()(alert)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fedemb.config import RunConfig
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
 from fedemb.pipelines.schedules.schedule import Schedule
+from fedemb.steps.watch_budget.forecast import charge_of
 from fedemb.storage import open_store
 
 if TYPE_CHECKING:
@@ -41,26 +42,6 @@ class Cost:
             f"{self.runs} runs, at most epsilon={self.epsilon:.3f} at delta={self.delta:g} for one "
             f"user in all of them ({self.method}; one run: {self.epsilon_one:.3f})"
         )
-
-
-def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
-    """One run as the ledger will charge it, and the terms it is charged under.
-
-    Raises:
-      ConfigError: the run has no price.
-    """
-    from fedemb.ledger.budget import Charge
-    from fedemb.ledger.terms import charged_content, series_of, terms_of
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
-
-    if not config.mechanism.private:
-        raise ConfigError(
-            f"mechanism.kind={config.mechanism.kind} has no privacy cost and cannot be "
-            "scheduled. Set another mechanism."
-        )
-    plan = plan_mechanism(config)
-    charge = Charge.planned(charged_content(config, plan))
-    return charge, terms_of(config, series_of(config, plan))
 
 
 def cost_of(schedule: Schedule, config: RunConfig) -> Cost:

@@ -1,8 +1,8 @@
-"""The recurring run of the pipeline `retention`."""
+"""Recurring runs of the pipelines that train nothing: `retention` and `budget`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,20 @@ from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest
-from fedemb.pipelines.compile.rules import read_compiled
-from fedemb.pipelines.retention import RETENTION
+from fedemb.pipelines.compile.rules import SECRET_VALUES, read_compiled
+from fedemb.pipelines.graph import Pipeline
 from fedemb.pipelines.schedules.cron import Cron
 from fedemb.pipelines.schedules.kubeflow import Kubeflow
 from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.package import check_package
+from fedemb.pipelines.schedules.planned import planned_text
 from fedemb.pipelines.schedules.reconcile import enabled
 from fedemb.steps.delete_expired.retention import Retention, check_apart
+from fedemb.steps.watch_budget.forecast import PlannedRuns
 
-NAME = "fedemb-retention"
-"""Name of the recurring run; a namespace has one."""
-MARK = "fedemb/retention/1"
+NAME = "fedemb-{}"
+"""Name of the recurring run of a pipeline; a namespace has one."""
+MARK = "fedemb/{}/1"
 """First word of its description."""
 
 
@@ -37,8 +39,10 @@ class Applied:
     """Ids of replaced recurring runs."""
 
 
-def arguments_of(config: RunConfig, retention: Retention, *, dry_run: bool) -> dict[str, Any]:
-    """Returns the arguments of the pipeline.
+def retention_arguments(
+    config: RunConfig, retention: Retention, *, dry_run: bool
+) -> dict[str, Any]:
+    """Returns the arguments of the pipeline `retention`.
 
     Raises:
       ConfigError: a store is missing, or two stores overlap.
@@ -61,10 +65,33 @@ def arguments_of(config: RunConfig, retention: Retention, *, dry_run: bool) -> d
     }
 
 
-def apply_retention(
-    api: Kubeflow, package: Path, cron: str, arguments: Mapping[str, Any], service_account: str
+def budget_arguments(
+    ledger: str, schedules: Sequence[PlannedRuns], alert_below: float
+) -> dict[str, Any]:
+    """Returns the arguments of the pipeline `budget`.
+
+    Raises:
+      ConfigError: a configuration contains a secret, which the API keeps.
+    """
+    text = planned_text(schedules)
+    if SECRET_VALUES.search(text):
+        raise ConfigError(
+            "A schedule holds a key or a password, and Kubeflow keeps and shows arguments. Name a "
+            "secret of the cluster in the profile's `secrets`."
+        )
+    return {"ledger": ledger, "schedules": text, "alert_below": alert_below}
+
+
+def apply_maintenance(
+    api: Kubeflow,
+    pipeline: Pipeline,
+    package: Path,
+    *,
+    cron: str,
+    arguments: Mapping[str, Any],
+    service_account: str,
 ) -> Applied:
-    """Creates the recurring run, or replaces one that differs. Idempotent.
+    """Creates the recurring run of a pipeline, or replaces one that differs. Idempotent.
 
     Raises:
       ConfigError: the cron expression or the package is not valid.
@@ -73,28 +100,29 @@ def apply_retention(
     Cron.parse(cron)
     check_package(package)
     found = read_compiled(package)[0]["pipelineInfo"]["name"]
-    if found != RETENTION.name:
+    if found != pipeline.name:
         raise ConfigError(
             f"Package {package.name} is the pipeline {found}. Run `fedemb compile --pipeline "
-            f"{RETENTION.name}`."
+            f"{pipeline.name}`."
         )
-    version = Version(RETENTION.name, file_digest(package), json_digest(dict(arguments)))
+    version = Version(pipeline.name, file_digest(package), json_digest(dict(arguments)))
     digest = json_digest([version.package, version.plan, cron, service_account])[:16]
-    marker = f"{MARK} {digest}: "
+    mark, name = MARK.format(pipeline.name), NAME.format(pipeline.name)
+    marker = f"{mark} {digest}: "
     ours = [
         run
         for run in api.recurring_runs()
-        if run.display_name == NAME and str(run.description or "").startswith(f"{MARK} ")
+        if run.display_name == name and str(run.description or "").startswith(f"{mark} ")
     ]
     equal = [run for run in ours if run.description.startswith(marker) and enabled(run)]
     if equal:
         run_id = equal[0].recurring_run_id
     else:
         run_id = api.create_maintenance_run(
-            api.version(package, RETENTION.name, version),
-            experiment_id=api.experiment(RETENTION.name),
-            name=NAME,
-            description=f"{marker}{RETENTION.description}",
+            api.version(package, pipeline.name, version),
+            experiment_id=api.experiment(pipeline.name),
+            name=name,
+            description=f"{marker}{pipeline.description}",
             cron=cron,
             arguments=arguments,
             service_account=service_account,

@@ -8,7 +8,7 @@ import pytest
 from tests.architecture.structure import Module, cycles, import_graph, modules, room_graph
 
 MOST_FILES = 20
-MOST_ROOMS = 31
+MOST_ROOMS = 32
 LONGEST = 60
 MOST_PARAMETERS = 8
 ANY_AT_SEAMS = {
@@ -16,7 +16,7 @@ ANY_AT_SEAMS = {
     "data": 18,
     "foundation": 3,
     "models": 132,
-    "pipelines": 53,
+    "pipelines": 50,
     "privacy": 1,
     "reports": 20,
     "runtime": 8,
@@ -33,6 +33,7 @@ ANY_AT_SEAMS = {
     "steps.release_model": 9,
     "steps.reserve_budget": 1,
     "steps.show_outcome": 1,
+    "steps.watch_budget": 4,
 }
 """Room -> maximum number of `Any` at its seams; a room that is not listed has none."""
 FACES = {"__main__", "errors", "fedemb", "steps"}

@@ -204,6 +204,7 @@ def released(fence, tmp_path_factory):
     root = tmp_path_factory.mktemp("release")
     from fedemb.steps.show_outcome import outcome
     from fedemb.steps.show_outcome.started import Started
+    from fedemb.steps.watch_budget import watch
 
     honest_run.start(root)  # the public backbone
     run = _Remote(root, "tuesday", honest_run.config(), root)
@@ -233,6 +234,10 @@ def released(fence, tmp_path_factory):
         outcome.run(StepContext(shown), Started(), uri=str(shown.outcome), state="SUCCEEDED")
     assert shown.outcome.read_text()
     _delete_expired(fence, root, run)
+    watched = RunArtifacts(budget=root / "budget.json", budget_page=root / "budget.html")
+    given = {"ledger": LEDGER, "schedules": "{}", "alert_below": 0.0}
+    with fence.acting("watch_budget"):
+        assert watch.run(StepContext(watched, **given))["epsilon_remaining"] > 0
     return fence
 
 

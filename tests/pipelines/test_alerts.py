@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.errors import AwaitingApproval, GateDenied, InputError, StorageError
-from fedemb.pipelines.budget.alerts import budget_alerts
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.alerts import alert_run
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.steps.watch_budget.alerts import budget_alerts
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 from tests.kit.servers.alert_receivers import Webhook

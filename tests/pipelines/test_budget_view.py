@@ -13,13 +13,14 @@ from fedemb.errors import BudgetExceeded, ConfigError
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import charged_content, ensure_trust, series_of, terms_of
 from fedemb.ledger.external import declared_loss
-from fedemb.pipelines.budget.forecast import read_scheduled, scheduled
-from fedemb.pipelines.budget.page import budget_page
-from fedemb.pipelines.budget.prometheus import prometheus_text
-from fedemb.pipelines.budget.view import budget_view
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config, updated
+from fedemb.pipelines.schedules.planned import planned_runs
 from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.steps.watch_budget.forecast import scheduled
+from fedemb.steps.watch_budget.page import budget_page
+from fedemb.steps.watch_budget.prometheus import prometheus_text
+from fedemb.steps.watch_budget.view import budget_view
 from fedemb.storage import open_store
 from tests.kit import ledger_kit
 from tests.kit.schedule_kit import SCHEDULES
@@ -76,7 +77,7 @@ class World:
         (self.schedules / f"{name}.yaml").write_text(yaml.safe_dump(tree))
 
     def view(self):
-        found = scheduled(read_scheduled(self.schedules), self.ledger, NOW)
+        found = scheduled(planned_runs(self.schedules), self.ledger, NOW)
         return budget_view(self.ledger, NOW, found.due, found.names, found.problems), found.due
 
 

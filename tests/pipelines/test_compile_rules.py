@@ -602,7 +602,7 @@ steps:
             "accelerator",
         ),
         ("- steps", "not a mapping"),
-        ("steps: [", "not YAML"),
+        ("steps: [", "not valid YAML"),
         ("steps: {default: {cpu: '1', cpu: '64'}}", "'cpu' twice, again at line 1"),
     ],
 )

@@ -190,7 +190,7 @@ def test_schedule_is_created_once_and_replaced_when_it_differs(kfp, package, tmp
     assert "only list expired data" in first
     assert "already scheduled" in schedule(kfp, package, tmp_path)
     (made,) = kfp.recurring.values()
-    assert made["display_name"] == maintenance.NAME
+    assert made["display_name"] == maintenance.NAME.format("retention")
     given = made["runtime_config"]["parameters"]
     assert given["dry_run"] is True
     assert given["private_root"] == "gs://private"

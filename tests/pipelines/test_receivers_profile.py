@@ -13,7 +13,7 @@ from fedemb.runtime.step import declared
 from tests.kit.schedule_kit import IMAGE
 
 INFRA = Path(__file__).parents[2] / "infra"
-REPORTING = {"show-outcome"}
+REPORTING = {"show-outcome", "watch-budget"}
 
 
 def executors(pipeline, folder):

@@ -10,6 +10,8 @@ DESCRIPTIONS = {
     "audit_page": "The audit as a page.",
     "audit_report": "Result of an attack on the model; signed.",
     "averages": "Other averages of the noised weights, evaluated and never released; signed.",
+    "budget": "Budget of every policy, with a forecast over the schedules; JSON.",
+    "budget_page": "Budget of every policy as a page.",
     "deleted": "Expired data by run and folder, and whether it was deleted; JSON.",
     "lineage": "Inputs and outputs of every step, as OpenLineage events.",
     "metrics": "Figures for the comparison of runs.",

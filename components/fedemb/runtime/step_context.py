@@ -46,6 +46,10 @@ class Parameters(TypedDict, total=False):
     """Periods as JSON, for `delete_expired`."""
     dry_run: bool
     """Whether expired data is only listed."""
+    schedules: str
+    """Runs of the schedules as JSON, for `watch_budget`."""
+    alert_below: float
+    """Remaining epsilon below which a block is alerted."""
 
 
 class StepContext:
@@ -143,6 +147,16 @@ class StepContext:
     def dry_run(self) -> bool:
         """Whether expired data is only listed."""
         return self._get("dry_run")
+
+    @property
+    def schedules(self) -> str:
+        """Runs of the schedules as JSON."""
+        return self._get("schedules")
+
+    @property
+    def alert_below(self) -> float:
+        """Remaining epsilon below which a block is alerted."""
+        return self._get("alert_below")
 
     def private(self, *parts: str) -> str:
         """Returns a Raw artifact address of this run: `<private_root>/<run_id>/<part>/...`."""

@@ -18,7 +18,7 @@ from fedemb.pipelines.cli.options import JsonOption
 from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
-    from fedemb.pipelines.budget.view import BudgetView
+    from fedemb.steps.watch_budget.view import BudgetView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +65,18 @@ def budget(
     """
     from fedemb.keys.trust import TrustStore
     from fedemb.ledger import policies
-    from fedemb.pipelines.budget.forecast import read_scheduled, scheduled
-    from fedemb.pipelines.budget.view import budget_view
     from fedemb.pipelines.cli.ledger_commands import ledger_summary
     from fedemb.pipelines.cli.ledger_commands.ledger import check_marks
+    from fedemb.pipelines.schedules.planned import planned_runs
+    from fedemb.steps.watch_budget.forecast import scheduled
+    from fedemb.steps.watch_budget.view import budget_view
     from fedemb.storage import open_store
 
     names = [policy] if policy else policies(open_store(ledger))
     if not names:
         raise InputError(f"No ledger in {ledger}. Create one with `fedemb ledger init`.")
     now = datetime.now(UTC).replace(microsecond=0)
-    planned = read_scheduled(schedules) if schedules else []
+    planned = planned_runs(schedules) if schedules else []
     found = []
     for name in names:
         pinned = TrustStore.load(trust) if trust else None
@@ -87,12 +88,12 @@ def budget(
     views = [view for view, _, _ in found]
     if outputs.html:
         from fedemb.foundation.files import write_bytes
-        from fedemb.pipelines.budget.page import budget_page
+        from fedemb.steps.watch_budget.page import budget_page
 
         write_bytes(outputs.html, budget_page(found).encode())
     if outputs.prometheus:
         from fedemb.foundation.files import write_bytes
-        from fedemb.pipelines.budget.prometheus import prometheus_text
+        from fedemb.steps.watch_budget.prometheus import prometheus_text
 
         write_bytes(outputs.prometheus, prometheus_text(views).encode())
     if alerts.alert:
@@ -107,8 +108,8 @@ def budget(
 
 
 def _alert(views: Sequence[BudgetView], below: float | None) -> None:
-    from fedemb.pipelines.budget.alerts import budget_alerts
     from fedemb.reports.alerts.send import destinations, send_alerts
+    from fedemb.steps.watch_budget.alerts import budget_alerts
 
     places = destinations()
     if not places:
@@ -120,7 +121,7 @@ def _alert(views: Sequence[BudgetView], below: float | None) -> None:
 
 
 def _print(view: BudgetView) -> None:
-    from fedemb.pipelines.budget.page import headline
+    from fedemb.steps.watch_budget.page import headline
 
     say(headline(view))
     if view.blocks:

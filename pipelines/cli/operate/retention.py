@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
 from fedemb.pipelines.cli.schedule import ClusterOptions, connect
 from fedemb.pipelines.output import say
+
+if TYPE_CHECKING:
+    from fedemb.pipelines.schedules.maintenance import Applied
 
 
 @grouped
@@ -36,16 +39,29 @@ def retention(
 
     Example: fedemb schedule retention retention.yaml --config run.yaml --delete --host URL
     """
+    from fedemb.pipelines.retention import RETENTION
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.pipelines.schedules.maintenance import apply_retention, arguments_of
+    from fedemb.pipelines.schedules.maintenance import apply_maintenance, retention_arguments
 
     loaded = load_config(config, set_ or [])
-    arguments = arguments_of(loaded, periods.retention(), dry_run=not delete)
+    arguments = retention_arguments(loaded, periods.retention(), dry_run=not delete)
     kubeflow = connect(cluster.host, cluster.namespace, cluster.profile)
-    applied = apply_retention(kubeflow, package, cron, arguments, service_account)
+    applied = apply_maintenance(
+        kubeflow,
+        RETENTION,
+        package,
+        cron=cron,
+        arguments=arguments,
+        service_account=service_account,
+    )
+    say_applied(applied, cron)
+    if not delete:
+        say("its runs only list expired data; pass --delete to delete it")
+
+
+def say_applied(applied: Applied, cron: str) -> None:
+    """Prints what became of a recurring run."""
     done = "created" if applied.created else "already scheduled:"
     say(f"{done} recurring run {applied.run_id}, cron {cron!r}")
     for run_id in applied.deleted:
         say(f"replaced recurring run {run_id}")
-    if not delete:
-        say("its runs only list expired data; pass --delete to delete it")

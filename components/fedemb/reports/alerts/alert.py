@@ -22,6 +22,7 @@ Kind = Literal[
     "run.waiting_for_approval",
     "budget.low",
     "budget.cap_forecast",
+    "budget.unknown",
     "test",
 ]
 INTERRUPTED = Interrupted.exit_code

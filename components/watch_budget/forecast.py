@@ -6,14 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from fedemb.errors import FedEmbError, LedgerError
+from pydantic import Field, ValidationError
+
+from fedemb.config import RunConfig
+from fedemb.errors import ConfigError, FedEmbError, LedgerError
+from fedemb.foundation.canonical_json import json_object
+from fedemb.foundation.section import Section
 from fedemb.ledger import Charge, Ledger, PolicyTerms, blocks_of, terms_of
 from fedemb.ledger.budget import spent
-from fedemb.pipelines.schedules.cost import charge_of
-from fedemb.pipelines.schedules.load import Read, read_schedules
+from fedemb.ledger.terms import charged_content, series_of
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.storage import open_store
 
 
@@ -106,6 +110,41 @@ def forecast(terms: PolicyTerms, charges: Sequence[Charge], due: Sequence[Due]) 
     )
 
 
+class PlannedRuns(Section):
+    """All runs that one schedule starts, from its first to its last."""
+
+    name: str
+    """Name of the schedule."""
+    config: RunConfig
+    times: tuple[int, ...] = Field(default=())
+    """Seconds since 1970, in order."""
+
+    def moments(self) -> list[datetime]:
+        """Returns the times in UTC."""
+        return [datetime.fromtimestamp(time, UTC) for time in self.times]
+
+
+def parse_planned(text: str) -> list[PlannedRuns]:
+    """Returns the schedules of a JSON object by their names; empty text has none.
+
+    Raises:
+      ConfigError: not JSON, or not a valid configuration.
+    """
+    found: list[PlannedRuns] = []
+    for name, fields in json_object((text or "{}").encode(), "the parameter schedules").items():
+        try:
+            given = dict(fields) if isinstance(fields, dict) else {}
+            tree = given.pop("config", None)
+            config = RunConfig.as_written(tree if isinstance(tree, dict) else {})
+            found.append(PlannedRuns.model_validate({"name": name, "config": config, **given}))
+        except ValidationError as error:
+            raise ConfigError(
+                f"schedule {name} is not valid: {error.errors()[0]['msg']}. Run `fedemb schedule "
+                "budget` again."
+            ) from error
+    return found
+
+
 @dataclass(frozen=True)
 class Scheduled:
     """The scheduled runs of one policy."""
@@ -116,22 +155,29 @@ class Scheduled:
     problems: Sequence[str]
 
 
-def read_scheduled(folder: Path) -> list[Read]:
-    """Returns the enabled schedules of a folder; compiled packages are not needed.
+def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
+    """One run as the ledger will charge it, and the terms it is charged under.
 
     Raises:
-      ConfigError: a file is not a valid schedule, or the folder has no file.
+      ConfigError: the run has no price.
     """
-    return [item for item in read_schedules(folder) if item.schedule.enabled]
+    if not config.mechanism.private:
+        raise ConfigError(
+            f"mechanism.kind={config.mechanism.kind} has no privacy cost and cannot be "
+            "scheduled. Set another mechanism."
+        )
+    plan = plan_mechanism(config)
+    charge = Charge.planned(charged_content(config, plan))
+    return charge, terms_of(config, series_of(config, plan))
 
 
-def scheduled(schedules: Sequence[Read], ledger: Ledger, now: datetime) -> Scheduled:
+def scheduled(schedules: Sequence[PlannedRuns], ledger: Ledger, now: datetime) -> Scheduled:
     """Returns the runs that the schedules start after `now` under the policy of a ledger."""
     due: list[Due] = []
     names: list[str] = []
     problems: list[str] = []
     for item in schedules:
-        config, name = item.config, item.schedule.name
+        config, name = item.config, item.name
         if config.policy.policy_id != ledger.policy_id or config.purpose != "release":
             continue
         if config.storage.ledger and open_store(config.storage.ledger).uri != _uri(ledger):
@@ -145,8 +191,7 @@ def scheduled(schedules: Sequence[Read], ledger: Ledger, now: datetime) -> Sched
             continue
         names.append(name)
         blocks = frozenset(blocks_of(config.partition))
-        moments = item.schedule.after(max(now, item.schedule.start))
-        due += [Due(moment, name, charge, blocks) for moment in moments]
+        due += [Due(moment, name, charge, blocks) for moment in item.moments() if moment > now]
     if schedules and not names and not problems:
         problems.append(f"no schedule charges policy {ledger.policy_id}")
     return Scheduled(sorted(due, key=lambda run: (run.time, run.schedule)), names, problems)

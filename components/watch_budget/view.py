@@ -17,7 +17,7 @@ from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.ledger import Charge, Ledger
 from fedemb.ledger.budget import spent
 from fedemb.ledger.state import Attempt
-from fedemb.pipelines.budget.forecast import Due, Forecast, forecast
+from fedemb.steps.watch_budget.forecast import Due, Forecast, forecast
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fedemb.pipelines.budget.view import BudgetView
 from fedemb.reports.alerts.alert import Alert
+from fedemb.steps.watch_budget.view import BudgetView
 
 
 def budget_alerts(view: BudgetView, below: float | None) -> list[Alert]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from fedemb.pipelines.budget.view import BudgetView
+from fedemb.steps.watch_budget.view import BudgetView
 
 METRICS = {
     "fedemb_budget_epsilon_cap": "Cap on the cumulative epsilon of a user block.",

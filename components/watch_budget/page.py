@@ -10,16 +10,20 @@ from typing import Any
 from markupsafe import Markup
 
 from fedemb.ledger import Ledger
-from fedemb.pipelines.budget.forecast import Due, forecast
-from fedemb.pipelines.budget.view import BlockBudget, BudgetView
 from fedemb.reports.report import Line, line_chart, render
+from fedemb.steps.watch_budget.forecast import Due, forecast
+from fedemb.steps.watch_budget.view import BlockBudget, BudgetView
 
 TICKS = 4
 FORECAST_POINTS = 8
 """Maximum number of points of the forecast; a planned series takes PLD seconds for each."""
 
 
-def budget_page(views: Sequence[tuple[BudgetView, Ledger, Sequence[Due]]]) -> str:
+Viewed = tuple[BudgetView, Ledger, Sequence[Due]]
+"""A view with its ledger and the scheduled runs of its forecast."""
+
+
+def budget_page(views: Sequence[Viewed]) -> str:
     """Renders `budget_view.html`: one section for each policy.
 
     Args:

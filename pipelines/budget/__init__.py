@@ -1,1 +1,0 @@
-"""Budget view of policies: per block spent, reserved, external and remaining, with a forecast."""
