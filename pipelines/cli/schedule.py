@@ -14,7 +14,7 @@ import typer
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
-from fedemb.pipelines.output import say, say_json
+from fedemb.pipelines.output import say, say_block, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -111,6 +111,22 @@ def apply(
     say(f"{len(todo)} change(s) carried out")
 
 
+@schedule_app.command(name="config")
+def schedule_config(
+    file: Annotated[Path, typer.Argument(help="YAML file of one schedule.")],
+) -> None:
+    """Print the configuration of a schedule with its overrides, as YAML.
+
+    Example: fedemb schedule config schedules/weekly.yaml > run.yaml
+    """
+    import yaml
+
+    from fedemb.pipelines.schedules.load import load_schedule
+
+    tree = load_schedule(file).config.model_dump(mode="json")
+    say_block(yaml.safe_dump(tree, sort_keys=False))
+
+
 @schedule_app.command()
 def diff(
     folder: Folder,
@@ -133,7 +149,7 @@ def diff(
         say(str(change))
     if differing:
         raise typer.Exit(1)
-    say(f"{len(changes)} schedule(s) are as they should be")
+    say(f"no differences in {len(changes)} schedule(s)")
 
 
 @schedule_app.command(name="schema")

@@ -129,7 +129,7 @@ def test_base_commands_run_without_any_extra(released, tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "pip install" not in done.stderr
     assert "verified: glyphs 1.0" in done.stdout
-    assert "saved_model: signature and digest only" in done.stdout
+    assert "saved_model: only signature and digest checked" in done.stdout
 
 
 def test_other_commands_name_the_extra_and_end_with_code_2(released, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from fedemb.config import RunConfig
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest
@@ -692,6 +693,13 @@ def test_commands_print_cost_and_changes(folder, kfp):
     assert run(schedule_app, ["diff", *where]).exit_code == 0
     assert "nothing to do" in run(schedule_app, ["apply", *where]).output
     assert len(kfp.enabled("fedemb", "weekly")) == 1
+
+
+def test_config_prints_the_configuration_of_a_schedule_with_its_overrides(folder):
+    from fedemb.pipelines.cli.schedule import schedule_app
+
+    printed = CliRunner().invoke(schedule_app, ["config", str(folder / "weekly.yaml")]).output
+    assert RunConfig.model_validate(yaml.safe_load(printed)) == load_schedules(folder)[0].config
 
 
 @pytest.mark.parametrize(

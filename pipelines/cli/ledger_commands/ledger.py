@@ -99,7 +99,8 @@ def init(
         trust.save(trust_output)
     say(
         f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
-        f"delta {terms.delta:g}, {composition(terms)}; pin {trust_output or ledger + '/trust.json'}"
+        f"delta {terms.delta:g}, {composition(terms)}; "
+        f"public keys: {trust_output or ledger + '/trust.json'}"
     )
     others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
     if others:

@@ -59,6 +59,14 @@ def test_trained_model_beats_the_imported_backbone_which_has_no_untrained_twin(r
     assert document["utility_drop"] is None
 
 
+def test_page_shows_the_similarity_threshold_of_each_false_accept_rate(report):
+    _, document, page = report
+    row = page[page.index("similarity threshold of this model") :].partition("</tr>")[0]
+    shown = [float(cell) for cell in re.findall(r">(0\.\d+)<", row)]
+    measured = [found["threshold"] for found in document["recall_at_far"].values()]
+    assert shown == pytest.approx(measured, abs=0.001)
+
+
 def test_every_estimate_lies_in_its_interval(report):
     def estimates(node):
         if isinstance(node, dict):
