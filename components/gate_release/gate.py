@@ -27,6 +27,7 @@ from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger
 from fedemb.reports.lineage import send, write_run
+from fedemb.reports.report import signer_name
 from fedemb.runtime.step import leading_to
 from fedemb.runtime.step_context import StepContext
 
@@ -158,7 +159,8 @@ def page(verdict: Verdict, document: VerdictDocument) -> str:
     for reason in verdict.reasons:
         lines += [f"- `{reason.code}`: {_plain(reason.sentence)}; {_plain(reason.remedy)}"]
     for waiver in document.waivers:
-        lines += [f"- `{waiver.code}` waived by {_plain(waiver.actor)}: {_plain(waiver.reason)}"]
+        who = _plain(signer_name(waiver.actor))
+        lines += [f"- `{waiver.code}` waived by {who}: {_plain(waiver.reason)}"]
     for approval in document.approvals:
         lines += [f"- approved by {_plain(approval.actor)}, ledger record {approval.sequence}"]
     if document.checks:

@@ -32,6 +32,7 @@ from fedemb.reports.privacy_report_words import (
     report_sentence,
     start_licence,
 )
+from fedemb.reports.report import signer_name
 from fedemb.reports.utility_words import best_start, floors_sentence, utility_sentence
 from fedemb.steps.release_model.headline import release_headline
 
@@ -165,7 +166,7 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
         f"Audit: {audit_sentence(audit)}",
         f"Planted-bug suite: {audit.planted_bug_suite.summary}.",
         *(
-            f"Waived by {as_text(item.actor)}: `{item.content(WaiverRecord).code}`, "
+            f"Waived by {as_text(signer_name(item.actor))}: `{item.content(WaiverRecord).code}`, "
             f"{as_text(item.content(WaiverRecord).reason)}"
             for item in waivers
         ),

@@ -10,7 +10,7 @@ from fedemb.documents.release import ReleaseResult
 from fedemb.reports.dag import lineage_dag
 from fedemb.reports.headline import Headline, RunFacts
 from fedemb.reports.lineage import StepLineage
-from fedemb.reports.report import render
+from fedemb.reports.report import render, signer_name
 
 PAGES = {
     "privacy_page": "Privacy report",
@@ -81,7 +81,7 @@ def summary(shown: Shown) -> str:
             lines += ["", "Rules that deny:", "", *(f"- `{code}`" for code in verdict.reasons)]
         lines += [""] if verdict.waivers or verdict.approvals else []
         lines += [
-            f"- `{item.code}` waived by {_plain(item.actor)}: {_plain(item.reason)}"
+            f"- `{item.code}` waived by {_plain(signer_name(item.actor))}: {_plain(item.reason)}"
             for item in verdict.waivers
         ]
         lines += [f"- approved by {_plain(item.actor)}" for item in verdict.approvals]

@@ -291,3 +291,24 @@ def test_run_that_stays_refused_is_not_approved(tmp_path, capsys):
     ):
         call(capsys, *words, "--verdict", run.verdict)
     assert run.ledger().head == head
+
+
+@pytest.mark.long
+def test_waiver_without_a_name_is_the_owners_in_every_place(tmp_path, capsys, monkeypatch):
+    """Without FEDEMB_ACTOR, the record names the key only."""
+    monkeypatch.delenv("FEDEMB_ACTOR", raising=False)
+    run = without_gain(honest_run.start(tmp_path / "run").until_gate())
+    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
+    owner = Signer.load_or_create(run.keys, "policy")
+    run.ledger().waive(code="no_gain_over_public", reason=REASON, model_sha=model_sha, signer=owner)
+    run.do_account()
+    run.do_gate()
+    run.do_release()
+    folder = run_folder(run, tmp_path / "runs")
+    reports = collect_reports(folder)
+    shown = [path.read_text() for path in reports.values()]
+    shown += [(bundle(run) / "README.md").read_text(), render_index(folder)]
+    shown += [(run.root / "verdict.md").read_text()]
+    assert not [text for text in shown if "unnamed" in text]
+    assert f"Waived by the policy owner: `no_gain_over_public`, {REASON}" in shown[-3]
+    assert f"waived by the policy owner: {REASON}" in shown[-1]

@@ -174,7 +174,7 @@ def padding_contributes():
     def share(self, units, round_index, size):
         sound = UnitGradientFunction._share(self, units, round_index, size)
         weights = np.where(sound.weights.sum(1, keepdims=True) == 0, 0.5, sound.weights)
-        full = sound._replace(weights=weights.astype(np.float32), count=np.int32(len(weights)))
+        full = sound._replace(weights=weights.astype(np.float32), real=np.int32(len(weights)))
         return UnitShare(*full)
 
     return Round(_with(_share=share))

@@ -18,7 +18,7 @@ from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility
 from fedemb.documents.verdict import NO_APPROVAL_IN_TIME, AppliedWaiver, VerdictDocument
-from fedemb.reports.report import significant
+from fedemb.reports.report import signer_name, significant
 from fedemb.reports.utility_words import best_start
 
 State = Literal[
@@ -259,7 +259,7 @@ def title_of(state: State, why: str = "") -> str:
 def waived(waivers: Sequence[AppliedWaiver]) -> str:
     """Returns who waived rules and why: `NAME: REASON`, only the first of several."""
     first = waivers[0]
-    who = "the policy owner" if first.actor in ("", "unnamed") else first.actor
+    who = signer_name(first.actor)
     also = f" (and {len(waivers) - 1} more)" if len(waivers) > 1 else ""
     return f"{who}{also}: {first.reason or _spaced(first.code)}"
 

@@ -138,6 +138,11 @@ def unbroken(page: str) -> str:
 
 
 @cache
+def signer_name(actor: str) -> str:
+    """Returns the name of who signed a record of the policy owner; without one, the role."""
+    return "the policy owner" if actor in ("", "unnamed") else actor
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -153,6 +158,7 @@ def _environment() -> Environment:
         "date": date,
         "with_contents": with_contents,
         "link_to": link,
+        "signer": signer_name,
     }
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment

@@ -117,11 +117,12 @@ def terms_shown(
 ) -> Iterator[str]:
     """The figures in the order of the headline, and the waivers the release would rest on."""
     from fedemb.reports.headline import Figures
+    from fedemb.reports.report import signer_name
 
     for row in Figures.of(report.body, utility and utility.body).rows():
         yield f"{row.label}: {row.value}" + (f", {row.note}" if row.note else "")
     for item in () if judged is None else judged.waivers:
-        yield f"waived by {item.actor}: {item.code}, {item.reason}"
+        yield f"waived by {signer_name(item.actor)}: {item.code}, {item.reason}"
 
 
 def after_signature(judged: Judged | None, given: int, needed: int) -> str:
