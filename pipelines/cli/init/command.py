@@ -160,6 +160,7 @@ def _next_steps(output: Path, bound: int, photos: Photos) -> None:
         f"  fedemb check-data --config {output}",
         f"  fedemb plan --config {output} --explain",
         f"  fedemb run --config {output} --policy FOLDER",
-        "The run is a simulation and charges no budget; set purpose: release for a release.",
-        "The first run with a policy folder fixes the policy's terms.",
+        "The run is a simulation: it charges no budget and releases nothing. For a release, set "
+        "purpose: release and tuning.",
+        "The first run with a policy folder fixes the policy. Use a separate folder for trials.",
     )

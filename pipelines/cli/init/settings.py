@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]
 """Sections of a configuration, as they are written."""
 
-_LIKELY = {"helpful": "likely", "uncertain": "possible", "hopeless": "not to be expected"}
+_LIKELY = {"helpful": "likely", "uncertain": "possible", "hopeless": "unlikely"}
 _LEAST_CLIENTS = 8
 """Smallest expected number of virtual clients in a round, if there are as many."""
 
@@ -146,7 +147,7 @@ def outlook(config: RunConfig) -> list[str]:
     from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects
 
     plan, found = plan_mechanism(config), warnings(config)
-    noise = f"{participants(plan)}; noise on the mean / clipping norm: {noise_on_mean(plan):.2g}"
+    noise = f"{participants(plan)}; noise on the mean: {noise_on_mean(plan):.2g} clipping norms"
     expected = prospects(config, plan)
     if expected is not None:
         noise += f"; a gain is {_LIKELY[expected.region]}"
@@ -161,18 +162,15 @@ def outlook(config: RunConfig) -> list[str]:
 
 
 _COMMENTS = {
-    "purpose": "Set `release` after `tuning` declares how these numbers were chosen. The first run "
-    "with a --policy folder fixes the policy for its life, a simulation too: use a separate folder "
-    "for trials. Reports of the policy name each simulation on private photos, whose results no "
-    "guarantee covers",
-    "partition": "virtual_clients: derived from the public lower bound, so a public number",
-    "pretraining": "doublings: doubles the epochs while unseen public classes gain, up to four "
-    "times. State licence and provenance, e.g. licence: cc-by-4.0. import_pixels: pixel format "
-    "that a file was trained on",
-    "mechanism": "noise_multiplier: smallest for policy.epsilon_cap; change it with `fedemb plan "
-    "--target-epsilon E --config FILE --write FILE`",
-    "policy": "users_lower_bound: public lower bound, close to the true number, because delta "
-    "depends on it. A policy of another name has its own budget: on the same users epsilons add up",
+    "purpose": "simulation: charges no budget, releases nothing. For a release, set `release`, and "
+    "set `tuning` to declare how the settings were chosen.",
+    "partition": "virtual_clients: number of groups of users, from the public lower bound.",
+    "pretraining": "For public images, set licence and provenance, e.g. licence: cc-by-4.0.",
+    "mechanism": "noise_multiplier: smallest value for policy.epsilon_cap. For another epsilon: "
+    "fedemb plan --target-epsilon E --config FILE --write FILE",
+    "policy": "Privacy budget of these users. The first run with a --policy folder fixes it, also "
+    "a simulation: use a separate folder for trials. users_lower_bound: a number you can always "
+    "promise. Budgets of two policies on the same users add up.",
 }
 
 
@@ -183,6 +181,7 @@ def as_text(settings: Settings, output: Path) -> str:
     parts = ["# Written by `fedemb init`. `fedemb config describe` explains each setting.\n"]
     for name, value in settings.items():
         if name in _COMMENTS and (name, settings.get("task")) != ("partition", "classification"):
-            parts.append(f"# {_COMMENTS[name].replace('FILE', output.name)}\n")
+            text = textwrap.wrap(_COMMENTS[name].replace("FILE", output.name), 96)
+            parts += [f"# {line}\n" for line in text]
         parts.append(yaml.safe_dump({name: value}, sort_keys=False))
     return "".join(parts)
