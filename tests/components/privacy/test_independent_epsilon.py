@@ -5,6 +5,7 @@ composition, kept here as the planted bug, understates epsilon at small deltas a
 """
 
 import math
+from dataclasses import replace as replaced
 
 import numpy as np
 import pytest
@@ -117,6 +118,46 @@ def test_masses_are_those_of_one_world_and_never_negative():
                     assert part.masses.sum() + part.infinite == pytest.approx(1, abs=1e-11)
                     # E[exp(-loss)] is the other world's mass, at most 1.
                     assert float(part.masses @ np.exp(-part.losses)) <= 1 + 1e-9
+
+
+def leaky(q, sigma, infinite):
+    """Losses of a sampled round on a coarse grid that gives the user away with a probability."""
+    part = gaussian_losses([(1 - q, 0.0), (q, 1 / sigma)], [(1.0, 0.0)], 0.01)
+    return replaced(part, masses=part.masses * (1 - infinite), infinite=infinite, slack=0.0)
+
+
+LEAKY = ((leaky(0.3, 1.0, 0.01), 3), (leaky(0.1, 0.7, 0.005), 2))
+"""Kinds of rounds, and the number of each."""
+
+
+def added_up(parts):
+    """The finite losses of all rounds and their masses, added term by term."""
+    masses, first = np.ones(1), 0
+    for part, count in parts:
+        for _ in range(count):
+            masses, first = np.convolve(masses, part.masses), first + part.first
+    return parts[0][0].grid * np.arange(first, first + masses.size), masses
+
+
+def test_rounds_that_may_have_no_privacy_add_up_as_their_definition_says():
+    composed, (losses, masses) = ComposedLosses(LEAKY), added_up(LEAKY)
+    given_away = 1 - 0.99**3 * 0.995**2
+    assert composed.infinite == pytest.approx(given_away, rel=1e-12)
+    assert composed.epsilon(given_away * 0.999) == math.inf
+    for epsilon in (0.4, 2.0, 5.0, 8.0):
+        above = losses > epsilon
+        rest = float(masses[above] @ -np.expm1(epsilon - losses[above]))
+        exact = given_away + rest
+        assert exact <= composed.delta(epsilon) <= exact + 1e-3 * rest
+        assert epsilon * (1 - 1e-9) <= composed.epsilon(exact) <= epsilon + 1e-3
+    assert given_away <= composed.delta(losses[-1] + 1) <= given_away * (1 + 1e-9)
+
+
+def test_rounding_of_each_loss_is_added_to_epsilon_and_taken_from_it():
+    coarse = [(replaced(part, slack=0.01), count) for part, count in LEAKY]
+    exact, rounded = ComposedLosses(LEAKY), ComposedLosses(coarse)
+    assert rounded.epsilon(0.2) == pytest.approx(exact.epsilon(0.2) + 0.05, abs=1e-9)
+    assert rounded.delta(0.45) == pytest.approx(exact.delta(0.4), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["order", "split"])
