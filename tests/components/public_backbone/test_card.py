@@ -8,9 +8,7 @@ import pytest
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.models.public_backbone.card import (
     CARD,
-    add_constants,
     read_card,
-    read_constants,
     write_backbone,
 )
 
@@ -82,9 +80,6 @@ def test_unknown_tap_names_the_known_ones(file):
 def test_file_of_keras_has_no_card(tmp_path):
     _net(0).save(tmp_path / "x.keras")
     assert read_card(tmp_path / "x.keras") is None
-    assert read_constants(tmp_path / "x.keras") == {}
-    with pytest.raises(InputError, match="has no card"):
-        add_constants(tmp_path / "x.keras", tmp_path / "y.keras", {}, "")
 
 
 def test_card_in_a_file_of_another_network_is_refused(file, tmp_path):
@@ -118,33 +113,3 @@ def test_what_is_missing_or_no_zip_is_one_sentence(tmp_path):
     (tmp_path / "text.keras").write_text("text")
     with pytest.raises(ArtifactError, match=r"not a \.keras file"):
         read_card(tmp_path / "text.keras")
-
-
-def test_constants_travel_with_the_file(file, tmp_path):
-    path = tmp_path / "x.keras"
-    mean, axes = np.arange(4.0, dtype=np.float32), np.eye(4, 2, dtype=np.float32)
-    add_constants(file, path, {"mean": mean, "axes": axes}, "500 images of CIFAR-100")
-    add_constants(path, path, {"mean": mean + 1}, "other images")
-    found = read_constants(path)
-    np.testing.assert_array_equal(found["mean"], mean + 1)
-    np.testing.assert_array_equal(found["axes"], axes)
-    images = {one.name: one.images for one in read_card(path).constants}
-    assert images == {"axes": "500 images of CIFAR-100", "mean": "other images"}
-    assert read_card(path).network_sha256 == read_card(file).network_sha256
-
-
-@pytest.mark.parametrize("values", [[np.nan] * 4, [np.inf] * 4])
-def test_constants_that_are_not_finite_are_refused(file, tmp_path, values):
-    add_constants(file, tmp_path / "x.keras", {"mean": np.array(values)}, "")
-    with pytest.raises(ArtifactError, match="constant mean"):
-        read_constants(tmp_path / "x.keras")
-
-
-def test_changed_constant_is_refused(file, tmp_path):
-    add_constants(file, tmp_path / "x.keras", {"mean": np.zeros(4)}, "")
-    add_constants(file, tmp_path / "y.keras", {"mean": np.ones(4)}, "")
-    with zipfile.ZipFile(tmp_path / "y.keras") as archive:
-        other = archive.read("constants/mean.npy")
-    mixed = _with(tmp_path / "x.keras", tmp_path / "z.keras", {"constants/mean.npy": other})
-    with pytest.raises(ArtifactError, match="does not match the card"):
-        read_constants(mixed)

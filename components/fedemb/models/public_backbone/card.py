@@ -1,8 +1,7 @@
-"""The card of a backbone file: architecture, input pixels, taps, licence, origin, constants.
+"""The card of a backbone file: architecture, input pixels, taps, licence, origin.
 
-A backbone file is a `.keras` file with two kinds of extra members: `public_backbone.json`, the
-card, and `constants/NAME.npy`, one for each constant that was computed from public images. Keras
-ignores both. The card states the digest of the network, so it is refused in another file.
+A backbone file is a `.keras` file with an extra member, `public_backbone.json`, which Keras
+ignores. The card states the digest of the network, so it is refused in another file.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, StringConstraints
 
 from fedemb.errors import ArtifactError, ConfigError, InputError
@@ -29,7 +26,6 @@ CARD = "public_backbone.json"
 """Member of the file that holds the card."""
 _NETWORK = ("config.json", "model.weights.h5")
 _CARD_BYTES = 1 << 20
-_CONSTANT_BYTES = 256 << 20
 _DATES = (1980, 1, 1, 0, 0, 0)
 
 _Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -131,43 +127,6 @@ def read_card(path: Path) -> BackboneCard | None:
         return card
 
 
-def read_constants(path: Path) -> dict[str, np.ndarray]:
-    """Returns the public constants in a backbone file, by name; empty if it has no card.
-
-    Raises:
-      InputError: the file does not exist.
-      ArtifactError: the file, its card or a constant is damaged.
-    """
-    card = read_card(path)
-    found: dict[str, np.ndarray] = {}
-    with _opened(path) as archive:
-        for constant in card.constants if card else ():
-            data = _member(archive, path, _member_of(constant.name), _CONSTANT_BYTES)
-            values = _numbers(data, constant.shape) if sha256_hex(data) == constant.sha256 else None
-            if values is None:
-                raise ArtifactError(
-                    f"constant {constant.name} of {path.name} does not match the card, or is not "
-                    "finite. Write the file again"
-                )
-            found[constant.name] = values
-    return found
-
-
-def _numbers(data: bytes, shape: list[int]) -> np.ndarray | None:
-    """Returns the float32 array of an `.npy` file; None: another shape or type, or not finite."""
-    file = io.BytesIO(data)
-    try:
-        np.lib.format.read_magic(file)
-        found, column_major, kind = np.lib.format.read_array_header_1_0(file)
-    except ValueError:
-        return None
-    rest = data[file.tell() :]
-    if list(found) != shape or column_major or kind != np.float32 or len(rest) != 4 * prod(shape):
-        return None
-    values = np.frombuffer(rest, np.float32).reshape(shape)
-    return values if np.isfinite(values).all() else None
-
-
 def write_backbone(backbone: Any, path: Path, fields: Mapping[str, Any]) -> BackboneCard:
     """Writes a backbone file and returns its card. The same network gives the same bytes.
 
@@ -194,50 +153,12 @@ def write_backbone(backbone: Any, path: Path, fields: Mapping[str, Any]) -> Back
     return card
 
 
-def add_constants(
-    path: Path, output: Path, constants: Mapping[str, np.ndarray], images: str
-) -> BackboneCard:
-    """Writes a copy of a backbone file with further public constants and returns its card.
-
-    Args:
-      path: backbone file with a card.
-      output: file to write; may be `path`.
-      constants: arrays by name, stored as float32; a constant of the same name is replaced.
-      images: description of the public images that the constants were computed from.
-
-    Raises:
-      InputError: `path` does not exist or has no card, or `output` cannot be an output file.
-      ArtifactError: the file or its card is damaged.
-    """
-    card = read_card(path)
-    if card is None:
-        raise InputError(f"{path} has no card. Write it with `fedemb backbone get` or `convert`")
-    with _opened(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist() if name != CARD}
-    kept = [one for one in card.constants if one.name not in constants]
-    added: list[Constant] = []
-    for name, values in constants.items():
-        packed = io.BytesIO()
-        numbers = np.ascontiguousarray(values, np.float32)
-        np.lib.format.write_array(packed, numbers, version=(1, 0), allow_pickle=False)
-        data = members[_member_of(name)] = packed.getvalue()
-        fields = {"name": name, "shape": list(values.shape), "sha256": sha256_hex(data)}
-        added.append(Constant(**fields, images=images))
-    card = card.model_copy(update={"constants": sorted(kept + added, key=lambda one: one.name)})
-    _write(output, members, card)
-    return card
-
-
 def _write(path: Path, members: Mapping[str, bytes], card: BackboneCard) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, data in sorted({**members, CARD: written(card).data}.items()):
             archive.writestr(zipfile.ZipInfo(name, _DATES), data)
     write_bytes(path, packed.getvalue())
-
-
-def _member_of(constant: str) -> str:
-    return f"constants/{constant}.npy"
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
