@@ -75,6 +75,17 @@ class Pipeline:
         }
 
 
+def _imported(step: Step, reused: Mapping[str, str]) -> dict[tuple[str, str], Any]:
+    """Returns the artifacts of a finished step, imported from their paths."""
+    from kfp import dsl
+
+    return {
+        (step.name, name): dsl.importer(path, dsl.Artifact, reimport=True).output
+        for name, path in reused.items()
+        if name not in step.texts
+    }
+
+
 def build_pipeline(
     pipeline: Pipeline,
     run_id: str | None = None,
@@ -121,12 +132,9 @@ def build_pipeline(
         with ending:
             for step in pipeline.declared():
                 if step.name in finished:
-                    for name, value in finished[step.name].items():
-                        if name in step.texts:
-                            given[name] = value
-                            continue
-                        imported = dsl.importer(value, dsl.Artifact, reimport=True)
-                        outputs[step.name, name] = imported.output
+                    reused = finished[step.name]
+                    given |= {name: reused[name] for name in reused if name in step.texts}
+                    outputs |= _imported(step, reused)
                     continue
                 taken = {name: outputs[givers[step.name][name], name] for name in step.inputs}
                 task = task_of(step, taken)

@@ -81,11 +81,10 @@ def _reliability_chart(report: ClassifierReport) -> Any:
     line = pages.Line("this model", [b.confidence for b in bins], [b.accuracy for b in bins])
     return pages.line_chart(
         [line],
-        x_label="confidence",
-        y_label="accuracy",
+        x=pages.Axis("confidence"),
+        y=pages.Axis("accuracy", limits=(0, 1.02)),
         alt="Accuracy over confidence: "
         + ", ".join(f"{b.accuracy:.2f} at {b.confidence:.2f}" for b in bins),
-        y_limits=(0, 1.02),
         diagonal="calibrated",
     )
 

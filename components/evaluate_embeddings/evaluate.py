@@ -75,18 +75,11 @@ def run(context: StepContext) -> dict[str, Any]:
             pretrained = artifacts.pretrained
             backbones["centralized"] = train_without_privacy(config, pretrained, users)
         subjects, embeddings = apply_models(store, backbones, config, embed)
-        fields: dict[str, Any] = {
-            "run_id": run_id,
-            "config_sha": config_digest(config, "evaluation"),
-            "model_sha": model.weights_sha,
-            "embedding_space_id": embedding_space_id(model.weights_sha, config.model),
-            "simulation": config.purpose == "simulation",
-            "public_kind": config.pretraining.kind,
-            "bootstrap": {
-                "samples": config.evaluation.bootstrap_samples,
-                "unit": subjects.identity_kind,
-                "groups": _groups(subjects, config),
-            },
+        fields = _evaluated_run(config, run_id, model.weights_sha)
+        fields["bootstrap"] = {
+            "samples": config.evaluation.bootstrap_samples,
+            "unit": subjects.identity_kind,
+            "groups": _groups(subjects, config),
         }
         fields |= _measure_all(config, subjects, embeddings)
         fields["previous_release"] = (
@@ -99,6 +92,18 @@ def run(context: StepContext) -> dict[str, Any]:
     write_bytes(artifacts.utility_page, utility_page(report).encode())
     logger.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json
+
+
+def _evaluated_run(config: RunConfig, run_id: str, weights_sha: str) -> dict[str, Any]:
+    """Returns the fields of the report that identify run, configuration and model."""
+    return {
+        "run_id": run_id,
+        "config_sha": config_digest(config, "evaluation"),
+        "model_sha": weights_sha,
+        "embedding_space_id": embedding_space_id(weights_sha, config.model),
+        "simulation": config.purpose == "simulation",
+        "public_kind": config.pretraining.kind,
+    }
 
 
 def _groups(subjects: Subjects, config: RunConfig) -> int | None:

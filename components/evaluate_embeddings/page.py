@@ -50,11 +50,9 @@ def _roc_chart(report: UtilityReport) -> Any:
     marks = [(f"FAR {rate}", float(rate)) for rate in report.recall_at_far]
     return pages.line_chart(
         lines,
-        x_label="false accept rate",
-        y_label="recall",
+        x=pages.Axis("false accept rate", log=True),
+        y=pages.Axis("recall", limits=(0, 1.02)),
         alt="Recall over the false accept rate for each model, logarithmic axis",
-        x_log=True,
-        y_limits=(0, 1.02),
         marks=marks,
         diagonal="chance",
     )

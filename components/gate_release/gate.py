@@ -23,6 +23,7 @@ from fedemb.foundation.document import read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import applied_waivers, decide, given_approvals
+from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger
@@ -68,29 +69,23 @@ def run(context: StepContext) -> dict[str, Any]:
     except StorageError:
         raise
     except Exception as error:  # unreadable evidence is a denial
-        reason = Reason(
-            "evidence_unreadable", sentence_of(error), "run the step that writes it again"
-        )
-        verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
+        verdict = _unreadable(error, simulation=config.purpose == "simulation")
     document = _document(config, verdict, judged, ledger)
-    keys = context.keys
-    # A denial needs no trust, so it is signed even if the ledger cannot be read.
-    signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
-    signed = write_signed(artifacts.verdict, document, signer)
+    signed = write_signed(artifacts.verdict, document, _signer(context.keys, trust))
     write_bytes(artifacts.verdict_page, page(verdict, document).encode())
     denied = not verdict.allow and not verdict.simulation
     if evidence is not None and judged is not None:
+        head = None if ledger is None else judged.report.cumulative.ledger_head
+        digests = {"privacy_report": judged.report_sha, "verdict": signed.sha, "ledger_head": head}
+        # The rules compare these with the ledger; those of a simulation are not verified.
+        verified = evidence.users.body.commitments.model_dump() if verdict.allow else {}
+        steps = leading_to("gate_release", config.task)
         write_run(
             artifacts.lineage,
             evidence,
-            leading_to("gate_release", config.task),
-            digests={
-                "privacy_report": judged.report_sha,
-                "verdict": signed.sha,
-                "ledger_head": None if ledger is None else judged.report.cumulative.ledger_head,
-            },
-            # The rules compare these with the ledger; those of a simulation are not verified.
-            commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
+            steps,
+            digests=digests,
+            commitments=verified,
             denied=denied,
         )
         send(artifacts.lineage.read_bytes)
@@ -99,6 +94,18 @@ def run(context: StepContext) -> dict[str, Any]:
         raise kind(explain(verdict.reasons))
     _log.info("gate: %s", "allowed" if verdict.allow else "a simulation is never released")
     return signed.json
+
+
+def _signer(keys: KeyStore, trust: TrustStore | None) -> Signer:
+    # A denial needs no trust, so it is signed even if the ledger cannot be read.
+    return Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
+
+
+def _unreadable(error: Exception, *, simulation: bool) -> Verdict:
+    """Returns the denial of a run whose evidence cannot be read."""
+    remedy = "run the step that writes it again"
+    reason = Reason("evidence_unreadable", sentence_of(error), remedy)
+    return Verdict(False, (reason,), simulation=simulation)
 
 
 @dataclass(frozen=True)

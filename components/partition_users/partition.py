@@ -87,25 +87,20 @@ def run(context: StepContext) -> dict[str, Any]:
     commitments = _begun_with(context, reservation)
     if commitments is None:
         _check_input(config, reservation, commitment)
+        names = rule_named(context.ledger.terms.identifiers)
         partitioned = partition_images(
             config,
-            keys=KeyRef(
-                context.keys_uri,
-                config.policy.policy_id,
-                names=rule_named(context.ledger.terms.identifiers),
-            ),
+            keys=KeyRef(context.keys_uri, config.policy.policy_id, names=names),
             root=shards.run_root(context.private_root, run_id),
             blocks=frozenset(reservation.blocks),
             header={**mine, "deletion_marks": _commit_to_marks(config, commitment)},
             pipeline_options=context.beam_options,
         )
         _check_input(config, reservation, commitment)  # nothing changed while it was read
+        published = {"users": partitioned.users, "evaluation": partitioned.evaluation}
         commitments = {
-            kind: commit_to_people(commitment, run_id, reservation.attempt, published.digest)
-            for kind, published in (
-                ("users", partitioned.users),
-                ("evaluation", partitioned.evaluation),
-            )
+            kind: commit_to_people(commitment, run_id, reservation.attempt, folder.digest)
+            for kind, folder in published.items()
         }
     fields = {
         **mine,
@@ -118,9 +113,8 @@ def run(context: StepContext) -> dict[str, Any]:
         "commitments": commitments,
     }
     signer = Signer.newest(keys, "partition")
-    manifest = write_signed(context.artifacts.users, UsersManifest.of_fields(fields), signer)
     _log.info(events.PARTITIONED, run_id)
-    return manifest.json
+    return write_signed(context.artifacts.users, UsersManifest.of_fields(fields), signer).json
 
 
 def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[str, str] | None:

@@ -97,6 +97,27 @@ def full_batch_gains(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
     return found
 
 
+def _styles(points: Sequence[FrontierPoint | PricePoint]) -> dict[str, dict[int, dict[str, str]]]:
+    """Returns colour, dash and label of the curve of each batch and each number of rounds."""
+    batches = sorted({point.batch for point in points})
+    full = {point.batch for point in points if point.full_batch}
+    rounds = sorted({point.rounds for point in points})
+    return {
+        "batch": {
+            batch: {
+                "color": f"C{place}",
+                "linestyle": "--" if batch in full else "-",
+                "label": f"{batch:,}" + (" (full batch)" if batch in full else ""),
+            }
+            for place, batch in enumerate(batches)
+        },
+        "rounds": {
+            count: {"color": f"{0.75 - 0.75 * place / len(rounds):.2f}", "label": f"{count:,}"}
+            for place, count in enumerate(rounds)
+        },
+    }
+
+
 def frontier_svg(
     points: Sequence[FrontierPoint],
     longer: Sequence[PricePoint],
@@ -111,24 +132,7 @@ def frontier_svg(
       noisier: epsilons at one number of rounds, against noise on the mean.
       target_epsilon: epsilon of `points`; a line in the panels of epsilon.
     """
-    everything = [*points, *longer, *noisier]
-    batches = sorted({point.batch for point in everything})
-    full = {point.batch for point in everything if point.full_batch}
-    rounds = sorted({point.rounds for point in everything})
-    styles: dict[str, dict[int, dict[str, Any]]] = {
-        "batch": {
-            batch: {
-                "color": f"C{place}",
-                "linestyle": "--" if batch in full else "-",
-                "label": f"{batch:,}" + (" (full batch)" if batch in full else ""),
-            }
-            for place, batch in enumerate(batches)
-        },
-        "rounds": {
-            count: {"color": f"{0.75 - 0.75 * place / len(rounds):.2f}", "label": f"{count:,}"}
-            for place, count in enumerate(rounds)
-        },
-    }
+    styles = _styles([*points, *longer, *noisier])
 
     def panel(
         axes: Any, shown: Sequence[FrontierPoint | PricePoint], x: str, y: str, by: str

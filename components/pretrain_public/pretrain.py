@@ -17,6 +17,7 @@ from fedemb.engine import build_backbone, pretrain, save_backbone
 from fedemb.errors import ConfigError, InputError
 from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.models.arrays import Model
 from fedemb.models.backbones import cut, trainable_variables
 from fedemb.models.backbones.build import learned_parts
 from fedemb.models.classifier import with_head, without_head
@@ -68,19 +69,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
             "whitened_directions: 0."
         )
     if pretraining.kind == "import":
-        backbone = import_backbone(
-            Path(pretraining.import_path or ""),
-            model,
-            pixels=pretraining.import_pixels,
-            seed=seed,
-        )
-        public = _some_images(backbone, start)
-        if len(public):
-            path = Path(pretraining.import_path or "")
-            check_pixels(path, pretraining.import_pixels, public[:IMAGES])
-        if needs_public_images(backbone):
-            constant_images = fit_features(backbone, public)
-        backbone = with_head(backbone, model) if model.classes else backbone
+        backbone, constant_images = _imported(start)
     else:
         backbone = build_backbone(model, seed)
     trainable_variables(backbone, model.trainable)  # raises before any charge
@@ -104,6 +93,18 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     card = Pretrained.of_fields(fields)
     signer = Signer.newest(keys, "pretrain")
     return write_signed(output_dir / "pretrained.json", card, signer).json
+
+
+def _imported(start: PublicStart) -> tuple[Model, int]:
+    """Returns the imported backbone, and the number of public images of its constants."""
+    model, pretraining, path = start.model, start.pretraining, start.pretraining.import_path or ""
+    backbone = import_backbone(Path(path), model, pixels=pretraining.import_pixels, seed=start.seed)
+    public, constant_images = _some_images(backbone, start), 0
+    if len(public):
+        check_pixels(Path(path), pretraining.import_pixels, public[:IMAGES])
+    if needs_public_images(backbone):
+        constant_images = fit_features(backbone, public)
+    return with_head(backbone, model) if model.classes else backbone, constant_images
 
 
 def _some_images(backbone: Any, start: PublicStart) -> np.ndarray:

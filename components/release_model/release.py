@@ -19,6 +19,7 @@ from fedemb.documents.artifacts import Noised, Public
 from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
 from fedemb.foundation.canonical_json import canonical_json
@@ -57,34 +58,23 @@ def run(context: StepContext) -> dict[str, Any]:
     """
     config, artifacts = context.config, context.artifacts
     if config.purpose == "simulation":
-        return write(
-            artifacts.release, ReleaseResult.of_fields(dict.fromkeys(ReleaseResult.model_fields))
-        ).json
+        nothing = ReleaseResult.of_fields(dict.fromkeys(ReleaseResult.model_fields))
+        return write(artifacts.release, nothing).json
     ledger = context.writable_ledger
     evidence = read_evidence(config, artifacts)
     report = read(artifacts.privacy_report, PrivacyReport)
     reservation = read_reservation(artifacts.reservation)
     name, version = config.released_as(reservation.run_id)
     verdict = _allowed(evidence, ledger, artifacts.verdict, report, (name, version))
-    start = artifacts.pretrained / "backbone.keras"
-    if file_digest(start) != evidence.model.body.initial_weights_sha:
-        raise Refused(
-            "The public backbone is not the one that training started from. Use artifacts of "
-            "one run only."
-        )
+    start = _start_of(artifacts, evidence)
     marker = Marker(open_store(context.releases_uri), name, version, ledger.chain.trust)
     identity = Identity(evidence.model.body.weights_sha, reservation.run_id, reservation.attempt)
     published = marker.read(identity)
     if published is None:
         load_keras()
-        copies = {
-            **{file: Public(getattr(artifacts, name)) for name, file in parts.DOCUMENTS.items()},
-            **{name: Noised(artifacts.model / name) for name in sorted(MODEL_FILES)},
-        }
         with tempfile.TemporaryDirectory(prefix="fedemb-release-") as folder:
             tree = Path(folder, "bundle")
-            for file, artifact in copies.items():
-                parts.place(artifact, tree, file)
+            _copy_artifacts(artifacts, tree)
             _require_judged(tree, evidence, report, verdict)
             _complete(tree, evidence, report, ledger, verdict.body.waived, start=start)
             signer = Signer.current(context.keys, "release", ledger.chain.trust)
@@ -102,13 +92,8 @@ def run(context: StepContext) -> dict[str, Any]:
         version=version,
     )
     uri = join(open_store(context.releases_uri).uri, published.tree)
-    result = ReleaseResult(
-        uri=uri,
-        name=name,
-        version=version,
-        bundle_sha=published.bundle_sha,
-        model_sha=published.model_sha,
-    )
+    shas = {"bundle_sha": published.bundle_sha, "model_sha": published.model_sha}
+    result = ReleaseResult(uri=uri, name=name, version=version, **shas)
     _log.info("released %s %s at %s", name, version, uri)
     # Uses the published bundle of any process; a repeated run sends it again.
     bundle = open_store(uri)
@@ -116,6 +101,25 @@ def run(context: StepContext) -> dict[str, Any]:
     document = write(artifacts.release, result).json
     _tell(uri, config.storage.registries)
     return document
+
+
+def _start_of(artifacts: RunArtifacts, evidence: Evidence) -> Path:
+    """Returns the file of the public backbone; raises Refused if training started elsewhere."""
+    start = artifacts.pretrained / "backbone.keras"
+    if file_digest(start) != evidence.model.body.initial_weights_sha:
+        raise Refused(
+            "The public backbone is not the one that training started from. Use artifacts of "
+            "one run only."
+        )
+    return start
+
+
+def _copy_artifacts(artifacts: RunArtifacts, tree: Path) -> None:
+    """Copies documents and model of the run into the bundle."""
+    for name, file in parts.DOCUMENTS.items():
+        parts.place(Public(getattr(artifacts, name)), tree, file)
+    for name in sorted(MODEL_FILES):
+        parts.place(Noised(artifacts.model / name), tree, name)
 
 
 def _tell(uri: str, registries: Sequence[str]) -> None:

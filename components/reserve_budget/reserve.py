@@ -42,6 +42,7 @@ from fedemb.ledger import (
     terms_of,
     write_reservation,
 )
+from fedemb.ledger.state import Attempt
 from fedemb.ledger.terms import ReservedContent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.runtime.planted_bug_suite import (
@@ -99,13 +100,7 @@ def run(
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     check_high_water(ledger, keys, config.storage.rollback_anchor)
     ensure_policy_key(ledger, keys)
-    last = ledger.state.last_attempt(run_id) if attempt is None else attempt
-    found = ledger.state.attempts.get((run_id, last))
-    if found is None and keys.used(reservation_key_name(run_id, max(1, last))):
-        raise Refused(
-            f"Run id {run_id!r} already has a root key, of another policy or of a deleted "
-            "ledger. Choose another run id."
-        )
+    found = _earlier(ledger, keys, run_id, attempt)
     reserved_at = found.reserve.sequence if found else None
     ledger.chain.trust.check(document, at=reserved_at)
     weights_sha = check_start(context, ledger.chain.trust, at=reserved_at).weights_sha
@@ -113,13 +108,8 @@ def run(
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
         check_before_charge(config, plan, ledger, run_id=run_id, suite=suite, start=start)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
-    content: ReservedContent = {
-        **charged_content(config, plan),
-        "plan_sha": plan.digest,
-        "config_sha": config_digest(config),
-        "code_sha": code_digest(config),
-        "input": input_fingerprint or _bound_input(config, keys, run_id),
-    }
+    bound = input_fingerprint or _bound_input(config, keys, run_id)
+    content = _reserved_content(config, plan, bound)
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
     mark_high_water(ledger, keys, config.storage.rollback_anchor)  # before any root key
     _ensure_root_key(ledger, reservation, keys)
@@ -127,6 +117,32 @@ def run(
     signed = write_reservation(context.artifacts.reservation, reservation, signer)
     _log_reservation(reservation)
     return signed
+
+
+def _earlier(ledger: Ledger, keys: KeyStore, run_id: str, attempt: int | None) -> Attempt | None:
+    """Returns the state of an attempt in the ledger; None if it is not reserved yet.
+
+    Raises:
+      Refused: the run has a root key, but no reservation.
+    """
+    last = ledger.state.last_attempt(run_id) if attempt is None else attempt
+    found = ledger.state.attempts.get((run_id, last))
+    if found is None and keys.used(reservation_key_name(run_id, max(1, last))):
+        raise Refused(
+            f"Run id {run_id!r} already has a root key, of another policy or of a deleted "
+            "ledger. Choose another run id."
+        )
+    return found
+
+
+def _reserved_content(config: RunConfig, plan: MechanismPlan, bound_input: str) -> ReservedContent:
+    return {
+        **charged_content(config, plan),
+        "plan_sha": plan.digest,
+        "config_sha": config_digest(config),
+        "code_sha": code_digest(config),
+        "input": bound_input,
+    }
 
 
 def _log_reservation(reservation: Reservation) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fedemb.ledger import Ledger
-from fedemb.reports.report import Line, line_chart, render
+from fedemb.reports.report import Axis, Line, line_chart, render
 from fedemb.steps.watch_budget.forecast import Due, forecast
 from fedemb.steps.watch_budget.view import BlockBudget, BudgetView
 
@@ -116,13 +116,12 @@ def _chart(view: BudgetView, ledger: Ledger, due: Sequence[Due]) -> Markup | Non
     moments = [moment for moment, _ in [*history, now, *planned]]
     first, last = min(moments), max(moments)
     lines.append(_line("cap", [(first, view.cap), (last, view.cap)]))
+    highest = max(view.cap, *(value for line in lines for value in line.y))
     return line_chart(
         lines,
-        x_label="date (UTC)",
-        y_label=f"epsilon of block {row.block}",
+        x=Axis("date (UTC)", ticks=_ticks(first, last)),
+        y=Axis(f"epsilon of block {row.block}", limits=(0.0, 1.08 * highest)),
         alt=f"Cumulative epsilon of block {row.block} of policy {view.policy_id} over time",
-        x_ticks=_ticks(first, last),
-        y_limits=(0.0, 1.08 * max(view.cap, *(value for line in lines for value in line.y))),
         steps=True,
     )
 

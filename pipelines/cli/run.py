@@ -111,13 +111,7 @@ def run(
     from fedemb.pipelines.run.await_approval import require_deadline
     from fedemb.pipelines.run.command import execute
 
-    if new.policy is not None and (new.artifact_store or new.keys):
-        raise ConfigError(
-            "--policy is a local folder for ledger and keys and excludes --artifact-store. "
-            "Pass --keys instead."
-        )
-    if resumed.from_ is not None and resumed.resume is None:
-        raise ConfigError("--from resumes a run. Pass its directory by --resume.")
+    _check_options(new, resumed)
     changed = None
     if resumed.resume is None:
         directory = start(new, set_ or [], runs, dry_run=dry_run, await_approval=await_approval)
@@ -221,3 +215,13 @@ def _say(config: RunConfig, reused: Sequence[str], charged: bool) -> None:
     say(*lines)
     if lines[-1].startswith("budget: refused"):
         raise typer.Exit(Refused.exit_code)
+
+
+def _check_options(new: NewRun, resumed: Resumed) -> None:
+    if new.policy is not None and (new.artifact_store or new.keys):
+        raise ConfigError(
+            "--policy is a local folder for ledger and keys and excludes --artifact-store. "
+            "Pass --keys instead."
+        )
+    if resumed.from_ is not None and resumed.resume is None:
+        raise ConfigError("--from resumes a run. Pass its directory by --resume.")

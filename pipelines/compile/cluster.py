@@ -202,6 +202,20 @@ def parse_images(options: Sequence[str]) -> dict[str, str]:
     return images
 
 
+def _compiled(graph: Any) -> list[dict[str, Any]]:
+    """Returns the documents that KFP's compiler writes for a pipeline."""
+    from kfp import compiler
+
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "pipeline.yaml"
+        compiler.Compiler().compile(graph, str(raw))
+        return read_compiled(raw)
+
+
+def _write_yaml(output: Path, documents: list[dict[str, Any]]) -> None:
+    write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
+
+
 def compile_pipeline(
     output: Path,
     *,
@@ -223,7 +237,7 @@ def compile_pipeline(
       ConfigError: the profile is wrong or the result breaks a rule. Nothing is written.
       InputError: kfp was installed without its part for Kubernetes, as in the image `light`.
     """
-    from kfp import compiler, dsl
+    from kfp import dsl
 
     _require_kubernetes()
     profiles = [profile] if isinstance(profile, str | Path) else profile
@@ -249,10 +263,7 @@ def compile_pipeline(
             ttl_seconds_after_failure=seconds,
         ),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder) / "pipeline.yaml"
-        compiler.Compiler().compile(graph, str(raw))
-        documents = read_compiled(raw)
+    documents = _compiled(graph)
     _pin_images(documents[0], images)
     problems = violations(documents)
     for runtime in runtimes.values():
@@ -262,10 +273,9 @@ def compile_pipeline(
             "The compiled pipeline breaks these rules. Correct the configuration or profile:",
             *problems,
         )
-    write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
+    _write_yaml(output, documents)
     if runtimes:
-        hosts = yaml.safe_dump_all(list(runtimes.values()), sort_keys=True)
-        write_bytes(output.with_suffix(".hosts.yaml"), hosts.encode())
+        _write_yaml(output.with_suffix(".hosts.yaml"), list(runtimes.values()))
 
 
 def _require_kubernetes() -> None:

@@ -24,6 +24,17 @@ _CLOSED = {
 }
 
 
+def _scratch(shared_memory: str | None) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Returns the volumes of a host for temporary files and shared memory, and their mounts."""
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
+    mounts = [{"name": "tmp", "mountPath": "/tmp"}]
+    if shared_memory:
+        limited = {"medium": "Memory", "sizeLimit": shared_memory}
+        volumes.append({"name": "shm", "emptyDir": limited})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    return volumes, mounts
+
+
 def training_runtime(
     *,
     image: str,
@@ -45,13 +56,16 @@ def training_runtime(
       tolerations: taints the hosts may run on.
       shared_memory: size of /dev/shm.
     """
-    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
-    mounts = [{"name": "tmp", "mountPath": "/tmp"}]
-    if shared_memory:
-        volumes.append(
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}}
-        )
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    volumes, mounts = _scratch(shared_memory)
+    container = {
+        "name": CONTAINER,
+        "image": image,
+        "command": ["python3", "-m", "fedemb.training.hosts"],
+        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "resources": {"limits": resources, "requests": resources},
+        "securityContext": _CLOSED,
+        "volumeMounts": mounts,
+    }
     pod = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -64,22 +78,17 @@ def training_runtime(
         "nodeSelector": node_selector,
         "tolerations": tolerations,
         "volumes": volumes,
-        "containers": [
-            {
-                "name": CONTAINER,
-                "image": image,
-                "command": ["python3", "-m", "fedemb.training.hosts"],
-                "env": [{"name": name, "value": value} for name, value in environment.items()],
-                "resources": {"limits": resources, "requests": resources},
-                "securityContext": _CLOSED,
-                "volumeMounts": mounts,
-            }
-        ],
+        "containers": [container],
     }
     job = {
         "backoffLimit": 0,  # a host that comes again finds no chief
         "template": {"metadata": {"labels": {HOST_LABEL: "train"}}, "spec": pod},
     }
+    return _named_runtime(job, namespace)
+
+
+def _named_runtime(job: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Returns the runtime of a job; its name contains the digest of its content."""
     ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     template = {"metadata": {"labels": ancestor}, "spec": job}
     spec = {

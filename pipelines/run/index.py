@@ -23,7 +23,7 @@ from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
-from fedemb.reports.report import link, render_run_index
+from fedemb.reports.report import RunIndex, link, render_run_index
 
 NOTES = {
     "utility_report": "un-noised on those held out",
@@ -52,34 +52,39 @@ def render_index(run: RunDirectory) -> str:
     report = None if signed is None else signed.body
     pipeline = pipeline_of(config)
     return render_run_index(
-        run_id=run.run_id,
-        purpose=config.purpose,
-        headline=found,
-        verdict=verdict and verdict.body,
-        time=report.time if report else None,
-        guarantee=lines.get("guarantee", "none"),
-        utility=lines.get("utility", "not measured"),
-        release=_below(run, lines.get("release", "none")),
-        steps=[_step(name, after, run, state) for name, after in pipeline.after().items()],
-        reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
-        budget=report and _budget(run, report),
-        artifacts=[
-            _artifact(run, path, step, name, kind)
-            for step, outputs in pipeline.published().items()
-            for name, kind in outputs.items()
-            if name not in LEFT_OUT and (path := run.output(name, step))
-        ],
-        facts=(
-            (
-                link("config.yaml", "config.yaml"),
-                json_digest(config.model_dump(mode="json"))[:12],
+        RunIndex(
+            run_id=run.run_id,
+            purpose=config.purpose,
+            headline=found,
+            verdict=verdict and verdict.body,
+            time=report.time if report else None,
+            guarantee=lines.get("guarantee", "none"),
+            utility=lines.get("utility", "not measured"),
+            release=_below(run, lines.get("release", "none")),
+            steps=[_step(name, after, run, state) for name, after in pipeline.after().items()],
+            reports=[
+                _report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()
+            ],
+            budget=report and _budget(run, report),
+            artifacts=[
+                _artifact(run, path, step, name, kind)
+                for step, outputs in pipeline.published().items()
+                for name, kind in outputs.items()
+                if name not in LEFT_OUT and (path := run.output(name, step))
+            ],
+            facts=(
+                (
+                    link("config.yaml", "config.yaml"),
+                    json_digest(config.model_dump(mode="json"))[:12],
+                ),
+                (
+                    "private artifacts",
+                    f"{config.storage.private_root or 'private/'} (readable by the data owner "
+                    "only)",
+                ),
+                ("log", link(run.log.name, run.log.name)),
             ),
-            (
-                "private artifacts",
-                f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
-            ),
-            ("log", link(run.log.name, run.log.name)),
-        ),
+        )
     )
 
 

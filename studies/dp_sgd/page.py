@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.foundation.files import write_bytes
-from fedemb.reports.charts import Line, line_chart
+from fedemb.reports.charts import Axis, Line, line_chart
 from studies.dp_sgd.grid import HELD_OUT, TITLES, TRAIN, Part, Row
 from studies.utility.page import standalone
 
@@ -124,10 +124,7 @@ def _picture(part: Part, title: str, curves: Sequence[Line]) -> str:
     places = sorted({place for line in curves for place in line.x})
     return line_chart(
         curves,
-        x_label=x,
-        y_label=y,
+        x=Axis(x, log=True, ticks=[(place, f"{place:g}") for place in places]),
+        y=Axis(y, log=part == "samplers"),
         alt=title,
-        x_log=True,
-        y_log=part == "samplers",
-        x_ticks=[(place, f"{place:g}") for place in places],
     )

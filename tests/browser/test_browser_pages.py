@@ -7,7 +7,7 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.foundation.document import read
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.headline import Failure, RunFacts, headline
-from fedemb.reports.report import render_run_index
+from fedemb.reports.report import RunIndex, render_run_index
 from fedemb.reports.utility_words import utility_sentence
 from tests.kit.pipeline_runs.evaluation_run import config, shared_run
 from tests.kit.sealed_bundle import seal
@@ -30,30 +30,33 @@ STEPS = [
 
 def run_index() -> str:
     return render_run_index(
-        run_id="weekly-2026-11-21",
-        purpose="release",
-        headline=headline(RunFacts(failures=[Failure("gate_release", 3, "GateDenied")])),
-        guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with everything "
-        "they own, adding or removing one user; PLD accountant, 40 rounds, the final model",
-        utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
-        release="refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
-        steps=[
-            {"name": name, "after": after, "status": status, "seconds": seconds}
-            for name, after, status, seconds in STEPS
-        ],
-        reports=[{"title": "Privacy", "href": "#privacy", "sentence": "What was promised."}],
-        budget={
-            "label": "Fullest block",
-            "spent_before": 6.0,
-            "spent_now": 6.1,
-            "cap": 8.0,
-            "filtered": False,
-        },
-        artifacts=[
-            {"name": "users", "kind": "Raw", "step": "partition_users", "digest": None},
-            {"name": "model", "kind": "Noised", "step": "train_dp_fedemb", "digest": "ab" * 32},
-        ],
-        facts=[("Configuration", "cd" * 32), ("Code", "ef" * 32)],
+        RunIndex(
+            run_id="weekly-2026-11-21",
+            purpose="release",
+            headline=headline(RunFacts(failures=[Failure("gate_release", 3, "GateDenied")])),
+            guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with "
+            "everything they own, adding or removing one user; PLD accountant, 40 rounds, the "
+            "final model",
+            utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
+            release="refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
+            steps=[
+                {"name": name, "after": after, "status": status, "seconds": seconds}
+                for name, after, status, seconds in STEPS
+            ],
+            reports=[{"title": "Privacy", "href": "#privacy", "sentence": "What was promised."}],
+            budget={
+                "label": "Fullest block",
+                "spent_before": 6.0,
+                "spent_now": 6.1,
+                "cap": 8.0,
+                "filtered": False,
+            },
+            artifacts=[
+                {"name": "users", "kind": "Raw", "step": "partition_users", "digest": None},
+                {"name": "model", "kind": "Noised", "step": "train_dp_fedemb", "digest": "ab" * 32},
+            ],
+            facts=[("Configuration", "cd" * 32), ("Code", "ef" * 32)],
+        )
     )
 
 

@@ -10,7 +10,7 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import WORDS, Failure, RunFacts, headline
-from fedemb.reports.report import render_run_index
+from fedemb.reports.report import RunIndex, render_run_index
 from tests.kit.pipeline_runs import honest_run
 
 pytestmark = pytest.mark.browser
@@ -81,13 +81,16 @@ def test_headline_of_every_state_is_whole_and_fits(browser, run, screenshots, tm
     page = tmp_path / "page.html"
     page.write_text(
         render_run_index(
-            run_id="weekly-2026-11-21",
-            purpose="simulation" if name == "Simulation" else "release",
-            headline=found,
-            guarantee="(7.553, 1e-05)-differential privacy for one user with everything they own",
-            utility="On 900 identities that never trained, the model recognises 50.0 %.",
-            release="none",
-            steps=[{"name": "plan_privacy", "after": [], "status": "done", "seconds": 1.0}],
+            RunIndex(
+                run_id="weekly-2026-11-21",
+                purpose="simulation" if name == "Simulation" else "release",
+                headline=found,
+                guarantee="(7.553, 1e-05)-differential privacy for one user with everything they "
+                "own",
+                utility="On 900 identities that never trained, the model recognises 50.0 %.",
+                release="none",
+                steps=[{"name": "plan_privacy", "after": [], "status": "done", "seconds": 1.0}],
+            )
         )
     )
     picture = screenshots / f"headline-{name.replace(' ', '-').lower()}-{width}.png"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
-from fedemb.ledger.records import encode_record, record_name
+from fedemb.ledger.records import RecordContent, encode_record, record_name
 from tests.kit.pipeline_runs import honest_run
 
 
@@ -46,16 +46,18 @@ def grow(run: honest_run.HonestRun, records: int) -> None:
         }
         for kind, body in bodies.items():
             data = encode_record(
-                policy_id=reservation.policy_id,
-                sequence=sequence,
-                previous=previous,
-                kind=kind,
-                run_id=run_id,
-                attempt=1,
-                time="2026-01-05T00:00:00+00:00",
-                actor="test",
-                body=body,
-                signer=signer,
+                RecordContent(
+                    policy_id=reservation.policy_id,
+                    sequence=sequence,
+                    previous=previous,
+                    kind=kind,
+                    run_id=run_id,
+                    attempt=1,
+                    time="2026-01-05T00:00:00+00:00",
+                    actor="test",
+                    body=body,
+                ),
+                signer,
             )
             (folder / record_name(reservation.policy_id, sequence)).write_bytes(data)
             from fedemb.foundation.canonical_json import sha256_hex

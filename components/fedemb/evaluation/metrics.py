@@ -80,6 +80,22 @@ def unit_norm(embeddings: np.ndarray) -> Float32[np.ndarray, "n dim"]:
     return (embeddings / np.maximum(norms, 1e-12)).astype(np.float32)
 
 
+def _numbered_groups(groups: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Returns the number of the group of each image; raises InputError as `arrange` says."""
+    numbers = np.unique(groups, return_inverse=True)[1]
+    pairs = np.unique(np.stack([numbers, clusters]), axis=1)
+    if pairs.shape[1] != len(np.unique(clusters)):
+        raise InputError(
+            "an identity is in more than one group; pass no groups, or one group per identity"
+        )
+    if pairs.shape[1] > MAX_UNITS:
+        raise InputError(
+            f"intervals over groups support at most {MAX_UNITS:,} identities, got "
+            f"{pairs.shape[1]:,}; lower evaluation.max_images"
+        )
+    return numbers
+
+
 def arrange(
     embeddings: np.ndarray,
     labels: np.ndarray,
@@ -110,19 +126,7 @@ def arrange(
             " give one of each per image"
         )
     dense_clusters = np.unique(clusters, return_inverse=True)[1]
-    group_of = None
-    if groups is not None:
-        group_of = np.unique(groups, return_inverse=True)[1]
-        pairs = np.unique(np.stack([group_of, dense_clusters]), axis=1)
-        if pairs.shape[1] != len(np.unique(dense_clusters)):
-            raise InputError(
-                "an identity is in more than one group; pass no groups, or one group per identity"
-            )
-        if pairs.shape[1] > MAX_UNITS:
-            raise InputError(
-                f"intervals over groups support at most {MAX_UNITS:,} identities, got "
-                f"{pairs.shape[1]:,}; lower evaluation.max_images"
-            )
+    group_of = None if groups is None else _numbered_groups(groups, dense_clusters)
     order = np.lexsort((labels, dense_clusters))
     units = dense_clusters[order]
     begins = np.diff(labels[order], prepend=0) != 0

@@ -76,24 +76,8 @@ def retrieve(
     """
     count = len(data.labels)
     block = block or max(1, min(512, 2**24 // count))
-    stops = np.cumsum(data.label_sizes)
-    starts = stops - data.label_sizes
     asked = np.unique(np.linspace(0, count - 1, min(count, max_queries)).astype(np.int64))
-    first = np.full(len(asked), count, np.int64)
-    precision = np.zeros(len(asked))
-    for begin in range(0, len(asked), block):
-        rows = asked[begin : begin + block]
-        scores = data.queries[rows] @ data.gallery.T
-        scores[np.arange(len(rows)), rows] = -2  # the query itself
-        for i, label in enumerate(data.labels[rows], start=begin):
-            span = slice(starts[label], stops[label])
-            match = np.sort(scores[i - begin, span])[:0:-1]
-            if match.size:
-                others = scores[i - begin]
-                others[span] = -2
-                ranks = _not_below(others, match) + np.arange(1, match.size + 1)
-                first[i] = ranks[0]
-                precision[i] = (np.arange(1, match.size + 1) / ranks).mean()
+    first, precision = _ranked(data, asked, block)
     units = data.units[asked]
     weights = data.weights(samples, seed)
     has_match = data.label_sizes[data.labels[asked]] > 1
@@ -108,3 +92,31 @@ def retrieve(
         queries=len(asked),
         identities_with_match=len(np.unique(units[has_match])),
     )
+
+
+def _ranked(data: Labelled, asked: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rank of the first match and the average precision of each query.
+
+    Args:
+      data: result of `arrange`.
+      asked: indices of the queries, ascending.
+      block: number of queries at once.
+    """
+    stops = np.cumsum(data.label_sizes)
+    starts = stops - data.label_sizes
+    first = np.full(len(asked), len(data.labels), np.int64)
+    precision = np.zeros(len(asked))
+    for begin in range(0, len(asked), block):
+        rows = asked[begin : begin + block]
+        scores = data.queries[rows] @ data.gallery.T
+        scores[np.arange(len(rows)), rows] = -2  # the query itself
+        for i, label in enumerate(data.labels[rows], start=begin):
+            span = slice(starts[label], stops[label])
+            match = np.sort(scores[i - begin, span])[:0:-1]
+            if match.size:
+                others = scores[i - begin]
+                others[span] = -2
+                ranks = _not_below(others, match) + np.arange(1, match.size + 1)
+                first[i] = ranks[0]
+                precision[i] = (np.arange(1, match.size + 1) / ranks).mean()
+    return first, precision

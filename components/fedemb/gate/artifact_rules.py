@@ -160,8 +160,17 @@ def public_line(plan: MechanismPlan, index: int, output_sha: str) -> RoundLine:
 
 def audit(case: Case) -> Iterator[Reason]:
     """Checks that the audit is of this model, passed its self-test, and refutes no claim."""
-    audit, model, config = case.evidence.audit.body, case.evidence.model.body, case.evidence.config
-    again = "run audit_privacy on this model, then account_privacy"
+    yield from _mechanism_evidence(case)
+    yield from _audited_run(case)
+    yield from _audit_result(case)
+
+
+_AUDIT_AGAIN = "run audit_privacy on this model, then account_privacy"
+
+
+def _mechanism_evidence(case: Case) -> Iterator[Reason]:
+    """Checks the trainer's evidence that the priced mechanism ran."""
+    audit, config = case.evidence.audit.body, case.evidence.config
     levels = (config.policy.audit_level, case.ledger.terms.audit_level)
     if "full" in levels and audit.mechanism is None:
         yield Reason(
@@ -184,6 +193,11 @@ def audit(case: Case) -> Iterator[Reason]:
     if audit.mechanism is not None:
         for code, words in audit.mechanism.failed(case.trained_plan).items():
             yield Reason(code, words, "do not release; the priced mechanism did not run")
+
+
+def _audited_run(case: Case) -> Iterator[Reason]:
+    """Checks that the audit is of this model, run and configuration."""
+    audit, model, config = case.evidence.audit.body, case.evidence.model.body, case.evidence.config
     for name, found, wanted in (
         ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
         ("mechanism", audit.mechanism, model.mechanism_audit),
@@ -198,7 +212,12 @@ def audit(case: Case) -> Iterator[Reason]:
         ("split_by_value", audit.split_by_value, config.partition.evaluation.by == "value"),
     ):
         if found != wanted:
-            yield Reason("audit_stale", f"the audit belongs to another {name}", again)
+            yield Reason("audit_stale", f"the audit belongs to another {name}", _AUDIT_AGAIN)
+
+
+def _audit_result(case: Case) -> Iterator[Reason]:
+    """Checks that the auditor passed its self-test and that its finding refutes no claim."""
+    audit = case.evidence.audit.body
     if audit.self_test.failed:
         yield Reason(
             "auditor_blind",
@@ -227,7 +246,7 @@ def audit(case: Case) -> Iterator[Reason]:
         yield Reason(
             "audit_figures_open",
             "the audit report has exact figures of training users, without noise",
-            again,
+            _AUDIT_AGAIN,
         )
 
 

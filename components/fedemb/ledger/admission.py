@@ -8,6 +8,25 @@ from fedemb.ledger.state import LedgerState
 from fedemb.ledger.terms import ChargedContent, PolicyTerms
 
 
+def _unfinished_series(
+    state: LedgerState, policy_id: str, blocks: list[str], runs: int
+) -> list[str]:
+    """Returns the blocks with fewer charges than the planned runs.
+
+    Raises:
+      BudgetExceeded: every block has all of them.
+    """
+    blocks = [block for block in blocks if len(state.charges(block)) < runs]
+    if not blocks:
+        planned = f"all {runs} planned runs" if runs > 1 else "the one planned run"
+        raise BudgetExceeded(
+            f"{planned} of policy {policy_id!r} took place, and rounds that were not used "
+            "cannot be spent. Start a new policy.policy_id, set policy.planned_runs to all of "
+            "its runs, and add up the epsilons of both policies"
+        )
+    return blocks
+
+
 def admit(state: LedgerState, policy_id: str, run_id: str, content: ChargedContent) -> list[str]:
     """Returns the requested blocks with enough remaining budget for the run; full blocks drop out.
 
@@ -52,15 +71,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: ChargedConte
                 "mechanism, rounds or noise); run the planned configuration, or start a policy "
                 "with composition: renyi"
             )
-        runs = terms.series.runs
-        blocks = [block for block in blocks if len(state.charges(block)) < runs]
-        if not blocks:
-            planned = f"all {runs} planned runs" if runs > 1 else "the one planned run"
-            raise BudgetExceeded(
-                f"{planned} of policy {policy_id!r} took place, and rounds that were not used "
-                "cannot be spent. Start a new policy.policy_id, set policy.planned_runs to all of "
-                "its runs, and add up the epsilons of both policies"
-            )
+        blocks = _unfinished_series(state, policy_id, blocks, terms.series.runs)
     trials = {block: state.spent(block, [charge]) for block in blocks}
     # Written so that NaN excludes a block.
     paying = [block for block in blocks if trials[block].epsilon <= terms.epsilon_cap]

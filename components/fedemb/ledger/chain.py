@@ -27,7 +27,14 @@ from fedemb.foundation.collection import few_collections
 from fedemb.foundation.document import parse, written
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
-from fedemb.ledger.records import GENESIS, Record, decode_record, encode_record, record_name
+from fedemb.ledger.records import (
+    GENESIS,
+    Record,
+    RecordContent,
+    decode_record,
+    encode_record,
+    record_name,
+)
 from fedemb.storage import Store
 
 HEADS = "heads"
@@ -180,7 +187,7 @@ class Chain:
             self.trust.require(signer.trusted())
             now = datetime.now(UTC)
             self._check_clock(now)
-            data = encode_record(
+            content = RecordContent(
                 policy_id=self.policy_id,
                 sequence=sequence,
                 previous=self.head.sha if self.records else GENESIS,
@@ -190,8 +197,8 @@ class Chain:
                 time=now.isoformat(timespec="seconds"),
                 actor=actor,
                 body=decision,
-                signer=signer,
             )
+            data = encode_record(content, signer)
             record = decode_record(data, record_name(self.policy_id, sequence))
             record.verify(self.trust)
             try:

@@ -392,18 +392,7 @@ class Ledger:
             if attempt.bind is None:
                 return body
             changed = [key for key in body if attempt.bind.body[key] != body[key]]
-            if changed == ["private_root"]:
-                raise Refused(
-                    f"run {reservation.run_id!r} was trained with another private root: another "
-                    "storage.private_root, a copy, or the same path on another machine. Two "
-                    "trainers would draw noise twice for one charge. Resume where the run "
-                    "started, or start a run with a new id"
-                )
-            if changed:
-                raise PlanMismatch(
-                    f"run {reservation.run_id!r} is bound to other {', '.join(changed)}: data, "
-                    "code, weights or configuration changed since; start a run with a new id"
-                )
+            _require_unchanged(reservation.run_id, changed)
             return attempt.bind
 
         record = self._append("bind", decide, reservation=reservation)
@@ -454,12 +443,7 @@ class Ledger:
         def decide() -> Mapping[str, object] | Record:
             attempt = self.attempt(reservation)
             if attempt.commit is not None:
-                signed = {**attempt.commit.content(CommitRecord).round_log, "signature": None}
-                if signed != {**log, "signature": None}:
-                    raise PlanMismatch(
-                        f"run {reservation.run_id!r} is committed with another round log or model; "
-                        "a closed attempt does not change, start a run with a new id"
-                    )
+                _require_same_log(attempt.commit, log)
                 return attempt.commit
             if attempt.bind is None:
                 raise LedgerError(f"run {reservation.run_id!r} was never bound; bind it first")
@@ -627,3 +611,34 @@ def _is_destroyed(keys: KeyStore, name: str) -> bool:
 def _actor() -> str:
     """Returns the actor name chosen by the operator; every bundle publishes the ledger."""
     return os.environ.get("FEDEMB_ACTOR") or "unnamed"
+
+
+def _require_unchanged(run_id: str, changed: list[str]) -> None:
+    """Refuses to bind an attempt again with other inputs.
+
+    Raises:
+      Refused: only the private root is another one.
+      PlanMismatch: other inputs changed.
+    """
+    if changed == ["private_root"]:
+        raise Refused(
+            f"run {run_id!r} was trained with another private root: another "
+            "storage.private_root, a copy, or the same path on another machine. Two "
+            "trainers would draw noise twice for one charge. Resume where the run "
+            "started, or start a run with a new id"
+        )
+    if changed:
+        raise PlanMismatch(
+            f"run {run_id!r} is bound to other {', '.join(changed)}: data, "
+            "code, weights or configuration changed since; start a run with a new id"
+        )
+
+
+def _require_same_log(committed: Record, log: Mapping[str, object]) -> None:
+    """Raises PlanMismatch if an attempt was committed with another round log."""
+    signed = {**committed.content(CommitRecord).round_log, "signature": None}
+    if signed != {**log, "signature": None}:
+        raise PlanMismatch(
+            f"run {committed.run_id!r} is committed with another round log or model; "
+            "a closed attempt does not change, start a run with a new id"
+        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.errors import ArtifactError, LedgerError
@@ -120,42 +120,36 @@ def signing_role(kind: str) -> str:
     )
 
 
-def encode_record(
-    *,
-    policy_id: str,
-    sequence: int,
-    previous: str,
-    kind: str,
-    run_id: str,
-    attempt: int,
-    time: str,
-    actor: str,
-    body: Mapping[str, object],
-    signer: Signer,
-) -> bytes:
+class RecordContent(TypedDict):
+    """Content of a record, before it is signed."""
+
+    policy_id: str
+    sequence: int
+    previous: str
+    """SHA-256 of the record before it."""
+    kind: str
+    run_id: str
+    attempt: int
+    time: str
+    """UTC, ISO 8601."""
+    actor: str
+    body: Mapping[str, object]
+
+
+def encode_record(content: RecordContent, signer: Signer) -> bytes:
     """Returns the signed bytes of a record.
 
     Raises:
       LedgerError: the content does not match its kind, or the signer lacks the role of the kind.
     """
+    kind = content["kind"]
     if signer.role != signing_role(kind):
         raise LedgerError(
             f"a {kind} record needs a key of the role {signing_role(kind)!r}, got {signer.role!r}; "
             "use the signer of that role"
         )
-    fields = {
-        "policy_id": policy_id,
-        "sequence": sequence,
-        "previous": previous,
-        "kind": kind,
-        "run_id": run_id,
-        "attempt": attempt,
-        "time": time,
-        "actor": actor,
-        "body": dict(body),
-    }
     try:
-        record = LedgerRecord.of_fields(fields)
+        record = LedgerRecord.of_fields({**content, "body": dict(content["body"])})
     except ArtifactError as error:
         raise LedgerError(
             f"a {kind} record cannot be written: {error}; correct the value and retry"

@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     """Array of one backend, the same in a whole signature."""
     Model: TypeAlias = keras.Model
     """Backbone or classifier."""
+    Layer: TypeAlias = keras.layers.Layer
+    """Layer of a model."""
+    Node: TypeAlias = keras.KerasTensor
+    """Output of a layer while a model is built."""
     Variable: TypeAlias = keras.Variable
     """Variable of a model."""
 else:
     AnyTensor = TypeVar("AnyTensor")
-    TfTensor = TfVariable = JaxArray = Tensor = Model = Variable = Any
+    TfTensor = TfVariable = JaxArray = Tensor = Model = Layer = Node = Variable = Any
 
 
 Part = TypeVar("Part")

@@ -9,10 +9,14 @@ images, or from generated images (`data/dead_leaves.py`) if no public images are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+
+from fedemb.models.arrays import AnyTensor, Variable
+from fedemb.models.keras_backend import keras_ops
 
 _REACH = 6.0
 """Limit of standardised features, so that unusual images cannot dominate a round."""
@@ -42,6 +46,31 @@ def constants(features: np.ndarray, directions: int) -> list[np.ndarray]:
     if wide:
         axes = flat.T @ axes / np.sqrt(values[:directions])
     return [mean, scale, centre, axes, np.sqrt(values[-1] / values[:directions])]
+
+
+def _weights(channels: int, dim: int, directions: int) -> list[tuple[str, tuple[int, ...], str]]:
+    """Returns name, shape and initializer of each constant, in the order of `constants`."""
+    return [
+        ("mean", (channels,), "zeros"),
+        ("scale", (channels,), "ones"),
+        ("centre", (dim,), "zeros"),
+        ("axes", (dim, directions), "zeros"),
+        ("kept", (directions,), "ones"),
+    ]
+
+
+def _whitened(features: AnyTensor, weights: Sequence[Variable], *, reduce: bool) -> AnyTensor:
+    """Returns the vectors of `Whitened` for features and its constants."""
+    ops = keras_ops()
+    mean, scale, centre, axes, kept = weights
+    x = ops.clip((features - mean) * scale, -_REACH, _REACH)
+    x = ops.reshape(x, (-1, centre.shape[0])) - centre
+    if reduce:
+        x = ops.matmul(x, axes) * kept
+    else:
+        x = x - ops.matmul(ops.matmul(x, axes) * (1.0 - kept), ops.transpose(axes))
+    length = ops.sqrt(ops.sum(ops.square(x), axis=-1, keepdims=True))
+    return x / ops.maximum(length, 1e-6)
 
 
 @cache
@@ -79,21 +108,9 @@ def whitened_layer() -> Any:
 
         def build(self, input_shape: Any) -> None:
             channels, dim = input_shape[-1], int(np.prod(input_shape[1:]))
-            shapes = {
-                "mean": (channels,),
-                "scale": (channels,),
-                "centre": (dim,),
-                "axes": (dim, self.directions),
-                "kept": (self.directions,),
-            }
             self._constants = [
-                self.add_weight(
-                    name=name,
-                    shape=shape,
-                    initializer="ones" if name in ("scale", "kept") else "zeros",
-                    trainable=False,
-                )
-                for name, shape in shapes.items()
+                self.add_weight(name=name, shape=shape, initializer=initial, trainable=False)
+                for name, shape, initial in _weights(channels, dim, self.directions)
             ]
 
         def fit(self, features: np.ndarray) -> None:
@@ -107,15 +124,7 @@ def whitened_layer() -> Any:
             return ops.sign(inputs) * ops.sqrt(ops.abs(inputs)) if self.square_root else inputs
 
         def call(self, inputs: Any) -> Any:
-            mean, scale, centre, axes, kept = self._constants
-            x = ops.clip((self._rooted(inputs) - mean) * scale, -_REACH, _REACH)
-            x = ops.reshape(x, (-1, centre.shape[0])) - centre
-            if self.reduce:
-                x = ops.matmul(x, axes) * kept
-            else:
-                x = x - ops.matmul(ops.matmul(x, axes) * (1.0 - kept), ops.transpose(axes))
-            length = ops.sqrt(ops.sum(ops.square(x), axis=-1, keepdims=True))
-            return x / ops.maximum(length, 1e-6)
+            return _whitened(self._rooted(inputs), self._constants, reduce=self.reduce)
 
         def compute_output_shape(self, input_shape: Any) -> Any:
             return input_shape[0], self.directions if self.reduce else int(np.prod(input_shape[1:]))

@@ -10,9 +10,12 @@ import io
 import re
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 INK, SOFT, LINE = "#010203", "#020304", "#030405"
 SERIES = ("#11a001", "#11a002", "#11a003", "#11a004")
@@ -118,17 +121,42 @@ def figure_svg(figure: Any, alt: str) -> Markup:
     return Markup(text)
 
 
+class Axis(NamedTuple):
+    """Axis of a line chart."""
+
+    label: str
+    """With unit."""
+    log: bool = False
+    """Whether the axis is logarithmic."""
+    limits: tuple[float, float] | None = None
+    """Vertical axis only; None uses matplotlib's limits."""
+    ticks: Sequence[tuple[float, str]] = ()
+    """Horizontal axis only: positions and labels; empty uses matplotlib's ticks."""
+
+
+def _diagonal(lines: Sequence[Line]) -> list[float]:
+    """Returns points of the line y = x between the ends of curves, for logarithmic axes."""
+    every = [x for line in lines for x in line.x] or [0.0, 1.0]
+    grid = (10 ** (-6 + 6 * i / 200) for i in range(201))
+    return [x for x in grid if min(every) <= x <= max(every)]
+
+
+def _mark(axes: Axes, name: str, x: float) -> None:
+    """Draws a named vertical line."""
+    axes.axvline(x, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
+    axes.annotate(
+        name, (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
+        textcoords="offset points", fontsize=8.5, color=SOFT, ha="center", va="bottom",
+    )  # fmt: skip
+
+
 def line_chart(
     lines: Sequence[Line],
     *,
-    x_label: str,
-    y_label: str,
+    x: Axis,
+    y: Axis,
     alt: str,
-    x_log: bool = False,
-    y_log: bool = False,
-    y_limits: tuple[float, float] | None = None,
     marks: Sequence[tuple[str, float]] = (),
-    x_ticks: Sequence[tuple[float, str]] = (),
     steps: bool = False,
     diagonal: str = "",
 ) -> Markup:
@@ -136,14 +164,10 @@ def line_chart(
 
     Args:
       lines: the curves.
-      x_label: axis, with unit.
-      y_label: axis, with unit.
+      x: horizontal axis.
+      y: vertical axis.
       alt: text description of the chart for screen readers.
-      x_log: logarithmic axis.
-      y_log: logarithmic axis.
-      y_limits: limits of the y axis.
       marks: named vertical lines.
-      x_ticks: positions and labels of the ticks; empty uses matplotlib's ticks.
       steps: whether to hold a value until the next point, instead of interpolating.
       diagonal: label of the line y = x; empty: no such line.
     """
@@ -161,27 +185,21 @@ def line_chart(
             if line.band is not None:
                 axes.fill_between(line.x, *line.band, color=colour, alpha=0.18, linewidth=0)
         if diagonal:
-            grid = [10 ** (-6 + 6 * i / 200) for i in range(201)] if x_log else [0.0, 1.0]
-            every = [x for line in lines for x in line.x] or [0.0, 1.0]
-            grid = [x for x in grid if min(every) <= x <= max(every)] if x_log else grid
+            grid = _diagonal(lines) if x.log else [0.0, 1.0]
             axes.plot(grid, grid, color=SOFT, linewidth=1.0, label=diagonal)
-        for name, x in marks:
-            axes.axvline(x, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
-            axes.annotate(
-                name, (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
-                textcoords="offset points", fontsize=8.5, color=SOFT, ha="center", va="bottom",
-            )  # fmt: skip
-        if x_log:
+        for name, place in marks:
+            _mark(axes, name, place)
+        if x.log:
             axes.set_xscale("log")
-        if y_log:
+        if y.log:
             axes.set_yscale("log")
-        if y_limits is not None:
-            axes.set_ylim(*y_limits)
-        if x_ticks:
-            axes.set_xticks([x for x, _ in x_ticks], [text for _, text in x_ticks])
+        if y.limits is not None:
+            axes.set_ylim(*y.limits)
+        if x.ticks:
+            axes.set_xticks([place for place, _ in x.ticks], [text for _, text in x.ticks])
             axes.set_xticks([], minor=True)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_xlabel(x.label)
+        axes.set_ylabel(y.label)
         if len(lines) + bool(diagonal) > 1:
             axes.legend()
         return figure_svg(figure, alt)

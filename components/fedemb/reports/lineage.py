@@ -225,6 +225,26 @@ def _uuid(*parts: str) -> str:
     return str(uuid.uuid5(_NAME_SPACE_OF_RUNS, "/".join(parts)))
 
 
+def _known_digests(evidence: Evidence, digests: Artifacts, commitments: Artifacts) -> Artifacts:
+    """Returns the digest of each artifact before the verdict; None: no digest is public."""
+    return {
+        "privacy_plan": evidence.plan.sha,
+        "reservation": evidence.reservation.sha,
+        "users": commitments.get("users"),
+        "evaluation_identities": commitments.get("evaluation"),
+        "users_manifest": evidence.users.sha,
+        "pretrained": evidence.model.body.initial_weights_sha,
+        "model": evidence.model_files.get("backbone.keras"),
+        "rounds": evidence.model_files.get("rounds.jsonl"),
+        "audit_report": evidence.audit.sha,
+        "utility_report": evidence.utility.sha,
+        "raw_images": None,
+        "public_images": None,
+        "ledger_record": evidence.reservation.body.record_sha,
+        "ledger_head": digests.get("ledger_head"),
+    }
+
+
 def steps_of(
     evidence: Evidence,
     steps: Sequence[Step],
@@ -247,22 +267,7 @@ def steps_of(
       denied: whether the verdict ended the run. If so, only report and verdict have a digest.
     """
     known = {name: digests.get(name) for name in ("privacy_report", "verdict", "release")}
-    found = {
-        "privacy_plan": evidence.plan.sha,
-        "reservation": evidence.reservation.sha,
-        "users": commitments.get("users"),
-        "evaluation_identities": commitments.get("evaluation"),
-        "users_manifest": evidence.users.sha,
-        "pretrained": evidence.model.body.initial_weights_sha,
-        "model": evidence.model_files.get("backbone.keras"),
-        "rounds": evidence.model_files.get("rounds.jsonl"),
-        "audit_report": evidence.audit.sha,
-        "utility_report": evidence.utility.sha,
-        "raw_images": None,
-        "public_images": None,
-        "ledger_record": evidence.reservation.body.record_sha,
-        "ledger_head": digests.get("ledger_head"),
-    }
+    found = _known_digests(evidence, digests, commitments)
     known |= dict.fromkeys(found) if denied else found
     parents = parents_of(evidence.config, evidence.reservation.body.run_id)
     known |= dict.fromkeys(parents.keys() - known.keys())

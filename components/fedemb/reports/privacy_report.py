@@ -32,6 +32,14 @@ from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privac
 from fedemb.reports.privacy_report_words import TRUST, assumptions, limitations
 
 
+def _adjacency(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
+    return {
+        "relation": f"add_or_remove_one_{plan.unit}",
+        "accounting_relation": plan.relation.name,
+        "covers_change_own_data": covers_change_own_data(config, plan),
+    }
+
+
 def build_report(
     evidence: Evidence, plan: MechanismPlan, ledger: Ledger, *, time: str, head_sequence: int
 ) -> PrivacyReport:
@@ -67,11 +75,7 @@ def build_report(
         "guarantee": guarantee.to_json(),
         "setting": _setting(config, ledger, reservation, head_sequence),
         "unit": _unit(config, plan),
-        "adjacency": {
-            "relation": f"add_or_remove_one_{plan.unit}",
-            "accounting_relation": plan.relation.name,
-            "covers_change_own_data": covers_change_own_data(config, plan),
-        },
+        "adjacency": _adjacency(config, plan),
         "mechanism": {
             **_mechanism(trial_plan(plan, config, model.recipe), attempt, model.key_injected),
             "plan_sha": plan.digest,

@@ -16,6 +16,7 @@ from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.state import PricePoint
 from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 
 _TICKS = 6
 """Maximum number of dates on the axis of spending."""
+
+
+def _no_floor(evidence: Evidence, plan: MechanismPlan) -> str | None:
+    """Returns why the report has no noise floor; None if it has one."""
+    config, recipe = evidence.config, evidence.model.body.recipe
+    backbone = (evidence.backbones or [None])[0]
+    return why_no_floor(config.tuned(recipe), trial_plan(plan, config, recipe), backbone)
 
 
 def report_page(
@@ -56,7 +64,6 @@ def report_page(
     after = cumulative.max_block_epsilon
     simulation = report.purpose == "simulation"
     plan, release = plan_from_json(evidence.plan.body.plan), evidence.config.release
-    recipe = evidence.model.body.recipe
     within = after is not None and after <= cumulative.cap
     return pages.render(
         "privacy_report.html",
@@ -80,11 +87,7 @@ def report_page(
         samplers={other.name: comparison(plan, other.name) for other in plan.comparisons()},
         guarantee=words.report_sentence(report),
         audit=audit_sentence(evidence.audit.body),
-        no_floor=why_no_floor(
-            evidence.config.tuned(recipe),
-            trial_plan(plan, evidence.config, recipe),
-            (evidence.backbones or [None])[0],
-        ),
+        no_floor=_no_floor(evidence, plan),
         self_test_passed=not report.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),
@@ -120,11 +123,9 @@ def _curve(report: PrivacyReport) -> Markup | None:
     delta = report.accounting.delta
     return pages.line_chart(
         [pages.Line("this run", deltas, epsilons)],
-        x_label="delta",
-        y_label="epsilon",
+        x=pages.Axis("delta", log=True),
+        y=pages.Axis("epsilon", limits=(0.0, max(epsilons) * 1.08)),
         alt="Epsilon of this run over delta, logarithmic delta axis; the policy's delta is marked",
-        x_log=True,
-        y_limits=(0.0, max(epsilons) * 1.08),
         marks=[("policy", delta)],
     )
 
@@ -142,11 +143,9 @@ def _spending(points: list[PricePoint], cap: float, units: str) -> Markup | None
     ]
     return pages.line_chart(
         [pages.Line("spent", records, spent), pages.Line("cap", ends, [cap, cap])],
-        x_label="ledger record and its date",
-        y_label="cumulative epsilon",
+        x=pages.Axis("ledger record and its date", ticks=ticks),
+        y=pages.Axis("cumulative epsilon", limits=(0.0, max([cap, *spent]) * 1.08)),
         alt=f"Cumulative epsilon of the fullest block of {units} over the ledger's records, with "
         "its cap",
-        y_limits=(0.0, max([cap, *spent]) * 1.08),
-        x_ticks=ticks,
         steps=True,
     )

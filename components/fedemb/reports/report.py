@@ -11,24 +11,36 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup, escape
 
 from fedemb.documents.fields import Interval
+from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError
 from fedemb.foundation.files import write_bytes
-from fedemb.reports.charts import Bar, Line, bar_chart, figure_svg, histogram_chart, line_chart
+from fedemb.reports.charts import (
+    Axis,
+    Bar,
+    Line,
+    bar_chart,
+    figure_svg,
+    histogram_chart,
+    line_chart,
+)
 from fedemb.reports.dag import layout_dag
 
 __all__ = [
+    "Axis",
     "Bar",
     "Line",
+    "RunIndex",
     "bar_chart",
     "figure_svg",
     "histogram_chart",
@@ -200,67 +212,73 @@ def write_page(path: Path, template: str | Path, **context: Any) -> None:
 # ---- the index page of a run --------------------------------------------------------------------
 
 
-def render_run_index(
-    *,
-    run_id: str,
-    purpose: str,
-    headline: Any,
-    guarantee: str,
-    utility: str,
-    release: str,
-    steps: Sequence[Mapping[str, Any]],
-    reports: Sequence[Mapping[str, Any]] = (),
-    budget: Mapping[str, Any] | None = None,
-    artifacts: Sequence[Mapping[str, Any]] = (),
-    facts: Sequence[tuple[str, Any]] = (),
-    verdict: Any = None,
-    time: str | None = None,
-) -> str:
-    """Renders the index page of one run (`run_index.html`).
+class _Figures(Protocol):
+    def rows(self) -> Sequence[object]: ...
 
-    Args:
-      run_id: id of the run.
-      purpose: `release` or `simulation`.
-      headline: `reports.headline.Headline`: state of the run.
-      guarantee: the sentence after `guarantee:` of the run's closing lines.
-      utility: the sentence after `utility:`.
-      release: the sentence after `release:`.
-      steps: in execution order, mappings with `name`, `after` (names of the preceding steps),
-        `status` (`done` | `running` | `failed` | `refused` | `stopped` | `skipped` | `waiting`),
-        `seconds` (float or None) and optionally `href` (a report).
-      reports: mappings with `title`, `href` (relative to the page) and `sentence`.
-      budget: mapping with `label`, `spent_before`, `spent_now`, `cap` (epsilons at one delta).
-      artifacts: mappings with `name`, `kind` (`Raw` | `Noised` | `Public` | free text), `step`,
-          optionally `path` (relative; linked) and `digest` (hex, or None: a Raw has a keyed
-          commitment only).
-      facts: further pairs for the table of facts (configuration digest, versions).
-      verdict: `VerdictDocument` of the gate; None without a verdict.
-      time: end time of the run, ISO 8601.
+
+class RunState(Protocol):
+    """State of a run, as its pages show it."""
+
+    @property
+    def tone(self) -> str:
+        """Colour of the headline."""
+        ...
+
+    @property
+    def figures(self) -> _Figures:
+        """Figures below the headline."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunIndex:
+    """Content of the index page of one run."""
+
+    run_id: str
+    purpose: str
+    """`release` or `simulation`."""
+    headline: RunState
+    """`reports.headline.Headline`."""
+    guarantee: str
+    """Sentence after `guarantee:` of the run's closing lines."""
+    utility: str
+    """Sentence after `utility:`."""
+    release: str
+    """Sentence after `release:`."""
+    steps: Sequence[Mapping[str, object]]
+    """In execution order, mappings with `name`, `after` (names of the preceding steps), `status`
+    (`done` | `running` | `failed` | `refused` | `stopped` | `skipped` | `waiting`), `seconds`
+    (float or None) and optionally `href` (a report)."""
+    reports: Sequence[Mapping[str, object]] = ()
+    """Mappings with `title`, `href` (relative to the page) and `sentence`."""
+    budget: Mapping[str, object] | None = None
+    """Mapping with `label`, `spent_before`, `spent_now`, `cap` (epsilons at one delta)."""
+    artifacts: Sequence[Mapping[str, object]] = ()
+    """Mappings with `name`, `kind` (`Raw` | `Noised` | `Public` | free text), `step`, optionally
+    `path` (relative; linked) and `digest` (hex, or None: a Raw has a keyed commitment only)."""
+    facts: Sequence[tuple[str | Markup, str | Markup]] = ()
+    """Further pairs for the table of facts (configuration digest, versions)."""
+    verdict: VerdictDocument | None = None
+    """Verdict of the gate."""
+    time: str | None = None
+    """End time of the run, ISO 8601."""
+
+
+def render_run_index(run: RunIndex) -> str:
+    """Renders the index page of one run (`run_index.html`).
 
     Raises:
       ArtifactError: `after` names a step that is not listed earlier.
     """
-    shown = [{"path": None, **artifact} for artifact in artifacts]
-    listed = [{"href": None, **step, "lines": [_state(step)]} for step in steps]
-    return render(
-        "run_index.html",
-        tone=headline.tone,
-        run_id=run_id,
-        purpose=purpose,
-        headline=headline,
-        figures=headline.figures.rows(),
-        verdict=verdict,
-        guarantee=guarantee,
-        utility=utility,
-        release=release,
-        dag=layout_dag(listed),
-        steps=listed,
-        reports=reports,
-        budget=budget,
-        artifacts=shown,
-        facts=facts,
-        time=time,
-    )
+    steps = [{"href": None, **step, "lines": [_state(step)]} for step in run.steps]
+    shown = {
+        "artifacts": [{"path": None, **artifact} for artifact in run.artifacts],
+        "steps": steps,
+        "dag": layout_dag(steps),
+        "tone": run.headline.tone,
+        "figures": run.headline.figures.rows(),
+    }
+    return render("run_index.html", **{**vars(run), **shown})
 
 
 def _state(step: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from pkgutil import iter_modules
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fedemb.config.parameters import OF_STEPS
 from fedemb.documents.artifacts import Artifact
@@ -139,43 +139,19 @@ def step(
       TypeError: a parameter is not in any context, `outputs` differs from the signature, or an exit
           step takes artifacts or has permissions.
     """
-    from kfp import dsl
-    from kfp.dsl.types import type_annotations as kfp_types
 
     def declare(function: Callable[..., Any]) -> Step:
-        # Uses the signature, not the component: a pod runs components and cannot create them.
-        types = {name: item.annotation for name, item in signature(function).parameters.items()}
-        inputs = tuple(
-            n for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Input(kind)
-        )
-        given = {
-            n: kind for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Output(kind)
-        }
-        texts = tuple(n for n, kind in types.items() if isinstance(kind, kfp_types.OutputPath))
-        status = [n for n, kind in types.items() if kind is dsl.PipelineTaskFinalStatus]
-        parameters = tuple(n for n in types if n not in (*inputs, *given, *texts, *status))
-        if unknown := set(parameters) - {*OF_STEPS}:
-            raise TypeError(f"{function.__name__} takes {sorted(unknown)}, which no context has")
-        if {*given, *texts} != set(outputs):
+        ports = _ports_of(function)
+        if {*ports.artifacts, *ports.texts} != set(outputs):
             raise TypeError(
                 f"{function.__name__} declares the outputs {sorted(outputs)}, but its signature "
-                f"has {sorted([*given, *texts])}; say the kind of each"
+                f"has {sorted([*ports.artifacts, *ports.texts])}; say the kind of each"
             )
-        if status and (inputs or rights):
+        if ports.at_exit and (ports.inputs or rights):
             raise TypeError(
                 f"{function.__name__} runs however the run ended, so it may take no artifact and "
                 "have no rights"
             )
-        component: Any = None
-        if hasattr(dsl, "component"):
-            made: Any = dsl.component(
-                base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False
-            )
-            component = made(function)
-            spec = component.component_spec
-            for name, item in (*(spec.inputs or {}).items(), *(spec.outputs or {}).items()):
-                item.description = (OF_STEPS if "@" not in item.type else DESCRIPTIONS).get(name)
-        figures = (dsl.Metrics, dsl.ClassificationMetrics)
         return Step(
             name=function.__name__,
             task=task,
@@ -186,20 +162,62 @@ def step(
             once=once,
             resources=resources,
             rights=rights or Rights(),
-            parameters=parameters,
-            inputs=inputs,
+            parameters=ports.parameters,
+            inputs=ports.inputs,
             outputs=dict(outputs),
-            files=tuple(
-                n
-                for n, kind in given.items()
-                if kfp_types.get_io_artifact_class(kind) not in figures
-            ),
-            texts=texts,
-            at_exit=bool(status),
-            component=component,
+            files=ports.files,
+            texts=ports.texts,
+            at_exit=ports.at_exit,
+            component=_component_of(function, image),
         )
 
     return declare
+
+
+class _Ports(NamedTuple):
+    """Parameters and artifacts in the signature of a step."""
+
+    parameters: tuple[str, ...]
+    inputs: tuple[str, ...]
+    artifacts: tuple[str, ...]
+    """Output artifacts."""
+    files: tuple[str, ...]
+    """Output artifacts that are not metrics."""
+    texts: tuple[str, ...]
+    at_exit: bool
+    """Whether the step receives the status of the run."""
+
+
+def _ports_of(function: Callable[..., Any]) -> _Ports:
+    # Uses the signature, not the component: a pod runs components and cannot create them.
+    from kfp import dsl
+    from kfp.dsl.types import type_annotations as kfp_types
+
+    types = {name: item.annotation for name, item in signature(function).parameters.items()}
+    inputs = tuple(n for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Input(kind))
+    given = {n: kind for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Output(kind)}
+    texts = tuple(n for n, kind in types.items() if isinstance(kind, kfp_types.OutputPath))
+    status = [n for n, kind in types.items() if kind is dsl.PipelineTaskFinalStatus]
+    parameters = tuple(n for n in types if n not in (*inputs, *given, *texts, *status))
+    if unknown := set(parameters) - {*OF_STEPS}:
+        raise TypeError(f"{function.__name__} takes {sorted(unknown)}, which no context has")
+    figures = (dsl.Metrics, dsl.ClassificationMetrics)
+    files = (n for n, kind in given.items() if kfp_types.get_io_artifact_class(kind) not in figures)
+    return _Ports(parameters, inputs, tuple(given), tuple(files), texts, bool(status))
+
+
+def _component_of(function: Callable[..., Any], image: Image) -> Any:
+    """Returns the KFP component of a step; None in a pod, where kfp cannot create components."""
+    from kfp import dsl
+
+    if not hasattr(dsl, "component"):
+        return None
+    made: Any = dsl.component(base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False)
+    component = made(function)
+    spec = component.component_spec
+    for name, item in (*(spec.inputs or {}).items(), *(spec.outputs or {}).items()):
+        item.description = (OF_STEPS if "@" not in item.type else DESCRIPTIONS).get(name)
+    return component
 
 
 def declared(name: str) -> Step:

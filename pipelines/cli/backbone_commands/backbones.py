@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.cli.options import JsonOption
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.output import say, say_block, say_json
+
+if TYPE_CHECKING:
+    from fedemb.models.public_backbone.built import Built
+    from fedemb.models.public_backbone.card import BackboneCard
 
 backbone_app = typer.Typer(help="Get and inspect public backbones.", no_args_is_help=True)
 
@@ -115,28 +119,10 @@ def convert(
     from fedemb.config import PretrainingConfig
     from fedemb.foundation.files import require_output
     from fedemb.models.public_backbone.built import write_built
-    from fedemb.models.public_backbone.card import read_card
 
     require_output(output)
-    card = None
     with quiet():
-        if file.suffix == ".keras":
-            from fedemb.models.public_backbone.keras_network import of_file
-
-            if architecture or size:
-                raise ConfigError(
-                    "--architecture and --size do not apply to .keras files. Remove them"
-                )
-            built, card = of_file(file, pixels), read_card(file)
-        else:
-            from fedemb.models.public_backbone.convert import ARCHITECTURES, convert_tensors
-
-            if architecture is None:
-                raise ConfigError(
-                    f"--architecture is missing. Pass the one of {file.name}: "
-                    f"{', '.join(ARCHITECTURES)}"
-                )
-            built = convert_tensors(file, architecture, size, pixels)
+        built, card = _read_network(file, architecture, size, pixels)
         written = write_built(
             built,
             output,
@@ -148,6 +134,26 @@ def convert(
     _say_written(output, written.image_size, written.features)
     if written.licence == PretrainingConfig().licence:
         say("warning: the licence is unknown. Pass --licence and --provenance")
+
+
+def _read_network(
+    file: Path, architecture: str | None, size: int | None, pixels: str | None
+) -> tuple[Built, BackboneCard | None]:
+    """Returns the network of a file of weights, and its card if the file has one."""
+    if file.suffix == ".keras":
+        from fedemb.models.public_backbone.card import read_card
+        from fedemb.models.public_backbone.keras_network import of_file
+
+        if architecture or size:
+            raise ConfigError("--architecture and --size do not apply to .keras files. Remove them")
+        return of_file(file, pixels), read_card(file)
+    from fedemb.models.public_backbone.convert import ARCHITECTURES, convert_tensors
+
+    if architecture is None:
+        raise ConfigError(
+            f"--architecture is missing. Pass the one of {file.name}: {', '.join(ARCHITECTURES)}"
+        )
+    return convert_tensors(file, architecture, size, pixels), None
 
 
 def _name(file: Path) -> str:

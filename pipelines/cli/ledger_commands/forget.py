@@ -47,6 +47,11 @@ ELSEWHERE = (
 )
 
 
+_NO_STORES = (
+    "storage.keys, storage.ledger and storage.deletion_marks must be set; give --policy FOLDER"
+)
+
+
 def forget(
     config: Annotated[
         str, typer.Option("--config", "-c", help="YAML file or preset of the recurring runs.")
@@ -82,10 +87,7 @@ def forget(
     settings = load_config(config, [*(set_ or []), *policy_overrides(policy)])
     storage, policy_id = settings.storage, settings.policy.policy_id
     if not (storage.keys and storage.ledger and storage.deletion_marks):
-        raise ConfigError(
-            "storage.keys, storage.ledger and storage.deletion_marks must be set; give --policy "
-            "FOLDER"
-        )
+        raise ConfigError(_NO_STORES)
     texts = _read_ids(ids) if ids else [_read_id()]
     ledgers = open_store(storage.ledger)
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
@@ -93,35 +95,20 @@ def forget(
     names = rule_named(ledger.terms.identifiers)
     user_ids = _canonical(texts, names)
     keys = open_key_store(storage.keys)
-    check_high_water(
-        ledger, keys, storage.rollback_anchor
-    )  # an older one would not name every release
+    # An older ledger would not name every release.
+    check_high_water(ledger, keys, storage.rollback_anchor)
     ensure_policy_key(ledger, keys)
     hasher = Hasher(partition_key(keys, policy_id), names)
-    user_keys = [hasher.user_key(user_id) for user_id in user_ids]
-    fresh = [
-        mark_deleted(
-            storage.deletion_marks, keys, policy_id, hasher.deletion_mark(user_key), lost=lost
-        )
-        for user_key in user_keys
-    ]
+    user_keys = list(map(hasher.user_key, user_ids))
+    marks = map(hasher.deletion_mark, user_keys)
+    fresh = [mark_deleted(storage.deletion_marks, keys, policy_id, m, lost=lost) for m in marks]
+    _say_deleted(fresh, one=ids is None)
     who = "this user" if len(user_ids) == 1 else "these users"
-    one = "deleted from the next partition on" if fresh[0] else "was deleted before"
-    several = (
-        f"{sum(fresh)} deleted from the next partition on; {len(fresh) - sum(fresh)} were "
-        "deleted before"
-    )
-    say(
-        several if ids else one,
-        "The spelling of the id was not compared with the data; check it.",
-    )
-    rules = {
-        other: _rule_of(storage.ledger, other) for other in policies(ledgers) if other != policy_id
-    }
-    elsewhere = _not_deleted(texts, rules, keys, storage.deletion_marks)
-    if elsewhere:
-        are = "is" if len(user_ids) == 1 else "are"
-        say(ELSEWHERE.format(who=f"{who} {are}", policies=", ".join(elsewhere)))
+    others = [other for other in policies(ledgers) if other != policy_id]
+    rules = {other: _rule_of(storage.ledger, other) for other in others}
+    if elsewhere := _not_deleted(texts, rules, keys, storage.deletion_marks):
+        be = f"{who} is" if len(user_ids) == 1 else f"{who} are"
+        say(ELSEWHERE.format(who=be, policies=", ".join(elsewhere)))
     blocks = ledger.terms.users.blocks_per_cohort
     _say_consequences(ledger, {hasher.bucket(user_key, blocks) for user_key in user_keys}, who)
 
@@ -291,3 +278,14 @@ def _trained(
             for release in (item.content(ReleaseRecord) for item in attempt.releases)
         ]
     return found, open_runs, list(dict.fromkeys(simulations))
+
+
+def _say_deleted(fresh: list[bool], *, one: bool) -> None:
+    """Prints how many users are deleted now and how many were deleted before."""
+    later, before = "deleted from the next partition on", "deleted before"
+    counts = f"{sum(fresh)} {later}; {len(fresh) - sum(fresh)} were {before}"
+    single = later if fresh[0] else f"was {before}"
+    say(
+        single if one else counts,
+        "The spelling of the id was not compared with the data; check it.",
+    )

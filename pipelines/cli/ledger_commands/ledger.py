@@ -152,6 +152,15 @@ def show(
         say("", "no run has reserved anything yet")
     else:
         _show_runs(opened, found)
+    _show_decisions(found)
+    if "more_runs_that_fit" in found:
+        say("", f"more runs of this plan that fit: {found['more_runs_that_fit']}")
+
+
+def _show_decisions(found: dict[str, Any]) -> None:
+    """Prints evaluations, external charges, waivers, approvals and rotations of a summary."""
+    from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
+
     if found["evaluations"]:
         say("", f"held-out users were evaluated {text.counted(found['evaluations'], 'time')}")
     for row in found["external"]:
@@ -180,8 +189,6 @@ def show(
             f"record {row['sequence']}, by {row['actor']}: new signing keys of "
             f"{', '.join(row['roles'])}: {row['reason']}",
         )
-    if "more_runs_that_fit" in found:
-        say("", f"more runs of this plan that fit: {found['more_runs_that_fit']}")
 
 
 def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import key_id_of
 from fedemb.ledger import name_approvers, read_reservation
-from fedemb.ledger.records import encode_record, record_name
+from fedemb.ledger.records import RecordContent, encode_record, record_name
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
 from tests.kit.pipeline_runs import honest_run
@@ -90,16 +90,18 @@ def put(run, signer, actor, body):
     """Adds a well-linked record around `Ledger`, as anyone who may write to the store could."""
     head = run.ledger().head
     data = encode_record(
-        policy_id="weekly",
-        sequence=head.sequence + 1,
-        previous=head.sha,
-        kind="approval",
-        run_id="monday",
-        attempt=1,
-        time="2026-01-05T00:00:00+00:00",
-        actor=actor,
-        body=body,
-        signer=signer,
+        RecordContent(
+            policy_id="weekly",
+            sequence=head.sequence + 1,
+            previous=head.sha,
+            kind="approval",
+            run_id="monday",
+            attempt=1,
+            time="2026-01-05T00:00:00+00:00",
+            actor=actor,
+            body=body,
+        ),
+        signer,
     )
     Path(run.ledger_uri, record_name("weekly", head.sequence + 1)).write_bytes(data)
 

@@ -19,7 +19,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import Ledger, read_reservation
-from fedemb.ledger.records import encode_record
+from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.privacy_report import build_report
@@ -101,15 +101,17 @@ def append(run, kind, body, **fields):
     """Writes a record with the ledger's own key, without the checks of the admission."""
     ledger = run.ledger()
     data = encode_record(
-        policy_id="weekly",
-        sequence=len(ledger.chain.records),
-        previous=ledger.head.sha,
-        kind=kind,
-        time="",
-        actor="",
-        body=body,
-        signer=Signer.load_or_create(run.keys, "ledger"),
-        **fields,
+        RecordContent(
+            policy_id="weekly",
+            sequence=len(ledger.chain.records),
+            previous=ledger.head.sha,
+            kind=kind,
+            time="",
+            actor="",
+            body=body,
+            **fields,
+        ),
+        Signer.load_or_create(run.keys, "ledger"),
     )
     folder = run.policy_root / "ledger" / "weekly"
     (folder / f"{len(ledger.chain.records):08d}.json").write_bytes(data)

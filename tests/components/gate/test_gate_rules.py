@@ -28,7 +28,7 @@ from fedemb.gate import privacy_rules
 from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
-from fedemb.ledger.records import encode_record
+from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.privacy_report import build_report
@@ -665,16 +665,18 @@ def test_blocks_charged_around_admission_are_denied(run):
     ledger = run.ledger()
     body = {**ledger.chain.records[1].body, "blocks": ["all/1"], "blocks_requested": ["all/1"]}
     data = encode_record(
-        policy_id="weekly",
-        sequence=len(ledger.chain.records),
-        previous=ledger.head.sha,
-        kind="reserve",
-        run_id="tuesday",
-        attempt=1,
-        time="",
-        actor="",
-        body=body,
-        signer=Signer.load_or_create(run.keys, "ledger"),
+        RecordContent(
+            policy_id="weekly",
+            sequence=len(ledger.chain.records),
+            previous=ledger.head.sha,
+            kind="reserve",
+            run_id="tuesday",
+            attempt=1,
+            time="",
+            actor="",
+            body=body,
+        ),
+        Signer.load_or_create(run.keys, "ledger"),
     )
     folder = run.policy_root / "ledger" / "weekly"
     (folder / f"{len(ledger.chain.records):08d}.json").write_bytes(data)

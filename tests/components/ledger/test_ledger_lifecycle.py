@@ -28,7 +28,7 @@ from fedemb.ledger import Anchor, Charge, PlannedSeries
 from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import lowered, renyi_epsilon, spent
 from fedemb.ledger.chain import Chain
-from fedemb.ledger.records import encode_record
+from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.pipelines.cli.ledger_commands.ledger_summary import fitting
 from fedemb.privacy.accounting.accounting import price, rdp_of
 from fedemb.storage import open_store
@@ -156,16 +156,18 @@ def test_such_blocks_written_around_admission_are_found_by_every_reader(
 def _write(kit, sequence, kind, body, run_id="monday"):
     """Writes a record as somebody with the key, and without this package, could."""
     data = encode_record(
-        policy_id="weekly",
-        sequence=sequence,
-        previous=sha256_hex(kit.path(sequence - 1).read_bytes()),
-        kind=kind,
-        run_id=run_id,
-        attempt=1,
-        time="",
-        actor="",
-        body=body,
-        signer=Signer.load_or_create(kit.keys, "ledger"),
+        RecordContent(
+            policy_id="weekly",
+            sequence=sequence,
+            previous=sha256_hex(kit.path(sequence - 1).read_bytes()),
+            kind=kind,
+            run_id=run_id,
+            attempt=1,
+            time="",
+            actor="",
+            body=body,
+        ),
+        Signer.load_or_create(kit.keys, "ledger"),
     )
     kit.path(sequence).write_bytes(data)
 

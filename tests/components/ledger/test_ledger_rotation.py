@@ -13,7 +13,7 @@ from fedemb.errors import StorageError as Retry
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
 from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
-from fedemb.ledger.records import encode_record, record_name
+from fedemb.ledger.records import RecordContent, encode_record, record_name
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
@@ -39,16 +39,18 @@ def forge(kit, signer, kind="void", **body):
     """Adds a well-linked record signed by whomever, as one with the right to write could."""
     head = kit.reader().head
     data = encode_record(
-        policy_id="weekly",
-        sequence=head.sequence + 1,
-        previous=head.sha,
-        kind=kind,
-        run_id="monday" if kind == "void" else "",
-        attempt=1 if kind == "void" else 0,
-        time="2026-01-05T00:00:00+00:00",
-        actor="a thief",
-        body=body or {"reservation": 1, "reason": "gone"},
-        signer=signer,
+        RecordContent(
+            policy_id="weekly",
+            sequence=head.sequence + 1,
+            previous=head.sha,
+            kind=kind,
+            run_id="monday" if kind == "void" else "",
+            attempt=1 if kind == "void" else 0,
+            time="2026-01-05T00:00:00+00:00",
+            actor="a thief",
+            body=body or {"reservation": 1, "reason": "gone"},
+        ),
+        signer,
     )
     Path(kit.ledger_uri, record_name("weekly", head.sequence + 1)).write_bytes(data)
 

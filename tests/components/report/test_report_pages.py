@@ -49,14 +49,18 @@ def index(**overrides):
             {"name": "model", "kind": "Noised", "step": "train", "digest": "ab" * 32},
         ],
     }
-    return report.render_run_index(**(context | overrides))
+    return report.render_run_index(report.RunIndex(**(context | overrides)))
 
 
 def example_charts():
     lines = [Line("a", [1e-4, 1e-2, 1], [0.1, 0.5, 1], ([0, 0.4, 1], [0.2, 0.6, 1]))]
     return [
         report.line_chart(
-            lines, x_label="x", y_label="y", alt="curve", x_log=True, diagonal="chance"
+            lines,
+            x=report.Axis("x", log=True),
+            y=report.Axis("y"),
+            alt="curve",
+            diagonal="chance",
         ),
         report.bar_chart([Bar("a", 0.3, 0.2, 0.4), Bar("b", 0.5)], x_label="x", alt="bars"),
         report.bar_chart([Bar("a", 0.3, 0.2, 0.4)], x_label="x", alt="dots", reference=0.5),
@@ -194,7 +198,11 @@ def test_ticks_of_a_chart_are_those_it_is_given():
     line = Line("spent", [0, 1, 3], [0, 5, 5])
     ticks = [(1, "1\n22 Nov"), (3, "3\n23 Nov")]
     chart = report.line_chart(
-        [line], x_label="record", y_label="epsilon", alt="a", x_ticks=ticks, steps=True
+        [line],
+        x=report.Axis("record", ticks=ticks),
+        y=report.Axis("epsilon"),
+        alt="a",
+        steps=True,
     )
     texts = re.findall(r"<text[^>]*>([^<]+)</text>", chart)
     assert "22 Nov" in texts

@@ -191,7 +191,7 @@ MUTANTS = (
     one(
         16,
         "evidence_is_not_asked_for",
-        (modules.ARTIFACT_RULES, "audit", "'full' in levels", "'complete' in levels"),
+        (modules.ARTIFACT_RULES, "_mechanism_evidence", "'full' in levels", "'complete' in levels"),
         f"{GATE}::test_release_without_evidence_of_its_mechanism_is_denied",
     ),
     one(

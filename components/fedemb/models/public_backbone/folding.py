@@ -8,12 +8,13 @@ the same function, mixes no images, and all of its weights can be trained privat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Layer
 
 _FOLDED_INTO = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Dense")
 
@@ -75,13 +76,17 @@ def without_batch_norm(network: Any) -> Any:
         if layer.weights and type(layer) is type(made) and not hasattr(layer, "layers"):
             made.set_weights(layer.get_weights())
     for norm in norms:
-        scale, offset = _scale_and_offset(norm)
-        source = before[id(norm)]
-        if source is None:
-            copies[id(norm)].set_weights(_affine_weights(norm, scale, offset))
-        else:
-            copies[id(source)].set_weights(_folded_weights(source, scale, offset))
+        _fold(norm, before[id(norm)], copies)
     return cloned
+
+
+def _fold(norm: Layer, source: Layer | None, copies: Mapping[int, Layer]) -> None:
+    """Writes scale and offset of a normalisation into the copy of its source, or into its own."""
+    scale, offset = _scale_and_offset(norm)
+    if source is None:
+        copies[id(norm)].set_weights(_affine_weights(norm, scale, offset))
+    else:
+        copies[id(source)].set_weights(_folded_weights(source, scale, offset))
 
 
 def applied(network: Any, x: Any) -> Any:
