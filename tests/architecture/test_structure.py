@@ -80,6 +80,18 @@ def test_folders_and_rooms_are_few_enough_to_know(product):
     assert len(rooms) <= MOST_ROOMS, sorted(rooms)
 
 
+def test_functions_are_short_and_take_few_parameters(product):
+    """Inputs of a KFP step are the parameters of its component."""
+    long, wide = [], []
+    for module in product.values():
+        is_step = module.name.startswith("fedemb.steps.") and module.name.endswith(".component")
+        functions = list(module.functions())
+        long += [item.name for item in functions if item.lines > LONGEST]
+        wide += [i.name for i in functions if i.parameters > MOST_PARAMETERS and not is_step]
+    assert not long
+    assert not wide
+
+
 def test_seams_between_rooms_state_their_types(product):
     found = Counter()
     for module in product.values():
