@@ -63,6 +63,7 @@ def budget(
 
     Example: fedemb budget --ledger policy/ledger --schedules schedules --html budget.html
     """
+    from fedemb.foundation.files import write_bytes
     from fedemb.keys.trust import TrustStore
     from fedemb.ledger import policies
     from fedemb.pipelines.cli.ledger_commands import ledger_summary
@@ -87,12 +88,10 @@ def budget(
         found.append((view, opened, runs.due))
     views = [view for view, _, _ in found]
     if outputs.html:
-        from fedemb.foundation.files import write_bytes
         from fedemb.steps.watch_budget.page import budget_page
 
         write_bytes(outputs.html, budget_page(found).encode())
     if outputs.prometheus:
-        from fedemb.foundation.files import write_bytes
         from fedemb.steps.watch_budget.prometheus import prometheus_text
 
         write_bytes(outputs.prometheus, prometheus_text(views).encode())
