@@ -214,6 +214,13 @@ class RunConfig(Section):
                 f"{used[-1]} takes constants from public images, and pretraining.source is missing."
                 " Name public images in pretraining.source"
             )
+        kept = model.principal_directions
+        if kept and model.trainable != "projection" and model.embedding_dim != kept:
+            raise ValueError(
+                f"model.embedding_dim={model.embedding_dim} differs from "
+                f"model.principal_directions={kept}, but no projection follows the directions. "
+                f"Set embedding_dim: {kept}"
+            )
         if model.keep_public_features and (
             model.trainable != "projection" or self.task != "embedding"
         ):

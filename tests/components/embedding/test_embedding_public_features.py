@@ -286,6 +286,9 @@ def test_settings_without_effect_or_without_public_images_are_refused():
     refused("exclude each other", both)
     refused("pretraining.source is missing", {"square_root": True}, public | {"source": None})
     refused("keeps the features that a projection reads", {"keep_public_features": 1.0})
+    head = {"trainable": "head", "principal_directions": 3}
+    with_images = public | {"source": {"uri": "photos.parquet"}}
+    refused("model.embedding_dim=16 differs", head | {"embedding_dim": 16}, with_images)
 
 
 def test_only_the_public_step_computes_constants():
