@@ -140,7 +140,7 @@ def test_bundle_that_was_changed_is_not_loaded(bundle, command, harm):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_bundle_of_a_stranger_is_not_loaded(bundle, command, tmp_path):
     trust_of(open_key_store(str(tmp_path / "keys"))).save(tmp_path / "trust.json")
-    with pytest.raises(SignatureInvalid, match="its ledger is not valid"):
+    with pytest.raises(SignatureInvalid, match="the ledger in the bundle is not valid"):
         _run(command, bundle, *_trust(tmp_path / "trust.json"))
 
 

@@ -316,7 +316,7 @@ def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> L
         return Ledger(chain)
     except Exception as error:  # any error is a refusal
         raise SignatureInvalid(
-            f"its ledger is not valid under the trusted keys: {sentence_of(error)}; pass the "
+            f"the ledger in the bundle is not valid: {sentence_of(error)}; pass the "
             "trust.json of the owner of this release, or fetch the bundle again"
         ) from error
 
