@@ -22,6 +22,7 @@ from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
 from fedemb.documents.audit import AttackFigures, AuditReport
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
@@ -47,7 +48,7 @@ _DRAW_SEED, _BOOTSTRAP_SEED = 61, 67
 logger = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> JsonObject:
     """Attacks the model of a run and writes report, page and, in the private root, the figures.
 
     Args:

@@ -31,6 +31,7 @@ from fedemb.evaluation.held_out import (
     train_without_privacy,
 )
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import Fields
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
@@ -48,7 +49,7 @@ _COMPARED = (*ClassifierReport.starts, "centralized", "previous_release", "avera
 _LOG = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> JsonObject:
     """Evaluates the model of a run on its held-out users and writes report and page.
 
     Args:

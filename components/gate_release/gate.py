@@ -19,6 +19,7 @@ from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import NOT_APPROVED, VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, LedgerError, SignatureInvalid, StorageError
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.case import Reason, Verdict
@@ -35,7 +36,7 @@ from fedemb.runtime.step_context import StepContext
 _log = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> JsonObject:
     """Decides, writes the signed `verdict` and `verdict_page`, and raises on a denial.
 
     Also writes `lineage`, unless the evidence cannot be read. On a cluster, kfp keeps these outputs

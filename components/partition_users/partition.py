@@ -32,7 +32,7 @@ from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
 from fedemb.foundation import step_logging as events
-from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.keys import commit_to, commit_to_people, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks, read_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
@@ -55,7 +55,7 @@ class Partitioned:
     evaluation: shards.Published
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> JsonObject:
     """Partitions the private images of a reserved run.
 
     Args:

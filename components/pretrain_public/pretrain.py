@@ -15,6 +15,7 @@ from fedemb.data.dead_leaves import dead_leaves
 from fedemb.documents.model import Pretrained, PublicTraining
 from fedemb.engine import build_backbone, pretrain, save_backbone
 from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.models.arrays import Model
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
+def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
     """Writes `backbone.keras` and `pretrained.json`.
 
     Args:

@@ -12,7 +12,6 @@ import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedemb.config import StorageConfig
 from fedemb.documents.artifacts import Noised, Public
@@ -22,7 +21,7 @@ from fedemb.documents.release import ReleaseResult
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
-from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.foundation.digests import file_digest, tree_digests
 from fedemb.foundation.document import Written, read, write
 from fedemb.foundation.files import write_bytes
@@ -43,7 +42,7 @@ from fedemb.storage import join, local_tree, open_store
 _log = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> JsonObject:
     """Publishes the model of an allowed run and writes the document `release`.
 
     `pretrained` is the whitelist of the model's tensors.

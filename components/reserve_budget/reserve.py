@@ -17,6 +17,7 @@ from fedemb.config.digest import config_digest
 from fedemb.data.input_version import fingerprint_input, local_path
 from fedemb.documents.plan_document import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.gate.before_charge import check_before_charge
 from fedemb.keys import (
     KeyStore,
@@ -64,7 +65,7 @@ def run(
     *,
     input_fingerprint: str | None = None,
     attempt: int | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Reserves the budget of a run and creates the root key of its coins and noise.
 
     Args:

@@ -309,7 +309,7 @@ def import_backbone(
     return backbone
 
 
-def _check_mirrored(backbone: Any, path: Path, model: ModelConfig) -> None:
+def _check_mirrored(backbone: Model, path: Path, model: ModelConfig) -> None:
     """Rejects a file whose use of mirror images differs from the configuration."""
     found = _mirrors(backbone)
     if not (found or model.mirrored):
@@ -325,7 +325,7 @@ def _check_mirrored(backbone: Any, path: Path, model: ModelConfig) -> None:
         )
 
 
-def _mirrors(backbone: Any) -> Counter[str]:
+def _mirrors(backbone: Model) -> Counter[str]:
     """Returns the count, by kind, of layers that share features between image and mirror image."""
     return Counter(
         type(layer).__name__
@@ -334,7 +334,7 @@ def _mirrors(backbone: Any) -> Counter[str]:
     )
 
 
-def _check_apart(backbone: Any, path: Path) -> None:
+def _check_apart(backbone: Model, path: Path) -> None:
     """Rejects a network whose output for an image depends on the other images of its batch.
 
     A layer along the wrong axis has this effect without a different name. The check also uses
@@ -370,7 +370,7 @@ def _drawn(shape: tuple[int, ...], random: Any) -> Any:
     return random.normal(0, (2 / math.prod(shape[:-1])) ** 0.5, shape)
 
 
-def _frozen(backbone: Any) -> Any:
+def _frozen(backbone: Model) -> Any:
     """Returns the same model without dependence on other images or on randomness."""
     layers = list(backbone._flatten_layers())
     chances = [layer for layer in layers if type(layer).__name__ == "Dropout"]

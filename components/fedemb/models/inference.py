@@ -11,6 +11,7 @@ from jaxtyping import Float32, Num, UInt8
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.models.arrays import Model
 from fedemb.models.keras_backend import keras_ops, traced
 from fedemb.models.losses import unit_rows
 
@@ -18,7 +19,7 @@ _TRACED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def outputs(
-    model: Any,
+    model: Model,
     examples: Num[np.ndarray, "images ..."],
     batch_size: int = 256,
     last: Callable[[Any], Any] = np.asarray,
@@ -52,7 +53,7 @@ def outputs(
 
 
 def embed(
-    backbone: Any,
+    backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"] | Float32[np.ndarray, "images features"],
     batch_size: int = 256,
 ) -> Float32[np.ndarray, "images dim"]:
@@ -61,7 +62,7 @@ def embed(
 
 
 def classify(
-    classifier: Any,
+    classifier: Model,
     images: UInt8[np.ndarray, "images size size channels"] | Float32[np.ndarray, "images features"],
     batch_size: int = 256,
     *,
@@ -99,7 +100,7 @@ class VectorizedRounds:
         """Trunks by digest: models with the same trunk share its features."""
         self._parts = {name: self._cut(model, group) for name, model in models.items()}
 
-    def _cut(self, model: Any, group: str) -> tuple[str | None, Any]:
+    def _cut(self, model: Model, group: str) -> tuple[str | None, Any]:
         import keras
 
         from fedemb.models.backbones import cut

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from fedemb.models.arrays import Tensor
+
 
 @cache
 def mirror_layer() -> Any:
@@ -21,10 +23,10 @@ def mirror_layer() -> Any:
     class MirrorImage(keras.layers.Layer):
         """Maps `[batch, height, width, channels]` to the same shape."""
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: Tensor) -> Tensor:
             return ops.flip(inputs, axis=2)
 
-        def compute_output_shape(self, input_shape: Any) -> Any:
+        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
             return input_shape
 
     return MirrorImage

@@ -15,6 +15,7 @@ from jaxtyping import UInt8
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Model
 from fedemb.models.mirror_image import mirror_layer
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.public_backbone.card import read_card
@@ -35,7 +36,7 @@ def changes_features(model: ModelConfig) -> bool:
     )
 
 
-def tapped(backbone: Any, taps: tuple[str, ...], path: Path) -> Any:
+def tapped(backbone: Model, taps: tuple[str, ...], path: Path) -> Model:
     """Returns a model with the joined outputs of some layers, averaged over positions.
 
     Args:
@@ -56,7 +57,7 @@ def tapped(backbone: Any, taps: tuple[str, ...], path: Path) -> Any:
     return keras.Model(backbone.input, outputs, name=backbone.name)
 
 
-def _pooled(backbone: Any, name: str, path: Path) -> Any:
+def _pooled(backbone: Model, name: str, path: Path) -> Any:
     import keras
 
     card = read_card(path)
@@ -120,7 +121,7 @@ def features_of(net: Any, images: Any, model: ModelConfig, *, mirror: bool) -> A
     return layer(features)
 
 
-def fit_features(backbone: Any, images: UInt8[np.ndarray, "images size size channels"]) -> int:
+def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size channels"]) -> int:
     """Computes the constants of an imported backbone's features from public images.
 
     Args:
@@ -148,12 +149,12 @@ def fit_features(backbone: Any, images: UInt8[np.ndarray, "images size size chan
     return len(images)
 
 
-def needs_public_images(backbone: Any) -> bool:
+def needs_public_images(backbone: Model) -> bool:
     """Returns whether an imported backbone has constants that `fit_features` computes."""
     return any(layer.name == _FITTED for layer in backbone.layers)
 
 
-def with_public_features(backbone: Any, weight: float) -> Any:
+def with_public_features(backbone: Model, weight: float) -> Model:
     """Adds the public features to the embedding: `[projection, weight * features]`.
 
     Projection and features have length 1 each, before the weight. Layers are shared.
@@ -177,7 +178,7 @@ def with_public_features(backbone: Any, weight: float) -> Any:
     return keras.Model(backbone.input, joined([private, public]), name=backbone.name)
 
 
-def without_public_features(backbone: Any) -> Any:
+def without_public_features(backbone: Model) -> Model:
     """Returns the model that private training changes: up to the projection, layers shared."""
     import keras
 

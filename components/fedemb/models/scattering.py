@@ -174,7 +174,7 @@ def scattering_layer() -> Any:
         def get_config(self) -> dict[str, Any]:
             return {**super().get_config(), "mirrored": self.mirrored}
 
-        def build(self, input_shape: Any) -> None:
+        def build(self, input_shape: tuple[int, ...]) -> None:
             size = input_shape[1]
             filters = (wavelets(size), means(size, 1), means(size, 2))
             names = ("wavelets", "means", "coarse_means")
@@ -188,11 +188,11 @@ def scattering_layer() -> Any:
                 for name, values in zip(names, filters, strict=True)
             ]
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: Tensor) -> Tensor:
             found = scatter(inputs, *self._filters)
             return shared_with_mirror(found) if self.mirrored else found
 
-        def compute_output_shape(self, input_shape: Any) -> Any:
+        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
             batch, height, width, channels = input_shape
             columns = width // _BLUR // (2 if self.mirrored else 1)
             return batch, height // _BLUR, columns, channels * PATHS

@@ -11,6 +11,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from fedemb.models.arrays import Layer, Model
+
 EPSILON = 1e-5
 GAIN_EPSILON = 1e-4
 """Minimum `fan_in x variance` of a channel with a gain (jax_privacy v0.1, `WSConv2D`)."""
@@ -68,7 +70,7 @@ def gain_convolution() -> Any:
     class GainConv2D(keras.layers.Conv2D):
         """`Conv2D` with a standardised kernel scaled by a trained gain."""
 
-        def build(self, input_shape: Any) -> None:
+        def build(self, input_shape: tuple[int, ...]) -> None:
             super().build(input_shape)
             self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
 
@@ -92,7 +94,7 @@ def gain_convolution() -> Any:
     return GainConv2D
 
 
-def plain_form(backbone: Any) -> Any:
+def plain_form(backbone: Model) -> Model:
     """Returns the same function with ordinary convolutions, for release.
 
     Args:
@@ -104,7 +106,7 @@ def plain_form(backbone: Any) -> Any:
     if not any(isinstance(layer, special) for layer in backbone.layers):
         return backbone
 
-    def plain(layer: Any) -> Any:
+    def plain(layer: Layer) -> Any:
         kind = keras.layers.Conv2D if isinstance(layer, special) else type(layer)
         return kind.from_config(layer.get_config())
 

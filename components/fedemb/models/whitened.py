@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.models.arrays import AnyTensor, Variable
+from fedemb.models.arrays import AnyTensor, Model, Tensor, Variable
 from fedemb.models.keras_backend import keras_ops
 
 _REACH = 6.0
@@ -106,7 +106,7 @@ def whitened_layer() -> Any:
             settings = {**super().get_config(), "directions": self.directions}
             return settings | {name: True for name, used in added.items() if used}
 
-        def build(self, input_shape: Any) -> None:
+        def build(self, input_shape: tuple[int, ...]) -> None:
             channels, dim = input_shape[-1], int(np.prod(input_shape[1:]))
             self._constants = [
                 self.add_weight(name=name, shape=shape, initializer=initial, trainable=False)
@@ -123,16 +123,16 @@ def whitened_layer() -> Any:
         def _rooted(self, inputs: Any) -> Any:
             return ops.sign(inputs) * ops.sqrt(ops.abs(inputs)) if self.square_root else inputs
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: Tensor) -> Tensor:
             return _whitened(self._rooted(inputs), self._constants, reduce=self.reduce)
 
-        def compute_output_shape(self, input_shape: Any) -> Any:
+        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
             return input_shape[0], self.directions if self.reduce else int(np.prod(input_shape[1:]))
 
     return Whitened
 
 
-def fit_constants(backbone: Any, images: np.ndarray) -> int:
+def fit_constants(backbone: Model, images: np.ndarray) -> int:
     """Computes the constants of each whitened part of a backbone.
 
     Args:

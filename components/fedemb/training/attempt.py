@@ -10,6 +10,10 @@ The process may be killed at any time: a committed round is replayed from its re
 uncommitted round never left the process.
 """
 
+# Keras is not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Node
 from fedemb.models.standardized import gain_convolution, standardized_convolution
 
 
@@ -30,8 +31,8 @@ def convolution(model: ModelConfig, default: str = "none") -> Any:
 
 
 def group_norm(
-    x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5, **options: Any
-) -> Any:
+    x: Node, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5, **options: Any
+) -> Node:
     """Normalises each image by groups of its own channels; does nothing for 0 groups.
 
     Args:
@@ -56,13 +57,13 @@ def group_norm(
     return layers().GroupNormalization(groups=wanted, epsilon=epsilon, name=name, **options)(x)
 
 
-def joined(branch: Any, shortcut: Any, model: ModelConfig, name: str, groups: int) -> Any:
+def joined(branch: Node, shortcut: Node, model: ModelConfig, name: str, groups: int) -> Node:
     """Returns branch plus shortcut, normalised again with `scale_norm` (arXiv 2203.00324)."""
     x = layers().Add(name=f"{name}_add")([branch, shortcut])
     return group_norm(x, model, f"{name}_scale_norm", groups) if model.scale_norm else x
 
 
-def embedding(x: Any, model: ModelConfig, **options: Any) -> Any:
+def embedding(x: Node, model: ModelConfig, **options: Any) -> Node:
     """Returns the projection: one or two dense layers, or none if the features are the embedding.
 
     Args:

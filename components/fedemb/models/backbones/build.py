@@ -8,6 +8,7 @@ from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Layer, Model
 from fedemb.models.backbones.channel_norm import channel_group_norm
 from fedemb.models.backbones.registry import backbones, mirroring
 from fedemb.models.classifier import with_head
@@ -92,7 +93,7 @@ def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
     )
 
 
-def learned_parts(backbone: Any) -> list[Any]:
+def learned_parts(backbone: Model) -> list[Any]:
     """Returns the parts that public pretraining trains: inner models with trainable weights.
 
     Args:
@@ -105,13 +106,13 @@ def learned_parts(backbone: Any) -> list[Any]:
     return [backbone]
 
 
-def _models_in(backbone: Any) -> list[Any]:
+def _models_in(backbone: Model) -> list[Any]:
     import keras
 
     return [layer for layer in backbone.layers if isinstance(layer, keras.Model)]
 
 
-def reinitialize(backbone: Any, seed: int) -> None:
+def reinitialize(backbone: Model, seed: int) -> None:
     """Draws all kernels, each from its own stream of the seed; other weights keep their values."""
     import numpy as np
 
@@ -128,7 +129,7 @@ def reinitialize(backbone: Any, seed: int) -> None:
             weight.assign(fixed(weight.shape, dtype="float32"))
 
 
-def check_backbone(backbone: Any, model: ModelConfig) -> None:
+def check_backbone(backbone: Model, model: ModelConfig) -> None:
     """Rejects a backbone that mixes the images of a batch, or keeps state between calls.
 
     Either property would let one user's images change the computation for others, or carry private
@@ -163,7 +164,7 @@ def check_backbone(backbone: Any, model: ModelConfig) -> None:
         )
 
 
-def with_bfloat16(backbone: Any) -> Any:
+def with_bfloat16(backbone: Model) -> Model:
     """Returns a copy that computes in bfloat16 on float32 weights, except for its last layer.
 
     Eight bits of an embedding are too few for the logits computed from it. Group normalisation
@@ -172,7 +173,7 @@ def with_bfloat16(backbone: Any) -> Any:
     """
     import keras
 
-    def lean(layer: Any) -> Any:
+    def lean(layer: Layer) -> Any:
         settings = layer.get_config()
         if type(layer) is keras.layers.GroupNormalization:
             return channel_group_norm().from_config(settings)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Model
 from fedemb.models.classifier import HEAD
 
 _PROJECTION = ("embedding/", "embedding_hidden/")
@@ -27,7 +28,7 @@ def _frozen_convolution(name: str, path: str) -> bool:
     return True
 
 
-def cut(model: Any, group: str) -> tuple[Any, Any]:
+def cut(model: Model, group: str) -> tuple[Any, Any]:
     """Splits a model into its frozen part and the layers that private training changes.
 
     Args:
@@ -55,7 +56,7 @@ def cut(model: Any, group: str) -> tuple[Any, Any]:
     )
 
 
-def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
+def trainable_variables(backbone: Model, group: str = "all") -> Sequence[Any]:
     """Returns the variables that private training may change, in the order of the model.
 
     Args:

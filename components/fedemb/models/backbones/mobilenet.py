@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Node
 from fedemb.models.backbones.blocks import embedding, group_norm, layers
 from fedemb.models.backbones.registry import backbone
 
@@ -20,12 +21,12 @@ _STAGES = (
 """Expansion, stride of the first block, channels, blocks."""
 
 
-def _norm(x: Any, model: ModelConfig, name: str) -> Any:
+def _norm(x: Node, model: ModelConfig, name: str) -> Node:
     return group_norm(x, model, name, 2, epsilon=1e-3)
 
 
 def _inverted_residual(  # noqa: PLR0917 - the shape of a block, as every paper lists it
-    x: Any, model: ModelConfig, expand: int, filters: int, stride: int, name: str
+    x: Node, model: ModelConfig, expand: int, filters: int, stride: int, name: str
 ) -> Any:
     shortcut, width = x, x.shape[-1]
     if expand > 1:
@@ -48,7 +49,7 @@ def _inverted_residual(  # noqa: PLR0917 - the shape of a block, as every paper 
     return x
 
 
-def _mobilenet(x: Any, model: ModelConfig, stages: int, last: int) -> Any:
+def _mobilenet(x: Node, model: ModelConfig, stages: int, last: int) -> Node:
     x = layers().ZeroPadding2D(1, name="stem_pad")(x)
     x = layers().Conv2D(32, 3, strides=2, use_bias=False, name="stem_conv")(x)
     x = layers().ReLU(6.0, name="stem_relu")(_norm(x, model, "stem_norm"))
@@ -62,12 +63,12 @@ def _mobilenet(x: Any, model: ModelConfig, stages: int, last: int) -> Any:
 
 
 @backbone("mobilenetv2")
-def mobilenetv2(x: Any, model: ModelConfig) -> Any:
+def mobilenetv2(x: Node, model: ModelConfig) -> Node:
     """MobileNetV2 with GroupNorm(2): 2,387,840 parameters."""
     return _mobilenet(x, model, 7, 1280)
 
 
 @backbone("mobilenet_small")
-def mobilenet_small(x: Any, model: ModelConfig) -> Any:
+def mobilenet_small(x: Node, model: ModelConfig) -> Node:
     """The first three stages of MobileNetV2: 159,296 parameters."""
     return _mobilenet(x, model, 3, 640)

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Node
 from fedemb.models.backbones.blocks import convolution, embedding, layers
 from fedemb.models.backbones.registry import backbone
 
@@ -19,7 +20,7 @@ _BRANCH = 0.2
 
 
 @backbone("nf_resnet50")
-def nf_resnet50(x: Any, model: ModelConfig) -> Any:
+def nf_resnet50(x: Node, model: ModelConfig) -> Node:
     """NF-ResNet-50 with a strided 7x7 stem and a pool.
 
     The skip gain of a branch is the gain of its last convolution.

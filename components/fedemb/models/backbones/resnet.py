@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Layer, Node
 from fedemb.models.backbones.blocks import convolution, embedding, group_norm, joined, layers
 from fedemb.models.backbones.registry import backbone
 from fedemb.models.mirror_image import mirror_layer
@@ -14,7 +15,7 @@ _GROUPS, _WIDE_GROUPS = 8, 32
 
 
 def _basic_block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
-    x: Any, model: ModelConfig, conv: Any, filters: int, stride: int, name: str
+    x: Node, model: ModelConfig, conv: Layer, filters: int, stride: int, name: str
 ) -> Any:
     shortcut = x
     x = conv(filters, 3, strides=stride, padding="same", use_bias=False, name=f"{name}_conv1")(x)
@@ -30,7 +31,7 @@ def _basic_block(  # noqa: PLR0917 - the shape of a block, as every paper lists 
 
 
 def _small_resnet(
-    x: Any,
+    x: Node,
     model: ModelConfig,
     blocks: int,
     *,
@@ -49,19 +50,19 @@ def _small_resnet(
     return x
 
 
-def _pooled(x: Any, model: ModelConfig) -> Any:
+def _pooled(x: Node, model: ModelConfig) -> Node:
     return embedding(layers().GlobalAveragePooling2D(name="pool")(x), model)
 
 
 @backbone("resnet8")
 @backbone("resnet8_ws")
-def resnet8(x: Any, model: ModelConfig) -> Any:
+def resnet8(x: Node, model: ModelConfig) -> Node:
     """ResNet-8 for small images: 16, 32 and 64 channels, GroupNorm with 8 groups."""
     return _pooled(_small_resnet(x, model, 1), model)
 
 
 @backbone("resnet8_s2")
-def resnet8_s2(x: Any, model: ModelConfig) -> Any:
+def resnet8_s2(x: Node, model: ModelConfig) -> Node:
     """ResNet-8 of 32, 64 and 64 channels behind a 5x5 stem of stride 2: as fast as LeNet at 28x28.
 
     163,680 parameters with one channel and 128 dimensions.
@@ -69,12 +70,12 @@ def resnet8_s2(x: Any, model: ModelConfig) -> Any:
     return _pooled(_small_resnet(x, model, 1, widths=(32, 64, 64), stem=(5, 2)), model)
 
 
-def _quarters(x: Any, model: ModelConfig) -> Any:
+def _quarters(x: Node, model: ModelConfig) -> Node:
     x = _small_resnet(x, model, 1, widths=(64, 160, 320), stem=(6, 2))
     return layers().AveragePooling2D(x.shape[1] // 2, name="quarters")(x)
 
 
-def _of_both(x: Any, model: ModelConfig) -> Any:
+def _of_both(x: Node, model: ModelConfig) -> Node:
     """Returns the mean output over an image and its mirror image, computed by one network.
 
     The network is a separate model with a vector as output, so public training trains only it.
@@ -82,7 +83,7 @@ def _of_both(x: Any, model: ModelConfig) -> Any:
     import keras
 
     images = keras.Input(x.shape[1:], name="one_way")
-    quarters = _quarters(images, model)
+    quarters = _quarters(cast("Node", images), model)
     net = keras.Model(images, layers().Flatten(name="flatten_net")(quarters), name="net")
     turned = mirror_layer()(name="mirror_image")(x)
     mean = layers().Average(name="both_ways")([net(x), net(turned)])
@@ -90,7 +91,7 @@ def _of_both(x: Any, model: ModelConfig) -> Any:
 
 
 @backbone("resnet8_wide", mirrors=True)
-def resnet8_wide(x: Any, model: ModelConfig) -> Any:
+def resnet8_wide(x: Node, model: ModelConfig) -> Node:
     """ResNet-8 of 64, 160 and 320 channels, for public backbones: means of the four quarters.
 
     1,280 features without a projection; `whitened_directions` scales them to one size. The stem has
@@ -105,13 +106,13 @@ def resnet8_wide(x: Any, model: ModelConfig) -> Any:
 
 @backbone("resnet14")
 @backbone("resnet14_ws")
-def resnet14(x: Any, model: ModelConfig) -> Any:
+def resnet14(x: Node, model: ModelConfig) -> Node:
     """ResNet-14: two blocks per stage."""
     return _pooled(_small_resnet(x, model, 2), model)
 
 
 @backbone("resnet18_gn")
-def resnet18(x: Any, model: ModelConfig) -> Any:
+def resnet18(x: Node, model: ModelConfig) -> Node:
     """ResNet-18 with GroupNorm, 64 to 512 channels; a 3x3 stem, for images of 32 to 64 pixels.
 
     The network of Kurakin et al. (arXiv 2201.12328), which at 224 pixels has a 7x7 stem and a pool.
@@ -126,7 +127,7 @@ def _decay() -> Any:
 
 
 def _bottleneck(  # noqa: PLR0917 - as _basic_block
-    x: Any, model: ModelConfig, layer: Any, filters: int, stride: int, name: str
+    x: Node, model: ModelConfig, layer: Layer, filters: int, stride: int, name: str
 ) -> Any:
     def conv(y: Any, width: int, kernel: int, stride: int, suffix: str) -> Any:
         if kernel == 3:
@@ -153,7 +154,7 @@ def _bottleneck(  # noqa: PLR0917 - as _basic_block
 
 @backbone("resnet50")
 @backbone("resnet50_ws")
-def resnet50(x: Any, model: ModelConfig) -> Any:
+def resnet50(x: Node, model: ModelConfig) -> Node:
     """ResNet-50 v1.5 with GroupNorm(32): 23,770,304 parameters at RGB, 128.
 
     As in the paper's code, convolutions and the dense layer add `1e-4 x sum of squares` to the

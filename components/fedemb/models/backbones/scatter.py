@@ -6,17 +6,16 @@ that learn all layers.
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Node
 from fedemb.models.backbones.blocks import embedding, group_norm, layers
 from fedemb.models.backbones.registry import backbone
 from fedemb.models.scattering import PATHS, scattering_layer
 from fedemb.models.whitened import whitened_layer
 
 
-def _scattered(x: Any, model: ModelConfig) -> Any:
+def _scattered(x: Node, model: ModelConfig) -> Node:
     """Scattering features `[batch, size / 4, size / 4, channels * 81]`; frozen.
 
     Raises:
@@ -31,7 +30,7 @@ def _scattered(x: Any, model: ModelConfig) -> Any:
     return scattering_layer()(mirrored=model.mirrored, name="scattering")(x)
 
 
-def _normalised(x: Any, model: ModelConfig) -> Any:
+def _normalised(x: Node, model: ModelConfig) -> Node:
     """Normalises features; by default nine paths of a channel share mean and variance per image.
 
     The statistics depend only on the image itself. Second-order paths are small: a larger epsilon
@@ -46,7 +45,7 @@ def _normalised(x: Any, model: ModelConfig) -> Any:
 
 
 @backbone("scatter_linear", mirrors=True)
-def scatter_linear(x: Any, model: ModelConfig) -> Any:
+def scatter_linear(x: Node, model: ModelConfig) -> Node:
     """The features themselves: 15,552 at 32x32x3 without a projection; no trainable layer."""
     x = _scattered(x, model)
     if model.whitened_directions:
@@ -57,7 +56,7 @@ def scatter_linear(x: Any, model: ModelConfig) -> Any:
 
 
 @backbone("scatter_cnn", mirrors=True)
-def scatter_cnn(x: Any, model: ModelConfig) -> Any:
+def scatter_cnn(x: Node, model: ModelConfig) -> Node:
     """Two 3x3 convolutions of 64 channels with tanh on the features."""
     x = _normalised(_scattered(x, model), model)
     for index in (1, 2):

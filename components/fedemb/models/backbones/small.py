@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Node
 from fedemb.models.backbones.blocks import embedding, layers
 from fedemb.models.backbones.registry import backbone
 
 
 @backbone("lenet")
-def lenet(x: Any, model: ModelConfig) -> Any:
+def lenet(x: Node, model: ModelConfig) -> Node:
     """Two 5x5 convolutions and one dense layer: 453,632 parameters at 28x28x1, 128."""
     for index, filters in enumerate((32, 64), start=1):
         conv = layers().Conv2D(
@@ -21,7 +20,7 @@ def lenet(x: Any, model: ModelConfig) -> Any:
 
 
 @backbone("tiny")
-def tiny(x: Any, model: ModelConfig) -> Any:
+def tiny(x: Node, model: ModelConfig) -> Node:
     """Three strided convolutions, at most 60,000 parameters at 28x28x1; used by the quickstart."""
     for index, (filters, kernel) in enumerate(((16, 5), (32, 3), (22, 3)), start=1):
         x = layers().Conv2D(
@@ -31,7 +30,7 @@ def tiny(x: Any, model: ModelConfig) -> Any:
 
 
 @backbone("tanh_cnn")
-def tanh_cnn(x: Any, model: ModelConfig) -> Any:
+def tanh_cnn(x: Node, model: ModelConfig) -> Node:
     """CNN with bounded activations, which keep gradients short (arXiv 2007.14191, table 1)."""
     small = model.image_size < 32
     stages = ((16, 8, 2), (32, 4, 2)) if small else ((32, 3, 1), (64, 3, 1), (128, 3, 1))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Node
 from fedemb.models.backbones.blocks import convolution, embedding, group_norm, joined, layers
 from fedemb.models.backbones.registry import backbone
 
 _GROUPS = 16
 
 
-def _wide_resnet(x: Any, model: ModelConfig, depth: int, width: int) -> Any:
+def _wide_resnet(x: Node, model: ModelConfig, depth: int, width: int) -> Node:
     """Blocks of (ReLU, GroupNorm, convolution) twice; 16, 32 and 64 times `width` channels."""
     conv = convolution(model, "gain")
 
@@ -36,12 +37,12 @@ def _wide_resnet(x: Any, model: ModelConfig, depth: int, width: int) -> Any:
 
 
 @backbone("wrn_16_4")
-def wrn_16_4(x: Any, model: ModelConfig) -> Any:
+def wrn_16_4(x: Node, model: ModelConfig) -> Node:
     """WRN-16-4: 2.7 million parameters."""
     return _wide_resnet(x, model, 16, 4)
 
 
 @backbone("wrn_40_4")
-def wrn_40_4(x: Any, model: ModelConfig) -> Any:
+def wrn_40_4(x: Node, model: ModelConfig) -> Node:
     """WRN-40-4: 8.9 million parameters."""
     return _wide_resnet(x, model, 40, 4)

@@ -13,6 +13,7 @@ from typing_extensions import override
 from fedemb.errors import ArtifactError, InputError, StorageError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.digests import file_digest
+from fedemb.models.arrays import Model
 from fedemb.models.public_backbone.built import Built
 from fedemb.models.public_backbone.keras_network import of_network
 from fedemb.models.public_backbone.named import Named
@@ -73,7 +74,7 @@ class Application(Named):
             ) from error
 
 
-def _digest(network: Any) -> str:
+def _digest(network: Model) -> str:
     """Returns the SHA-256 of all weights in their order."""
     return sha256_hex(b"".join(np.asarray(one, np.float32).tobytes() for one in network.weights))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedemb.errors import ArtifactError
+from fedemb.models.arrays import Layer, Node
 
 Array = np.ndarray
 
@@ -69,16 +70,16 @@ class Builder:
         found = self._tensors.get(f"{source}.weight")
         return 1 if found is None or found.ndim == 0 else int(found.shape[-1])
 
-    def add(self, layer: Any, inputs: Any, *weights: Array) -> Any:
+    def add(self, layer: Layer, inputs: Any, *weights: Array) -> Any:
         """Calls a layer; its weights are set when the network is finished."""
         return self.set(layer, layer(inputs), *weights)
 
-    def set(self, layer: Any, outputs: Any, *weights: Array) -> Any:
+    def set(self, layer: Layer, outputs: Any, *weights: Array) -> Any:
         """Returns outputs of a layer, whose weights are set when the network is finished."""
         self._weights.append((layer, weights))
         return outputs
 
-    def dense(self, x: Any, name: str, source: str) -> Any:
+    def dense(self, x: Node, name: str, source: str) -> Node:
         """Adds a dense layer along the last axis.
 
         Args:
@@ -95,7 +96,7 @@ class Builder:
 
     def convolution(  # noqa: PLR0917 - as torch.nn.Conv2d
         self,
-        x: Any,
+        x: Node,
         name: str,
         source: str,
         norm: str | None = None,
@@ -138,7 +139,7 @@ class Builder:
         layer = keras.layers.Conv2D(count, size, name=name, **settings)
         return self.add(layer, x, kernel.transpose(2, 3, 1, 0), bias)
 
-    def layer_norm(self, x: Any, name: str, source: str, epsilon: float = 1e-6) -> Any:
+    def layer_norm(self, x: Node, name: str, source: str, epsilon: float = 1e-6) -> Node:
         """Adds a layer normalisation along the last axis; arguments as for `dense`."""
         import keras
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from fedemb.models.arrays import Model
 from fedemb.models.public_backbone.card import BackboneCard, write_backbone
 
 
@@ -13,7 +13,7 @@ from fedemb.models.public_backbone.card import BackboneCard, write_backbone
 class Built:
     """A network with its weights, and what is known of them."""
 
-    network: Any
+    network: Model
     """`keras.Model`: images `x / 128 - 1` to features."""
     taps: dict[str, str]
     """Layer of each tap, by name."""

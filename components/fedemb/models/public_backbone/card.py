@@ -21,6 +21,7 @@ from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.document import Document, Part, parse, written
 from fedemb.foundation.files import write_bytes
+from fedemb.models.arrays import Model
 
 CARD = "public_backbone.json"
 """Member of the file that holds the card."""
@@ -127,7 +128,7 @@ def read_card(path: Path) -> BackboneCard | None:
         return card
 
 
-def write_backbone(backbone: Any, path: Path, fields: Mapping[str, Any]) -> BackboneCard:
+def write_backbone(backbone: Model, path: Path, fields: Mapping[str, Any]) -> BackboneCard:
     """Writes a backbone file and returns its card. The same network gives the same bytes.
 
     Args:

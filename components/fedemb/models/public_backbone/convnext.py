@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedemb.models.arrays import Node
 from fedemb.models.public_backbone.builder import Array, Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 from fedemb.models.scaled import scaled_layers
@@ -48,7 +49,7 @@ def convnext_tiny(
     return build.finished(inputs, outputs, "convnext_tiny", ["head.fc."]), taps
 
 
-def _block(build: Builder, x: Any, name: str, source: str) -> Any:
+def _block(build: Builder, x: Node, name: str, source: str) -> Node:
     import keras
 
     y = build.convolution(x, f"{name}_depthwise", f"{source}.conv_dw", padding=3, depthwise=True)

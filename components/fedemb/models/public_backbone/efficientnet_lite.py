@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.models.arrays import Node
 from fedemb.models.public_backbone.builder import Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 
@@ -67,7 +68,7 @@ def efficientnet_lite(
 
 
 def _block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
-    build: Builder, x: Any, name: str, source: str, expansion: int, stride: int
+    build: Builder, x: Node, name: str, source: str, expansion: int, stride: int
 ) -> Any:
     """Adds an inverted residual block: expansion, depthwise convolution, projection."""
     import keras

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from fedemb.config import PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError
 from fedemb.foundation.digests import file_digest
+from fedemb.models.arrays import Model
 from fedemb.models.imported import check_import, known_pixels
 from fedemb.models.loading import load_model, require_finite
 from fedemb.models.public_backbone.built import Built
@@ -15,7 +16,7 @@ from fedemb.models.public_backbone.folding import applied, without_batch_norm
 from fedemb.models.public_backbone.pixels import BY_KIND, OURS, Pixels, image_input
 
 
-def of_network(network: Any, pixels: Pixels, source: str, sha256: str) -> Built:
+def of_network(network: Model, pixels: Pixels, source: str, sha256: str) -> Built:
     """Returns a backbone that computes what a network computes, on pixels `x / 128 - 1`.
 
     Args:

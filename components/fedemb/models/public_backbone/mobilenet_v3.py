@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedemb.models.arrays import Node
 from fedemb.models.public_backbone.builder import Array, Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 
@@ -55,14 +56,14 @@ def mobilenetv3_large(
     return build.finished(inputs, outputs, "mobilenetv3_large", ["classifier."]), taps
 
 
-def _activated(x: Any, name: str, activation: str) -> Any:
+def _activated(x: Node, name: str, activation: str) -> Node:
     import keras
 
     return keras.layers.Activation(activation, name=f"{name}_{activation}")(x)
 
 
 def _block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
-    build: Builder, x: Any, name: str, source: str, stride: int, activation: str
+    build: Builder, x: Node, name: str, source: str, stride: int, activation: str
 ) -> Any:
     """Adds an inverted residual block, or a depthwise one where nothing is expanded."""
     import keras
@@ -86,7 +87,7 @@ def _block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
     return x
 
 
-def _excited(build: Builder, x: Any, name: str, source: str) -> Any:
+def _excited(build: Builder, x: Node, name: str, source: str) -> Node:
     """Multiplies each channel by a factor of the image."""
     import keras
 

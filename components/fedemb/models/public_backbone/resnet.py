@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.models.arrays import Node
 from fedemb.models.public_backbone.builder import Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 
@@ -48,7 +49,7 @@ def resnet50(
     return build.finished(inputs, outputs, "resnet50", ["fc."]), taps
 
 
-def _bottleneck(build: Builder, x: Any, name: str, source: str, stride: int) -> Any:
+def _bottleneck(build: Builder, x: Node, name: str, source: str, stride: int) -> Node:
     import keras
 
     shortcut = x

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedemb.errors import ArtifactError, ConfigError
+from fedemb.models.arrays import Node
 from fedemb.models.public_backbone.builder import Array, Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 from fedemb.models.scaled import first_token_layer, scaled_layers, token_layer
@@ -97,7 +98,7 @@ def _bicubic(old: int, new: int) -> Array:
     return weights / weights.sum(1, keepdims=True)
 
 
-def _block(build: Builder, x: Any, name: str, source: str) -> Any:
+def _block(build: Builder, x: Node, name: str, source: str) -> Node:
     """Adds attention between the positions of one image, and two dense layers at each."""
     import keras
 
@@ -112,7 +113,7 @@ def _block(build: Builder, x: Any, name: str, source: str) -> Any:
     return keras.layers.Add(name=f"{name}_add2")([x, y])
 
 
-def _scaled(build: Builder, x: Any, name: str, source: str, number: int) -> Any:
+def _scaled(build: Builder, x: Node, name: str, source: str, number: int) -> Node:
     """Multiplies each channel by its factor, if the state dict has one."""
     width, gamma = x.shape[-1], f"{source}.ls{number}.gamma"
     if not build.has(gamma):
@@ -122,7 +123,7 @@ def _scaled(build: Builder, x: Any, name: str, source: str, number: int) -> Any:
     )
 
 
-def _attention(build: Builder, x: Any, name: str, source: str) -> Any:
+def _attention(build: Builder, x: Node, name: str, source: str) -> Node:
     import keras
 
     width = x.shape[-1]
