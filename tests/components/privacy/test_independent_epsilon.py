@@ -153,6 +153,13 @@ def test_rounds_that_may_have_no_privacy_add_up_as_their_definition_says():
     assert given_away <= composed.delta(losses[-1] + 1) <= given_away * (1 + 1e-9)
 
 
+def test_no_rounds_cost_nothing_and_a_round_without_privacy_costs_everything():
+    assert ComposedLosses([]).epsilon(1e-5) == ComposedLosses([]).delta(0.0) == 0.0
+    open_round = ComposedLosses([(leaky(0.3, 1.0, 1.0), 1), LEAKY[0]])
+    assert open_round.infinite == 1.0
+    assert open_round.epsilon(0.99) == math.inf
+
+
 def test_rounding_of_each_loss_is_added_to_epsilon_and_taken_from_it():
     coarse = [(replaced(part, slack=0.01), count) for part, count in LEAKY]
     exact, rounded = ComposedLosses(LEAKY), ComposedLosses(coarse)

@@ -127,6 +127,19 @@ def test_participation_log_refuses_too_often_too_soon_and_twice():
         after([0]).record(5, np.array([1]))
 
 
+@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+def test_schedule_that_breaks_the_separation_is_refused(monkeypatch, kind):
+    """The price rests on the separation, so a fault of the schedule must not go unnoticed."""
+    monkeypatch.setattr(
+        sampling.RoundRobinSampler, "_scheduled", lambda self, number: np.arange(1, dtype=np.int64)
+    )
+    sampler = make_plan(kind).sampler(ROOT)
+    world = World(USERS, 40)
+    sampler.sample(0, world)
+    with pytest.raises(PlanMismatch, match="less than"):
+        sampler.sample(1, world)
+
+
 @pytest.mark.parametrize("kind", ["group_poisson_gaussian", "fixed_size", "tree_aggregation"])
 def test_another_partition_or_an_unplanned_round_is_refused(kind):
     sampler = make_plan(kind).sampler(ROOT)
