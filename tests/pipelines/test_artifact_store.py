@@ -240,7 +240,7 @@ def test_finished_run_is_published_and_not_run_again(run, tmp_path, monkeypatch,
     monkeypatch.setattr(run_command, "run_pipeline", lambda *_: pytest.fail("it ran again"))
     assert run_command.execute(run) == 0
     shown = capsys.readouterr().out
-    assert "is not run again" in shown
+    assert "no step is run again" in shown
     assert f"artifacts: {TOTAL} at {uri}/one" in shown
     (uri / "one" / "run.json").unlink()
     Path(uri / "one" / "gate_release" / "verdict").unlink()

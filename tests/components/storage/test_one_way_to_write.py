@@ -52,6 +52,7 @@ ELSEWHERE = {
     "pipelines/cli/quiet.py open": "the null device",
     "pipelines/run/directory.py open": "an empty lock file of mode 0600",
     "pipelines/run/local.py open": "the null device",
+    "pipelines/schedules/kubeflow.py write_text": SCRATCH,
     "pipelines/schedules/package.py write_text": SCRATCH,
     "pipelines/schedules/taken_over.py write_text": SCRATCH,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 from typing_extensions import override
@@ -17,9 +17,42 @@ from fedemb.config import ServerConfig, UnitGradientConfig
 from fedemb.engine.server import ServerRule, ServerState
 from fedemb.engine.units.head_gradient import HeadGradientFunction, SlabSum
 from fedemb.models.arrays import Model
-from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.queries import Mechanism
 from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
+
+
+class MomentPlan(Protocol):
+    """What the solver reads of the plan of a mechanism that solves the head."""
+
+    @property
+    def l2_norm_clip(self) -> float:
+        """Clipping norm."""
+        ...
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise / clipping norm."""
+        ...
+
+    @property
+    def normalizer(self) -> int:
+        """Public divisor of the sum."""
+        ...
+
+    @property
+    def grid_bits(self) -> int:
+        """Bits of the grid of the sum."""
+        ...
+
+    @property
+    def feature_norm(self) -> float:
+        """Longest feature vector; longer ones are shortened."""
+        ...
+
+    @property
+    def label_weight(self) -> float:
+        """Weight of a label beside the features."""
+        ...
 
 
 class LeastSquaresFunction(HeadGradientFunction):
@@ -35,7 +68,7 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
         super().__init__(classifier, mechanism, config)
-        self._plan = cast("LeastSquares", mechanism.plan)
+        self._plan = cast("MomentPlan", mechanism.plan)
         self.dim = moment_size(self._rows - 1, self._classes)
 
     @override
@@ -68,7 +101,7 @@ class LeastSquaresFunction(HeadGradientFunction):
 class SolvedHead:
     """Solves noised mean moments for a head; see `ServerRule`."""
 
-    plan: LeastSquares
+    plan: MomentPlan
     rows: int
     """Number of features, plus 1 for the bias."""
     classes: int
