@@ -22,7 +22,7 @@ from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_mom
 
 
 class MomentPlan(Protocol):
-    """What the solver reads of the plan of a mechanism that solves the head."""
+    """Fields of a plan that the solver reads."""
 
     @property
     def l2_norm_clip(self) -> float:
