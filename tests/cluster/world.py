@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 
 EXIT = {"mlflow": "", "reused": "{}"}
-"""Parameters of the exit step that are no part of a configuration."""
+"""Parameters of the exit step that do not belong to a configuration."""
 USER = 65532
 """Of the images."""
 IMAGE = "localhost/fedemb-light:0.1.0"

@@ -240,7 +240,7 @@ def test_folders_that_look_like_dates_are_users_where_the_owner_says_so(tmp_path
     with pytest.raises(InputError, match=DATES):
         users_of(root, tmp_path)
     assert users_of(root, tmp_path, "--by-user", "--format", "image_folder") == USERS
-    (warning,) = checked(tmp_path).warnings  # a configuration written by hand asks nobody else
+    (warning,) = checked(tmp_path).warnings  # a configuration written by hand has no other check
     assert "'1990', '1991', '1992'" in warning
 
 

@@ -255,7 +255,7 @@ def test_submit_sends_what_the_schedule_would(submit, kfp, folder, package):
 
 
 def test_mlflow_is_an_argument_of_the_run_and_changes_no_key(submit, kfp, folder, package):
-    """Another tracking server is no reason to train and charge the same configuration again."""
+    """The same configuration is not trained and charged again for another tracking server."""
     run = kfp.runs[_run_of(submit("--mlflow", "https://mlflow.example"))]
     assert run["runtime_config"]["parameters"]["mlflow"] == "https://mlflow.example"
     again = submit("--mlflow", "https://other.example")
