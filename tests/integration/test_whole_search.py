@@ -26,7 +26,15 @@ SEARCH = {
         "slow": {"training.server.learning_rate": 0.2, "training.server.ema_decay": 0.0},
     },
 }
-SETTINGS = [*SMALL_CLASSIFIER, "partition.evaluation.fraction=0.3", "mechanism.rounds=4"]
+SETTINGS = [
+    *SMALL_CLASSIFIER,
+    "partition.evaluation.fraction=0.3",
+    "mechanism.rounds=4",
+    # Half of the users a round move the head alone, so that no key gives useless probabilities.
+    "mechanism.units_per_round=120",
+    "mechanism.sampling_probability=0.5",
+    "model.trainable=head",
+]
 
 
 def tune(folder: Path) -> list[str]:
