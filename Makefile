@@ -54,7 +54,8 @@ test: setup ## Format, lint, types, layers, tests; CI runs this and test-long
 	$(BIN)/python -m pytest -m "not slow and not long and not planted_bug" $(SIDE_BY_SIDE)
 
 test-long: setup ## Tests that take more than a second of a processor
-	$(BIN)/python -m pytest -m "long and not slow and not planted_bug" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "long and not slow and not planted_bug" $(SIDE_BY_SIDE) \
+	  $$(grep -rl --include='test_*.py' 'mark\.long' tests)
 
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
