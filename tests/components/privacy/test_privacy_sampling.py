@@ -169,3 +169,11 @@ def test_more_units_or_images_than_a_sum_has_room_for_are_refused(monkeypatch):
         sampling.sample_units(0.5, ROOT, World(range(11), 4))
     with pytest.raises(PlanMismatch, match="more than 10 images, 2 of each user"):
         sampling.sample_images(2, 0.5, ROOT, World(range(6), 4))
+
+
+def test_the_two_words_of_a_user_are_independent():
+    """One decides whether a user takes part in a round, the other in which virtual client."""
+    one, other = sampling.user_words(ROOT, np.arange(20_000, dtype=np.uint64))
+    halves = np.array([one >> np.uint64(63), other >> np.uint64(63)], np.float64)
+    assert len(np.intersect1d(one, other)) == 0
+    assert abs(np.corrcoef(halves)[0, 1]) < 0.04  # more than five standard deviations
