@@ -93,6 +93,16 @@ def test_deletion_mark_that_was_lost_is_noticed_and_can_be_made_good(five, lost)
     assert mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(b"six"))
 
 
+@pytest.mark.parametrize("owner", [b"", b"\0", b"\xff"])
+def test_deletion_marks_of_any_other_owner_are_refused(five, owner):
+    keys, uri, files = five
+    (files[0].parent / "policy.key").write_bytes(owner)
+    with pytest.raises(StorageError, match="belong to a policy with another key"):
+        check_deletion_marks(uri, keys, "weekly")
+    with pytest.raises(StorageError, match="belong to a policy with another key"):
+        mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(b"six"))
+
+
 def test_planted_key_store_that_does_not_count_overlooks_the_loss(five, monkeypatch):
     """The fault the test above is for."""
     keys, uri, files = five
