@@ -121,7 +121,8 @@ def build_check_data(folder, request):
 
 
 def build_budget_view(folder, _):
-    from tests.pipelines.test_budget_view import World, budget_page
+    from fedemb.steps.watch_budget.page import budget_page
+    from tests.kit.budget_world import World
 
     world = World(folder)
     world.schedule()

@@ -92,10 +92,7 @@ def run_commands(commands):
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     """A released run, and a copy of its ledger."""
-    made = honest_run.start(tmp_path_factory.mktemp("released") / "run").until_gate()
-    made.do_gate()
-    made.do_release()
-    return made
+    return honest_run.start(tmp_path_factory.mktemp("released") / "run").until_release()
 
 
 def test_base_commands_run_without_any_extra(released, tmp_path):

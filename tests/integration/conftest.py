@@ -19,15 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.servers.free_port import free_port
+
 HERE = Path(__file__).parent
 _bucket_numbers = itertools.count()
-
-
-def free_port() -> int:
-    """A loopback port that no one listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -146,3 +141,24 @@ def engine(tmp_path_factory) -> dict[str, str]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory):
+    from tests.kit.pipeline_runs.training_run import prepare
+
+    return prepare(tmp_path_factory.mktemp("untrained") / "run").root
+
+
+@pytest.fixture(scope="session")
+def untrained_classifier(tmp_path_factory):
+    from tests.kit.pipeline_runs.training_run import classifier_config, prepare
+
+    return prepare(tmp_path_factory.mktemp("untrained") / "run", classifier_config()).root
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    from tests.kit.pipeline_runs.evaluation_run import finished_run
+
+    return finished_run(tmp_path_factory.mktemp("trained") / "run").root

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.kit.pipeline_runs.partition_run import Partitioner, Result, picture, rows_of
+from tests.kit.servers.free_port import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +31,6 @@ JAVA_17 = [
     for package in ("java.lang", "java.util", "java.nio", "java.net", "sun.nio.ch")
 ]
 """What Flink and Spark reach into."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

@@ -81,20 +81,6 @@ def _run(step: str, fault: str, folder: Path, **environment: str) -> tuple[int, 
 
 
 @pytest.fixture(scope="module")
-def untrained(tmp_path_factory):
-    from tests.kit.pipeline_runs.training_run import prepare
-
-    return prepare(tmp_path_factory.mktemp("untrained") / "run").root
-
-
-@pytest.fixture(scope="module")
-def untrained_classifier(tmp_path_factory):
-    from tests.kit.pipeline_runs.training_run import classifier_config, prepare
-
-    return prepare(tmp_path_factory.mktemp("classifier") / "run", classifier_config()).root
-
-
-@pytest.fixture(scope="module")
 def trained_classifier(untrained_classifier, tmp_path_factory):
     from tests.kit.pipeline_runs.training_run import finished_classifier
 
@@ -107,13 +93,6 @@ def unpartitioned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unpartitioned")
     reserve_for(reserved_config(folder), folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    from tests.kit.pipeline_runs.evaluation_run import finished_run
-
-    return finished_run(tmp_path_factory.mktemp("trained") / "run").root
 
 
 def _each_step_and_fault():

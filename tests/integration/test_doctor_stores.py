@@ -12,7 +12,7 @@ from pathlib import Path
 
 import botocore.session
 import pytest
-from conftest import free_port, serving
+from conftest import serving
 
 from fedemb.pipelines.compile.cluster import load_profile
 from fedemb.pipelines.doctor.doctor import Doctor
@@ -20,6 +20,7 @@ from fedemb.pipelines.doctor.kubernetes_api import Answer
 from fedemb.pipelines.doctor.stores import condition_of, places, stores
 from fedemb.pipelines.steps import rights_of_groups
 from tests.kit.pipeline_runs.partition_run import make_config
+from tests.kit.servers.free_port import free_port
 
 INFRA = Path(__file__).parents[2] / "infra"
 GROUPS = ("run", *rights_of_groups())

@@ -56,13 +56,6 @@ def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]
     return _race([*command, point, folder], [*command, "-", folder], *places)
 
 
-@pytest.fixture(scope="module")
-def untrained(tmp_path_factory):
-    from tests.kit.pipeline_runs.training_run import prepare
-
-    return prepare(tmp_path_factory.mktemp("untrained") / "run").root
-
-
 @pytest.mark.parametrize(
     ("point", "superseded"),
     [
@@ -81,13 +74,6 @@ def test_two_trainers_of_one_attempt(untrained, tmp_path, point, superseded):
     code, said = _race_of("train_dp_fedemb", point, folder, "private", "ledger", "keys", "model")
     assert code == (3 if superseded else 0), said
     assert ("Superseded: train_dp_fedemb was started again" in said) == superseded
-
-
-@pytest.fixture(scope="module")
-def untrained_classifier(tmp_path_factory):
-    from tests.kit.pipeline_runs.training_run import classifier_config, prepare
-
-    return prepare(tmp_path_factory.mktemp("untrained") / "run", classifier_config()).root
 
 
 @pytest.mark.slow
@@ -113,13 +99,6 @@ def test_two_partitions_of_one_run(tmp_path, point):
     code, said = _race_of("partition_users", point, tmp_path, "private", "keys", "manifest.json")
     assert code == 3, said
     assert "Superseded: partition_users was started again" in said
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    from tests.kit.pipeline_runs.evaluation_run import finished_run
-
-    return finished_run(tmp_path_factory.mktemp("trained") / "run").root
 
 
 @pytest.mark.slow

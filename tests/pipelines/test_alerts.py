@@ -15,19 +15,8 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.steps.watch_budget.alerts import budget_alerts
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
-from tests.kit.servers.alert_receivers import Webhook
-from tests.pipelines.test_budget_view import World
 
 DEAD = "http://127.0.0.1:9/s3cret"
-
-
-@pytest.fixture
-def receiver(monkeypatch):
-    for kind in ("SLACK", "EMAIL"):
-        monkeypatch.delenv(f"FEDEMB_ALERT_{kind}", raising=False)
-    with Webhook() as found:
-        monkeypatch.setenv("FEDEMB_ALERT_WEBHOOK", found.url)
-        yield found
 
 
 def events(receiver):
@@ -109,13 +98,6 @@ def test_state_that_cannot_be_read_is_a_note(receiver, tmp_path):
     (run.root / "state.json").write_text("{")
     (problem,) = alert_run(run)
     assert problem.startswith("no alert was sent")
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = World(tmp_path)
-    made.schedule()
-    return made
 
 
 def test_budget_alerts_name_low_blocks_and_the_schedule_that_passes_the_cap(world):

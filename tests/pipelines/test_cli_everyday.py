@@ -167,9 +167,7 @@ def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):
 
 
 def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
-    measured = honest_run.start(tmp_path / "measured", "good").until_gate()
-    measured.do_gate()
-    measured.do_release()
+    measured = honest_run.start(tmp_path / "measured", "good").until_release()
     config = measured.config.updated({"storage.ledger": measured.ledger_uri})
     for name, state in (
         ("good", {"exit_code": 0}),

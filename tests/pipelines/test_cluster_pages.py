@@ -76,9 +76,7 @@ def test_every_line_is_run_somewhere_or_needs_a_cloud():
 def world(tmp_path_factory):
     """A policy with a released run and a reservation that nothing came of; Kubeflow's stand-in."""
     root = tmp_path_factory.mktemp("world")
-    run = honest_run.start(root / "monday").until_gate()
-    run.do_gate()
-    run.do_release()
+    run = honest_run.start(root / "monday").until_release()
     lost = honest_run.start(root / "tuesday", "tuesday", run.policy_root)
     lost.do_plan()
     lost.do_reserve()

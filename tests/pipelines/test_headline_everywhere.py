@@ -57,10 +57,7 @@ def without_gain(run):
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    run = honest_run.start(tmp_path_factory.mktemp("released") / "run").until_gate()
-    run.do_gate()
-    run.do_release()
-    return run
+    return honest_run.start(tmp_path_factory.mktemp("released") / "run").until_release()
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,7 @@ def mlflow():
 @pytest.fixture
 def released(tmp_path):
     """Public root of a released run; its private files are beside it."""
-    run = honest_run.start(tmp_path / "run").until_gate()
-    run.do_gate()
-    run.do_release()
+    run = honest_run.start(tmp_path / "run").until_release()
     return KubeflowRun(tmp_path, run).upload()
 
 

@@ -31,9 +31,7 @@ def mlflow():
 def runs(tmp_path_factory):
     """Folder of two runs: one released, one that waits for approval, whose column is hostile."""
     root = tmp_path_factory.mktemp("runs")
-    released = honest_run.start(root / "one").until_gate()
-    released.do_gate()
-    released.do_release()
+    released = honest_run.start(root / "one").until_release()
     policy = {**honest_run.config().policy.model_dump(), "approvals": 2, "policy_id": "two"}
     where = {"data.source.where": {"../../../escaped": ["yes"]}}
     waiting = honest_run.start(root / "two", "tuesday", policy=policy, **where).until_gate()

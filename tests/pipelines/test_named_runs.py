@@ -21,10 +21,7 @@ from tests.kit.run_folder import run_folder
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    run = honest_run.start(tmp_path_factory.mktemp("released") / "run").until_gate()
-    run.do_gate()
-    run.do_release()
-    return run
+    return honest_run.start(tmp_path_factory.mktemp("released") / "run").until_release()
 
 
 @pytest.fixture(scope="module")

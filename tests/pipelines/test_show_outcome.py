@@ -248,9 +248,7 @@ def _upload(bucket: Path, run: str, task: str, **files: Path) -> Path:
 @pytest.fixture
 def released(bucket, tmp_path):
     """A run that was released, with its documents in the bucket."""
-    run = honest_run.start(tmp_path / "released").until_gate()
-    run.do_gate()
-    run.do_release()
+    run = honest_run.start(tmp_path / "released").until_release()
     root = run.root
     pages = {"privacy_page": run.page, "privacy_report": run.report}
     _upload(bucket, "monday", "account-privacy", **pages)

@@ -18,25 +18,9 @@ from fedemb.runtime.step import declared
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.watch_budget import watch
 from fedemb.steps.watch_budget.forecast import parse_planned
+from tests.kit.budget_world import NOW, World
 from tests.kit.schedule_kit import IMAGE
-from tests.kit.servers.alert_receivers import Webhook, smtp_server
-from tests.pipelines.test_budget_view import NOW, World
-
-
-@pytest.fixture
-def receiver(monkeypatch):
-    for kind in ("SLACK", "EMAIL"):
-        monkeypatch.delenv(f"FEDEMB_ALERT_{kind}", raising=False)
-    with Webhook() as found:
-        monkeypatch.setenv("FEDEMB_ALERT_WEBHOOK", found.url)
-        yield found
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = World(tmp_path)
-    made.schedule()
-    return made
+from tests.kit.servers.alert_receivers import smtp_server
 
 
 def run(world, tmp_path, schedules=None, below=0.0):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.fields import Interval
 from fedemb.documents.ledger_record import BindRecord, CommitRecord
 from fedemb.gate.case import Case
+from fedemb.gate.utility_rules import points
 from fedemb.privacy.planning.prices import guarantee_of
 
 LENGTH = 200
@@ -43,13 +43,6 @@ def one_line(text: str) -> str:
     """Returns a text as one printable line of at most `LENGTH` characters."""
     shown = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     return shown if len(shown) <= LENGTH else shown[: LENGTH - 1] + "…"
-
-
-def _points(change: Interval | None) -> str:
-    if change is None:
-        return "not measured"
-    low, high = 100 * change.low, 100 * change.high
-    return f"{100 * change.value:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 def _key(case: Case) -> str:
@@ -113,7 +106,7 @@ def _audit(case: Case) -> str:
 
 
 def _gain(case: Case) -> str:
-    return _points(case.evidence.utility.body.gain)
+    return points(case.evidence.utility.body.gain)
 
 
 def _least_gain(case: Case) -> str:
@@ -136,7 +129,7 @@ def _least_log_loss(case: Case) -> str:
 
 
 def _change(case: Case) -> str:
-    return _points(case.evidence.utility.body.difference("previous_release"))
+    return points(case.evidence.utility.body.difference("previous_release"))
 
 
 def _least_change(case: Case) -> str:

@@ -97,13 +97,13 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
     if gain is not None and utility.resampled < LEAST_RESAMPLED:
         yield Reason(
             code,
-            f"the gain over {best_start(utility)} is {_points(gain)}, and {few_resampled(utility)}",
+            f"the gain over {best_start(utility)} is {points(gain)}, and {few_resampled(utility)}",
             f"increase partition.evaluation.fraction; or {remedy}",
         )
     elif gain is None or not gain.low > least:
         yield Reason(
             code,
-            f"the gain over {best_start(utility)} is {_points(gain)}; its interval must be "
+            f"the gain over {best_start(utility)} is {points(gain)}; its interval must be "
             f"above {100 * least:g} points (release.min_gain_over_public)",
             remedy,
         )
@@ -139,12 +139,13 @@ def no_worse_than_previous(case: Case) -> Iterator[Reason]:
     if change is None or not change.high >= 0:
         yield Reason(
             code,
-            f"the change since the previous release is {_points(change)} (release.no_worse_than)",
+            f"the change since the previous release is {points(change)} (release.no_worse_than)",
             _REMEDY + waiver(code),
         )
 
 
-def _points(change: Interval | None) -> str:
+def points(change: Interval | None) -> str:
+    """Returns a difference of two accuracies with its interval, in percentage points."""
     if change is None:
         return "not measured"
     low, high = 100 * change.low, 100 * change.high

@@ -24,6 +24,7 @@ from fedemb.serving import serve
 from fedemb.serving.released import ReleasedModel
 from fedemb.serving.serve import Bodies, TooMuch
 from tests.conftest import REPOSITORY
+from tests.kit.servers.free_port import free_port
 
 BUNDLE = REPOSITORY / "tests" / "golden" / "v1" / "bundle"
 TRUST = ("--trust", str(BUNDLE.parent / "ledger" / "trust.json"))
@@ -45,9 +46,7 @@ def server_process(server):
 @pytest.fixture(scope="module")
 def server(server_log):
     """Address of the model, answered by `fedemb serve`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "fedemb", "serve", str(BUNDLE), *TRUST, "--port", str(port)]
     log = server_log.open("w")
     process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))

@@ -96,9 +96,7 @@ def test_a_simulation_may_start_from_any_weights(tmp_path):
 
 def test_a_version_that_another_run_released_is_a_warning(tmp_path, caplog):
     """A run may be resumed with another release.version."""
-    first = honest_run.start(tmp_path / "first").until_gate()
-    first.do_gate()
-    first.do_release()
+    first = honest_run.start(tmp_path / "first").until_release()
     second = honest_run.start(tmp_path / "second", "tuesday", first.policy_root)
     second.do_plan()
     second.do_reserve()

@@ -297,17 +297,13 @@ def test_listing_shows_nothing_of_a_key_retired_before_the_report(tmp_path):
 def two(tmp_path_factory):
     """Monday's release, a rotation, Tuesday's release; and the keys pinned on Monday."""
     root = tmp_path_factory.mktemp("two")
-    monday = honest_run.start(root / "a").until_gate()
-    monday.do_gate()
-    monday.do_release()
+    monday = honest_run.start(root / "a").until_release()
     pinned = root / "pinned.json"
     shutil.copy(Path(monday.ledger_uri, "trust.json"), pinned)
     rotate_keys(monday.ledger_uri, monday.keys, REASON)
     tuesday = honest_run.start(root / "b", "tuesday", monday.policy_root)
     tuesday.config = honest_run.config(**{"release.version": "2.0"})
-    tuesday.until_gate()
-    tuesday.do_gate()
-    tuesday.do_release()
+    tuesday.until_release()
     bundles = [root / "a/releases/glyphs/1.0", root / "b/releases/glyphs/2.0"]
     return pinned, monday.ledger_uri, monday.keys, bundles
 

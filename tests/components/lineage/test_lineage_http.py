@@ -74,9 +74,7 @@ def test_url_that_is_none_is_a_sentence(tmp_path, monkeypatch, caplog):
 
 def test_run_sends_no_raw_fact(receiving, tmp_path):
     receiver = receiving()
-    run = honest_run.start(tmp_path / "run").until_gate()
-    run.do_gate()
-    run.do_release()
+    honest_run.start(tmp_path / "run").until_release()
     events = receiver.events
     assert {event["job"]["name"] for event in events} == {
         *("plan_privacy", "reserve_budget", "pretrain_public", "partition_users"),

@@ -76,9 +76,7 @@ def test_disabled_client_sends_nothing_and_releases_a_bundle_that_verifies(
 ):
     receiver = receiving()
     monkeypatch.setenv("OPENLINEAGE_DISABLED", " True")
-    run = honest_run.start(tmp_path).until_gate()
-    run.do_gate()
-    run.do_release()
+    run = honest_run.start(tmp_path).until_release()
     assert run.problems() == []
     assert receiver.received == []
 
@@ -87,9 +85,7 @@ def test_no_environment_variable_gets_into_a_release(receiving, tmp_path, monkey
     receiver = receiving()
     monkeypatch.setenv("SECRET_TOKEN", "very secret")
     monkeypatch.setenv("OPENLINEAGE__FACETS__ENVIRONMENT_VARIABLES", '["SECRET_TOKEN"]')
-    run = honest_run.start(tmp_path).until_gate()
-    run.do_gate()
-    run.do_release()
+    run = honest_run.start(tmp_path).until_release()
     files = [path.read_bytes() for path in (run.root / "releases").rglob("*") if path.is_file()]
     assert files
     sent = [body for _, _, body in receiver.received]

@@ -74,10 +74,7 @@ LICENCE = "<script>alert(1)</script> [free](http://x)"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     release = {**honest_run.config().release.model_dump(), "licence": LICENCE}
-    run = honest_run.start(tmp_path_factory.mktemp("run") / "run", release=release).until_gate()
-    run.do_gate()
-    run.do_release()
-    return run
+    return honest_run.start(tmp_path_factory.mktemp("run") / "run", release=release).until_release()
 
 
 def bundle(run):

@@ -169,7 +169,5 @@ def test_release_under_a_policy_with_a_rollback_anchor_verifies(tmp_path):
     run = honest_run.start(
         tmp_path / "run", **{"storage.rollback_anchor": str(tmp_path / "anchor")}
     )
-    run.until_gate()
-    run.do_gate()
-    run.do_release()
+    run.until_release()
     assert run.problems() == []

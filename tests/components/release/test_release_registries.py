@@ -13,15 +13,12 @@ from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
 from fedemb.steps.release_model.registries import BUNDLE, Release, register
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.servers.mlflow import free_port
+from tests.kit.servers.free_port import free_port
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    run = honest_run.start(tmp_path_factory.mktemp("registries") / "run").until_gate()
-    run.do_gate()
-    run.do_release()
-    return run
+    return honest_run.start(tmp_path_factory.mktemp("registries") / "run").until_release()
 
 
 @pytest.fixture(scope="module")

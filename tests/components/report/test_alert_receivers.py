@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import time
 from datetime import UTC, datetime
 from email.header import decode_header, make_header
@@ -15,17 +14,12 @@ from fedemb.reports.alerts.alert import Alert, run_alert
 from fedemb.reports.alerts.send import destinations, send_alerts
 from fedemb.reports.headline import Failure, Figures, Headline, RunFacts, headline
 from tests.kit.servers.alert_receivers import Webhook, certificate, smtp_server
+from tests.kit.servers.free_port import free_port
 
 NOW = datetime(2027, 8, 2, 3, tzinfo=UTC)
 FACTS = {"epsilon_all_runs": 5.5, "epsilon_cap": None, "exit_code": 3}
 ALERT = Alert("run.refused", "photos", "week-31", "Refused: a <rule> & more", NOW, FACTS)
 LETTER = "FEDEMB_ALERT_EMAIL"
-
-
-def closed_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def letter(port, user="", host="127.0.0.1"):
@@ -124,14 +118,14 @@ def test_answer_that_is_no_success_is_a_problem_and_is_not_followed(status):
 )
 @pytest.mark.parametrize("kind", ["WEBHOOK", "SLACK", "EMAIL"])
 def test_address_that_does_not_work_is_named_without_its_secret(kind, url):
-    found = destinations({f"FEDEMB_ALERT_{kind}": url.format(port=closed_port())})
+    found = destinations({f"FEDEMB_ALERT_{kind}": url.format(port=free_port())})
     (problem,) = send_alerts([ALERT], found)
     assert problem.startswith(f"alert to {kind.lower()} at ")
     assert "s3cret" not in problem
 
 
 def test_refused_connection_is_named():
-    found = destinations({"FEDEMB_ALERT_SLACK": f"http://127.0.0.1:{closed_port()}/s3cret"})
+    found = destinations({"FEDEMB_ALERT_SLACK": f"http://127.0.0.1:{free_port()}/s3cret"})
     assert send_alerts([ALERT], found) == [
         "alert to slack at 127.0.0.1 was not sent: Connection refused"
     ]

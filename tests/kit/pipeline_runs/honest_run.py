@@ -536,6 +536,11 @@ class HonestRun:
             getattr(self, f"do_{act}")()
         return self
 
+    def until_release(self):
+        self.until_gate().do_gate()
+        self.do_release()
+        return self
+
 
 @contextmanager
 def stand_in_for_serving():

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from tests.kit.pipeline_runs.training_run import (
     prepare,
     round_times,
 )
+from tests.kit.servers.free_port import free_port
 
 PATIENCE = 500.0
 """Seconds until the first round."""
@@ -88,16 +88,10 @@ def embedded(ready):
     return embed(backbone, images, 4).tolist()
 
 
-def _port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 def _pair(ready):
     from fedemb.training.hosts import follow
 
-    port = _port()
+    port = free_port()
     chief = Host(ready.root / "chief.log", ready.train, port)
     return chief, Host(ready.root / "other.log", follow, port, 1)
 

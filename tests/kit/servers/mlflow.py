@@ -1,7 +1,6 @@
 """MLflow's own server, from its package."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,11 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+from tests.kit.servers.free_port import free_port
 
 
 @contextmanager
