@@ -8,7 +8,7 @@ from functools import partial
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.engine.backend_rounds import client_rounds
-from fedemb.engine.feature_cache import FeatureProgress, FrozenFeatures
+from fedemb.engine.feature_cache import FeatureProgress, FrozenFeatures, plain_rows
 from fedemb.engine.rounds import ClientExamples
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import JsonObject
@@ -65,12 +65,11 @@ def _train(attempt: Attempt[ClientExamples]) -> Trained:
     function, trunk = attempt.rounds or _rounds(config, *parts, shared_head_rows=rows)
     if trunk is None:
         return Trainer(attempt, function, loader.load).train()
-    frozen = FrozenFeatures(trunk, loader.load, most, attempt.store, attempt.log.inputs_sha)
+    cache = attempt.features.open(trunk, loader.settings, plain_rows)
+    frozen = FrozenFeatures(cache, loader.load, most)
     progress = FeatureProgress.of(attempt.mechanism.plan)
     prepare = partial(frozen.fill, progress=progress)
-    trained = Trainer(attempt, function, frozen.load, prepare).train()
-    frozen.cache.delete()
-    return trained
+    return Trainer(attempt, function, frozen.load, prepare).train()
 
 
 def _check_algorithm(config: RunConfig) -> None:

@@ -9,12 +9,7 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.engine.backend_rounds import unit_rounds
-from fedemb.engine.feature_cache import (
-    FeatureCache,
-    FeatureProgress,
-    UnitFeatures,
-    unit_key,
-)
+from fedemb.engine.feature_cache import FeatureProgress, UnitFeatures, unit_key
 from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.units.head_gradient import HeadGradientFunction
 from fedemb.engine.units.least_squares_head import LeastSquaresFunction
@@ -93,7 +88,7 @@ def _train_head(attempt: Attempt[UnitFeatures]) -> Trained:
     function, trunk = attempt.rounds
     assert trunk is not None, "a head trains on the features of a trunk"
     loader = _loader(attempt.config, attempt.users)
-    cache = FeatureCache(trunk, attempt.store, attempt.log.inputs_sha)
+    cache = attempt.features.open(trunk, loader.settings)
     progress = FeatureProgress.of(attempt.mechanism.plan)
 
     def features(client: VirtualClient) -> UnitFeatures:
@@ -104,6 +99,4 @@ def _train_head(attempt: Attempt[UnitFeatures]) -> Trained:
             ((unit_key(client), partial(loader.load, client)) for client in clients), progress
         )
 
-    trained = Trainer(attempt, function, features, fill).train()
-    cache.delete()
-    return trained
+    return Trainer(attempt, function, features, fill).train()

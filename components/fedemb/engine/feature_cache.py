@@ -22,6 +22,8 @@ from fedemb.storage import Store
 
 _LOG = logging.getLogger(__name__)
 
+FOLDER = "features/"
+"""Folder of all features, in the working state of an attempt."""
 _BLOCK = 1024
 """Units of one file."""
 _TOGETHER, _TOGETHER_BYTES = 256, 64 << 20
@@ -98,7 +100,7 @@ class FeatureCache:
     Args:
       backbone: `keras.Model`, frozen, images to features.
       store: working state of the attempt, in the private root; None keeps nothing.
-      inputs_sha: digest of all inputs of the attempt, including the backbone; features of other
+      inputs_sha: digest of all inputs of the features, including the backbone; features of other
         inputs are not used.
       rows: converts features and labels of a unit to what is kept.
     """
@@ -111,7 +113,7 @@ class FeatureCache:
         rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of,
     ) -> None:
         self._compute, self._rows = MicroBatches(backbone), rows
-        self._store, self._folder = store, f"features/{inputs_sha}"
+        self._store, self._folder = store, f"{FOLDER}{inputs_sha}"
         self._known: dict[bytes, UnitFeatures] = {}
         self._fresh: list[bytes] = []
         self._blocks = [] if store is None else store.list(f"{self._folder}/")
@@ -177,23 +179,21 @@ class FeatureCache:
         for (key, unit), part in zip(filled.items(), np.split(features, ends[:-1]), strict=True):
             self._known[key] = self._rows(part, unit.labels)
             self._fresh.append(key)
-            if self._store is not None and len(self._fresh) == _BLOCK:
-                name = f"{self._kind}{len(self._blocks):06d}.npz"
-                self._store.write(name, _packed({k: self._known[k] for k in self._fresh}))
-                self._blocks.append(name)
-                self._fresh = []
+            if len(self._fresh) == _BLOCK:
+                self.save()
+
+    def save(self) -> None:
+        """Writes the features that are not in the store yet."""
+        if self._store is not None and self._fresh:
+            name = f"{self._kind}{len(self._blocks):06d}.npz"
+            self._store.write(name, _packed({key: self._known[key] for key in self._fresh}))
+            self._blocks.append(name)
+        self._fresh = []
 
     @property
     def nothing(self) -> UnitFeatures:
         """Features of a unit without images."""
         return self._rows(np.zeros((0, self._compute.dim), np.float32), np.zeros(0, np.int64))
-
-    def delete(self) -> None:
-        """Deletes what was kept, at the end of a training."""
-        if self._store is not None:
-            for name in self._blocks:
-                self._store.delete(name)
-        self._blocks, self._known, self._fresh = [], {}, []
 
 
 def unit_key(client: VirtualClient) -> bytes:
@@ -215,22 +215,18 @@ class FrozenFeatures:
     Features are cached by user, so removing a user from a virtual client needs no new features.
 
     Args:
-      trunk: `keras.Model`, images to features.
+      cache: features of users, as `plain_rows`.
       load: reads the images of a virtual client.
       max_examples: of one client.
-      store: see `FeatureCache`.
-      inputs_sha: see `FeatureCache`.
     """
 
     def __init__(
         self,
-        trunk: Model,
+        cache: FeatureCache,
         load: Callable[[VirtualClient], ClientExamples],
         max_examples: int,
-        store: Store | None = None,
-        inputs_sha: str = "",
     ) -> None:
-        self.cache = FeatureCache(trunk, store, inputs_sha, plain_rows)
+        self.cache = cache
         self._load, self._most = load, max_examples
 
     def fill(self, clients: Sequence[VirtualClient], progress: Callable[[int], None]) -> None:

@@ -48,6 +48,7 @@ from fedemb.training import checkpoint
 from fedemb.training.attempt_inputs import AttemptInputs
 from fedemb.training.averages import write_averages
 from fedemb.training.bound_attempt import BoundAttempt
+from fedemb.training.feature_caches import FeatureCaches
 from fedemb.training.search import TrainedTrial, TrialInputs, find_best, silent, trial_inputs
 from fedemb.training.train_job import hosts_of_the_step
 from fedemb.training.trainer import Attempt, Rounds, Trained, Unit
@@ -118,11 +119,20 @@ def run_attempt(
             lambda: build_rounds(config, backbone, KeylessMechanism(inputs.plan), *workers),
         )
         bound = BoundAttempt.bind(context, step, inputs)
+        features = FeatureCaches(bound.store, inputs.inputs_sha)
         state = _finished(bound)
         if state is None:
             state = _train(
-                context, bound, backbone, rounds, workers=workers, train=train, root_key=root_key
+                context,
+                bound,
+                backbone,
+                rounds,
+                features=features,
+                workers=workers,
+                train=train,
+                root_key=root_key,
             )
+        features.delete()
     return _publish(artifacts, bound, bound, backbone, state)
 
 
@@ -154,6 +164,7 @@ def _search(
             rehearsed = trial_inputs(inputs, recipe, 0)
             _rehearsed(rehearsed, lambda trial=rehearsed: start(trial)[1])
         bound = BoundAttempt.bind(context, step, inputs)
+        features = FeatureCaches(bound.store, inputs.inputs_sha)
 
         def run(trial: BoundAttempt) -> TrainedTrial:
             backbone, rounds = start(trial.inputs)
@@ -164,6 +175,7 @@ def _search(
                     trial,
                     backbone,
                     rounds,
+                    features=features,
                     workers=workers,
                     train=train,
                     root_key=root_key,
@@ -172,7 +184,7 @@ def _search(
             return TrainedTrial(backbone, state)
 
         public = load_backbone(context.artifacts.pretrained / "backbone.keras", inputs.config.model)
-        best = find_best(context, bound, public, run, root_key)
+        best = find_best(context, bound, public, run, features=features, root_key=root_key)
         with silent():
             backbone, state = run(best)
     return _publish(context.artifacts, bound, best, backbone, state)
@@ -216,6 +228,7 @@ def _train(
     backbone: Model,
     rounds: Rounds[Unit] | None,
     *,
+    features: FeatureCaches,
     workers: Workers,
     train: Callable[[Attempt[Unit]], Trained],
     root_key: bytes | None,
@@ -233,6 +246,7 @@ def _train(
                 users=folder,
                 store=bound.store,
                 log=bound.log,
+                features=features,
                 diagnostics=FencedStore(open_store(_diagnostics(context, inputs)), bound.token),
                 workers=workers.number,
                 devices=workers.devices,

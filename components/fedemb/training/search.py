@@ -4,7 +4,8 @@
 
 The number of trials and their recipes follow from the secret key of the reservation, so a resumed
 search trains the same trials. Every trial has its own working state and its own keys of coins and
-noise. Scores, losers and the number of trials stay in the private root: the price of the search
+noise; only features that follow from public weights and images without any draw are shared.
+Scores, losers and the number of trials stay in the private root: the price of the search
 holds only while they are secret (Papernot and Steinke, arXiv 2110.03620). So nothing is logged
 while trials run.
 """
@@ -45,6 +46,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.storage import open_store
 from fedemb.training.attempt_inputs import AttemptInputs
 from fedemb.training.bound_attempt import BoundAttempt
+from fedemb.training.feature_caches import FeatureCaches
 from fedemb.training.round_log import RoundLog
 from fedemb.training.signed_state import Origin, SignedState
 
@@ -119,6 +121,8 @@ def find_best(
     bound: BoundAttempt,
     backbone: Model,
     train: Callable[[BoundAttempt], TrainedTrial],
+    *,
+    features: FeatureCaches,
     root_key: bytes | None,
 ) -> BoundAttempt:
     """Runs the trials of a search, or resumes it, and returns the best trial.
@@ -131,6 +135,7 @@ def find_best(
       bound: the bound attempt.
       backbone: public backbone; tells whether the held-out users can be measured.
       train: trains or restores one trial.
+      features: caches of the trials; deleted after the last one.
       root_key: injected root key; None uses the key of the reservation.
 
     Raises:
@@ -147,6 +152,7 @@ def find_best(
         _LOG.info(events.SEARCHING, len(search.recipes))
         with silent():
             _choose(context, bound, recipes, backbone, train)
+    features.delete()
     best = cast("_Best | None", strict_json(bound.store.read(_BEST), _BEST))
     if best is None:
         raise Refused(

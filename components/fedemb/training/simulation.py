@@ -278,7 +278,7 @@ class Simulation(Section):
     ) -> ServerState:
         """Runs all rounds and returns the state after the last one."""
         from fedemb.engine.backend_rounds import client_rounds
-        from fedemb.engine.feature_cache import FrozenFeatures
+        from fedemb.engine.feature_cache import FeatureCache, FrozenFeatures, plain_rows
         from fedemb.engine.feed import Feed
         from fedemb.engine.round_loop import run_rounds
         from fedemb.engine.rounds import ClientExamples
@@ -301,7 +301,7 @@ class Simulation(Section):
             shared_head_rows=len(people.classes) if shared else 0,
         )
         if trunk is not None:
-            load = FrozenFeatures(trunk, load, most).load
+            load = FrozenFeatures(FeatureCache(trunk, rows=plain_rows), load, most).load
         state = initial_state(training.server, function.initial_weights())
         with Feed(function, mechanism, first=0, index=people, load=load) as feed:
             for done in run_rounds(function, mechanism, training.server, state, feed):

@@ -28,6 +28,7 @@ from fedemb.storage import Store
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
 from fedemb.training.diagnostics import Diagnostics, describe
+from fedemb.training.feature_caches import FeatureCaches
 from fedemb.training.hosts import led
 from fedemb.training.interrupt import StopRequest
 from fedemb.training.round_log import RoundLog, RoundRecord
@@ -59,6 +60,8 @@ class Attempt(Generic[Unit]):
     """Working state of the attempt."""
     log: RoundLog
     """Round records of the attempt."""
+    features: FeatureCaches
+    """Caches of frozen features; the trials of a search share them."""
     diagnostics: Store
     """Store for un-noised diagnostics."""
     workers: int

@@ -13,12 +13,14 @@ import pytest
 
 from fedemb.config import ModelConfig
 from fedemb.engine import ClientExamples, build_backbone, feature_cache, micro_batches
-from fedemb.engine.feature_cache import FeatureCache, FeatureProgress
+from fedemb.engine.feature_cache import FeatureCache, FeatureProgress, plain_rows, rows_of
 from fedemb.engine.micro_batches import SIZE, MicroBatches, same_bits_anywhere
 from fedemb.errors import StorageError
 from fedemb.foundation import step_logging as events
+from fedemb.models.backbones import with_bfloat16
 from fedemb.models.preprocessing import preprocess
 from fedemb.storage import open_store
+from fedemb.training.feature_caches import FeatureCaches
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 
@@ -35,6 +37,10 @@ def _unit(number):
     return ClientExamples(0, number, images, random.integers(0, 4, count))
 
 
+def _key(number):
+    return np.int64(number).tobytes()
+
+
 class _Loads:
     def __init__(self):
         self.seen = []
@@ -44,7 +50,7 @@ class _Loads:
             self.seen.append(number)
             return _unit(number)
 
-        return cache.of(np.int64(number).tobytes(), load)
+        return cache.of(_key(number), load)
 
 
 def test_a_resumed_run_computes_only_what_is_missing(tmp_path):
@@ -71,15 +77,78 @@ def test_features_of_other_inputs_are_not_taken(tmp_path):
     assert other.seen == kept.seen == [0, 1, 2, 3]
 
 
+IMAGES = {"max_examples": 5, "one_image": False}
+
+
 def test_nothing_stays_behind_a_finished_run(tmp_path):
+    """Also features of an earlier process, and of other recipes of a search."""
     store, loads = open_store(str(tmp_path)), _Loads()
-    cache = FeatureCache(build_backbone(MODEL, 0), store, "a" * 8)
-    for number in range(6):
+    for most in (5, 6):
+        caches = FeatureCaches(store, "a" * 8)
+        cache = caches.open(build_backbone(MODEL, 0), {**IMAGES, "max_examples": most})
+        for number in range(6):
+            loads.take(cache, number)
+    assert len({name.split("/")[1] for name in store.list("features/")}) == 2
+    caches.delete()
+    assert store.list() == []
+    loads.take(caches.open(build_backbone(MODEL, 0), IMAGES), 0)
+    assert loads.seen[12:] == [0], "deleted features are not kept in memory"
+
+
+def test_trainings_with_the_same_inputs_share_features_also_after_a_stop(tmp_path):
+    store, loads = open_store(str(tmp_path)), _Loads()
+    caches = FeatureCaches(store, "a" * 8)
+    cache = caches.open(build_backbone(MODEL, 0), IMAGES)
+    for number in range(5):
         loads.take(cache, number)
-    resumed = FeatureCache(build_backbone(MODEL, 0), store, "a" * 8)
-    assert store.list("features/")
-    resumed.delete()
-    assert store.list("features/") == []
+    assert caches.open(build_backbone(MODEL, 0), IMAGES) is cache
+    caches.open(build_backbone(MODEL, 1), IMAGES)  # writes what is in memory only
+    again = FeatureCaches(store, "a" * 8).open(build_backbone(MODEL, 0), IMAGES)
+    for number in range(5):
+        np.testing.assert_array_equal(loads.take(again, number), cache.of(_key(number), None))
+    assert loads.seen == [*range(5)]
+
+
+def _other(what):
+    """Arguments of `FeatureCaches` and `open` with one other input."""
+    inputs, trunk, images, rows = "a" * 8, build_backbone(MODEL, 0), IMAGES, rows_of
+    if what == "inputs":
+        inputs = "b" * 8
+    if what == "weights":
+        values = trunk.get_weights()
+        values[0].flat[0] += 1e-6
+        trunk.set_weights(values)
+    if what == "precision":
+        trunk = with_bfloat16(trunk)
+    if what == "layers":
+        trunk = keras.Model(trunk.input, trunk.layers[-2].output)
+    if what == "images":
+        images = {**IMAGES, "max_examples": 6}
+    if what == "rows":
+        rows = plain_rows
+    return inputs, trunk, images, rows
+
+
+@pytest.mark.parametrize(
+    ("what", "shared"),
+    [
+        ("nothing", True),
+        ("inputs", False),
+        ("weights", False),
+        ("precision", False),
+        ("layers", False),
+        ("images", False),
+        ("rows", False),
+    ],
+)
+def test_other_inputs_of_features_have_another_cache(tmp_path, what, shared):
+    store, loads = open_store(str(tmp_path)), _Loads()
+    for case in ("nothing", what):
+        inputs, *arguments = _other(case)
+        caches = FeatureCaches(store, inputs)
+        loads.take(caches.open(*arguments), 0)
+        caches.save()
+    assert (loads.seen == [0]) == shared
 
 
 def _photos(count, seed=0):
@@ -194,5 +263,3 @@ def test_features_computed_one_by_one_are_not_mixed_with_others(tmp_path, monkey
     for number in range(6):
         loads.take(resumed, number)
     assert loads.seen == [*range(6)]
-    resumed.delete()
-    assert store.list("features/") == []

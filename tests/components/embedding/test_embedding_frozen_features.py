@@ -6,7 +6,13 @@ import pytest
 from fedemb.config import AugmentationConfig, LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
 from fedemb.engine import ClientExamples, RoundFunction, build_backbone, trainable_variables
-from fedemb.engine.feature_cache import FrozenFeatures, keeps_features, unit_key
+from fedemb.engine.feature_cache import (
+    FeatureCache,
+    FrozenFeatures,
+    keeps_features,
+    plain_rows,
+    unit_key,
+)
 from fedemb.errors import ConfigError
 from fedemb.models.backbones import cut
 from fedemb.models.loading import load_backbone, save_backbone
@@ -48,6 +54,10 @@ def _client(*users):
     return VirtualClient(0, 3, np.array(users, np.int64))
 
 
+def _cache(trunk, store=None):
+    return FeatureCache(trunk, store, "a" * 8, plain_rows)
+
+
 def _mechanism():
     plan = NotPrivate(
         rounds=5, l2_norm_clip=5.0, virtual_clients=4, groupings=1, sampling_probability=0.5
@@ -68,7 +78,7 @@ def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
     trunk, tip = cut(backbone, "projection")
     short = RoundFunction(tip, _mechanism(), LOCAL, seed=4)
     np.testing.assert_array_equal(short.initial_weights(), whole.initial_weights())
-    frozen = FrozenFeatures(trunk, people.load, LOCAL.max_examples_per_client)
+    frozen = FrozenFeatures(_cache(trunk), people.load, LOCAL.max_examples_per_client)
     client = _client(3, 0, 4)
     assert len(people.load(client).labels) == 9  # of 14
     wanted, found = _sum(whole, [people.load(client)]), _sum(short, [frozen.load(client)])
@@ -78,7 +88,7 @@ def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
 
 def test_a_client_without_one_of_its_users_takes_nothing_new(tmp_path):
     people, (trunk, _) = _People(), cut(build_backbone(MODEL, 0), "projection")
-    frozen = FrozenFeatures(trunk, people.load, 100, open_store(str(tmp_path)), "a" * 8)
+    frozen = FrozenFeatures(_cache(trunk, open_store(str(tmp_path))), people.load, 100)
     one, other = frozen.load(_client(4, 0, 2)), frozen.load(_client(3, 1))
     assert people.read == [[0], [2], [4], [1], [3]]
     assert one.images.dtype == np.float32
@@ -113,9 +123,9 @@ def test_users_whose_rows_lie_far_apart_never_share_features(tmp_path):
         return ClientExamples(client.grouping, client.group, *images_of(int(row)))
 
     store = open_store(str(tmp_path))
-    kept = FrozenFeatures(trunk, load, 100, store, "a" * 8)
+    kept = FrozenFeatures(_cache(trunk, store), load, 100)
     for row in FAR:
-        own = FrozenFeatures(trunk, load, 100).load(_client(row)).images
+        own = FrozenFeatures(_cache(trunk), load, 100).load(_client(row)).images
         np.testing.assert_array_equal(kept.load(_client(row)).images, own)
 
 

@@ -4,22 +4,38 @@ import json
 import logging
 import shutil
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import numpy as np
 import pytest
 
 from fedemb.config.search import SearchConfig
 from fedemb.documents.evidence import MODEL_FILES
-from fedemb.engine import load_backbone
+from fedemb.engine import feature_cache, load_backbone
 from fedemb.engine.audit.attempt_keys import AttemptKeys
-from fedemb.errors import Diverged, Refused
+from fedemb.engine.micro_batches import MicroBatches
+from fedemb.errors import Diverged, Refused, SignatureInvalid
 from fedemb.foundation.digests import tree_digests
+from fedemb.keys.signatures import Signer
+from fedemb.ledger import read_reservation
+from fedemb.steps.delete_expired.retention import KnownRun, Retention, delete, find_expired
 from fedemb.steps.train_dp_fedemb import train as embeddings
 from fedemb.steps.train_dp_sgd import train as classifier
+from fedemb.storage import LocalStore, open_store
+from fedemb.storage.fencing import FencingToken
 from fedemb.training import attempt, checkpoint, search
+from fedemb.training.feature_caches import FeatureCaches
 from fedemb.training.round_log import RoundLog
 from fedemb.training.search import draw_recipes
-from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, config, prepare
+from fedemb.training.signed_state import Origin, SignedState
+from tests.kit.pipeline_runs.training_run import (
+    RUN_ID,
+    ReadyRun,
+    classifier_config,
+    config,
+    prepare,
+)
 
 RECIPES = {
     "slow": {"training.server.learning_rate": 0.05},
@@ -39,8 +55,10 @@ HEAD = {
     "model.trainable": "head",
     "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
 }
+PROJECTION = {"model.trainable": "projection", "model.projection_units": 6}
 CONFIGS = {
     "head": searched(classifier_config, **HEAD),
+    "projection": searched(config, **{"mechanism.rounds": 3, **PROJECTION}),
     "classifier": searched(classifier_config),
     "embedding": searched(config, **{"mechanism.rounds": 3}),
 }
@@ -72,7 +90,7 @@ class Draws:
         """Reads the inputs of the attempt where the search would start."""
         seen = {}
 
-        def note(_context, bound, *_):
+        def note(_context, bound, *_, **_settings):
             seen["inputs"] = bound.inputs
             raise Killed
 
@@ -168,6 +186,170 @@ def test_drawn_trials_run_and_the_best_is_published(finished, draws, key):
     lines = (finished.root / "model" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["output_sha"] for line in lines] == outputs(finished, best)
     assert set(tree_digests(finished.root / "model")) == MODEL_FILES
+
+
+def require_frozen(run):
+    if run.config.model.trainable == "all":
+        pytest.skip("this configuration has no frozen features")
+
+
+class Computed:
+    """Counts the images whose features are computed."""
+
+    def __init__(self, monkeypatch):
+        self.images, compute = 0, MicroBatches.__call__
+
+        def counting(batches, images):
+            self.images += len(images)
+            return compute(batches, images)
+
+        monkeypatch.setattr(MicroBatches, "__call__", counting)
+
+
+def has_features(run):
+    return any(path.is_file() for path in state_of(run).rglob("features/**/*"))
+
+
+def test_trials_share_features_and_have_the_bits_of_trials_without(
+    prepared, finished, key, tmp_path, monkeypatch
+):
+    """The fixture `finished` shares; here every trial computes its own."""
+    require_frozen(prepared)
+    shared, alone = (copy(prepared, tmp_path / name) for name in ("shared", "alone"))
+    monkeypatch.setattr(search, "_delete_others", lambda *_: None)
+    computed = Computed(monkeypatch)
+    train(shared, key)
+    shared_images, opened = computed.images, FeatureCaches.open
+
+    def own(caches, *arguments):
+        caches.delete()
+        return opened(caches, *arguments)
+
+    monkeypatch.setattr(FeatureCaches, "open", own)
+    train(alone, key)
+    for run in (shared, alone):
+        assert tree_digests(run.root / "model") == tree_digests(finished.root / "model")
+        for number in range(TRIALS):
+            assert outputs(run, number) == outputs(finished, number)
+        assert not has_features(run)
+    assert computed.images - shared_images > 1.5 * shared_images
+
+
+def stop_after_first_trial(run, root_key):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "score", _kill)
+        with pytest.raises(Killed):
+            train(run, root_key)
+
+
+def _kill(*_):
+    raise Killed
+
+
+@pytest.fixture
+def stopped(prepared, key, tmp_path):
+    """A search killed after its first trial, with all features in its working state."""
+    require_frozen(prepared)
+    run = copy(prepared, tmp_path / "stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feature_cache, "_BLOCK", 7)
+        stop_after_first_trial(run, key)
+    return run
+
+
+def blocks(run):
+    return sorted((state_of(run) / "features").rglob("*.npz"))
+
+
+def test_search_killed_while_it_computes_features_resumes_to_the_same_bits(
+    prepared, finished, key, tmp_path, monkeypatch
+):
+    require_frozen(prepared)
+    run = copy(prepared, tmp_path / "run")
+    monkeypatch.setattr(feature_cache, "_BLOCK", 7)
+    save = feature_cache.FeatureCache.save
+
+    def killing(cache):
+        save(cache)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feature_cache.FeatureCache, "save", killing)
+        with pytest.raises(Killed):
+            train(run, key)
+    assert len(blocks(run)) == 1
+    train(run, key)
+    assert tree_digests(run.root / "model") == tree_digests(finished.root / "model")
+    assert not has_features(run)
+
+
+def test_features_of_a_killed_search_expire_with_its_working_state(stopped):
+    """`fedemb gc` deletes them with the checkpoints of the run."""
+    last = datetime(2026, 1, 1, tzinfo=UTC)
+    private = open_store(str(stopped.root / "private"))
+    run = KnownRun(stopped.private.name, "open", last)
+    now = last + timedelta(days=2)
+    expired = find_expired([run], Retention(open_days=1), now, private, None)
+    (found,) = (item for item in expired if item.kind == "working")
+    names = {path.relative_to(stopped.root / "private").as_posix() for path in blocks(stopped)}
+    assert names
+    assert names <= set(found.names)
+    delete(found, private)
+    assert not has_features(stopped)
+
+
+def _other_byte(run, name):
+    block = state_of(run) / name
+    block.write_bytes(block.read_bytes()[:-1] + b"x")
+
+
+def _unsigned(run, name):
+    block = state_of(run) / name
+    block.write_bytes(block.read_bytes().partition(b"\n")[2])
+
+
+def _swapped(run, name):
+    (state_of(run) / name).write_bytes(blocks(run)[1].read_bytes())
+
+
+def _signed_for(run, name, **other):
+    """The same features, signed with the trainer's key for another search."""
+    context, data = run.context(), (state_of(run) / name).read_bytes().partition(b"\n")[2]
+    reservation = read_reservation(context.artifacts.reservation)
+    trust, ledger = context.ledger.chain.trust, context.ledger
+    bound = ledger.attempt(reservation).bind.body["inputs_sha"]
+    origin = replace(Origin(RUN_ID, 1, bound), **other)
+    turn = FencingToken(str(run.root / "turns of others"), "train")
+    signer = Signer.newest(context.keys, "trainer")
+    store = SignedState(
+        LocalStore(state_of(run)), turn, origin, signer, trust, reservation.sequence
+    )
+    store.write(name, data)
+
+
+FORGERIES = {
+    "byte": _other_byte,
+    "unsigned": _unsigned,
+    "swapped": _swapped,
+    "run": partial(_signed_for, run_id="run-2"),
+    "attempt": partial(_signed_for, attempt=2),
+    "users": partial(_signed_for, inputs_sha="b" * 64),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_features_that_the_search_did_not_write_are_refused(stopped, key, forgery):
+    name = blocks(stopped)[0].relative_to(state_of(stopped)).as_posix()
+    FORGERIES[forgery](stopped, name)
+    with pytest.raises(SignatureInvalid, match="of the working state"):
+        train(stopped, key)
+
+
+def test_features_signed_for_the_same_search_are_read(stopped, finished, key):
+    """Control for the test above."""
+    _signed_for(stopped, blocks(stopped)[0].relative_to(state_of(stopped)).as_posix())
+    train(stopped, key)
+    assert tree_digests(stopped.root / "model") == tree_digests(finished.root / "model")
 
 
 def test_two_trials_of_one_recipe_share_no_coins_and_no_noise(finished):

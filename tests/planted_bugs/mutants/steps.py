@@ -14,6 +14,7 @@ THROW_AWAY = "tests/components/gate/test_gate_throw_away.py"
 
 DEADLINE = "tests/components/gate/test_gate_approval_deadline.py"
 
+FEATURES = "tests/components/embedding/test_embedding_feature_cache.py"
 SEARCH = "tests/components/privacy/test_search_price.py"
 TRIALS = "tests/components/training/test_search.py"
 
@@ -97,6 +98,45 @@ MUTANTS = (
         "trials_of_one_recipe_share_their_noise",
         ("fedemb.training.search", "TrialInputs.inputs_sha", "self.number", "0"),
         f"{TRIALS}::test_two_trials_of_one_recipe_share_no_coins_and_no_noise",
+    ),
+    one(
+        7,
+        "trials_share_features_of_other_images",
+        (
+            "fedemb.training.feature_caches",
+            "FeatureCaches.open",
+            "['features/1', self._inputs_sha, trunk_digest(trunk), images, rows.__name__]",
+            "['features/1', self._inputs_sha, trunk_digest(trunk), rows.__name__]",
+        ),
+        f"{FEATURES}::test_other_inputs_of_features_have_another_cache",
+    ),
+    one(
+        7,
+        "trials_share_features_of_another_trunk",
+        (
+            "fedemb.training.feature_caches",
+            "trunk_digest",
+            "digest.update(np.ascontiguousarray(values).tobytes())",
+            "None",
+        ),
+        f"{FEATURES}::test_other_inputs_of_features_have_another_cache",
+    ),
+    one(
+        4,
+        "features_of_a_search_are_not_verified",
+        (
+            "fedemb.training.attempt",
+            "_search",
+            "FeatureCaches(bound.store, inputs.inputs_sha)",
+            "FeatureCaches(bound.store._store, inputs.inputs_sha)",
+        ),
+        f"{TRIALS}::test_features_that_the_search_did_not_write_are_refused",
+    ),
+    one(
+        7,
+        "features_of_a_search_are_not_deleted",
+        ("fedemb.training.search", "find_best", "features.delete()", "None"),
+        f"{TRIALS}::test_search_killed_while_it_computes_features_resumes_to_the_same_bits",
     ),
     one(
         21,

@@ -213,7 +213,7 @@ MUTANTS = (
     one(
         7,
         "features_of_other_inputs_are_taken",
-        (modules.FEATURE_CACHE, "FeatureCache.__init__", "f'features/{inputs_sha}'", "'features'"),
+        (modules.FEATURE_CACHE, "FeatureCache.__init__", "f'{FOLDER}{inputs_sha}'", "FOLDER"),
         f"{FEATURES}::test_features_of_other_inputs_are_not_taken",
     ),
     one(
