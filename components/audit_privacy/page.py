@@ -6,7 +6,7 @@ from fedemb.documents.audit import AuditReport, SelfTest, finding
 from fedemb.documents.fields import Interval
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports import report as pages
-from fedemb.reports.audit_words import LIMITATIONS, audit_answer, audit_sentence
+from fedemb.reports.audit_words import LIMITATIONS, attack_sentences, audit_answer
 
 _CASES = {
     "no_leak": ("no leak planted", "AUROC 0.5, few alarms"),
@@ -79,7 +79,7 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         tone="bad" if leak else _TONES[answer.partition(":")[0]],
         answer=answer,
         report=report,
-        sentence=audit_sentence(report),
+        sentences=attack_sentences(report),
         limitations=LIMITATIONS,
         chart=chart,
         canaries=canaries,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedemb.errors import InputError
 from fedemb.pipelines.cli.data import counted
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released, trust_of
@@ -19,6 +20,8 @@ from fedemb.pipelines.output import say, say_block
 if TYPE_CHECKING:
     from fedemb.serving.released import ReleasedModel
 
+OUTPUTS = (".parquet",)
+"""File endings that `fedemb embed` writes."""
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")]
 
 
@@ -34,7 +37,7 @@ def embed(
     photos: Annotated[str, typer.Argument(help="Folder of photos, Parquet, or tar shards.")],
     model: ModelOption,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="Parquet file to write, here or in a bucket.")
+        str, typer.Option("--output", "-o", help="File NAME.parquet to write, here or in a bucket.")
     ] = "embeddings.parquet",
     id_column: Annotated[
         str | None, typer.Option(help="Parquet, tar: column that names the rows.")
@@ -56,6 +59,10 @@ def embed(
 
     Example: fedemb embed photos/ --model BUNDLE -o embeddings.parquet
     """
+    if not output.endswith(OUTPUTS):
+        raise InputError(
+            f"The output {output} has no known file ending. Use one of: {', '.join(OUTPUTS)}."
+        )
     from fedemb.serving.embed_photos import embed_photos
     from fedemb.steps.partition_users.check import LEFT_OUT
 
@@ -96,7 +103,6 @@ def search(
     Example: fedemb search query.jpg --in embeddings.parquet --model BUNDLE
     """
     from fedemb.data.photos import MAX_BYTES, BadImageError
-    from fedemb.errors import InputError
     from fedemb.foundation.files import read_foreign
     from fedemb.serving.search import PhotoIndex, collapsed, require_embeddings, threshold
 
@@ -160,7 +166,6 @@ def serve(
 
     Example: fedemb serve BUNDLE --port 8080
     """
-    from fedemb.errors import InputError
     from fedemb.serving import serve as serving
 
     released = _opened(model, trust)

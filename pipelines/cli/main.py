@@ -114,7 +114,7 @@ def report(
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Print or open the report of a run.
+    """Print or open the report of a run; rewrites pages of earlier versions.
 
     Example: fedemb report week-1 --open
     """
@@ -132,6 +132,10 @@ def report(
             raise InputError(f"run {found.run_id} has no privacy report yet; let it finish first")
         say_json(signed.json)
         return
+    from fedemb.pipelines.run.command import rewrite_pages
+
+    if problem := rewrite_pages(found):
+        say(problem, err=True)
     for line in found.read_state().get("closing_lines", []):
         say(line)
     say(f"report: {found.index}")

@@ -5,7 +5,7 @@ import pytest
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.utility import UtilityReport
 from fedemb.foundation.document import read
-from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.audit_words import attack_sentences
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.report import RunIndex, render_run_index
 from fedemb.reports.utility_words import utility_sentence
@@ -88,16 +88,36 @@ def build_utility(folder, _):
     return measured(run, folder, settings, UtilityReport, utility_sentence)
 
 
+def first_sentence(report):
+    return attack_sentences(report)[0]
+
+
 def build_audit(folder, _):
     from fedemb.steps.audit_privacy.audit import run
 
-    return measured(run, folder, config(purpose="simulation"), AuditReport, audit_sentence)
+    return measured(run, folder, config(purpose="simulation"), AuditReport, first_sentence)
 
 
 def build_audit_of_release(folder, _):
     from fedemb.steps.audit_privacy.audit import run
 
-    return measured(run, folder, config(), AuditReport, audit_sentence)
+    return measured(run, folder, config(), AuditReport, first_sentence)
+
+
+def of_a_released_run(name, words):
+    """Builds a page of a run that went through the gate."""
+
+    def build(folder, _):
+        from fedemb.pipelines.run.report_pages import collect_reports
+        from tests.kit.pipeline_runs.honest_run import start
+        from tests.kit.run_folder import run_folder
+
+        run = start(folder / "one").until_gate()
+        run.do_gate()
+        collect_reports(run_folder(run, folder / "runs"))[name].rename(folder / "page.html")
+        return words
+
+    return build
 
 
 def build_privacy_report(folder, _):
@@ -154,6 +174,8 @@ BUILDERS = {
     "utility_report": build_utility,
     "audit_report": build_audit,
     "audit_report_release": build_audit_of_release,
+    "audit_report_full": of_a_released_run("audit_report", "Noise receipts"),
+    "gate_checklist": of_a_released_run("verdict", "21 rules passed"),
     "privacy_report": build_privacy_report,
     "check_data": build_check_data,
     "budget_view": build_budget_view,
@@ -176,6 +198,10 @@ def test_page_opens_clean_and_fits(browser, page, screenshots, look):
     assert visit.requests == []
     assert visit.overflow <= 0
     assert words in visit.text
+    if name.startswith(("audit", "gate")):
+        assert visit.scrolling == []
+    if name == "gate_checklist" and width > 1000:
+        assert min(visit.columns[0][2:]) >= 300, "value and threshold have room for their text"
     assert picture.stat().st_size > 10_000
 
 
@@ -185,8 +211,13 @@ def test_a_page_that_misbehaves_is_noticed(browser, tmp_path):
     page.write_text(
         "<script>missing()</script><img src='http://127.0.0.1:9/x.png'>"
         "<div style='width:5000px'>wide</div>"
+        "<div class='scroll' style='width:100px;overflow-x:auto'><table><thead><tr>"
+        "<th style='min-width:40px'>a</th><th style='min-width:200px'>b</th>"
+        "</tr></thead></table></div>"
     )
     visit = browser.open(page, width=390, scheme="light", screenshot=tmp_path / "bad.png")
     assert visit.problems
     assert visit.requests == ["http://127.0.0.1:9/x.png"]
     assert visit.overflow > 0
+    assert len(visit.scrolling) == 1
+    assert visit.columns[0][1] >= 200

@@ -27,6 +27,17 @@ FLAGS = (
 )
 
 
+_SCROLLING = (
+    "JSON.stringify([...document.querySelectorAll('.scroll')]"
+    ".filter(e => e.querySelector('table') && e.scrollWidth > e.clientWidth)"
+    ".map(e => e.innerText.slice(0, 60)))"
+)
+_COLUMNS = (
+    "JSON.stringify([...document.querySelectorAll('table')]"
+    ".map(t => [...t.querySelectorAll('thead th')].map(h => h.offsetWidth)))"
+)
+
+
 @dataclass
 class Visit:
     """What a browser saw of one page at one size."""
@@ -36,6 +47,10 @@ class Visit:
     requests: list[str] = field(default_factory=list)
     overflow: int = 0
     text: str = ""
+    scrolling: list[str] = field(default_factory=list)
+    """Text of each table that is wider than its place, so that a reader must scroll sideways."""
+    columns: list[list[int]] = field(default_factory=list)
+    """Widths of the columns of each table, in pixels."""
 
 
 class Browser:
@@ -87,6 +102,8 @@ class Browser:
             requests=self._requests(page),
             overflow=self._evaluate(f"{root}.scrollWidth - {root}.clientWidth"),
             text=self._evaluate("document.body.innerText"),
+            scrolling=json.loads(self._evaluate(_SCROLLING)),
+            columns=json.loads(self._evaluate(_COLUMNS)),
         )
 
     def _problems(self) -> list[str]:

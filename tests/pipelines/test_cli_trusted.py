@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from fedemb.errors import ArtifactError, FedEmbError, InputError, SignatureInvalid
+from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused, SignatureInvalid
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import encode
 from fedemb.keys import open_key_store
@@ -142,6 +142,24 @@ def test_bundle_of_a_stranger_is_not_loaded(bundle, command, tmp_path):
     trust_of(open_key_store(str(tmp_path / "keys"))).save(tmp_path / "trust.json")
     with pytest.raises(SignatureInvalid, match="the ledger in the bundle is not valid"):
         _run(command, bundle, *_trust(tmp_path / "trust.json"))
+
+
+def test_wrong_trust_file_is_answered_in_short_sentences(bundle, tmp_path):
+    trust_of(open_key_store(str(tmp_path / "keys"))).save(tmp_path / "trust.json")
+    words = ["verify", str(bundle), "--skip-saved-model", *_trust(tmp_path / "trust.json")]
+    with pytest.raises(Refused) as caught:
+        app(args=words, standalone_mode=False)
+    assert str(caught.value) == (
+        "Verification failed: the ledger in the bundle is not valid: no key of the trust file "
+        "signed its first record. Pass the trust.json of the owner of this release. If this was "
+        "the right file, fetch the bundle again. Do not use the file."
+    )
+
+
+@pytest.mark.parametrize("output", ["e.txt", "e", "s3://vectors/e.csv", "e.parquet.bak"])
+def test_embed_refuses_an_output_that_is_not_parquet_before_it_reads(bundle, output):
+    with pytest.raises(InputError, match=rf"The output {output} has .* Use one of: \.parquet\."):
+        _run("embed", bundle, *_trust(), "-o", output)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

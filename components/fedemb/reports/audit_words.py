@@ -19,46 +19,43 @@ LIMITATIONS = (
     "the public backbone removes most of this difference, not all.",
 )
 
-_WHERE = (
-    "its figures are exact functions of training {who}, so they stay in the private root "
-    "(audit/audit.html) for the data owner"
-)
-
 
 def _range(estimate: Interval) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def mechanism_sentence(audit: MechanismAudit, independence: Independence | None, unit: Unit) -> str:
-    """Returns the evidence that the accounted mechanism ran, and the result of each check."""
+def mechanism_sentences(
+    audit: MechanismAudit, independence: Independence | None, unit: Unit
+) -> list[str]:
+    """Returns the evidence that the accounted mechanism ran: a short sentence for each check."""
     receipts, canaries, bounds = audit.receipts, audit.canaries, audit.lower_bounds
     whole = not receipts.failed and receipts.together
-    parts = [
-        f"the outputs of {count_of(receipts.rounds, 'round')} "
-        f"{'contain' if whole else 'do NOT contain'} the noise of their keys",
-        f"the committed means {'give' if audit.fold.same else 'do NOT give'} the released weights",
-        f"the replay of {count_of(audit.replay.rounds, 'round')} without one of their {unit}s "
-        f"{'gave the expected sums' if not audit.replay.failed else 'FAILED'}",
+    found = [
+        f"The outputs of {count_of(receipts.rounds, 'round')} "
+        f"{'contain' if whole else 'do NOT contain'} the noise of their keys.",
+        f"The committed means {'give' if audit.fold.same else 'do NOT give'} the released weights.",
+        f"The replay of {count_of(audit.replay.rounds, 'round')} without one of their {unit}s "
+        f"{'gave the expected sums' if not audit.replay.failed else 'FAILED'}.",
     ]
     if independence is not None:
-        found = independence.failed
-        parts.append(
-            f"noise and coins {'depend' if found else 'do not depend'} on each other between "
-            f"rounds, units and runs{': ' + ', '.join(found) if found else ''}"
+        failed = independence.failed
+        found.append(
+            f"Noise and coins {'depend' if failed else 'do not depend'} on each other between "
+            f"rounds, units and runs{': ' + ', '.join(failed) if failed else ''}."
         )
     if canaries is not None:
         chance = canaries.sampling_probability
         taken = "" if chance is None else f", sampling probability {chance:.3g}"
-        parts.append(
+        found.append(
             f"{canaries.canaries} canaries measured noise multiplier "
-            f"{canaries.noise_multiplier:.3g} and clip {canaries.contribution:.3g}{taken}"
+            f"{canaries.noise_multiplier:.3g} and clip {canaries.contribution:.3g}{taken}."
         )
     if bounds is not None:
-        parts.append(
-            f"their scores give lower bounds on epsilon at 95 %: {bounds.one_run:.3g} (one run) "
-            f"and {bounds.f_dp:.3g} (f-DP); no rule uses them"
+        found.append(
+            f"Their scores give lower bounds on epsilon at 95 %: {bounds.one_run:.3g} (one run) "
+            f"and {bounds.f_dp:.3g} (f-DP). No rule uses these bounds."
         )
-    return f"Did the priced mechanism run: {'; '.join(parts)}."
+    return found
 
 
 def audit_answer(report: AuditReport, plan: MechanismPlan) -> str:
@@ -79,38 +76,33 @@ def audit_answer(report: AuditReport, plan: MechanismPlan) -> str:
 
 
 def audit_sentence(report: AuditReport) -> str:
-    """Returns a few sentences: mechanism, self-test, attack."""
-    attack = _attack_sentence(report)
-    return (
-        attack
-        if report.mechanism is None
-        else f"{mechanism_sentence(report.mechanism, report.independence, report.unit)} {attack}"
-    )
+    """Returns short sentences: each check of the mechanism, then the attack."""
+    found = attack_sentences(report)
+    if report.mechanism is not None:
+        found = mechanism_sentences(report.mechanism, report.independence, report.unit) + found
+    return " ".join(found)
 
 
-def _attack_sentence(report: AuditReport) -> str:
-    """Returns one or two sentences; the self-test first, because the attack depends on it."""
+def attack_sentences(report: AuditReport) -> list[str]:
+    """Returns the result of the attack; the self-test first, because the attack depends on it."""
     failed, who = report.self_test.failed, f"{report.unit}s"
     if failed:
-        return (
-            f"The auditor failed its self-test ({', '.join(failed)}), so its result is not valid. "
-            "Fix components/audit_privacy before any release."
-        )
+        return [
+            f"The auditor failed its self-test ({', '.join(failed)}), so its result is not valid.",
+            "Fix components/audit_privacy before any release.",
+        ]
     if report.figures == "private":
-        return (
-            "Monitoring only: a membership attack was run against the model by an auditor that "
-            f"passed its self-test; {_WHERE.format(who=who)}."
-        )
+        return [
+            "A membership attack was run for monitoring, by an auditor that passed its self-test.",
+            f"Its figures are exact functions of training {who}. They stay in the private root "
+            "(audit/audit.html) for the data owner.",
+        ]
     if report.measured is None:
-        return (
-            f"Monitoring only: the attack was not run, because one side has too few {who} with a "
-            "score, or the model returns values that are not finite."
-        )
+        return [
+            f"The membership attack was not run: one side has too few {who} with a score, or the "
+            "model returns values that are not finite."
+        ]
     plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
-    figures = (
-        f"AUROC {_range(plain)}, and {_range(calibrated)} after subtracting the score of the "
-        "public backbone; 0.5 means no signal"
-    )
     if finding(calibrated) == "leak":
         words = (
             f"Training {who} can be distinguished from held-out ones better than by chance"
@@ -126,4 +118,9 @@ def _attack_sentence(report: AuditReport) -> str:
         words = f"Training {who} score higher, as they did before private training"
     else:
         words = f"This attack does not distinguish training {who} from held-out ones"
-    return f"Monitoring only, no bound on epsilon. {words} ({figures})."
+    return [
+        "Monitoring only, no bound on epsilon.",
+        f"{words}.",
+        f"AUROC is {_range(plain)}, and {_range(calibrated)} after subtracting the score of the "
+        "public backbone; 0.5 means no signal.",
+    ]

@@ -315,9 +315,12 @@ def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> L
             raise ArtifactError("the file has no record; fetch the bundle again")
         return Ledger(chain)
     except Exception as error:  # any error is a refusal
+        why = sentence_of(error)
+        if isinstance(error, SignatureInvalid) and chain is not None and not chain.records:
+            why = "no key of the trust file signed its first record"
         raise SignatureInvalid(
-            f"the ledger in the bundle is not valid: {sentence_of(error)}; pass the "
-            "trust.json of the owner of this release, or fetch the bundle again"
+            f"the ledger in the bundle is not valid: {why}. Pass the trust.json of the owner of "
+            "this release. If this was the right file, fetch the bundle again"
         ) from error
 
 
