@@ -62,7 +62,8 @@ class MicroBatches:
         """Returns the features of at most `size` images, computed as one full micro-batch."""
         full = np.zeros((self.size, *images.shape[1:]), np.uint8)
         full[: len(images)] = images
-        return np.asarray(self._compute(full))[: len(images)]
+        found: np.ndarray = np.asarray(self._compute(full))
+        return found[: len(images)]
 
 
 def same_bits_anywhere(

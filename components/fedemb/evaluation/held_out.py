@@ -173,13 +173,13 @@ def apply_models(
     Returns:
       The subjects, and name -> float32 [n, width].
     """
-    from fedemb.models.inference import VectorizedRounds
+    from fedemb.models.inference import SharedFeatures
 
     labels: list[int] = []
     users: list[int] = []
     subgroups: list[str] = []
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in models}
-    shown = VectorizedRounds(models, config.model.trainable, apply)
+    shown = SharedFeatures(models, config.model.trainable, apply)
     waiting: list[bytes] = []
 
     def flush() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import jax
     import keras
     import numpy as np
@@ -25,13 +27,15 @@ if TYPE_CHECKING:
     """Backbone or classifier."""
     Layer: TypeAlias = keras.layers.Layer
     """Layer of a model."""
+    LayerMaker: TypeAlias = Callable[..., keras.layers.Layer]
+    """Class of a layer, called with the settings of the layer."""
     Node: TypeAlias = keras.KerasTensor
     """Output of a layer while a model is built."""
     Variable: TypeAlias = keras.Variable
     """Variable of a model."""
 else:
     AnyTensor = TypeVar("AnyTensor")
-    TfTensor = TfVariable = JaxArray = Tensor = Model = Layer = Node = Variable = Any
+    TfTensor = TfVariable = JaxArray = Tensor = Model = Layer = LayerMaker = Node = Variable = Any
 
 
 Part = TypeVar("Part")

@@ -5,10 +5,9 @@ It maps float32 images `[batch, size, size, channels]` in [-1, 1] to logits `[ba
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import ModelConfig
 from fedemb.models.arrays import Model
+from fedemb.models.keras_backend import keras_layers
 
 HEAD = "logits"
 """Name of the last layer."""
@@ -26,9 +25,9 @@ def with_head(backbone: Model, model: ModelConfig, seed: int = 0) -> Model:
     """
     import keras
 
-    kinds: Any = keras.initializers
-    start = "zeros" if model.head_init == "zeros" else kinds.GlorotUniform(seed=seed)
-    head = keras.layers.Dense(len(model.classes), kernel_initializer=start, name=HEAD)
+    uniform = keras.initializers.GlorotUniform(seed=seed)
+    start = "zeros" if model.head_init == "zeros" else uniform
+    head = keras_layers().Dense(len(model.classes), kernel_initializer=start, name=HEAD)
     return keras.Model(backbone.input, head(backbone.output), name=backbone.name)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import Json, JsonObject
+from fedemb.models.keras_backend import keras_layers, keras_ops
 
 if TYPE_CHECKING:
     import keras
@@ -26,7 +28,7 @@ _BY_NAME = {
 """Output format of `preprocess_input` in Keras applications, by network name."""
 
 
-def told_pixels(net: Mapping[str, Any]) -> tuple[str, str] | None:
+def told_pixels(net: Mapping[str, Json]) -> tuple[str, str] | None:
     """Returns the training pixel format of a network and the evidence for it; None if unknown.
 
     A first layer that rescales pixels expects 0..255, or its format is unknown.
@@ -34,31 +36,34 @@ def told_pixels(net: Mapping[str, Any]) -> tuple[str, str] | None:
     Args:
       net: the configuration of a Keras model.
     """
-    layers = [layer for layer in net.get("layers") or [] if isinstance(layer, dict)]
+    found = net.get("layers")
+    layers = [layer for layer in (found if isinstance(found, list) else []) if type(layer) is dict]
     inputs = [layer for layer in layers if layer.get("class_name") == "InputLayer"]
     inner = [layer for layer in layers if layer not in inputs]
-    first: Mapping[str, Any] = inner[0] if inner else {}
-    settings: Mapping[str, Any] = first.get("config") or {}
-    if first.get("class_name") in ("Rescaling", "Normalization"):
+    settings = _settings(inner[0]) if inner else {}
+    if inner and inner[0].get("class_name") in ("Rescaling", "Normalization"):
         return ("0..255", f"its layer {settings.get('name')}") if _takes_bytes(settings) else None
     if len(inner) == 1 and "layers" in settings:
         return told_pixels(settings)
-    return _by_name(
-        str(net.get("name")), [(layer.get("config") or {}).get("name") for layer in inputs]
-    )
+    return _by_name(str(net.get("name")), [_settings(layer).get("name") for layer in inputs])
 
 
-def _takes_bytes(settings: Mapping[str, Any]) -> bool:
+def _settings(layer: JsonObject) -> JsonObject:
+    found = layer.get("config")
+    return found if isinstance(found, dict) else {}
+
+
+def _takes_bytes(settings: JsonObject) -> bool:
     match settings:
         case {"scale": float(scale), "offset": float() | int() as offset}:
             return math.isclose(255 * scale + offset, 1, rel_tol=0.02)
         case {"mean": [*means]} if means:
-            return max(means) > 2
+            return max((mean for mean in means if isinstance(mean, int | float)), default=0) > 2
         case _:
             return False
 
 
-def _by_name(name: str, inputs: list[Any]) -> tuple[str, str] | None:
+def _by_name(name: str, inputs: list[Json]) -> tuple[str, str] | None:
     from fedemb.models.backbones import backbones
 
     if inputs == ["images"] and name in backbones():
@@ -71,13 +76,11 @@ def _by_name(name: str, inputs: list[Any]) -> tuple[str, str] | None:
 
 def rescaled(images: keras.KerasTensor, pixels: str) -> keras.KerasTensor:
     """Converts images in [-1, 1] to the file's pixel format by a fixed convolution of one pixel."""
-    import keras
     import numpy as np
 
     if pixels == "-1..1":
         return images
-    shape: Any = images.shape
-    channels: int = shape[-1]
+    channels: int = keras_ops().shape(images)[-1]
     scale, offset, order = np.ones(channels), np.zeros(channels), np.arange(channels)
     if pixels in ("imagenet", "caffe") and channels == 1:
         raise ConfigError(
@@ -93,7 +96,7 @@ def rescaled(images: keras.KerasTensor, pixels: str) -> keras.KerasTensor:
         scale, offset = 1 / 2 / deviation, (1 / 2 - mean) / deviation
     else:
         scale, offset, order = scale * 255 / 2, 255 / 2 - np.array(_CAFFE), order[::-1]
-    fixed: Any = keras.layers.Conv2D(channels, 1, kernel_initializer="zeros", name="pixels")
+    fixed = keras_layers().Conv2D(channels, 1, kernel_initializer="zeros", name="pixels")
     output = fixed(images)
     kernel = np.eye(channels)[:, order] * scale
     fixed.set_weights([kernel[None, None].astype(np.float32), offset.astype(np.float32)])

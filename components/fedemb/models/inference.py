@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -11,18 +11,18 @@ from jaxtyping import Float32, Num, UInt8
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import sha256_hex
-from fedemb.models.arrays import Model
+from fedemb.models.arrays import Model, Tensor
 from fedemb.models.keras_backend import keras_ops, traced
 from fedemb.models.losses import unit_rows
 
-_TRACED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_TRACED: WeakKeyDictionary[Model, Callable[[np.ndarray], Tensor]] = WeakKeyDictionary()
 
 
 def outputs(
     model: Model,
     examples: Num[np.ndarray, "images ..."],
     batch_size: int = 256,
-    last: Callable[[Any], Any] = np.asarray,
+    last: Callable[[Tensor], Tensor] | None = None,
 ) -> Float32[np.ndarray, "images width"]:
     """Returns a model's outputs for images, or its last layers' outputs for features.
 
@@ -35,7 +35,7 @@ def outputs(
     """
     from fedemb.models.preprocessing import input_of
 
-    def forward(batch: Any) -> Any:
+    def forward(batch: np.ndarray) -> Tensor:
         return keras_ops().cast(model(input_of(model, batch), training=False), "float32")
 
     if model not in _TRACED:
@@ -48,7 +48,8 @@ def outputs(
         if used < batch_size:
             padding = np.zeros((batch_size - used, *batch.shape[1:]), batch.dtype)
             batch = np.concatenate([batch, padding])
-        result[start : start + used] = np.asarray(last(_TRACED[model](batch)))[:used]
+        found = _TRACED[model](batch)
+        result[start : start + used] = np.asarray(last(found) if last else found)[:used]
     return result
 
 
@@ -58,7 +59,7 @@ def embed(
     batch_size: int = 256,
 ) -> Float32[np.ndarray, "images dim"]:
     """Embeds images, or features, and scales every embedding to unit length; see `outputs`."""
-    return outputs(backbone, images, batch_size, unit_rows)
+    return outputs(backbone, images, batch_size, cast("Callable[[Tensor], Tensor]", unit_rows))
 
 
 def classify(
@@ -77,13 +78,13 @@ def classify(
       temperature: divisor of the logits, at least 1 (`model.temperature`).
     """
 
-    def chances(logits: Any) -> Any:
+    def chances(logits: Tensor) -> Tensor:
         return keras_ops().softmax(logits / temperature)
 
     return outputs(classifier, images, batch_size, chances)
 
 
-class VectorizedRounds:
+class SharedFeatures:
     """Evaluates several models on images; the features of a shared frozen part are computed once.
 
     Args:
@@ -93,14 +94,14 @@ class VectorizedRounds:
     """
 
     def __init__(
-        self, models: Mapping[str, Any], group: str, apply: Callable[..., np.ndarray]
+        self, models: Mapping[str, Model], group: str, apply: Callable[..., np.ndarray]
     ) -> None:
         self._apply = apply
-        self.trunks: dict[str, Any] = {}
+        self.trunks: dict[str, Model] = {}
         """Trunks by digest: models with the same trunk share its features."""
         self._parts = {name: self._cut(model, group) for name, model in models.items()}
 
-    def _cut(self, model: Model, group: str) -> tuple[str | None, Any]:
+    def _cut(self, model: Model, group: str) -> tuple[str | None, Model]:
         import keras
 
         from fedemb.models.backbones import cut

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import ParamSpec, TypeVar, cast
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.collection import light_import
 from fedemb.foundation.runtime_env import ACCELERATOR, require_backend
-from fedemb.models.arrays import JaxDevice
+from fedemb.models.arrays import JaxDevice, Node
 
 ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
 """Device files of accelerators in a container: one of NVIDIA, two of Google."""
@@ -22,6 +23,8 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """Version file of NVIDIA's driver."""
 _SAME_BITS = "--xla_gpu_deterministic_ops=true --xla_gpu_shard_autotuning=false"
 """XLA flags for bit-exact repeatable results on GPUs, without kernel autotuning across hosts."""
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 _KINDS = {"jax-cuda12-plugin": "jax[cuda12]", "libtpu": "jax[tpu]"}
 """Distributions that add an accelerator to JAX, and the extras that install them."""
 
@@ -87,11 +90,25 @@ def _backend_of_keras() -> str:
         return "tensorflow"
 
 
-def keras_ops() -> Any:
+def keras_ops() -> ModuleType:
     """Returns `keras.ops`; imports Keras only when needed."""
     import keras
 
     return keras.ops
+
+
+def keras_layers() -> ModuleType:
+    """Returns `keras.layers`; imports Keras only when needed."""
+    import keras
+
+    return keras.layers
+
+
+def input_node(shape: tuple[int, ...], name: str | None = None) -> Node:
+    """Returns the input of a model for examples of a shape."""
+    import keras
+
+    return cast("Node", keras.Input(shape, name=name))  # a list only for a list of shapes
 
 
 def exact_numbers() -> AbstractContextManager[None]:
@@ -105,7 +122,7 @@ def exact_numbers() -> AbstractContextManager[None]:
     return jax.enable_x64(True)
 
 
-def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+def traced(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """Compiles a function of tensors for the backend."""
     import keras
 

@@ -7,7 +7,7 @@ import json
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ArtifactError
@@ -60,10 +60,10 @@ def load_model(path: Path) -> Model:
     for layer in _LAYERS:
         layer()
     try:
-        model: Any = keras.saving.load_model(
+        model = keras.saving.load_model(
             path, custom_objects=scaled_layers(), compile=False, safe_mode=True
         )
-        return model
+        return cast("Model", model)  # a `.keras` file holds a model
     except Exception as error:  # Keras raises many types for a broken file
         raise ArtifactError(
             f"{path.name} in {path.parent.name} cannot be loaded ({type(error).__name__}); run the "

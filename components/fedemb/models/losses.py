@@ -10,33 +10,56 @@ arXiv 1801.07698; CosFace, arXiv 1801.09414; batch-hard triplet, arXiv 1703.0773
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Generic, Protocol
 
 from jaxtyping import Float32, Int32
 
 from fedemb.config import LossConfig
-from fedemb.models.arrays import AnyTensor, Variable
+from fedemb.models.arrays import AnyTensor, Part, Variable
 from fedemb.models.keras_backend import keras_ops
-
-Loss = Callable[..., Any]
-"""`(embeddings [examples, dim], head [classes, dim], labels [examples], real=None) -> scalar`."""
 
 NEVER = -1e30
 """Logit of a class that no example has: its softmax and its gradient are 0."""
 
 
-class Real(NamedTuple):
+@dataclass(frozen=True)
+class Real(Generic[Part]):
     """Masks of the real rows of a padded batch and of a padded head."""
 
-    examples: Any
+    examples: Part
     """bool `[examples]`, at least one True."""
-    classes: Any
+    classes: Part
     """bool `[classes]`."""
 
 
-def cross_entropy(logits: AnyTensor, labels: AnyTensor, real: Real | None = None) -> AnyTensor:
+class Loss(Protocol):
+    """Mean loss of a batch."""
+
+    def __call__(
+        self,
+        embeddings: AnyTensor,
+        head: AnyTensor,
+        labels: AnyTensor,
+        real: Real[AnyTensor] | None = None,
+        /,
+    ) -> AnyTensor:
+        """Returns a scalar.
+
+        Args:
+          embeddings: `[examples, dim]`.
+          head: `[classes, dim]`.
+          labels: `[examples]`.
+          real: masks of a padded batch.
+        """
+        ...
+
+
+def cross_entropy(
+    logits: AnyTensor, labels: AnyTensor, real: Real[AnyTensor] | None = None
+) -> AnyTensor:
     """Returns the mean cross-entropy of logits `[examples, classes]`."""
     ops = keras_ops()
     if real is not None:
@@ -55,7 +78,7 @@ def unit_rows(rows: AnyTensor) -> AnyTensor:
     return ops.multiply(rows, ops.rsqrt(ops.maximum(squares, 1e-12)))
 
 
-def _products(left: Any, right: Any) -> AnyTensor:
+def _products(left: AnyTensor, right: AnyTensor) -> AnyTensor:
     """Returns the inner product of every row with every row."""
     ops = keras_ops()
     return ops.matmul(left, ops.transpose(right))
@@ -65,7 +88,7 @@ def softmax_loss(
     embeddings: Float32[AnyTensor, "examples dim"],
     head: Float32[AnyTensor, "classes dim"],
     labels: Int32[AnyTensor, " examples"],
-    real: Real | None = None,
+    real: Real[AnyTensor] | None = None,
 ) -> Float32[AnyTensor, ""]:
     """Returns the cross-entropy of `embeddings @ head.T`, without normalisation."""
     return cross_entropy(_products(embeddings, head), labels, real)
@@ -83,7 +106,7 @@ def normalized_softmax_loss(
     embeddings: Float32[AnyTensor, "examples dim"],
     head: Float32[AnyTensor, "classes dim"],
     labels: Int32[AnyTensor, " examples"],
-    real: Real | None = None,
+    real: Real[AnyTensor] | None = None,
     *,
     scale: float,
 ) -> Float32[AnyTensor, ""]:
@@ -91,7 +114,7 @@ def normalized_softmax_loss(
     return cross_entropy(scale * cosines(embeddings, head), labels, real)
 
 
-def _is_class(labels: Any, head: Any) -> AnyTensor:
+def _is_class(labels: AnyTensor, head: AnyTensor) -> AnyTensor:
     """Returns whether a row of the head is an example's class, `[examples, classes]`."""
     ops = keras_ops()
     return labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32")[None, :]
@@ -101,7 +124,7 @@ def cosface_loss(
     embeddings: Float32[AnyTensor, "examples dim"],
     head: Float32[AnyTensor, "classes dim"],
     labels: Int32[AnyTensor, " examples"],
-    real: Real | None = None,
+    real: Real[AnyTensor] | None = None,
     *,
     scale: float,
     margin: float,
@@ -117,7 +140,7 @@ def arcface_loss(
     embeddings: Float32[AnyTensor, "examples dim"],
     head: Float32[AnyTensor, "classes dim"],
     labels: Int32[AnyTensor, " examples"],
-    real: Real | None = None,
+    real: Real[AnyTensor] | None = None,
     *,
     scale: float,
     margin: float,
@@ -142,7 +165,7 @@ def triplet_loss(
     embeddings: Float32[AnyTensor, "examples dim"],
     head: Float32[AnyTensor, "classes dim"],
     labels: Int32[AnyTensor, " examples"],
-    real: Real | None = None,
+    real: Real[AnyTensor] | None = None,
     *,
     margin: float,
 ) -> Float32[AnyTensor, ""]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
-from fedemb.models.arrays import Tensor
+from fedemb.models.arrays import LayerMaker, Tensor
+from fedemb.models.keras_backend import keras_ops
 
 
 @cache
-def mirror_layer() -> Any:
+def mirror_layer() -> LayerMaker:
     """Returns the layer; the first call registers it with Keras.
 
     Keras's own operation accepts any axis, including the batch axis, so a file with it would need
@@ -17,7 +17,7 @@ def mirror_layer() -> Any:
     """
     import keras
 
-    ops: Any = keras.ops
+    ops = keras_ops()
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class MirrorImage(keras.layers.Layer):

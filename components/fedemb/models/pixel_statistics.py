@@ -9,7 +9,7 @@ right format and 1.1 or more in each other format.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from jaxtyping import UInt8
@@ -17,6 +17,7 @@ from jaxtyping import UInt8
 from fedemb.config import PretrainingConfig
 from fedemb.errors import ConfigError
 from fedemb.models.imported_pixels import rescaled
+from fedemb.models.keras_backend import input_node
 from fedemb.models.loading import load_model
 from fedemb.models.preprocessing import preprocess
 
@@ -57,7 +58,7 @@ def format_distances(
     for kind in get_args(PretrainingConfig.model_fields["import_pixels"].annotation):
         if images.shape[-1] == 1 and kind in ("imagenet", "caffe"):
             continue
-        inputs: Any = keras.Input(images.shape[1:])
+        inputs = input_node(images.shape[1:])
         converted = keras.Model(inputs, rescaled(inputs, kind))
         found = np.asarray(before(converted(pixels), training=False), np.float64)
         axes = tuple(range(found.ndim - 1))

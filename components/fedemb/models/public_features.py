@@ -8,18 +8,17 @@ so they travel in the file of the backbone and in the release, under its digest.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import Model
+from fedemb.models.arrays import Model, Node
 from fedemb.models.mirror_image import mirror_layer
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.public_backbone.card import read_card
-from fedemb.models.whitened import whitened_layer
+from fedemb.models.whitened import fit, whitened_layer
 
 _FITTED = "public_constants"
 """Name of the layer whose constants `fit_features` computes."""
@@ -52,12 +51,12 @@ def tapped(backbone: Model, taps: tuple[str, ...], path: Path) -> Model:
     if not taps:
         return backbone
     pooled = [_pooled(backbone, name, path) for name in taps]
-    joined: Any = keras.layers.Concatenate(name="taps")
+    joined = keras.layers.Concatenate(name="taps")
     outputs = joined(pooled) if len(pooled) > 1 else pooled[0]
     return keras.Model(backbone.input, outputs, name=backbone.name)
 
 
-def _pooled(backbone: Model, name: str, path: Path) -> Any:
+def _pooled(backbone: Model, name: str, path: Path) -> Node:
     import keras
 
     card = read_card(path)
@@ -77,7 +76,7 @@ def _pooled(backbone: Model, name: str, path: Path) -> Any:
         case 2:
             return output
         case 3:
-            pool: Any = keras.layers.GlobalAveragePooling1D(name=f"tap_{place}")
+            pool = keras.layers.GlobalAveragePooling1D(name=f"tap_{place}")
             if first_token:
                 pool = keras.layers.Cropping1D((0, output.shape[1] - 1), name=f"token_{place}")
                 return keras.layers.Flatten(name=f"tap_{place}")(pool(output))
@@ -92,7 +91,7 @@ def _pooled(backbone: Model, name: str, path: Path) -> Any:
             )
 
 
-def features_of(net: Any, images: Any, model: ModelConfig, *, mirror: bool) -> Any:
+def features_of(net: Model, images: Node, model: ModelConfig, *, mirror: bool) -> Node:
     """Returns the features of an imported network as a configuration sets them.
 
     Args:
@@ -113,7 +112,7 @@ def features_of(net: Any, images: Any, model: ModelConfig, *, mirror: bool) -> A
     if len(features.shape) == 2:
         features = keras.layers.Reshape((1, 1, features.shape[1]), name="one_place")(features)
     layer = whitened_layer()(
-        directions,
+        directions=directions,
         reduce=bool(model.principal_directions),
         square_root=model.square_root,
         name=_FITTED,
@@ -145,7 +144,7 @@ def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size ch
         )
     before = keras.Model(backbone.input, layer.input)
     pieces = [images[start : start + _IMAGES] for start in range(0, len(images), _IMAGES)]
-    layer.fit(np.concatenate([np.asarray(before(preprocess(piece))) for piece in pieces]))
+    fit(layer, np.concatenate([np.asarray(before(preprocess(piece))) for piece in pieces]))
     return len(images)
 
 
@@ -174,7 +173,7 @@ def with_public_features(backbone: Model, weight: float) -> Model:
     private = unit(name="projection_length")(backbone.output)
     public = unit(name="features_length")(projection.input)
     public = keras.layers.Rescaling(weight, name="features_weight")(public)
-    joined: Any = keras.layers.Concatenate(name=_KEPT)
+    joined = keras.layers.Concatenate(name=_KEPT)
     return keras.Model(backbone.input, joined([private, public]), name=backbone.name)
 
 
@@ -201,9 +200,9 @@ def scaled_features(
     """
     import keras
 
-    layer = whitened_layer()(directions, square_root=square_root)
+    layer = whitened_layer()(directions=directions, square_root=square_root)
     layer.build((None, 1, 1, public.shape[1]))
-    layer.fit(public[:, None, None])
+    fit(layer, public[:, None, None])
     net = keras.Sequential([keras.Input((1, 1, public.shape[1])), layer])
     return np.concatenate(
         [

@@ -6,12 +6,16 @@ modules of applications. These layers have the same names, settings and weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from fedemb.models.arrays import AnyTensor, LayerMaker
+from fedemb.models.keras_backend import keras_ops
+
 
 @cache
-def scaled_layers() -> dict[str, Any]:
+def scaled_layers() -> dict[str, LayerMaker]:
     """Returns the layers by the name that files use; the first call registers them with Keras."""
     import keras
 
@@ -23,21 +27,21 @@ def scaled_layers() -> dict[str, Any]:
             super().__init__(**options)
             self.init_values, self.projection_dim = init_values, projection_dim
 
-        def build(self, input_shape: Any) -> None:
+        def build(self, input_shape: tuple[int, ...]) -> None:
             self.gamma = self.add_weight(
                 name="gamma",
                 shape=(self.projection_dim,),
                 initializer=keras.initializers.Constant(self.init_values),
             )
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: AnyTensor) -> AnyTensor:
             return inputs * self.gamma
 
-        def get_config(self) -> dict[str, Any]:
+        def get_config(self) -> dict[str, object]:
             own = {"init_values": self.init_values, "projection_dim": self.projection_dim}
             return {**super().get_config(), **own}
 
-        def compute_output_shape(self, input_shape: Any) -> Any:
+        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
             return input_shape
 
     @keras.saving.register_keras_serializable(package="fedemb")
@@ -48,25 +52,25 @@ def scaled_layers() -> dict[str, Any]:
             super().__init__(**options)
             self.scale = scale
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: Sequence[AnyTensor]) -> AnyTensor:
             first, second = inputs
             return first + second * self.scale
 
-        def get_config(self) -> dict[str, Any]:
+        def get_config(self) -> dict[str, object]:
             return {**super().get_config(), "scale": self.scale}
 
-        def compute_output_shape(self, input_shape: Any) -> Any:
+        def compute_output_shape(self, input_shape: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
             return input_shape[0]
 
     return {"LayerScale": LayerScale, "CustomScaleLayer": CustomScaleLayer}
 
 
 @cache
-def token_layer() -> Any:
+def token_layer() -> LayerMaker:
     """Returns the layer of a transformer's tokens; the first call registers it with Keras."""
     import keras
 
-    ops: Any = keras.ops
+    ops = keras_ops()
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class ClassToken(keras.layers.Layer):
@@ -75,16 +79,16 @@ def token_layer() -> Any:
         Maps `[batch, patches, channels]` to `[batch, patches + 1, channels]`.
         """
 
-        def build(self, input_shape: Any) -> None:
+        def build(self, input_shape: tuple[int, ...]) -> None:
             patches, channels = input_shape[1:]
             self.token = self.add_weight(name="token", shape=(1, 1, channels))
             self.positions = self.add_weight(name="positions", shape=(1, patches + 1, channels))
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: AnyTensor) -> AnyTensor:
             token = ops.broadcast_to(self.token, (ops.shape(inputs)[0], 1, inputs.shape[-1]))
             return ops.concatenate([token, inputs], axis=1) + self.positions
 
-        def compute_output_shape(self, input_shape: Any) -> Any:
+        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
             batch, patches, channels = input_shape
             return batch, patches + 1, channels
 
@@ -92,7 +96,7 @@ def token_layer() -> Any:
 
 
 @cache
-def first_token_layer() -> Any:
+def first_token_layer() -> LayerMaker:
     """Returns the layer that keeps the class token; the first call registers it with Keras."""
     import keras
 
@@ -100,10 +104,10 @@ def first_token_layer() -> Any:
     class FirstToken(keras.layers.Layer):
         """Maps `[batch, tokens, channels]` to the first token, `[batch, channels]`."""
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: AnyTensor) -> AnyTensor:
             return inputs[:, 0]
 
-        def compute_output_shape(self, input_shape: Any) -> Any:
+        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
             return input_shape[0], input_shape[2]
 
     return FirstToken

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.models.arrays import Tensor
+from fedemb.models.arrays import LayerMaker, Tensor
+from fedemb.models.keras_backend import keras_ops
 
 OCTAVES, DIRECTIONS = 2, 8
 PATHS = 1 + OCTAVES * DIRECTIONS + DIRECTIONS**2 * OCTAVES * (OCTAVES - 1) // 2
@@ -96,9 +97,7 @@ def scatter(images: Tensor, waves: Tensor, every: Tensor, second: Tensor) -> Ten
       float32 `[batch, size / 4, size / 4, channels * 81]`, with the 81 paths of a channel adjacent:
       mean, then first order by octave and direction, then second order.
     """
-    import keras
-
-    ops: Any = keras.ops
+    ops = keras_ops()
     shape: Any = images.shape
     size, channels = shape[1], shape[3]
     border = [[0, 0], [0, 0], [_BLUR, _BLUR], [_BLUR, _BLUR]]
@@ -144,9 +143,7 @@ def shared_with_mirror(features: Tensor) -> Tensor:
     Args:
       features: from `scatter`, with an even number of columns.
     """
-    import keras
-
-    ops: Any = keras.ops
+    ops = keras_ops()
     shape: Any = features.shape
     channels, columns = shape[-1] // PATHS, shape[2]
     turned = (PATHS * np.arange(channels)[:, None] + mirrored_paths()).ravel()
@@ -155,7 +152,7 @@ def shared_with_mirror(features: Tensor) -> Tensor:
 
 
 @cache
-def scattering_layer() -> Any:
+def scattering_layer() -> LayerMaker:
     """Returns the layer; the first call registers it with Keras."""
     import keras
 
@@ -171,7 +168,7 @@ def scattering_layer() -> Any:
             super().__init__(**options)
             self.mirrored = mirrored
 
-        def get_config(self) -> dict[str, Any]:
+        def get_config(self) -> dict[str, object]:
             return {**super().get_config(), "mirrored": self.mirrored}
 
         def build(self, input_shape: tuple[int, ...]) -> None:

@@ -8,30 +8,33 @@ standardised kernels in ordinary layers, so that it loads without this file.
 
 from __future__ import annotations
 
+import math
+from collections.abc import MutableMapping
 from functools import cache
 from typing import Any
 
-from fedemb.models.arrays import Layer, Model
+import numpy as np
+
+from fedemb.models.arrays import AnyTensor, Layer, Model, Tensor
+from fedemb.models.keras_backend import keras_ops
 
 EPSILON = 1e-5
 GAIN_EPSILON = 1e-4
 """Minimum `fan_in x variance` of a channel with a gain (jax_privacy v0.1, `WSConv2D`)."""
 
 
-def standardize(kernel: Any, gain: Any = None) -> Any:
+def standardize(kernel: AnyTensor, gain: AnyTensor | None = None) -> AnyTensor:
     """Returns the kernel `[height, width, in, out]` with mean 0 in each output channel.
 
     Args:
       kernel: stored kernel.
       gain: `[out]`, norm of each output channel; None means 1.
     """
-    import keras
-
-    ops: Any = keras.ops
+    ops = keras_ops()
     exact = ops.cast(kernel, "float32")
     mean = ops.mean(exact, axis=(0, 1, 2), keepdims=True)
     variance = ops.var(exact, axis=(0, 1, 2), keepdims=True)
-    square = kernel.shape[0] * kernel.shape[1] * kernel.shape[2] * variance
+    square = math.prod(ops.shape(kernel)[:3]) * variance
     if gain is None:
         scaled = (exact - mean) * ops.rsqrt(square + EPSILON)
     else:
@@ -42,7 +45,7 @@ def standardize(kernel: Any, gain: Any = None) -> Any:
 
 
 @cache
-def standardized_convolution() -> Any:
+def standardized_convolution() -> type[Layer]:
     """Returns the layer; the first call registers it with Keras."""
     import keras
 
@@ -53,16 +56,16 @@ def standardized_convolution() -> Any:
         def convolution_op(self, inputs: Any, kernel: Any) -> Any:
             return super().convolution_op(inputs, standardize(kernel))
 
-        def plain_weights(self) -> list[Any]:
+        def plain_weights(self) -> list[np.ndarray]:
             """Returns the weights of the equivalent ordinary layer."""
-            kernel = keras.ops.convert_to_numpy(standardize(self.kernel))
+            kernel = np.asarray(standardize(self.kernel))
             return [kernel, *self.get_weights()[1:]]
 
     return StandardizedConv2D
 
 
 @cache
-def gain_convolution() -> Any:
+def gain_convolution() -> type[Layer]:
     """Returns the layer with a gain per channel; the first call registers it with Keras."""
     import keras
 
@@ -75,20 +78,20 @@ def gain_convolution() -> Any:
             self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
 
         # `Conv2D` saves and loads only its own weights, by index.
-        def save_own_variables(self, store: Any) -> None:
+        def save_own_variables(self, store: MutableMapping[str, Tensor]) -> None:
             super().save_own_variables(store)
             store["gain"] = self.gain
 
-        def load_own_variables(self, store: Any) -> None:
+        def load_own_variables(self, store: MutableMapping[str, Tensor]) -> None:
             super().load_own_variables(store)
             self.gain.assign(store["gain"])
 
         def convolution_op(self, inputs: Any, kernel: Any) -> Any:
             return super().convolution_op(inputs, standardize(kernel, self.gain))
 
-        def plain_weights(self) -> list[Any]:
+        def plain_weights(self) -> list[np.ndarray]:
             """Returns the weights of the equivalent ordinary layer."""
-            kernel = keras.ops.convert_to_numpy(standardize(self.kernel, self.gain))
+            kernel = np.asarray(standardize(self.kernel, self.gain))
             return [kernel, *(self.get_weights()[1:2] if self.use_bias else [])]
 
     return GainConv2D
@@ -106,7 +109,7 @@ def plain_form(backbone: Model) -> Model:
     if not any(isinstance(layer, special) for layer in backbone.layers):
         return backbone
 
-    def plain(layer: Layer) -> Any:
+    def plain(layer: Layer) -> Layer:
         kind = keras.layers.Conv2D if isinstance(layer, special) else type(layer)
         return kind.from_config(layer.get_config())
 

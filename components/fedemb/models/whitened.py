@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.models.arrays import AnyTensor, Model, Tensor, Variable
+from fedemb.models.arrays import AnyTensor, Layer, Model, Variable
 from fedemb.models.keras_backend import keras_ops
 
 _REACH = 6.0
@@ -73,12 +73,15 @@ def _whitened(features: AnyTensor, weights: Sequence[Variable], *, reduce: bool)
     return x / ops.maximum(length, 1e-6)
 
 
+def _rooted(inputs: AnyTensor) -> AnyTensor:
+    ops = keras_ops()
+    return ops.sign(inputs) * ops.sqrt(ops.abs(inputs))
+
+
 @cache
-def whitened_layer() -> Any:
+def whitened_layer() -> type[Layer]:
     """Returns the layer; the first call registers it with Keras."""
     import keras
-
-    ops: Any = keras.ops
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class Whitened(keras.layers.Layer):
@@ -101,10 +104,10 @@ def whitened_layer() -> Any:
             super().__init__(**options)
             self.directions, self.reduce, self.square_root = directions, reduce, square_root
 
-        def get_config(self) -> dict[str, Any]:
+        def get_config(self) -> dict[str, object]:
             added = {"reduce": self.reduce, "square_root": self.square_root}
-            settings = {**super().get_config(), "directions": self.directions}
-            return settings | {name: True for name, used in added.items() if used}
+            used = {name: True for name, value in added.items() if value}
+            return {**super().get_config(), "directions": self.directions, **used}
 
         def build(self, input_shape: tuple[int, ...]) -> None:
             channels, dim = input_shape[-1], int(np.prod(input_shape[1:]))
@@ -113,23 +116,26 @@ def whitened_layer() -> Any:
                 for name, shape, initial in _weights(channels, dim, self.directions)
             ]
 
-        def fit(self, features: np.ndarray) -> None:
-            """Computes its constants from `[images, height, width, channels]`; see `constants`."""
-            features = np.asarray(self._rooted(features))
-            found = constants(features, self.directions)
-            for weight, values in zip(self._constants, found, strict=True):
-                weight.assign(values.astype(np.float32))
-
-        def _rooted(self, inputs: Any) -> Any:
-            return ops.sign(inputs) * ops.sqrt(ops.abs(inputs)) if self.square_root else inputs
-
-        def call(self, inputs: Tensor) -> Tensor:
-            return _whitened(self._rooted(inputs), self._constants, reduce=self.reduce)
+        def call(self, inputs: AnyTensor) -> AnyTensor:
+            rooted = _rooted(inputs) if self.square_root else inputs
+            return _whitened(rooted, self._constants, reduce=self.reduce)
 
         def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
             return input_shape[0], self.directions if self.reduce else int(np.prod(input_shape[1:]))
 
     return Whitened
+
+
+def fit(layer: Layer, features: np.ndarray) -> None:
+    """Computes the constants of a whitened layer.
+
+    Args:
+      layer: the layer, built.
+      features: its inputs, `[images, height, width, channels]`; see `constants`.
+    """
+    settings = layer.get_config()
+    rooted = np.asarray(_rooted(features)) if settings.get("square_root") else features
+    layer.set_weights([v.astype(np.float32) for v in constants(rooted, settings["directions"])])
 
 
 def fit_constants(backbone: Model, images: np.ndarray) -> int:
@@ -154,6 +160,6 @@ def fit_constants(backbone: Model, images: np.ndarray) -> int:
                 continue
             before = keras.Model(model.input, layer.input)
             pieces = np.array_split(images, max(1, len(images) // 64))
-            layer.fit(np.concatenate([np.asarray(before(preprocess(piece))) for piece in pieces]))
+            fit(layer, np.concatenate([np.asarray(before(preprocess(one))) for one in pieces]))
             fitted += 1
     return fitted

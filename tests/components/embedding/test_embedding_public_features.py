@@ -30,7 +30,7 @@ from fedemb.keys import open_key_store
 from fedemb.models.backbones import cut
 from fedemb.models.backbones.groups import trainable_variables
 from fedemb.models.imported import check_import, import_backbone
-from fedemb.models.inference import VectorizedRounds, embed
+from fedemb.models.inference import SharedFeatures, embed
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.public_features import (
     fit_features,
@@ -229,7 +229,7 @@ def test_embedding_is_the_projection_followed_by_the_features_of_the_set_length(
     assert load_whitelisted(path, path, model).output_shape == (None, 20)
     with pytest.raises(ConfigError, match="wanted"):
         load_backbone(path, MODEL)
-    shown = VectorizedRounds({"model": loaded}, "projection", embed)(images, 4)["model"]
+    shown = SharedFeatures({"model": loaded}, "projection", embed)(images, 4)["model"]
     np.testing.assert_allclose(shown, joined / np.sqrt(1 + 1.5**2), atol=1e-5)
     save_for_serving(loaded, model, tmp_path / "saved_model")
     check_import(path, "projection")

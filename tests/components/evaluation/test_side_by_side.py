@@ -7,7 +7,7 @@ from fedemb.config import ModelConfig
 from fedemb.engine import build_backbone
 from fedemb.models import inference
 from fedemb.models.backbones import cut
-from fedemb.models.inference import VectorizedRounds, classify, embed
+from fedemb.models.inference import SharedFeatures, classify, embed
 from fedemb.models.raw_pixels import raw_pixels
 
 CLASSES = ("a", "b", "c")
@@ -50,7 +50,7 @@ def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes,
             (examples.ndim == 4 and computed.append(model)) or honest(model, examples, *more)
         ),
     )
-    shown = VectorizedRounds(models, group, apply)
+    shown = SharedFeatures(models, group, apply)
     found = shown(images, 16)
     shared = 1 if classes else 2
     assert len(computed) == len(models) - shared, "model, start and features have one trunk"
@@ -64,5 +64,5 @@ def test_a_trunk_that_trained_is_not_taken_for_that_of_the_start():
     start = build_backbone(config, 0)
     moved = with_another_end(start, 1)
     moved.weights[0].assign(moved.weights[0] + 1e-6)
-    assert len(VectorizedRounds({"a": start, "b": moved}, "projection", embed).trunks) == 2
-    assert not VectorizedRounds({"a": start, "b": moved}, "all", embed).trunks
+    assert len(SharedFeatures({"a": start, "b": moved}, "projection", embed).trunks) == 2
+    assert not SharedFeatures({"a": start, "b": moved}, "all", embed).trunks

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import Node
+from fedemb.models.arrays import LayerMaker, Node
+from fedemb.models.keras_backend import keras_layers as layers
 from fedemb.models.standardized import gain_convolution, standardized_convolution
 
 
-def layers() -> Any:
-    """Returns `keras.layers`; imports Keras only when a backbone is built."""
-    import keras
-
-    return keras.layers
-
-
-def convolution(model: ModelConfig, default: str = "none") -> Any:
+def convolution(model: ModelConfig, default: str = "none") -> LayerMaker:
     """Returns the convolution layer: plain, with standardised weights, or also with a gain.
 
     Args:
@@ -31,7 +23,7 @@ def convolution(model: ModelConfig, default: str = "none") -> Any:
 
 
 def group_norm(
-    x: Node, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5, **options: Any
+    x: Node, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5, **options: object
 ) -> Node:
     """Normalises each image by groups of its own channels; does nothing for 0 groups.
 
@@ -63,7 +55,7 @@ def joined(branch: Node, shortcut: Node, model: ModelConfig, name: str, groups: 
     return group_norm(x, model, f"{name}_scale_norm", groups) if model.scale_norm else x
 
 
-def embedding(x: Node, model: ModelConfig, **options: Any) -> Node:
+def embedding(x: Node, model: ModelConfig, **options: object) -> Node:
     """Returns the projection: one or two dense layers, or none if the features are the embedding.
 
     Args:

@@ -8,17 +8,18 @@ from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import Layer, Model
+from fedemb.models.arrays import Layer, Model, Node
 from fedemb.models.backbones.channel_norm import channel_group_norm
 from fedemb.models.backbones.registry import backbones, mirroring
 from fedemb.models.classifier import with_head
+from fedemb.models.keras_backend import input_node
 
 # Layers whose output for one image depends on the other images of the batch, or that keep state; #
 # a frozen one is a constant scale and offset.
 _BATCH_DEPENDENT = ("BatchNormalization", "SyncBatchNormalization", "SpectralNormalization")
 
 
-def build_backbone(model: ModelConfig, seed: int) -> Any:
+def build_backbone(model: ModelConfig, seed: int) -> Model:
     """Builds a backbone with initial weights that depend only on the seed.
 
     Args:
@@ -40,7 +41,7 @@ def build_backbone(model: ModelConfig, seed: int) -> Any:
     return with_head(backbone, model, seed) if model.classes else backbone
 
 
-def _one(model: ModelConfig, seed: int) -> Any:
+def _one(model: ModelConfig, seed: int) -> Model:
     import keras
 
     if ":" in model.backbone:
@@ -58,7 +59,7 @@ def _one(model: ModelConfig, seed: int) -> Any:
                 f"model.mirrored: {model.backbone} has no mirrored features; set it to false, or "
                 f"take {', '.join(mirroring())}"
             )
-        inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
+        inputs = input_node((model.image_size, model.image_size, model.channels), "images")
         outputs = backbones()[model.backbone](inputs, model)
         backbone = keras.Model(inputs, outputs, name=model.backbone)
         for part in _models_in(backbone):
@@ -72,7 +73,7 @@ def _one(model: ModelConfig, seed: int) -> Any:
     return backbone
 
 
-def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
+def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Model:
     """Concatenates the features of several backbones on the same image, without projections.
 
     The features of each part are scaled to length 1 per image: no part outweighs another, and no
@@ -80,8 +81,8 @@ def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
     """
     import keras
 
-    inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
-    features: list[Any] = []
+    inputs = input_node((model.image_size, model.image_size, model.channels), "images")
+    features: list[Node] = []
     for number, name in enumerate(names):
         part = _one(model.model_copy(update={"backbone": name, "projection": False}), seed + number)
         length: Any = keras.layers.UnitNormalization(name=f"length_{number}")
@@ -93,7 +94,7 @@ def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
     )
 
 
-def learned_parts(backbone: Model) -> list[Any]:
+def learned_parts(backbone: Model) -> list[Model]:
     """Returns the parts that public pretraining trains: inner models with trainable weights.
 
     Args:
@@ -106,7 +107,7 @@ def learned_parts(backbone: Model) -> list[Any]:
     return [backbone]
 
 
-def _models_in(backbone: Model) -> list[Any]:
+def _models_in(backbone: Model) -> list[Model]:
     import keras
 
     return [layer for layer in backbone.layers if isinstance(layer, keras.Model)]
@@ -173,7 +174,7 @@ def with_bfloat16(backbone: Model) -> Model:
     """
     import keras
 
-    def lean(layer: Layer) -> Any:
+    def lean(layer: Layer) -> Layer:
         settings = layer.get_config()
         if type(layer) is keras.layers.GroupNormalization:
             return channel_group_norm().from_config(settings)

@@ -5,31 +5,34 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from fedemb.models.arrays import AnyTensor, Layer, Tensor
+from fedemb.models.keras_backend import keras_ops
+
 _LEAST_SPREAD = 2.0**-7
 """Minimum variance, as a share of the squared mean; the resolution of bfloat16."""
 
 
 @cache
-def channel_group_norm() -> Any:
+def channel_group_norm() -> type[Layer]:
     """Returns the layer; its weights and configuration match Keras's `GroupNormalization`.
 
     The layer is used only for training and is never saved; the original backbone is saved.
     """
     import keras
 
-    ops: Any = keras.ops
+    ops = keras_ops()
 
     class ChannelGroupNorm(keras.layers.GroupNormalization):
         """`GroupNormalization` of maps that keep their type; moments and scales are float32."""
 
-        def call(self, inputs: Any) -> Any:
+        def call(self, inputs: Any) -> Tensor:
             _, height, width, channels = inputs.shape
             groups, pixels = self.groups, height * width
             maps = ops.cast(inputs, self.compute_dtype)
             flat = ops.reshape(maps, (-1, pixels, channels))
             ones = ops.ones((1, 1, pixels), dtype=flat.dtype)
 
-            def moment(values: Any) -> Any:
+            def moment(values: AnyTensor) -> AnyTensor:
                 sums = ops.cast(ops.matmul(ones, values), "float32")  # fastest way to sum
                 sums = ops.reshape(sums, (-1, groups, channels // groups))
                 return ops.mean(sums, axis=2, keepdims=True) / pixels

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import Model
+from fedemb.models.arrays import Model, Variable
 from fedemb.models.classifier import HEAD
 
 _PROJECTION = ("embedding/", "embedding_hidden/")
@@ -28,7 +27,7 @@ def _frozen_convolution(name: str, path: str) -> bool:
     return True
 
 
-def cut(model: Model, group: str) -> tuple[Any, Any]:
+def cut(model: Model, group: str) -> tuple[Model, Model]:
     """Splits a model into its frozen part and the layers that private training changes.
 
     Args:
@@ -56,7 +55,7 @@ def cut(model: Model, group: str) -> tuple[Any, Any]:
     )
 
 
-def trainable_variables(backbone: Model, group: str = "all") -> Sequence[Any]:
+def trainable_variables(backbone: Model, group: str = "all") -> Sequence[Variable]:
     """Returns the variables that private training may change, in the order of the model.
 
     Args:

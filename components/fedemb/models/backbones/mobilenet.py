@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import ModelConfig
 from fedemb.models.arrays import Node
-from fedemb.models.backbones.blocks import embedding, group_norm, layers
+from fedemb.models.backbones.blocks import embedding, group_norm
 from fedemb.models.backbones.registry import backbone
+from fedemb.models.keras_backend import keras_layers as layers
 
 _STAGES = (
     (1, 1, 16, 1),
@@ -27,7 +26,7 @@ def _norm(x: Node, model: ModelConfig, name: str) -> Node:
 
 def _inverted_residual(  # noqa: PLR0917 - the shape of a block, as every paper lists it
     x: Node, model: ModelConfig, expand: int, filters: int, stride: int, name: str
-) -> Any:
+) -> Node:
     shortcut, width = x, x.shape[-1]
     if expand > 1:
         x = layers().Conv2D(expand * width, 1, use_bias=False, name=f"{name}_expand_conv")(x)

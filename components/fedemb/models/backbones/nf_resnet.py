@@ -7,12 +7,12 @@ divides its input by the standard deviation that the sum of branches has reached
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.models.arrays import Node
-from fedemb.models.backbones.blocks import convolution, embedding, layers
+from fedemb.models.backbones.blocks import convolution, embedding
 from fedemb.models.backbones.registry import backbone
+from fedemb.models.keras_backend import keras_layers as layers
 
 _RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
 _BRANCH = 0.2
@@ -29,7 +29,7 @@ def nf_resnet50(x: Node, model: ModelConfig) -> Node:
 
     conv = convolution(model, "gain")
 
-    def active(y: Any, name: str, factor: float = 1.0) -> Any:
+    def active(y: Node, name: str, factor: float = 1.0) -> Node:
         y = layers().ReLU(name=f"{name}_relu")(y)
         return layers().Rescaling(_RELU_GAIN * factor, name=f"{name}_scale")(y)
 

@@ -6,11 +6,11 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from fedemb.config import ModelConfig
+from fedemb.models.arrays import Node
 
-Build = Callable[[Any, ModelConfig], Any]
+Build = Callable[[Node, ModelConfig], Node]
 """Function from input tensor and settings to output tensor: the layers of a backbone."""
 
 _FOUND: dict[str, Build] = {}

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 from fedemb.config import ModelConfig
-from fedemb.models.arrays import Layer, Node
-from fedemb.models.backbones.blocks import convolution, embedding, group_norm, joined, layers
+from fedemb.models.arrays import LayerMaker, Node
+from fedemb.models.backbones.blocks import convolution, embedding, group_norm, joined
 from fedemb.models.backbones.registry import backbone
+from fedemb.models.keras_backend import input_node
+from fedemb.models.keras_backend import keras_layers as layers
 from fedemb.models.mirror_image import mirror_layer
 from fedemb.models.whitened import whitened_layer
+
+if TYPE_CHECKING:
+    from keras.regularizers import L2
 
 _GROUPS, _WIDE_GROUPS = 8, 32
 
 
 def _basic_block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
-    x: Node, model: ModelConfig, conv: Layer, filters: int, stride: int, name: str
-) -> Any:
+    x: Node, model: ModelConfig, conv: LayerMaker, filters: int, stride: int, name: str
+) -> Node:
     shortcut = x
     x = conv(filters, 3, strides=stride, padding="same", use_bias=False, name=f"{name}_conv1")(x)
     x = layers().ReLU(name=f"{name}_relu1")(group_norm(x, model, f"{name}_norm1", _GROUPS))
@@ -37,7 +42,7 @@ def _small_resnet(
     *,
     widths: tuple[int, ...] = (16, 32, 64),
     stem: tuple[int, int] = (3, 1),
-) -> Any:
+) -> Node:
     """A stem (kernel, stride), then stages of basic blocks; later stages start with stride 2."""
     conv = convolution(model, "plain" if model.backbone.endswith("_ws") else "none")
     kernel, stride = stem
@@ -82,8 +87,8 @@ def _of_both(x: Node, model: ModelConfig) -> Node:
     """
     import keras
 
-    images = keras.Input(x.shape[1:], name="one_way")
-    quarters = _quarters(cast("Node", images), model)
+    images = input_node(x.shape[1:], "one_way")
+    quarters = _quarters(images, model)
     net = keras.Model(images, layers().Flatten(name="flatten_net")(quarters), name="net")
     turned = mirror_layer()(name="mirror_image")(x)
     mean = layers().Average(name="both_ways")([net(x), net(turned)])
@@ -100,7 +105,9 @@ def resnet8_wide(x: Node, model: ModelConfig) -> Node:
     """
     x = _of_both(x, model) if model.mirrored else _quarters(x, model)
     if model.whitened_directions:
-        return embedding(whitened_layer()(model.whitened_directions, name="whitened")(x), model)
+        return embedding(
+            whitened_layer()(directions=model.whitened_directions, name="whitened")(x), model
+        )
     return embedding(layers().Flatten(name="flatten")(x), model)
 
 
@@ -120,16 +127,16 @@ def resnet18(x: Node, model: ModelConfig) -> Node:
     return _pooled(_small_resnet(x, model, 2, widths=(64, 128, 256, 512)), model)
 
 
-def _decay() -> Any:
+def _decay() -> L2:
     import keras
 
     return keras.regularizers.L2(1e-4)
 
 
 def _bottleneck(  # noqa: PLR0917 - as _basic_block
-    x: Node, model: ModelConfig, layer: Layer, filters: int, stride: int, name: str
-) -> Any:
-    def conv(y: Any, width: int, kernel: int, stride: int, suffix: str) -> Any:
+    x: Node, model: ModelConfig, layer: LayerMaker, filters: int, stride: int, name: str
+) -> Node:
+    def conv(y: Node, width: int, kernel: int, stride: int, suffix: str) -> Node:
         if kernel == 3:
             y = layers().ZeroPadding2D(1, name=f"{name}_pad{suffix}")(y)
         y = layer(

@@ -9,8 +9,9 @@ from __future__ import annotations
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
 from fedemb.models.arrays import Node
-from fedemb.models.backbones.blocks import embedding, group_norm, layers
+from fedemb.models.backbones.blocks import embedding, group_norm
 from fedemb.models.backbones.registry import backbone
+from fedemb.models.keras_backend import keras_layers as layers
 from fedemb.models.scattering import PATHS, scattering_layer
 from fedemb.models.whitened import whitened_layer
 
@@ -49,7 +50,7 @@ def scatter_linear(x: Node, model: ModelConfig) -> Node:
     """The features themselves: 15,552 at 32x32x3 without a projection; no trainable layer."""
     x = _scattered(x, model)
     if model.whitened_directions:
-        flat = whitened_layer()(model.whitened_directions, name="whitened")(x)
+        flat = whitened_layer()(directions=model.whitened_directions, name="whitened")(x)
     else:
         flat = layers().Flatten(name="flatten")(_normalised(x, model))
     return embedding(flat, model)

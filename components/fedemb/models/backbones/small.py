@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fedemb.config import ModelConfig
 from fedemb.models.arrays import Node
-from fedemb.models.backbones.blocks import embedding, layers
+from fedemb.models.backbones.blocks import embedding
 from fedemb.models.backbones.registry import backbone
+from fedemb.models.keras_backend import keras_layers as layers
 
 
 @backbone("lenet")

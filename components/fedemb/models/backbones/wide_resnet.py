@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import ModelConfig
 from fedemb.models.arrays import Node
-from fedemb.models.backbones.blocks import convolution, embedding, group_norm, joined, layers
+from fedemb.models.backbones.blocks import convolution, embedding, group_norm, joined
 from fedemb.models.backbones.registry import backbone
+from fedemb.models.keras_backend import keras_layers as layers
 
 _GROUPS = 16
 
@@ -16,7 +15,7 @@ def _wide_resnet(x: Node, model: ModelConfig, depth: int, width: int) -> Node:
     """Blocks of (ReLU, GroupNorm, convolution) twice; 16, 32 and 64 times `width` channels."""
     conv = convolution(model, "gain")
 
-    def active(y: Any, name: str) -> Any:
+    def active(y: Node, name: str) -> Node:
         y = layers().ReLU(name=f"{name}_relu")(y)
         return group_norm(y, model, f"{name}_norm", _GROUPS)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -45,7 +45,7 @@ class Application(Named):
 
         if weights is not None and not weights.is_file():
             raise InputError(f"{weights} is not a file. Name the weights of {self.name}")
-        function: Any = getattr(keras.applications, self.function)
+        function: Callable[..., Model] = getattr(keras.applications, self.function)
         shape = {"include_top": False, "pooling": "avg", "input_shape": (size, size, 3)}
         network = function(weights=None, **shape) if weights else self._downloaded(function, shape)
         if weights is not None:
@@ -64,7 +64,7 @@ class Application(Named):
         source = weights.name if weights else f"keras.applications.{self.function}"
         return of_network(network, BY_KIND[self.pixels], source, digest)
 
-    def _downloaded(self, function: Any, shape: dict[str, Any]) -> Any:
+    def _downloaded(self, function: Callable[..., Model], shape: Mapping[str, object]) -> Model:
         try:
             return function(weights="imagenet", **shape)
         except Exception as error:  # a network fault, or a digest that does not match

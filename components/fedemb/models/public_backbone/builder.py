@@ -8,12 +8,12 @@ images, and all of its weights can be trained privately.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from fedemb.errors import ArtifactError
-from fedemb.models.arrays import Layer, Node
+from fedemb.models.arrays import Layer, Model, Node
+from fedemb.models.keras_backend import keras_layers
 
 Array = np.ndarray
 
@@ -29,7 +29,7 @@ class Builder:
     def __init__(self, tensors: Mapping[str, Array], file: str) -> None:
         self._tensors, self._file = tensors, file
         self._used: set[str] = set()
-        self._weights: list[tuple[Any, Sequence[Array]]] = []
+        self._weights: list[tuple[Layer, Sequence[Array]]] = []
 
     def take(self, name: str, *shape: int | None) -> Array:
         """Returns a tensor as float64 and marks it as used.
@@ -70,11 +70,11 @@ class Builder:
         found = self._tensors.get(f"{source}.weight")
         return 1 if found is None or found.ndim == 0 else int(found.shape[-1])
 
-    def add(self, layer: Layer, inputs: Any, *weights: Array) -> Any:
+    def add(self, layer: Layer, inputs: Node, *weights: Array) -> Node:
         """Calls a layer; its weights are set when the network is finished."""
         return self.set(layer, layer(inputs), *weights)
 
-    def set(self, layer: Layer, outputs: Any, *weights: Array) -> Any:
+    def set(self, layer: Layer, outputs: Node, *weights: Array) -> Node:
         """Returns outputs of a layer, whose weights are set when the network is finished."""
         self._weights.append((layer, weights))
         return outputs
@@ -91,7 +91,7 @@ class Builder:
 
         kernel = self.take(f"{source}.weight", None, x.shape[-1])
         bias = self.take(f"{source}.bias", len(kernel))
-        layer: Any = keras.layers.Dense(len(kernel), name=name)
+        layer = keras.layers.Dense(len(kernel), name=name)
         return self.add(layer, x, kernel.T, bias)
 
     def convolution(  # noqa: PLR0917 - as torch.nn.Conv2d
@@ -105,7 +105,7 @@ class Builder:
         *,
         epsilon: float = 1e-5,
         depthwise: bool = False,
-    ) -> Any:
+    ) -> Node:
         """Adds a convolution with a bias; batch normalisation after it is folded into it.
 
         Args:
@@ -118,8 +118,6 @@ class Builder:
           epsilon: constant of the batch normalisation.
           depthwise: whether each channel has its own filter.
         """
-        import keras
-
         channels = 1 if depthwise else x.shape[-1]
         filters = x.shape[-1] if depthwise else None
         kernel = self.take(f"{source}.weight", filters, channels, None, None)
@@ -131,12 +129,12 @@ class Builder:
             scale, offset = self._batch_norm(norm, count, epsilon)
             kernel, bias = kernel * scale[:, None, None, None], bias * scale + offset
         if isinstance(padding, int) and padding:
-            x = keras.layers.ZeroPadding2D(padding, name=f"{name}_pad")(x)
+            x = keras_layers().ZeroPadding2D(padding, name=f"{name}_pad")(x)
         settings = {"strides": stride, "padding": "same" if padding == "same" else "valid"}
         if depthwise:
-            layer: Any = keras.layers.DepthwiseConv2D(size, name=name, **settings)
+            layer = keras_layers().DepthwiseConv2D(size, name=name, **settings)
             return self.add(layer, x, kernel.transpose(2, 3, 0, 1), bias)
-        layer = keras.layers.Conv2D(count, size, name=name, **settings)
+        layer = keras_layers().Conv2D(count, size, name=name, **settings)
         return self.add(layer, x, kernel.transpose(2, 3, 1, 0), bias)
 
     def layer_norm(self, x: Node, name: str, source: str, epsilon: float = 1e-6) -> Node:
@@ -154,7 +152,7 @@ class Builder:
         scale = gamma / np.sqrt(variance + epsilon)
         return scale, beta - mean * scale
 
-    def finished(self, inputs: Any, outputs: Any, name: str, unused: Sequence[str]) -> Any:
+    def finished(self, inputs: Node, outputs: Node, name: str, unused: Sequence[str]) -> Model:
         """Returns the network with its weights.
 
         Args:

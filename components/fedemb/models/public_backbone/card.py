@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -128,7 +128,7 @@ def read_card(path: Path) -> BackboneCard | None:
         return card
 
 
-def write_backbone(backbone: Model, path: Path, fields: Mapping[str, Any]) -> BackboneCard:
+def write_backbone(backbone: Model, path: Path, fields: Mapping[str, object]) -> BackboneCard:
     """Writes a backbone file and returns its card. The same network gives the same bytes.
 
     Args:

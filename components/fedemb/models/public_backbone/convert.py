@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.digests import file_digest
+from fedemb.models.arrays import Model
 from fedemb.models.public_backbone.builder import Array
 from fedemb.models.public_backbone.built import Built
 from fedemb.models.public_backbone.convnext import convnext_tiny
@@ -19,7 +19,8 @@ from fedemb.models.public_backbone.safetensors_file import read_safetensors
 from fedemb.models.public_backbone.torch_file import read_torch
 from fedemb.models.public_backbone.vision_transformer import vision_transformer
 
-_Build = Callable[[Mapping[str, Array], int, str, Pixels], tuple[Any, dict[str, str]]]
+_Network = tuple[Model, dict[str, str]]
+_Build = Callable[[Mapping[str, Array], int, str, Pixels], _Network]
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Architecture:
     build: _Build
 
 
-def _vit_small(tensors: Mapping[str, Array], size: int, file: str, pixels: Pixels) -> Any:
+def _vit_small(tensors: Mapping[str, Array], size: int, file: str, pixels: Pixels) -> _Network:
     return vision_transformer(tensors, size, file, "vit_small", 16, pixels)
 
 
-def _dinov2_small(tensors: Mapping[str, Array], size: int, file: str, pixels: Pixels) -> Any:
+def _dinov2_small(tensors: Mapping[str, Array], size: int, file: str, pixels: Pixels) -> _Network:
     return vision_transformer(tensors, size, file, "dinov2_small", 14, pixels)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from fedemb.models.arrays import Node
+from fedemb.models.arrays import Model, Node
 from fedemb.models.public_backbone.builder import Array, Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 from fedemb.models.scaled import scaled_layers
@@ -15,7 +14,7 @@ _BLOCKS = (3, 3, 9, 3)
 
 def convnext_tiny(
     tensors: Mapping[str, Array], size: int, file: str, pixels: Pixels
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[Model, dict[str, str]]:
     """Builds ConvNeXt-T without its classifier.
 
     Args:

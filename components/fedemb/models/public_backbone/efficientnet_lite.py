@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from fedemb.models.arrays import Node
+from fedemb.models.arrays import Model, Node
 from fedemb.models.public_backbone.builder import Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 
@@ -28,7 +27,7 @@ _TAPPED = (5, 6, 7)
 
 def efficientnet_lite(
     tensors: Mapping[str, np.ndarray], size: int, number: int, file: str
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[Model, dict[str, str]]:
     """Builds EfficientNet-Lite from a state dict.
 
     Args:
@@ -69,7 +68,7 @@ def efficientnet_lite(
 
 def _block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
     build: Builder, x: Node, name: str, source: str, expansion: int, stride: int
-) -> Any:
+) -> Node:
     """Adds an inverted residual block: expansion, depthwise convolution, projection."""
     import keras
 

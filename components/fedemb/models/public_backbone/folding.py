@@ -9,19 +9,19 @@ the same function, mixes no images, and all of its weights can be trained privat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import Layer
+from fedemb.models.arrays import Layer, Model, Node
 
 _FOLDED_INTO = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Dense")
 
 Array = np.ndarray
 
 
-def without_batch_norm(network: Any) -> Any:
+def without_batch_norm(network: Model) -> Model:
     """Returns a network that computes the same function without batch normalisation.
 
     Args:
@@ -41,12 +41,12 @@ def without_batch_norm(network: Any) -> Any:
     network = graph_of(network)
     before = {id(norm): _foldable(norm) for norm in norms}
     sources = {id(source) for source in before.values() if source is not None}
-    copies: dict[int, Any] = {}
+    copies: dict[int, Layer] = {}
     affine: set[int] = set()
 
-    def copy(layer: Any) -> Any:
+    def copy(layer: Layer) -> Layer:
         config = layer.get_config()
-        kind: Any = type(layer)
+        kind: type[Layer] = type(layer)
         if id(layer) in before:
             if before[id(layer)] is not None:
                 kind, config = keras.layers.Identity, {"name": layer.name}
@@ -61,7 +61,7 @@ def without_batch_norm(network: Any) -> Any:
             affine.add(id(made))
         return made
 
-    def call(layer: Any, *inputs: Any, **options: Any) -> Any:
+    def call(layer: Layer, *inputs: Node, **options: object) -> Node:
         if type(layer) is keras.layers.Identity:
             return inputs[0]
         if id(layer) in affine:  # without the options of batch normalisation
@@ -89,7 +89,7 @@ def _fold(norm: Layer, source: Layer | None, copies: Mapping[int, Layer]) -> Non
         copies[id(source)].set_weights(_folded_weights(source, scale, offset))
 
 
-def applied(network: Any, x: Any) -> Any:
+def applied(network: Model, x: Node) -> Node:
     """Returns the output of a network's layers on a symbolic tensor, in the graph of that tensor.
 
     Unlike a call of the network, this adds its layers to the graph, and not one inner network.
@@ -97,7 +97,7 @@ def applied(network: Any, x: Any) -> Any:
     return graph_of(network)._run_through_graph([x], operation_fn=lambda layer: layer)
 
 
-def graph_of(network: Any) -> Any:
+def graph_of(network: Model) -> Model:
     """Returns a network as a graph of layers.
 
     Raises:
@@ -114,7 +114,7 @@ def graph_of(network: Any) -> Any:
     return network
 
 
-def _cloned(network: Any, copy: Callable[..., Any], call: Callable[..., Any]) -> Any:
+def _cloned(network: Model, copy: Callable[[Layer], Layer], call: Callable[..., Node]) -> Model:
     import keras
 
     return keras.models.clone_model(
@@ -122,11 +122,20 @@ def _cloned(network: Any, copy: Callable[..., Any], call: Callable[..., Any]) ->
     )
 
 
-def _foldable(norm: Any) -> Any:
+def maker(node: Node) -> Layer:
+    """Returns the layer whose output a node is."""
+    return vars(node)["_keras_history"].operation
+
+
+def _input(layer: Layer) -> Node:
+    return cast("Node", layer.input)  # of a layer with one input
+
+
+def _foldable(norm: Layer) -> Layer | None:
     """Returns the layer that a batch normalisation can be folded into, or None."""
     if len(norm._inbound_nodes) != 1:
         return None
-    source = norm.input._keras_history.operation
+    source = maker(_input(norm))
     alone = len(source._inbound_nodes) == 1 and len(source._outbound_nodes) == 1
     linear = getattr(getattr(source, "activation", None), "__name__", "linear") == "linear"
     return source if alone and linear and type(source).__name__ in _FOLDED_INTO else None
@@ -165,11 +174,11 @@ def _folded_weights(layer: Any, scale: Array, offset: Array) -> list[Array]:
     return [one.astype(np.float32) for one in (*kernels, bias * scale + offset)]
 
 
-def _affine_kind(norm: Any) -> tuple[Any, dict[str, Any]]:
+def _affine_kind(norm: Layer) -> tuple[type[Layer], dict[str, object]]:
     """Returns class and settings of a layer with a scale and an offset of each channel."""
     import keras
 
-    if len(norm.input.shape) == 4:
+    if len(_input(norm).shape) == 4:
         return keras.layers.DepthwiseConv2D, {"kernel_size": 1, "name": norm.name}
     raise ConfigError(
         f"batch normalisation {norm.name} does not follow a convolution or a dense layer, so it "
@@ -177,6 +186,6 @@ def _affine_kind(norm: Any) -> tuple[Any, dict[str, Any]]:
     )
 
 
-def _affine_weights(norm: Any, scale: Array, offset: Array) -> list[Array]:
-    channels = norm.input.shape[-1]
+def _affine_weights(norm: Layer, scale: Array, offset: Array) -> list[Array]:
+    channels = _input(norm).shape[-1]
     return [scale.reshape(1, 1, channels, 1).astype(np.float32), offset.astype(np.float32)]

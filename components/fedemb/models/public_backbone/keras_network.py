@@ -12,7 +12,7 @@ from fedemb.models.arrays import Model
 from fedemb.models.imported import check_import, known_pixels
 from fedemb.models.loading import load_model, require_finite
 from fedemb.models.public_backbone.built import Built
-from fedemb.models.public_backbone.folding import applied, without_batch_norm
+from fedemb.models.public_backbone.folding import applied, maker, without_batch_norm
 from fedemb.models.public_backbone.pixels import BY_KIND, OURS, Pixels, image_input
 
 
@@ -46,7 +46,7 @@ def of_network(network: Model, pixels: Pixels, source: str, sha256: str) -> Buil
     if len(ends) == 4:
         outputs = keras.layers.GlobalAveragePooling2D(name="pooled_features")(outputs)
     backbone = keras.Model(inputs, outputs, name=network.name)
-    head = outputs._keras_history.operation.name
+    head = maker(outputs).name
     return Built(backbone, {"head": head}, str(pixels), "", source, sha256)
 
 

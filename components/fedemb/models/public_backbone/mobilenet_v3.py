@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from fedemb.models.arrays import Node
+from fedemb.models.arrays import Model, Node
 from fedemb.models.public_backbone.builder import Array, Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 
@@ -22,7 +21,7 @@ _STAGES = (
 
 def mobilenetv3_large(
     tensors: Mapping[str, Array], size: int, file: str, pixels: Pixels
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[Model, dict[str, str]]:
     """Builds MobileNetV3-Large without its classifier.
 
     Args:
@@ -64,7 +63,7 @@ def _activated(x: Node, name: str, activation: str) -> Node:
 
 def _block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
     build: Builder, x: Node, name: str, source: str, stride: int, activation: str
-) -> Any:
+) -> Node:
     """Adds an inverted residual block, or a depthwise one where nothing is expanded."""
     import keras
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from fedemb.models.arrays import Node
+from fedemb.models.keras_backend import input_node, keras_layers
 
 SCALE = 128.0
 """The pipeline gives a network `x / 128 - 1` for pixel values `x` in 0..255."""
@@ -51,7 +53,7 @@ BY_KIND = {
 """Pixel values by the name in `pretraining.import_pixels`."""
 
 
-def image_input(size: int, pixels: Pixels) -> tuple[Any, Any]:
+def image_input(size: int, pixels: Pixels) -> tuple[Node, Node]:
     """Returns the input of a network and the trained pixel values.
 
     Args:
@@ -61,10 +63,8 @@ def image_input(size: int, pixels: Pixels) -> tuple[Any, Any]:
     Returns:
       The input tensor, `x / 128 - 1`, and the tensor `(x - mean) / deviation`.
     """
-    import keras
-
-    layers: Any = keras.layers
-    inputs = keras.Input((size, size, len(pixels.mean)), name="images")
+    layers = keras_layers()
+    inputs = input_node((size, size, len(pixels.mean)), "images")
     if pixels == OURS:
         return inputs, inputs
     scale = [SCALE / deviation for deviation in pixels.deviation]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from fedemb.models.arrays import Node
+from fedemb.models.arrays import Model, Node
 from fedemb.models.public_backbone.builder import Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 
@@ -16,7 +15,7 @@ _BLOCKS = (3, 4, 6, 3)
 
 def resnet50(
     tensors: Mapping[str, np.ndarray], size: int, file: str, pixels: Pixels
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[Model, dict[str, str]]:
     """Builds ResNet-50 without its classifier.
 
     Args:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from fedemb.errors import ArtifactError, ConfigError
-from fedemb.models.arrays import Node
+from fedemb.models.arrays import Model, Node
 from fedemb.models.public_backbone.builder import Array, Builder
 from fedemb.models.public_backbone.pixels import Pixels, image_input
 from fedemb.models.scaled import first_token_layer, scaled_layers, token_layer
@@ -20,7 +19,7 @@ _UNUSED = ("head.", "mask_token", "norm_pre.")
 
 def vision_transformer(  # noqa: PLR0917 - name and input of a network
     tensors: Mapping[str, Array], size: int, file: str, name: str, patch: int, pixels: Pixels
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[Model, dict[str, str]]:
     """Builds a small vision transformer that returns its class token.
 
     Args:
@@ -49,7 +48,7 @@ def vision_transformer(  # noqa: PLR0917 - name and input of a network
     inputs, x = image_input(size, pixels)
     kernel = build.take("patch_embed.proj.weight", None, x.shape[-1], patch, patch)
     width = kernel.shape[0]
-    embed: Any = keras.layers.Conv2D(width, patch, patch, name="stem_patches")
+    embed = keras.layers.Conv2D(width, patch, patch, name="stem_patches")
     x = build.add(
         embed, x, kernel.transpose(2, 3, 1, 0), build.take("patch_embed.proj.bias", width)
     )
@@ -133,7 +132,7 @@ def _attention(build: Builder, x: Node, name: str, source: str) -> Node:
     kernels = kernel.reshape(3, _HEADS, depth, width).transpose(0, 3, 1, 2)
     biases = bias.reshape(3, _HEADS, depth)
     output = build.take(f"{source}.proj.weight", width, width).T.reshape(_HEADS, depth, width)
-    attention: Any = keras.layers.MultiHeadAttention(_HEADS, depth, name=f"{name}_attention")
+    attention = keras.layers.MultiHeadAttention(_HEADS, depth, name=f"{name}_attention")
     return build.set(
         attention,
         attention(x, x),
