@@ -56,13 +56,14 @@ def component_page(step: Step, by_hand: str) -> str:
       step: its declaration.
       by_hand: what follows the mark.
     """
+    assert step.component is not None  # kfp is whole here
     spec = step.component.component_spec
     taken = [
-        (name, _type(item.type, "Input"), None, item.description or "")
+        (name, _type(str(item.type), "Input"), None, item.description or "")
         for name, item in (spec.inputs or {}).items()
     ]
     given = [
-        (name, _type(item.type, "Output"), item.description or "")
+        (name, _type(str(item.type), "Output"), item.description or "")
         for name, item in (spec.outputs or {}).items()
     ]
     kinds = ", ".join(f"`{name}` is {kind.__name__}" for name, kind in step.outputs.items())

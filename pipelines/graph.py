@@ -99,8 +99,8 @@ def build_pipeline(
 
     Args:
       pipeline: its steps.
-      run_id: idempotency key of the run. None: on a cluster, the job's id. A local run names its
-        own, so that a resumed run finds its reservation and its rounds.
+      run_id: idempotency key of a local run, so that a resumed run finds its reservation and its
+        rounds. None: the job's id, on a cluster.
       taken_over: step -> output -> path or text: outputs of finished steps that a resumed local
         run reuses.
       configure: called with every step and its task, for resources and node selection.
@@ -114,10 +114,11 @@ def build_pipeline(
 
     def graph(*values: Any) -> None:
         given = dict(zip(pipeline.parameters, values, strict=True))
-        given["run_id"] = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
-        given["reused"] = "{}"  # `submit --from` replaces it
+        named = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
+        given |= {"run_id": named, "reused": "{}"}  # `submit --from` replaces the latter
 
         def task_of(step: Step, artifacts: Mapping[str, Any]) -> Any:
+            assert step.component is not None  # kfp is whole here
             task = step.component(**{name: given[name] for name in step.parameters}, **artifacts)
             task.set_display_name(step.title)
             task.set_caching_options(step.cached)
@@ -125,15 +126,13 @@ def build_pipeline(
                 configure(step, task)
             return task
 
-        ending = nullcontext()
-        if with_exit and pipeline.at_exit is not None:
-            ending = dsl.ExitHandler(task_of(declared(pipeline.at_exit), {}), name="run")
-        outputs: dict[tuple[str, str], Any] = {}
-        with ending:
+        at_exit, outputs = pipeline.at_exit if with_exit else None, dict[tuple[str, str], Any]()
+        last = at_exit and task_of(declared(at_exit), {})
+        with dsl.ExitHandler(last, name="run") if last else nullcontext():
             for step in pipeline.declared():
                 if step.name in finished:
                     reused = finished[step.name]
-                    given |= {name: reused[name] for name in reused if name in step.texts}
+                    given |= {name: text for name, text in reused.items() if name in step.texts}
                     outputs |= _imported(step, reused)
                     continue
                 taken = {name: outputs[givers[step.name][name], name] for name in step.inputs}

@@ -8,7 +8,6 @@ user increases the similarity of their images. Pure functions on arrays; numpy o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from fedemb.documents.audit import finding
 from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights
+from fedemb.foundation.canonical_json import JsonFields
 
 MIN_USERS = 10
 """Minimum number of users per side; with fewer, an interval is meaningless."""
@@ -38,7 +38,7 @@ class AttackResult:
         """`leak`, `reversed` (members score lower, significantly) or `nothing`."""
         return finding(Interval.model_validate(self.auroc.to_json()))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonFields:
         """Returns `Attacked` of the audit report."""
         return {
             "auroc": self.auroc.to_json(),

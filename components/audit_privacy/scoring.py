@@ -10,12 +10,13 @@ Embeddings: similarity among a user's images minus similarity to those of others
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import Attack, attack_on
+from fedemb.models.arrays import Model
 from fedemb.steps.audit_privacy.attack import verification_scores
 
 _TINY = 1e-30
@@ -30,7 +31,9 @@ class Scoring(ABC):
     """Minimum number of images of a scored user."""
 
     @abstractmethod
-    def outputs(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+    def outputs(
+        self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
+    ) -> np.ndarray:
         """Returns the model's output for each image, `[images, ...]`."""
 
     @abstractmethod
@@ -56,7 +59,9 @@ class VerificationScore(Scoring):
     attack = "verification_score"
     least_images = 2
 
-    def outputs(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+    def outputs(
+        self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
+    ) -> np.ndarray:
         """Returns embeddings of unit length."""
         from fedemb.engine import embed
 
@@ -82,7 +87,9 @@ class ConfidenceScore(Scoring):
     attack = "confidence_score"
     least_images = 1
 
-    def outputs(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+    def outputs(
+        self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
+    ) -> np.ndarray:
         """Returns the log-odds of each image's label, float64 `[images]`."""
         from fedemb.models.inference import classify
 

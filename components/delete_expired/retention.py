@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from fedemb.config.policy import PRIVATE_FOLDERS
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.section import Section
 from fedemb.ledger import Ledger
 from fedemb.storage import Store
@@ -110,7 +111,7 @@ class Expired:
     size: int
     """Size of all objects in bytes."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonFields:
         """Returns the fields as JSON, with the number of objects instead of their names."""
         return {
             "run_id": self.run.run_id,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from fedemb.errors import LedgerError
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.files import write_bytes
 from fedemb.ledger import open_ledger, policies, read_trust
 from fedemb.runtime.step_context import StepContext
@@ -54,7 +54,7 @@ def expired_of(
     return find_expired(runs, retention, now, private, public)
 
 
-def listing(found: Sequence[Expired], now: datetime, *, deleted: bool) -> dict[str, Any]:
+def listing(found: Sequence[Expired], now: datetime, *, deleted: bool) -> JsonFields:
     """Returns a list of expired data as JSON."""
     return {
         "schema": SCHEMA,
@@ -91,4 +91,5 @@ def run(context: StepContext, now: datetime | None = None) -> dict[str, float]:
             delete(item, open_store(item.uri))
     body = listing(found, now, deleted=not context.dry_run)
     write_bytes(context.artifacts.deleted, json.dumps(body, indent=1).encode())
-    return {"objects": float(body["objects"]), "bytes": float(body["bytes"])}
+    objects, size = sum(len(item.names) for item in found), sum(item.size for item in found)
+    return {"objects": float(objects), "bytes": float(size)}

@@ -94,7 +94,7 @@ def run(context: StepContext) -> dict[str, Any]:
     return write_signed(artifacts.utility_report, report, signer).json
 
 
-def _evaluated_run(config: RunConfig, run_id: str, weights_sha: str) -> dict[str, Any]:
+def _evaluated_run(config: RunConfig, run_id: str, weights_sha: str) -> dict[str, object]:
     """Returns the fields of the report that identify run, configuration and model."""
     return {
         "run_id": run_id,
@@ -113,7 +113,7 @@ def _groups(subjects: Subjects, config: RunConfig) -> int | None:
 
 def _measure_all(
     config: RunConfig, subjects: Subjects, embeddings: dict[str, np.ndarray]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the measured part of the report."""
     names = (*UtilityReport.starts, "centralized")
     if not subjects.measurable:
@@ -124,7 +124,7 @@ def _measure_all(
         name: m.measure(subjects, matrix, config.evaluation) for name, matrix in embeddings.items()
     }
     trained = measured["model"]
-    part: dict[str, Any] = {
+    part: dict[str, object] = {
         "headline_rate": rate_name(config.evaluation.false_accept_rates[0]),
         "evaluated": {
             "images": len(subjects.labels),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from fedemb.evaluation.bootstrap import Estimate
 from fedemb.evaluation.held_out import Subjects, shown_group
 from fedemb.evaluation.metrics import Verification, arrange, rates_at, verify
 from fedemb.evaluation.retrieval import Retrieval, retrieve
+from fedemb.foundation.canonical_json import JsonFields
 
 MIN_SUBGROUP_IDENTITIES = 10
 """Minimum identities of a measured subgroup; smaller ones are only counted."""
@@ -34,7 +34,7 @@ class Measured:
         """Returns the recall at the first false accept rate."""
         return self.verification.recall[0]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonFields:
         """Returns `recall_at_far` and `retrieval` of the utility report."""
         verification, retrieval = self.verification, self.retrieval
         return {
@@ -84,7 +84,7 @@ def measure(
     )
 
 
-def differences(better: Measured, than: Measured) -> dict[str, Any]:
+def differences(better: Measured, than: Measured) -> JsonFields:
     """Returns paired differences of recall per false accept rate."""
     rates = better.verification.false_accept_rates
     pairs = zip(rates, better.verification.recall, than.verification.recall, strict=True)
@@ -104,7 +104,7 @@ def roc_points(verification: Verification) -> dict[str, list[float]]:
 
 def by_subgroup(
     subjects: Subjects, embeddings: np.ndarray, config: EvaluationConfig, threshold: float
-) -> dict[str, Any]:
+) -> JsonFields:
     """Evaluates every subgroup at its own threshold and at the common threshold.
 
     Args:
@@ -117,7 +117,7 @@ def by_subgroup(
       `measured`: a mapping per subgroup, worst recall first; `too_small`: the number of skipped
       ones.
     """
-    measured: list[dict[str, Any]] = []
+    measured: list[tuple[float, JsonFields]] = []
     too_small = 0
     for name in np.unique(subjects.subgroups):
         use = subjects.subgroups == name
@@ -133,15 +133,14 @@ def by_subgroup(
         draws = {"samples": config.bootstrap_samples, "seed": _SEED}
         own = verify(data, config.false_accept_rates[:1], **draws)
         accepts, recall = rates_at(data, threshold, **draws)
-        measured.append(
-            {
-                "name": shown_group(str(name), len(measured)),
-                "images": int(use.sum()),
-                "identities": len(np.unique(part.clusters)),
-                "recall_at_own_threshold": own.recall[0].to_json(),
-                "recall_at_common_threshold": recall.to_json() if recall else None,
-                "false_accept_rate_at_common_threshold": accepts.to_json() if accepts else None,
-            }
-        )
-    measured.sort(key=lambda group: group["recall_at_own_threshold"]["value"])
-    return {"measured": measured, "too_small": too_small}
+        figures: JsonFields = {
+            "name": shown_group(str(name), len(measured)),
+            "images": int(use.sum()),
+            "identities": len(np.unique(part.clusters)),
+            "recall_at_own_threshold": {**own.recall[0].to_json()},
+            "recall_at_common_threshold": {**recall.to_json()} if recall else None,
+            "false_accept_rate_at_common_threshold": {**accepts.to_json()} if accepts else None,
+        }
+        measured.append((own.recall[0].to_json()["value"], figures))
+    measured.sort(key=lambda group: group[0])
+    return {"measured": [figures for _, figures in measured], "too_small": too_small}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from fedemb.documents.utility import embedding_space_id
 from fedemb.errors import FedEmbError
 from fedemb.evaluation.held_out import Subjects, apply_models
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.digests import file_digest
 from fedemb.models.inference import embed
 from fedemb.models.loading import load_backbone
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def compare_with_previous(
     config: RunConfig, old: Path, store: UserStore, subjects: Subjects, embeddings: np.ndarray
-) -> dict[str, Any]:
+) -> JsonFields:
     """Measures new queries against a gallery embedded by the previous release.
 
     Args:

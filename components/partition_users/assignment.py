@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from fedemb.config import EvaluationByHash, EvaluationByValue, RunConfig
 from fedemb.data.hashing import Hasher
+from fedemb.data.identity import Cell
 
 _REMEMBERED = 1 << 16
 
@@ -79,7 +79,7 @@ class Assigner:
         self._user = lru_cache(_REMEMBERED)(self._decide_user)
         self._class = lru_cache(_REMEMBERED)(self._decide_class)
 
-    def assign(self, user_id: str, label: str, cohort: str | None, value: Any) -> Assignment:
+    def assign(self, user_id: str, label: str, cohort: str | None, value: Cell) -> Assignment:
         """Decides about one record.
 
         Args:

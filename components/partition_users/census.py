@@ -229,7 +229,8 @@ def _sides(batch: Batch, files: ImageFiles | None) -> list[int]:
     for image in batch.images:
         try:
             data = files.read(image) if files else image
-            found.append(min(Image.open(io.BytesIO(data), formats=FORMATS).size))
+            if isinstance(data, bytes):
+                found.append(min(Image.open(io.BytesIO(data), formats=FORMATS).size))
         except Exception:  # whatever a header throws: the record is counted elsewhere
             continue
     return found

@@ -1,5 +1,7 @@
 """KFP face of partition_users."""
 
+# pyright: reportMissingTypeArgument=false
+
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public

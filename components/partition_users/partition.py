@@ -18,7 +18,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
@@ -32,7 +31,7 @@ from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
 from fedemb.foundation import step_logging as events
-from fedemb.foundation.canonical_json import JsonObject, canonical_json
+from fedemb.foundation.canonical_json import JsonFields, JsonObject, canonical_json
 from fedemb.keys import commit_to, commit_to_people, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks, read_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
@@ -165,7 +164,7 @@ def partition_images(
     keys: KeyRef,
     root: str,
     blocks: frozenset[str] | None,
-    header: dict[str, Any],
+    header: JsonFields,
     pipeline_options: Sequence[str] = (),
 ) -> Partitioned:
     """Makes one pass over the private images and writes the Raw folders below `root`.

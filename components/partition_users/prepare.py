@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from fedemb.config import EvaluationByValue, RunConfig
 from fedemb.data.formats.bad_records import BadRecord, excerpt
 from fedemb.data.hashing import Hasher
-from fedemb.data.identity import NOT_TEXT, canonical_text
+from fedemb.data.identity import NOT_TEXT, Cell, canonical_text
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.pixels import canonical_image
 from fedemb.data.sources import Batch, image_files
@@ -162,7 +161,7 @@ class _Row:
     goes: Assignment
     user_id: str
     label: str
-    image: Any
+    image: Cell
 
 
 class Preparer:
@@ -176,7 +175,7 @@ class Preparer:
         in_public_set: Callable[[bytes], bool],
         deleted: frozenset[str] = frozenset(),
         *,
-        image: Callable[[Any, PhotoReader], tuple[np.ndarray, bytes]] = canonical_image,
+        image: Callable[[Cell, PhotoReader], tuple[np.ndarray, bytes]] = canonical_image,
     ):
         """Takes what the decisions depend on.
 
@@ -300,14 +299,14 @@ def _bad_label(problem: str) -> str:
     return "label_not_text" if problem == NOT_TEXT else "label_missing"
 
 
-def _own_unit(image: Any) -> str | None:
+def _own_unit(image: Cell) -> str | None:
     """Id of an image that is a unit of its own: its file name, or a digest of its bytes."""
     if isinstance(image, bytes):
         return hashlib.sha256(image).hexdigest()
     return canonical_text(image)
 
 
-def _reject(prepared: Prepared, reason: str, user_id: str, label: str, image: Any) -> None:
+def _reject(prepared: Prepared, reason: str, user_id: str, label: str, image: Cell) -> None:
     prepared.counts[reason] += 1
     name = hashlib.sha256(image).hexdigest() if isinstance(image, bytes) else image
     prepared.rejects.append((reason, user_id, label, name if isinstance(name, str) else ""))

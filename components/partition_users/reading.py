@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import PCollection
+from apache_beam.pvalue import PValue
 
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.hashing import KeyRef
@@ -40,7 +40,7 @@ def read_batches(
     *,
     spread: bool,
     names: NameRule = CURRENT,
-) -> PCollection:
+) -> PValue:
     """Batches of a source, as `(images, columns)`.
 
     The graph names files; row groups and folders of users are found by workers.
@@ -77,4 +77,4 @@ class _Read(beam.DoFn):
 
     def process(self, part: Part) -> Iterator[tuple[list[Any], dict[str, list[Any]]]]:
         for batch in read_part(self._source, part, self._columns):
-            yield batch.images, batch.columns
+            yield [*batch.images], {name: [*values] for name, values in batch.columns.items()}

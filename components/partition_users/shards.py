@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -34,7 +34,13 @@ from fedemb.data.user_layout import (
     shard_name,
 )
 from fedemb.errors import StorageError
-from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
+from fedemb.foundation.canonical_json import (
+    JsonFields,
+    ToJson,
+    canonical_json,
+    json_digest,
+    sha256_hex,
+)
 from fedemb.storage import Store, join, open_store
 from fedemb.storage.fencing import TURNS, FencedStore, FencingToken
 
@@ -209,12 +215,12 @@ def write_counts(place: Place, counts: dict[str, int]) -> None:
 class Published:
     """One finished folder."""
 
-    manifest: dict[str, Any]
+    manifest: JsonFields
     digest: str
     """As `artifacts.tree_digest` of the folder."""
 
 
-def publish(place: Place, kind: str, config: RunConfig, header: dict[str, Any]) -> Published:
+def publish(place: Place, kind: str, config: RunConfig, header: JsonFields) -> Published:
     """Writes, last of all, the Raw manifest of a folder whose files are there.
 
     Raises:
@@ -233,7 +239,7 @@ def publish(place: Place, kind: str, config: RunConfig, header: dict[str, Any]) 
         raise StorageError(
             f"a file of {kind} was not written; its Beam worker stopped. Run the step again"
         )
-    manifest = {
+    manifest: dict[str, ToJson] = {
         "schema": STORE_SCHEMA,
         **header,
         "image_size": config.model.image_size,

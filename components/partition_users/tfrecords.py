@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import PCollection
+from apache_beam.pvalue import PCollection, PValue
 
 from fedemb.config import SourceConfig
-from fedemb.data.formats.tfrecord_files import example_values, iter_tfrecord
-from fedemb.data.identity import NameRule
-from fedemb.data.records import encode_example
+from fedemb.data.formats.tfrecord_files import iter_tfrecord
+from fedemb.data.identity import Cell, NameRule
+from fedemb.data.records import encode_example, example_values
 from fedemb.data.sources import Batch, Part, apply_where, named_labels, passing
 
 ROWS = 256
@@ -38,12 +38,12 @@ class _Records(beam.DoFn):
                 for name in self._columns
                 if (data := _as_bytes(values.get(name), self._names)) is not None
             }
-            if isinstance(values.get(self._image), bytes):
-                features[self._image] = [values[self._image]]
+            if isinstance(image := values.get(self._image), bytes):
+                features[self._image] = [image]
             yield encode_example(features)
 
 
-def _as_bytes(value: Any, names: NameRule) -> bytes | None:
+def _as_bytes(value: Cell, names: NameRule) -> bytes | None:
     """A value as bytes that `names` reads as it reads the value."""
     if isinstance(value, bytes) or value is None:
         return value
@@ -68,8 +68,8 @@ def _to_batch(record_batch: Any, source: SourceConfig, columns: list[str]) -> It
 
 @beam.ptransform_fn
 def read_tfrecords(
-    parts: PCollection, source: SourceConfig, columns: list[str], names: NameRule
-) -> Any:
+    parts: PCollection[Part], source: SourceConfig, columns: list[str], names: NameRule
+) -> PValue:
     """Reads parts of TFRecord files into `(images, columns)` batches."""
     from tensorflow_metadata.proto.v0 import schema_pb2 as generated
     from tfx_bsl.public import tfxio

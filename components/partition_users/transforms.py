@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import PCollection, TaggedOutput
+from apache_beam.pvalue import PValue, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from fedemb.data.group_index import split_groups
@@ -171,7 +171,7 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def _three_ways(collection: PCollection, name: str, function: beam.DoFn) -> Any:
+def _three_ways(collection: PValue, name: str, function: beam.DoFn) -> Any:
     """Applies a DoFn and returns its main output, counts and rejects."""
     every: Any = beam.ParDo(function).with_outputs("counts", "rejects", main="main")
     split: Any = collection | name >> every
@@ -212,13 +212,13 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     )
 
 
-def _keys(pipeline: beam.Pipeline, name: str, *axes: Sequence[Any]) -> PCollection:
+def _keys(pipeline: beam.Pipeline, name: str, *axes: Sequence[Any]) -> PValue:
     """`(key, None)` of all keys that must exist whatever the data; a worker lists them."""
     started = pipeline | f"{name}Start" >> beam.Impulse()
     return started | name >> beam.FlatMap(lambda _: ((key, None) for key in product(*axes)))
 
 
-def _write_users(pipeline: beam.Pipeline, rows: PCollection, job: Job) -> PCollection:
+def _write_users(pipeline: beam.Pipeline, rows: PValue, job: Job) -> PValue:
     """Writes users by shard and groups by range; gives `(folder, file)` for every file."""
     partition = job.config.partition
     ranges = group_files(partition.virtual_clients)

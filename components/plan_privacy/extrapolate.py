@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
 from fedemb.privacy.planning.extrapolation import COMPUTE, GROWTH, compared, points
@@ -16,7 +16,7 @@ from fedemb.steps.plan_privacy.figure import extrapolation_svg
 
 def extrapolate(
     config: RunConfig, mechanism: MechanismPlan, figure: Path, users_per_client: int | None = None
-) -> dict[str, Any]:
+) -> JsonFields:
     """Computes every mechanism's epsilon for more users and for more compute, and draws it.
 
     Args:

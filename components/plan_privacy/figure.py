@@ -5,12 +5,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedemb.privacy.planning.extrapolation import Point
 from fedemb.reports.mechanism_text import TEXTS
 
-_STYLE: Any = {
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
+
+_STYLE: dict[RcKeyType, object] = {
     "svg.hashsalt": "fedemb-extrapolation",
     "svg.fonttype": "none",
     "font.size": 9.5,
@@ -34,7 +39,7 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
       against_compute: one population, clients per round and noise growing together.
     """
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1)
         _panel(upper, against_population, "population")
         _panel(lower, against_compute, "clients_per_round")
@@ -58,7 +63,7 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
     return as_svg(draw, (5.2, 6.6))
 
 
-def as_svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+def as_svg(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
     """Returns the drawing of `draw` on a figure of this size in inches, as a stand-alone SVG."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -74,7 +79,7 @@ def as_svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
     return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", buffer.getvalue(), count=1)
 
 
-def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
+def _panel(axes: Axes, points: Sequence[Point], x: str) -> None:
     curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for kind in dict.fromkeys(point.mechanism for point in points):
         own = [point for point in points if point.mechanism == kind]
@@ -94,7 +99,7 @@ def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
     both_logarithmic(axes, sorted({getattr(point, x) for point in points}))
 
 
-def both_logarithmic(axes: Any, places: Sequence[float]) -> None:
+def both_logarithmic(axes: Axes, places: Sequence[float]) -> None:
     """Makes both axes logarithmic, with plain numbers at `places` and as many on the other."""
     from matplotlib.ticker import NullLocator
 
@@ -112,7 +117,7 @@ def both_logarithmic(axes: Any, places: Sequence[float]) -> None:
     )
 
 
-def _in_thousands(value: float, _: int) -> str:
+def _in_thousands(value: float, _: float) -> str:
     """Formats a number as 0.0017, 64, 2,048, 16.4k, 100k, 30M."""
     if value < 1:
         return f"{value:.2g}"

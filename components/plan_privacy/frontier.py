@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.frontier import (
@@ -18,6 +19,10 @@ from fedemb.privacy.planning.frontier import (
     prices_around,
 )
 from fedemb.steps.plan_privacy.figure import as_svg, both_logarithmic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ENOUGH = 1.05
 """Maximum factor over the full batch's noise on the mean for an equally good smaller batch."""
@@ -35,7 +40,7 @@ def draw_frontier(
     target_epsilon: float,
     figure: Path,
     units_per_second: float | None = None,
-) -> dict[str, Any]:
+) -> JsonFields:
     """Finds the frontier and draws it.
 
     Args:
@@ -70,7 +75,7 @@ def _minutes(point: FrontierPoint, units_per_second: float | None) -> float | No
     return units_per_second and point.batch * point.rounds / units_per_second / 60
 
 
-def full_batch_gains(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
+def full_batch_gains(points: Sequence[FrontierPoint]) -> list[JsonFields]:
     """Compares the full batch with smaller batches: noise on the mean, and work.
 
     Returns:
@@ -78,7 +83,7 @@ def full_batch_gains(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
       at most `ENOUGH` times that of the full batch), `noise` (full batch's / its own) and `work`
       (units a round, full batch's / its own).
     """
-    found: list[dict[str, Any]] = []
+    found: list[JsonFields] = []
     for rounds in dict.fromkeys(point.rounds for point in points):
         own = sorted((p for p in points if p.rounds == rounds), key=lambda point: point.batch)
         full = own[-1]
@@ -97,7 +102,15 @@ def full_batch_gains(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
     return found
 
 
-def _styles(points: Sequence[FrontierPoint | PricePoint]) -> dict[str, dict[int, dict[str, str]]]:
+class _Style(TypedDict):
+    """Options of a curve."""
+
+    color: str
+    linestyle: str
+    label: str
+
+
+def _styles(points: Sequence[FrontierPoint | PricePoint]) -> dict[str, dict[int, _Style]]:
     """Returns colour, dash and label of the curve of each batch and each number of rounds."""
     batches = sorted({point.batch for point in points})
     full = {point.batch for point in points if point.full_batch}
@@ -112,7 +125,11 @@ def _styles(points: Sequence[FrontierPoint | PricePoint]) -> dict[str, dict[int,
             for place, batch in enumerate(batches)
         },
         "rounds": {
-            count: {"color": f"{0.75 - 0.75 * place / len(rounds):.2f}", "label": f"{count:,}"}
+            count: {
+                "color": f"{0.75 - 0.75 * place / len(rounds):.2f}",
+                "linestyle": "-",
+                "label": f"{count:,}",
+            }
             for place, count in enumerate(rounds)
         },
     }
@@ -135,7 +152,7 @@ def frontier_svg(
     styles = _styles([*points, *longer, *noisier])
 
     def panel(
-        axes: Any, shown: Sequence[FrontierPoint | PricePoint], x: str, y: str, by: str
+        axes: Axes, shown: Sequence[FrontierPoint | PricePoint], x: str, y: str, by: str
     ) -> None:
         for value, style in styles[by].items():
             own = sorted(
@@ -154,7 +171,7 @@ def frontier_svg(
         axes.set_xlabel(_AXES[x])
         axes.set_ylabel(_AXES[y])
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         (settings, where), (by_rounds, by_batch), (by_noise, legends) = figure.subplots(3, 2)
         panel(settings, points, "rounds", "noise_per_batch", by="batch")
         panel(where, points, "batch", "noise_per_batch", by="rounds")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -13,6 +12,7 @@ from fedemb.documents.model import PublicTraining
 from fedemb.engine import embed, pretrain
 from fedemb.errors import InputError
 from fedemb.evaluation.metrics import recall
+from fedemb.models.arrays import Model
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ MOST_IMAGES = 2000
 
 
 def train_while_it_helps(
-    backbone: Any,
+    backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"],
     labels: Int[np.ndarray, " images"],
     config: PretrainingConfig,
@@ -93,5 +93,5 @@ def _check(training: int, held_out: np.ndarray) -> None:
         )
 
 
-def _recall(backbone: Any, images: np.ndarray, labels: np.ndarray) -> float:
+def _recall(backbone: Model, images: np.ndarray, labels: np.ndarray) -> float:
     return recall(embed(backbone, images), labels, FALSE_ACCEPT_RATE, samples=1).value

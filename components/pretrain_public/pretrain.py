@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
@@ -108,7 +108,7 @@ def _imported(start: PublicStart) -> tuple[Model, int]:
     return with_head(backbone, model) if model.classes else backbone, constant_images
 
 
-def _some_images(backbone: Any, start: PublicStart) -> np.ndarray:
+def _some_images(backbone: Model, start: PublicStart) -> np.ndarray:
     """Returns public images for the constants of an imported backbone and for `check_pixels`."""
     import numpy as np
 
@@ -130,7 +130,7 @@ def _some_images(backbone: Any, start: PublicStart) -> np.ndarray:
 
 
 def _train(
-    backbone: Any, model: ModelConfig, pretraining: PretrainingConfig, seed: int
+    backbone: Model, model: ModelConfig, pretraining: PretrainingConfig, seed: int
 ) -> tuple[int, int, float, list[PublicTraining]]:
     import numpy as np
 

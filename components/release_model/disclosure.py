@@ -11,14 +11,15 @@ https://github.com/opendp/deployments-registry-data, tests/good_deployments/temp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TypedDict
 
 import yaml
 
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import BundleManifest
+from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting.units import UNITS
@@ -72,7 +73,28 @@ class Disclosed:
         return release_headline(self.evidence, self.report, self.waived, self.ledger)
 
 
-def disclosure(release: Disclosed) -> dict[str, Any]:
+class Topic(TypedDict):
+    """Statement on a topic of NIST SP 800-226."""
+
+    topic: str
+    statement: str
+    sources: tuple[str, ...]
+    """Signed fields that the statement is made of."""
+
+
+class Disclosure(TypedDict):
+    """Content of `disclosure.json`."""
+
+    schema: str
+    release: dict[str, str]
+    parameters: JsonObject
+    nist_sp_800_226: list[Topic]
+    deployment_registry: JsonObject
+    to_be_completed: list[str]
+    """Fields of the registry's entry that no signed document holds."""
+
+
+def disclosure(release: Disclosed) -> Disclosure:
     """Returns the disclosure as JSON; the same release gives the same content."""
     manifest, report = release.manifest, release.report
     entry = registry_entry(release)
@@ -88,13 +110,16 @@ def disclosure(release: Disclosed) -> dict[str, Any]:
             "manifest_sha": manifest.sha,
         },
         "parameters": _parameters(report.body),
-        "nist_sp_800_226": [asdict(item) for item in statements(release)],
+        "nist_sp_800_226": [
+            {"topic": one.topic, "statement": one.statement, "sources": one.sources}
+            for one in statements(release)
+        ],
         "deployment_registry": entry,
         "to_be_completed": list(_left_open("", entry)),
     }
 
 
-def _parameters(report: PrivacyReport) -> dict[str, Any]:
+def _parameters(report: PrivacyReport) -> JsonObject:
     accounting, cumulative, mechanism = report.accounting, report.cumulative, report.mechanism
     return {
         "epsilon": accounting.epsilon,
@@ -259,7 +284,7 @@ def _environment(release: Disclosed) -> Iterator[Statement]:
     )
 
 
-def registry_entry(release: Disclosed) -> dict[str, Any]:
+def registry_entry(release: Disclosed) -> JsonObject:
     """Returns an entry with the fields of the registry of differential privacy deployments.
 
     `number_of_privacy_units` is left out: the report has a lower bound only.
@@ -300,7 +325,7 @@ def registry_entry(release: Disclosed) -> dict[str, Any]:
     }
 
 
-def _basic(release: Disclosed) -> dict[str, Any]:
+def _basic(release: Disclosed) -> JsonObject:
     report, manifest, config = release.report.body, release.manifest.body, release.evidence.config
     what = "classifier" if config.model.classes else "embedding model"
     return {
@@ -316,7 +341,7 @@ def _basic(release: Disclosed) -> dict[str, Any]:
     }
 
 
-def _model(report: PrivacyReport, by_topic: Mapping[str, str]) -> dict[str, Any]:
+def _model(report: PrivacyReport, by_topic: Mapping[str, str]) -> JsonObject:
     planned = report.setting.recurring.runs_planned
     once = planned == 1
     return {
@@ -336,7 +361,7 @@ def _model(report: PrivacyReport, by_topic: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def _implementation(release: Disclosed, by_topic: Mapping[str, str]) -> dict[str, Any]:
+def _implementation(release: Disclosed, by_topic: Mapping[str, str]) -> JsonObject:
     report, config = release.report.body, release.evidence.config
     return {
         "preprocessing_and_hyperparameter_tuning": f"Tuning on {config.tuning.data} data: "
@@ -354,7 +379,7 @@ def _implementation(release: Disclosed, by_topic: Mapping[str, str]) -> dict[str
     }
 
 
-def markdown(content: Mapping[str, Any]) -> str:
+def markdown(content: Disclosure) -> str:
     """Returns a disclosure as Markdown."""
     release = content["release"]
     name = as_text(f"{release['name']} {release['version']}")
@@ -377,12 +402,12 @@ def markdown(content: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def registry_yaml(content: Mapping[str, Any]) -> str:
+def registry_yaml(content: Disclosure) -> str:
     """Returns the entry of the deployment registry as YAML."""
     return yaml.safe_dump(content["deployment_registry"], sort_keys=False, width=999)
 
 
-def _left_open(path: str, value: Any) -> Iterator[str]:
+def _left_open(path: str, value: Json) -> Iterator[str]:
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _left_open(f"{path}.{name}" if path else name, item)

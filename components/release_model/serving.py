@@ -15,6 +15,8 @@ from fedemb.config import ModelConfig, RunConfig
 from fedemb.data import photos
 from fedemb.errors import Refused
 from fedemb.foundation.files import write_bytes
+from fedemb.models.arrays import Model, Variable
+from fedemb.models.keras_backend import all_layers
 from fedemb.serving.bundle import SAVED_MODEL_FILES
 
 _LONGEST_NUMBER = 12
@@ -23,7 +25,7 @@ _FUNCTION = re.compile(r"(__(?:inference|forward|backward)_[^\"\\]*?)_(\d+)(?=\"
 """TensorFlow's function names, which contain a counter of the tracing process."""
 
 
-def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
+def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Model:
     """Loads a backbone and checks that its tensors are exactly those of the public backbone.
 
     Args:
@@ -54,7 +56,7 @@ def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
     return backbone
 
 
-def _changed_constants(backbone: Any, initial: Any, group: str) -> list[str]:
+def _changed_constants(backbone: Model, initial: Model, group: str) -> list[str]:
     """Returns the names of frozen tensors that differ from those of the public backbone.
 
     Only for groups that freeze whole layers: constants of features, and networks below a head or a
@@ -68,7 +70,7 @@ def _changed_constants(backbone: Any, initial: Any, group: str) -> list[str]:
     trained = {item.path for item in trainable_variables(backbone, group)}
     plain = {
         item.path
-        for layer in initial._flatten_layers()
+        for layer in all_layers(initial)
         if hasattr(layer, "plain_weights")  # released as an ordinary convolution
         for item in layer.weights
     }
@@ -80,11 +82,11 @@ def _changed_constants(backbone: Any, initial: Any, group: str) -> list[str]:
     )
 
 
-def _variable(variable: Any) -> tuple[str, tuple[int, ...]]:
+def _variable(variable: Variable) -> tuple[str, tuple[int, ...]]:
     return variable.path, tuple(variable.shape)
 
 
-def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
+def save_for_serving(backbone: Model, model: ModelConfig, folder: Path) -> None:
     """Writes a SavedModel with one signature `serving_default`.
 
     Input `images`: uint8 `[n, size, size, channels]`, as `data/photos.py` reads them, because no
@@ -107,10 +109,10 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
             super().__init__()
             self.weights = [tf.Variable(item, name=item.path) for item in [*trainable, *fixed]]
 
-        @tf.function(input_signature=[pixels], autograph=False)
+        @tf.function(input_signature=[pixels], autograph=False)  # pyright: ignore[reportUntypedFunctionDecorator]
         def embed(self, images: Any) -> dict[str, Any]:
             values = [tf.convert_to_tensor(item) for item in self.weights]
-            output, _ = backbone.stateless_call(
+            output, *_ = backbone.stateless_call(
                 values[: len(trainable)],
                 values[len(trainable) :],
                 preprocess(images),
@@ -189,7 +191,7 @@ def _of_any_process(data: bytes) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
+def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path) -> None:
     """Adds the preprocessing module to the bundle, and its expected results.
 
     A bundle user has `preprocessing.py` and the SavedModel. Both, as stored in the bundle, must

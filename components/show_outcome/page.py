@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedemb.documents.release import ReleaseResult
 from fedemb.reports.dag import lineage_dag
 from fedemb.reports.headline import Headline, RunFacts
 from fedemb.reports.lineage import StepLineage
 from fedemb.reports.report import render, signer_name
+from fedemb.runtime.outcome import StepFailure
 
 PAGES = {
     "privacy_page": "Privacy report",
@@ -37,7 +37,7 @@ class Shown:
     """Public folder of the run."""
     headline: Headline
     facts: RunFacts
-    failed: Sequence[Mapping[str, Any]]
+    failed: Sequence[StepFailure]
     """Content of `outcome.json` of each failed step."""
     release: ReleaseResult | None
     pages: Mapping[str, str]
@@ -100,7 +100,7 @@ def _link(title: str, address: str) -> str:
     return f"{title}: `{address}`"
 
 
-def _remedy(item: Mapping[str, Any]) -> str:
+def _remedy(item: StepFailure) -> str:
     return EXIT_CODES.get(int(item["exit_code"]), "See the log of the step.")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.engine.central import train_centralized
+from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.server import ServerState, decays, initial_state
 from fedemb.errors import ConfigError
 from fedemb.models.public_features import without_public_features
@@ -48,7 +49,7 @@ def require_no_privacy(config: RunConfig) -> None:
             )
 
 
-def train(attempt: Attempt) -> ServerState:
+def train(attempt: Attempt[ClientExamples]) -> ServerState:
     """Trains, or reads the result of an earlier trainer of this attempt from its record.
 
     Args:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from pydantic import Field, ValidationError
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError, FedEmbError, LedgerError
-from fedemb.foundation.canonical_json import json_object
+from fedemb.foundation.canonical_json import JsonFields, json_object
 from fedemb.foundation.section import Section
 from fedemb.ledger import Charge, Ledger, PolicyTerms, blocks_of, terms_of
 from fedemb.ledger.budget import spent
@@ -69,7 +68,7 @@ class Forecast:
             f"fit, and the run of {self.schedule} on {self.reached:%-d %B %Y} does not"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonFields:
         """Returns the fields as JSON, times in ISO 8601."""
         return {
             "runs": self.runs,

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from fedemb.documents.ledger_record import ChargeRecord
+from fedemb.foundation.canonical_json import JsonFields, ToJson
 from fedemb.ledger import Charge, Ledger
 from fedemb.ledger.budget import spent
 from fedemb.ledger.state import Attempt
@@ -45,9 +45,12 @@ class BlockBudget:
     forecast: Forecast | None
     """None: no schedules were given, or no schedule charges the block."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonFields:
         """Returns the fields as JSON; null is an infinite epsilon."""
-        fields = vars(self) | {"forecast": self.forecast and self.forecast.to_json()}
+        fields: JsonFields = {
+            **vars(self),
+            "forecast": self.forecast and self.forecast.to_json(),
+        }
         return {name: _finite(value) for name, value in fields.items()}
 
 
@@ -66,7 +69,7 @@ class BudgetView:
     """Time of the view; the forecast starts here."""
     blocks: Sequence[BlockBudget]
     """Fullest block first."""
-    charges: Sequence[dict[str, Any]]
+    charges: Sequence[JsonFields]
     """External charges: name, blocks, declared form, reason, actor and record number."""
     open_runs: Sequence[tuple[str, str, str]]
     """Run id, status and time of each open reservation."""
@@ -81,7 +84,7 @@ class BudgetView:
         reached = [row for row in self.blocks if row.forecast and row.forecast.reached]
         return min(reached, key=_when, default=None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonFields:
         """Returns the view as JSON."""
         return {
             "policy_id": self.policy_id,
@@ -187,5 +190,5 @@ def _when(row: BlockBudget) -> datetime:
     return row.forecast.reached
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: ToJson) -> ToJson:
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -280,7 +280,7 @@ def compile_pipeline(
 
 def _require_kubernetes() -> None:
     try:
-        from kfp import kubernetes  # noqa: F401 - used by _configure
+        from kfp import kubernetes  # noqa: F401  # pyright: ignore[reportUnusedImport] - used by _configure
     except ImportError as error:
         raise InputError(
             "The package kfp[kubernetes] is not installed. Use the development environment or the "

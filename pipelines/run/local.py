@@ -158,6 +158,8 @@ def _follow(
                 outcome.failed_step, outcome.error = step, event["error"]
                 outcome.message, outcome.exit_code = event["message"], event["exit_code"]
                 view.failed(step, event["message"])
+            case _:
+                pass
         return event["kind"]
     elif found := ROUND.search(line):
         ended, rounds = map(int, found.groups())

@@ -132,7 +132,7 @@ def train_rounds(
     Coins and noise come from a fresh key: repeats differ in them as real runs do.
     """
     settings = with_noise(config, noise).updated({"training.parallel_clients": 1})
-    rounds: list[Round] = []
+    rounds: list[Round[None]] = []
     result = Simulation.of(settings).train(
         users.images, users.labels, users.labels, start=start, on_round=rounds.append
     )

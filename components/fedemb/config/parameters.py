@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -29,7 +29,7 @@ class Parameter:
 
     type: type
     description: str
-    default: Any = None
+    default: Json = None
     """Default value; None: the parameter is required."""
 
 
@@ -85,7 +85,7 @@ def parameters_of(config: RunConfig) -> dict[str, str | int]:
     }
 
 
-def run_config(values: Mapping[str, Any]) -> RunConfig:
+def run_config(values: Mapping[str, object]) -> RunConfig:
     """Returns the configuration of pipeline parameters; inverse of `parameters_of`, less stores.
 
     Args:
@@ -95,14 +95,14 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
       ConfigError: a section is not valid JSON, or the sections are not a valid configuration.
     """
     sections = {name: _json(values[name], name) for name in SECTIONS}
-    sections["training"] = {**sections["training"], "seed": values["seed"]}
+    training = {**sections["training"], "seed": values["seed"]}
     stores = {name: values[name] or None for name in OPTIONAL_STORES}
-    sections["storage"] = {**StorageConfig().model_dump(mode="json"), **stores}
+    storage = {**StorageConfig().model_dump(mode="json"), **stores}
     plain = {"schema_version": SCHEMA_VERSION, **{name: values[name] for name in PLAIN}}
-    return _checked(RunConfig, {**plain, **sections})
+    return _checked(RunConfig, {**plain, **sections, "training": training, "storage": storage})
 
 
-def public_start(values: Mapping[str, Any]) -> PublicStart:
+def public_start(values: Mapping[str, object]) -> PublicStart:
     """Returns the configuration of the public backbone from pipeline parameters.
 
     Args:
@@ -115,9 +115,9 @@ def public_start(values: Mapping[str, Any]) -> PublicStart:
     return _checked(PublicStart, {**sections, "seed": values["seed"]})
 
 
-def _json(text: str, name: str) -> JsonObject:
+def _json(text: object, name: str) -> JsonObject:
     try:
-        value: Json = json.loads(text)
+        value: Json = json.loads(str(text))
     except ValueError as error:
         raise ConfigError(
             f"Parameter {name} is not valid JSON ({error}). Pass a JSON object of settings, "
@@ -125,13 +125,13 @@ def _json(text: str, name: str) -> JsonObject:
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(
-            f"Parameter {name} must be a JSON object, got {text[:40]!r}. Pass the settings of "
+            f"Parameter {name} must be a JSON object, got {str(text)[:40]!r}. Pass the settings of "
             "`fedemb config describe`."
         )
     return value
 
 
-def _checked(kind: type[T], tree: Mapping[str, Any]) -> T:
+def _checked(kind: type[T], tree: Mapping[str, object]) -> T:
     try:
         return kind.as_written(tree)
     except ValidationError as error:

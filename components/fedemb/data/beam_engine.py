@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedemb import errors
 from fedemb.errors import ConfigError, FedEmbError
+
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 IN_PROCESS = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """Beam's direct runner without its search for a faster engine to download."""
 
 
-def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str) -> None:
+def run_on_beam(build: Callable[[beam.Pipeline], None], options: Sequence[str], doing: str) -> None:
     """Builds and runs a pipeline; failures are reported in one sentence.
 
     Beam logs exceptions of workers with their messages, which can quote data. So Beam's logger is

@@ -24,10 +24,11 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections.abc import Hashable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 from fedemb.errors import LedgerError
 
@@ -41,6 +42,8 @@ _WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
 _EXPONENT = re.compile(r"-?[0-9](\.[0-9]+)?[eE]\+[0-9]{2,}")
 """Large number as printed by NumPy, pandas and spreadsheets. `12e45` may be part of a digest."""
 
+Cell: TypeAlias = object
+"""Value of a record as its file has it: a Python or NumPy scalar, bytes, text, or anything else."""
 MISSING, INEXACT, NOT_TEXT = "user_id_missing", "user_id_inexact", "user_id_not_text"
 """Reasons why a value is not a user ID; see the rule."""
 
@@ -55,14 +58,14 @@ class NameRule:
 
     version: Literal["nfkc-strip/1", "nfkc-number/2"] = "nfkc-number/2"
 
-    def text(self, value: Any) -> str | None:
+    def text(self, value: Cell) -> str | None:
         """Returns the canonical spelling of a value; None if it is not a valid name."""
         value = _plain(value)
         if self.version == "nfkc-strip/1":
             return canonical_text(value)
         return None if value is None else _number_text(value)
 
-    def problem(self, value: Any) -> str:
+    def problem(self, value: Cell) -> str:
         """Returns the reason why a value for which `text` is None is not a user ID."""
         value = _plain(value)
         if self.version == "nfkc-strip/1":
@@ -72,7 +75,7 @@ class NameRule:
         number = isinstance(value, float) and not math.isnan(value)
         return INEXACT if number or canonical_text(value) else MISSING
 
-    def folds(self, value: Any) -> bool:
+    def folds(self, value: Cell) -> bool:
         """Returns whether a value is a whole number written as a decimal."""
         value = _plain(value)
         if isinstance(value, float | Decimal):
@@ -109,19 +112,22 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Cell) -> Hashable:
     """Returns a hashable value; None for lists and objects, which are not valid names."""
     if isinstance(value, dict | list | tuple | bytearray):
         return None
-    if hasattr(value, "item"):
+    item = getattr(value, "item", None)
+    if item is not None:
         single = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
-        value = value.item()
-        return SinglePrecision(value) if single and isinstance(value, float) else value
-    return None if isinstance(value, Decimal) and value.is_snan() else value  # no hash
+        found: Hashable = item()
+        return SinglePrecision(found) if single and isinstance(found, float) else found
+    if isinstance(value, Decimal) and value.is_snan():  # no hash
+        return None
+    return value if isinstance(value, Hashable) else None
 
 
 @lru_cache(1 << 16, typed=True)
-def _number_text(value: Any) -> str | None:
+def _number_text(value: Hashable) -> str | None:
     if isinstance(value, float):
         limit = _EXACT_SINGLE if isinstance(value, SinglePrecision) else _EXACT
         if not abs(value) < limit:  # infinite and NaN too
@@ -140,7 +146,7 @@ def _number_text(value: Any) -> str | None:
     return text
 
 
-def canonical_text(value: Any) -> str | None:
+def canonical_text(value: Cell) -> str | None:
     r"""Returns the spelling of a value by `nfkc-strip/1`, used for file names and old policies.
 
     >>> canonical_text("  Ada\u00a0Lo\u0308we "), canonical_text(7.0), canonical_text("")
@@ -151,7 +157,7 @@ def canonical_text(value: Any) -> str | None:
 
 
 @lru_cache(1 << 16, typed=True)
-def _stripped(value: Any) -> str | None:
+def _stripped(value: Hashable) -> str | None:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import pillow_heif
@@ -38,6 +38,25 @@ class BadImageError(Exception):
         self.reason = reason
 
 
+class ModelSettings(Protocol):
+    """Settings of a model on which its reader depends; see `PhotoReader`."""
+
+    @property
+    def image_size(self) -> int:
+        """Height and width in pixels."""
+        ...
+
+    @property
+    def channels(self) -> int:
+        """1 grey, 3 RGB."""
+        ...
+
+    @property
+    def aspect_ratio(self) -> Literal["squash", "letterbox"]:
+        """How an image becomes a square."""
+        ...
+
+
 @dataclass(frozen=True)
 class PhotoReader:
     """Settings with which a model reads photo files; stored with the model."""
@@ -52,11 +71,11 @@ class PhotoReader:
     """Width x height above which a file is not decoded."""
 
     @classmethod
-    def of(cls, model: Any, max_pixels: int = MAX_PIXELS) -> PhotoReader:
+    def of(cls, model: ModelSettings, max_pixels: int = MAX_PIXELS) -> PhotoReader:
         """Returns the reader of a model's configuration."""
         return cls(model.image_size, model.channels, model.aspect_ratio, max_pixels)
 
-    def read(self, data: Any) -> np.ndarray:
+    def read(self, data: object) -> np.ndarray:
         """Decodes a file and resizes it to the input size of the model.
 
         EXIF orientation is applied, transparency is composed on white, 16 bits are reduced to 8,

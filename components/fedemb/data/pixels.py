@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def decode_pngs(images: Sequence[bytes], image_size: int, channels: int) -> np.n
     return np.ascontiguousarray(pixels).reshape(-1, image_size, image_size, channels)
 
 
-def canonical_image(data: Any, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
+def canonical_image(data: object, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
     """Reads a photo and encodes it as a canonical PNG.
 
     Args:

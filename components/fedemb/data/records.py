@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedemb.data.identity import Cell, SinglePrecision
 from fedemb.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class UserRecord:
 
 
 @cache
-def example_class() -> Any:
+def example_class() -> type[Message]:
     """The message class of tf.train.Example, built in a pool of its own: no TensorFlow needed."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -71,9 +75,14 @@ def example_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
+def _features(data: bytes) -> Any:
+    example: Any = example_class().FromString(data)
+    return example.features.feature
+
+
 def encode_example(features: Mapping[str, Sequence[bytes] | Sequence[int]]) -> bytes:
     """Serialises lists of bytes or integers as tf.train.Example; one value, one byte string."""
-    example = example_class()()
+    example: Any = example_class()()
     for name, values in features.items():
         feature = example.features.feature[name]
         if values and isinstance(values[0], bytes):
@@ -81,6 +90,22 @@ def encode_example(features: Mapping[str, Sequence[bytes] | Sequence[int]]) -> b
         else:
             feature.int64_list.value.extend(values)
     return example.SerializeToString(deterministic=True)
+
+
+def example_values(record: bytes, names: Sequence[str]) -> dict[str, Cell] | None:
+    """Returns the first value of each named feature of a tf.train.Example; None if invalid."""
+    try:
+        features = _features(record)
+    except Exception:  # protobuf can raise anything at hostile bytes
+        return None
+    values: dict[str, Cell] = {}
+    for name in names:
+        if name in features:
+            kind = features[name].WhichOneof("kind")
+            listed = list(getattr(features[name], kind).value[:1]) if kind else []
+            first = listed[0] if listed else None
+            values[name] = SinglePrecision(first) if isinstance(first, float) else first
+    return values
 
 
 def encode_user(record: UserRecord) -> bytes:
@@ -104,7 +129,7 @@ def decode_user(data: bytes) -> UserRecord:
       ArtifactError: not a user record.
     """
     try:
-        feature = example_class().FromString(data).features.feature
+        feature = _features(data)
         return UserRecord(
             user_key=feature["user_key"].int64_list.value[0] % (1 << 64),
             images=tuple(feature["images"].bytes_list.value),

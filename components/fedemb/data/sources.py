@@ -9,10 +9,10 @@ caller drops bad records.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +22,17 @@ from fedemb.data.formats.csv_files import bad_csv, lines_of, open_csv
 from fedemb.data.formats.image_files import ImageFiles, plain_name
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part, path_values
-from fedemb.data.formats.tfrecord_files import example_values, iter_tfrecord
+from fedemb.data.formats.tfrecord_files import iter_tfrecord
 from fedemb.data.formats.webdataset_files import iter_samples
-from fedemb.data.identity import CURRENT, SinglePrecision
+from fedemb.data.identity import CURRENT, Cell, SinglePrecision
 from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.records import example_values
 from fedemb.data.source_parts import check_parquet, csv_image_root, find_parts, split_part
 from fedemb.errors import InputError
 from fedemb.storage import open_store
+
+if TYPE_CHECKING:
+    from pyarrow import Array, Scalar
 
 __all__ = [
     "Batch",
@@ -50,9 +54,9 @@ _NOT_HELD = (ValueError, OverflowError, LookupError, NotImplementedError)
 class Batch:
     """Rows as columns of equal length, with the values of the source."""
 
-    images: list[Any]
+    images: Sequence[Cell]
     """Encoded bytes, or the name (str) of an image file for `ImageFiles`, or a `BadRecord`."""
-    columns: dict[str, list[Any]] = field(default_factory=dict)
+    columns: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
     """Column name in the source -> values, for all other columns."""
 
     def __len__(self) -> int:
@@ -85,7 +89,7 @@ def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Itera
 def named_labels(source: SourceConfig, batch: Batch) -> Batch:
     """Returns the rows with class numbers replaced by the names in `label_names`."""
     names, column = source.label_names, source.columns.label
-    if not names or column not in batch.columns:
+    if not names or column is None or column not in batch.columns:
         return batch
     known = {str(number): name for number, name in enumerate(names)}
     labels = [known.get(CURRENT.text(value) or "") for value in batch.columns[column]]
@@ -108,7 +112,7 @@ def apply_where(source: SourceConfig, batch: Batch) -> Batch:
     )
 
 
-def passing(source: SourceConfig) -> dict[str, Any]:
+def passing(source: SourceConfig) -> dict[str, Cell]:
     """Returns values that pass `where`, for a record that is counted as bad without values."""
     return {name: values[0] for name, values in source.where.items() if values}
 
@@ -143,7 +147,7 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
                 raise InputError(f"{part.said} is damaged in the middle; copy it again") from error
 
 
-def _values(column: Any) -> list[Any]:
+def _values(column: Array) -> list[Cell]:
     """Returns a column's values; None for values that Python cannot hold, e.g. invalid UTF-8."""
     import pyarrow as pa
 
@@ -156,7 +160,7 @@ def _values(column: Any) -> list[Any]:
     return values
 
 
-def _value(item: Any) -> Any:
+def _value(item: Scalar) -> Cell:
     try:
         return item.as_py()
     except _NOT_HELD:
@@ -188,7 +192,7 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
         except (OSError, pa.ArrowException) as error:
             raise bad_csv(part, str(error)) from error
     for start in range(0, len(odd), BATCH_ROWS):
-        lines: list[Any] = odd[start : start + BATCH_ROWS]
+        lines = odd[start : start + BATCH_ROWS]
         yield Batch(lines, {name: [None] * len(lines) for name in columns})
 
 
@@ -241,7 +245,7 @@ def _unicode(name: str) -> str:
 
 def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
     image = source.columns.image
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Cell]] = []
     for record in iter_tfrecord(part):
         rows.append(example_values(record, [image, *columns]) or passing(source))
         if len(rows) == BATCH_ROWS:
@@ -252,20 +256,19 @@ def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iter
 
 
 def _read_webdataset(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
-    batch, size = Batch([], {name: [] for name in columns}), 0
+    images, rows, size = list[Cell](), list[Mapping[str, Cell]](), 0
     for image, values in iter_samples(part, source.columns.image, columns):
-        batch.images.append(image)
-        for name in columns:
-            batch.columns[name].append(values[name])
+        images.append(image)
+        rows.append(values)
         size += len(image) if isinstance(image, bytes) else 0
-        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
-            yield batch
-            batch, size = Batch([], {name: [] for name in columns}), 0
-    if len(batch):
-        yield batch
+        if len(rows) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield Batch(images, {name: [row[name] for row in rows] for name in columns})
+            images, rows, size = [], [], 0
+    if rows:
+        yield Batch(images, {name: [row[name] for row in rows] for name in columns})
 
 
-def _from_rows(rows: list[dict[str, Any]], image: str, columns: list[str]) -> Batch:
+def _from_rows(rows: Sequence[Mapping[str, Cell]], image: str, columns: list[str]) -> Batch:
     others = {name: [row.get(name) for row in rows] for name in columns}
     return Batch([row.get(image) for row in rows], others)
 
@@ -327,7 +330,7 @@ def read_some_public_images(
       StorageError: the source cannot be read.
     """
     random = np.random.default_rng(seed)
-    kept: list[tuple[Any, Any]] = []
+    kept: list[tuple[Cell, Cell]] = []
     for number, row in enumerate(_rows(source, source.columns.label or source.columns.user_id)):
         if number < most:
             kept.append(row)
@@ -339,7 +342,7 @@ def read_some_public_images(
     return np.stack(found)
 
 
-def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Any, Any]]:
+def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Cell, Cell]]:
     """Yields all images of a public source in a fixed order, each with the value of its column."""
     columns = [column] if column else []
     parts = [piece for part in find_parts(source, columns) for piece in split_part(part)]
@@ -356,13 +359,13 @@ def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Any, Any]]
 def _decoded(
     source: SourceConfig,
     reader: PhotoReader,
-    rows: Iterator[tuple[Any, Any]],
+    rows: Iterator[tuple[Cell, Cell]],
     any_class: bool = False,
 ) -> Iterator[tuple[np.ndarray, str]]:
     """Yields pixels and class names of the images that decode."""
     files = image_files(source)
 
-    def decode(row: tuple[Any, Any]) -> tuple[np.ndarray, str] | None:
+    def decode(row: tuple[Cell, Cell]) -> tuple[np.ndarray, str] | None:
         try:
             name = "any" if any_class else CURRENT.text(row[1])
             data = files.read(row[0]) if files else row[0]

@@ -14,6 +14,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 JsonObject: TypeAlias = dict[str, Json]
 ToJson: TypeAlias = "bool | int | float | str | Sequence[ToJson] | Mapping[str, ToJson] | None"
 """A value that can be written as JSON."""
+JsonFields: TypeAlias = Mapping[str, ToJson]
+"""Fields of an object that is written as JSON; they are not changed."""
 _CANONICAL = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )

@@ -39,7 +39,7 @@ from pydantic import (
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 from typing_extensions import override
 
-from fedemb.errors import ArtifactError
+from fedemb.errors import ArtifactError, LaterVersion
 from fedemb.foundation.canonical_json import (
     Json,
     JsonObject,
@@ -274,17 +274,26 @@ def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> W
       exact: False skips the comparison of the bytes with those of `written`; the caller must check.
 
     Raises:
-      ArtifactError: the document has another kind or version, an unknown or missing field, or bytes
+      LaterVersion: a later version of the package wrote the document.
+      ArtifactError: the document has another kind, an unknown or missing field, or bytes
         that are not canonical (blanks, repeated keys, another spelling of a number).
     """
     what = f"the {expected.kind} document {name}"
     fields = json_object(data, what)
     schema = fields.pop("schema", None)
     found = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
-    if found is None or found[1] != expected.kind or int(found[2]) > expected.newest:
+    wrong = (
+        f"{what} has schema {str(schema)[:60]!r}, expected fedemb/{expected.kind}/1 to "
+        f"{expected.newest}"
+    )
+    if found is None or found[1] != expected.kind:
         raise ArtifactError(
-            f"{what} has schema {str(schema)[:60]!r}, expected fedemb/{expected.kind}/1 to "
-            f"{expected.newest}; run the step that writes it with this version of the package"
+            f"{wrong}; run the step that writes it with this version of the package"
+        )
+    if int(found[2]) > expected.newest:
+        raise LaterVersion(
+            f"{wrong}; read it with the version of fedemb that wrote it or a later one, or run the "
+            "step that writes it with this version of the package"
         )
     version = int(found[2])
     signature = _signature(fields.pop("signature", None), what)

@@ -22,6 +22,7 @@ from fedemb.models.backbones import backbones, blocks, build_backbone
 from fedemb.models.backbones.build import check_backbone, reinitialize
 from fedemb.models.classifier import HEAD, without_head
 from fedemb.models.imported_pixels import rescaled, told_pixels
+from fedemb.models.keras_backend import all_layers
 from fedemb.models.loading import load_model, require_finite
 from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_features import changes_features, features_of, tapped
@@ -289,7 +290,7 @@ def import_backbone(
     backbone = tapped(_frozen(backbone), model.taps, path)
     _check_mirrored(backbone, path, model)
     mirror = model.mirrored and not _mirrors(backbone)
-    if any(isinstance(layer, whitened_layer()) for layer in backbone._flatten_layers()):
+    if any(isinstance(layer, whitened_layer()) for layer in all_layers(backbone)):
         model = model.model_copy(update={"whitened_directions": 0})  # the file has its constants
     ends = backbone.layers[-1].name == "embedding"  # has its own projection
     fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
@@ -329,7 +330,7 @@ def _mirrors(backbone: Model) -> Counter[str]:
     """Returns the count, by kind, of layers that share features between image and mirror image."""
     return Counter(
         type(layer).__name__
-        for layer in backbone._flatten_layers()
+        for layer in all_layers(backbone)
         if type(layer).__name__ == "MirrorImage" or getattr(layer, "mirrored", False)
     )
 
@@ -372,7 +373,7 @@ def _drawn(shape: tuple[int, ...], random: Any) -> Any:
 
 def _frozen(backbone: Model) -> Any:
     """Returns the same model without dependence on other images or on randomness."""
-    layers = list(backbone._flatten_layers())
+    layers = all_layers(backbone)
     chances = [layer for layer in layers if type(layer).__name__ == "Dropout"]
     attending = [layer for layer in layers if type(layer).__name__ == "MultiHeadAttention"]
     for layer in chances:
@@ -385,7 +386,7 @@ def _frozen(backbone: Model) -> Any:
         weights = backbone.get_weights()
         backbone = type(backbone).from_config(backbone.get_config())
         backbone.set_weights(weights)
-    for layer in backbone._flatten_layers():
+    for layer in all_layers(backbone):
         if type(layer).__name__ == "BatchNormalization":
             layer.trainable = False
     return backbone

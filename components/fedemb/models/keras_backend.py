@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar, cast
 from fedemb.errors import ConfigError
 from fedemb.foundation.collection import light_import
 from fedemb.foundation.runtime_env import ACCELERATOR, require_backend
-from fedemb.models.arrays import JaxDevice, Node
+from fedemb.models.arrays import JaxDevice, Layer, Model, Node
 
 ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
 """Device files of accelerators in a container: one of NVIDIA, two of Google."""
@@ -76,7 +76,7 @@ def load_keras() -> None:
         return
     with_tensorflow = _backend_of_keras() == "tensorflow"
     with light_import("sklearn", *(("jax",) if with_tensorflow else ())):
-        import keras  # noqa: F401
+        import keras  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def _backend_of_keras() -> str:
@@ -109,6 +109,11 @@ def input_node(shape: tuple[int, ...], name: str | None = None) -> Node:
     import keras
 
     return cast("Node", keras.Input(shape, name=name))  # a list only for a list of shapes
+
+
+def all_layers(model: Model, *, include_self: bool = True) -> list[Layer]:
+    """Returns the layers of a model and of all models in it; with the models themselves."""
+    return [*model._flatten_layers(include_self=include_self)]  # pyright: ignore[reportPrivateUsage]
 
 
 def exact_numbers() -> AbstractContextManager[None]:

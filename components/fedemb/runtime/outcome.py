@@ -10,17 +10,42 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, Protocol, TypedDict, cast, runtime_checkable
 
 from fedemb.documents.artifacts import Artifact, Public
-from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.canonical_json import ToJson, canonical_json
 from fedemb.storage import open_store
 
 OUTCOME = "outcome.json"
 
 
+@runtime_checkable
+class KfpArtifact(Protocol):
+    """Artifact of a component, as KFP passes it."""
+
+    @property
+    def path(self) -> str:
+        """Local path."""
+        ...
+
+
+class StepFailure(TypedDict):
+    """How a step failed."""
+
+    step: str
+    error: str
+    """Name of the error's class."""
+    exit_code: int
+    message: str
+    fencing_token: NotRequired[int | None]
+    kept: NotRequired[list[str]]
+    """Outputs that the step wrote before it failed."""
+
+
 def keep_outcome(
-    outputs: Mapping[str, type[Artifact]], values: Mapping[str, Any], outcome: Mapping[str, Any]
+    outputs: Mapping[str, type[Artifact]],
+    values: Mapping[str, object],
+    outcome: Mapping[str, ToJson],
 ) -> None:
     """Stores the failure of a step, and the public outputs that the step wrote.
 
@@ -35,10 +60,11 @@ def keep_outcome(
     """
     places: dict[str, list[str]] = {}
     for name, kind in outputs.items():
-        place, _, last = str(getattr(values.get(name), "uri", "")).rpartition("/")
-        if not place:
+        value = values.get(name)
+        place, _, last = str(getattr(value, "uri", "")).rpartition("/")
+        if not place or not isinstance(value, KfpArtifact):
             continue
-        store, written = open_store(place), Path(values[name].path)
+        store, written = open_store(place), Path(value.path)
         kept = places.setdefault(place, [])
         if issubclass(kind, Public) and written.is_file():
             kept.append(last)
@@ -58,7 +84,7 @@ def run_folder(uri: str, task: str) -> str:
     return uri.rpartition(f"/{task}/")[0]
 
 
-def outcomes(folder: str, files: Callable[[str], Sequence[str]]) -> Iterator[dict[str, Any]]:
+def outcomes(folder: str, files: Callable[[str], Sequence[str]]) -> Iterator[StepFailure]:
     """Yields the failures of a run's steps that did not succeed in another start.
 
     If a step failed several times, the failure with the highest fencing token is returned. A step
@@ -73,11 +99,11 @@ def outcomes(folder: str, files: Callable[[str], Sequence[str]]) -> Iterator[dic
     """
     store = open_store(folder)
     names = store.list()
-    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    found: dict[str, tuple[int, StepFailure]] = {}
     kept: dict[str, Sequence[str]] = {}
     for name in names:
         if name.endswith(f"/{OUTCOME}"):
-            outcome = json.loads(store.read(name))
+            outcome = cast("StepFailure", json.loads(store.read(name)))
             kept[name.removesuffix(f"/{OUTCOME}")] = outcome.get("kept", ())
             token = int(outcome.get("fencing_token") or 0)
             step = str(outcome["step"])

@@ -18,16 +18,20 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from pkgutil import iter_modules
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedemb.config.parameters import OF_STEPS
 from fedemb.documents.artifacts import Artifact
 from fedemb.documents.run_artifacts import DESCRIPTIONS
 from fedemb.errors import FedEmbError, Superseded
+from fedemb.foundation.canonical_json import ToJson
 from fedemb.foundation.step_logging import log_event, log_places, step_log
 from fedemb.runtime.outcome import keep_outcome
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage.fencing import FencingToken, turns_taken
+
+if TYPE_CHECKING:
+    from kfp.dsl.base_component import BaseComponent
 
 Image = Literal["light", "cpu", "trainer"]
 
@@ -99,8 +103,8 @@ class Step:
     at_exit: bool
     """Whether the step runs at the end regardless of the run's outcome. An exit step takes a
     `dsl.PipelineTaskFinalStatus` and no artifact, and has no permissions."""
-    component: Any
-    """The KFP component."""
+    component: BaseComponent | None
+    """The KFP component; None in a pod, where kfp cannot create components."""
 
     @property
     def slug(self) -> str:
@@ -129,7 +133,7 @@ def step(
     cached: bool = False,
     once: bool = False,
     resources: str = "small",
-) -> Callable[[Callable[..., Any]], Step]:
+) -> Callable[[Callable[..., object]], Step]:
     """Declares a function as a step: a KFP component that installs no packages in its image.
 
     The function's signature names the parameters and artifacts; its docstring summarizes the step
@@ -140,7 +144,7 @@ def step(
           step takes artifacts or has permissions.
     """
 
-    def declare(function: Callable[..., Any]) -> Step:
+    def declare(function: Callable[..., object]) -> Step:
         ports = _ports_of(function)
         if {*ports.artifacts, *ports.texts} != set(outputs):
             raise TypeError(
@@ -188,7 +192,7 @@ class _Ports(NamedTuple):
     """Whether the step receives the status of the run."""
 
 
-def _ports_of(function: Callable[..., Any]) -> _Ports:
+def _ports_of(function: Callable[..., object]) -> _Ports:
     # Uses the signature, not the component: a pod runs components and cannot create them.
     from kfp import dsl
     from kfp.dsl.types import type_annotations as kfp_types
@@ -206,7 +210,7 @@ def _ports_of(function: Callable[..., Any]) -> _Ports:
     return _Ports(parameters, inputs, tuple(given), tuple(files), texts, bool(status))
 
 
-def _component_of(function: Callable[..., Any], image: Image) -> Any:
+def _component_of(function: Callable[..., object], image: Image) -> BaseComponent | None:
     """Returns the KFP component of a step; None in a pod, where kfp cannot create components."""
     from kfp import dsl
 
@@ -251,7 +255,7 @@ def leading_to(name: str, task: str) -> tuple[Step, ...]:
 
 
 @contextmanager
-def step_process(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
+def step_process(name: str, values: Mapping[str, object]) -> Iterator[StepContext]:
     """Runs the body of a step: context, logging, and one-sentence errors with an exit code.
 
     An unexpected error is a bug: it keeps its traceback and exits with code 1. If the step holds
@@ -264,7 +268,7 @@ def step_process(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
     """
     step = declared(name)
 
-    def keep(fields: Mapping[str, Any]) -> None:
+    def keep(fields: Mapping[str, ToJson]) -> None:
         try:
             keep_outcome(step.outputs, values, fields)
         except FedEmbError as error:
@@ -284,7 +288,7 @@ def _superseded(error: Exception, turns: Sequence[FencingToken]) -> bool:
 
 @contextmanager
 def watched(
-    name: str, *, private: bool, keep: Callable[[Mapping[str, Any]], None] = lambda _fields: None
+    name: str, *, private: bool, keep: Callable[[Mapping[str, ToJson]], None] = lambda _fields: None
 ) -> Iterator[None]:
     """Implements `step_process` for processes that are not steps.
 

@@ -18,6 +18,7 @@ from fedemb.errors import ConfigError
 from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger, open_ledger, read_trust
+from fedemb.runtime.outcome import KfpArtifact
 from fedemb.storage import join, open_store
 
 
@@ -66,7 +67,7 @@ class StepContext:
         self._given = given
 
     @classmethod
-    def of_component(cls, values: Mapping[str, Any]) -> StepContext:
+    def of_component(cls, values: Mapping[str, object]) -> StepContext:
         """Creates the context from a component's arguments, as KFP passes them.
 
         Args:
@@ -83,7 +84,9 @@ class StepContext:
             given["config"] = RunConfig.as_written(json.loads(given["config"]))
         elif "pretraining" in values:
             given["public_start"] = public_start(values)
-        paths = {name: Path(item.path) for name, item in values.items() if hasattr(item, "path")}
+        paths = {
+            name: Path(item.path) for name, item in values.items() if isinstance(item, KfpArtifact)
+        }
         return cls(RunArtifacts(**paths), **given)
 
     def _get(self, name: str) -> Any:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -37,7 +37,7 @@ from fedemb.documents.artifacts import Artifact, require_publishable
 from fedemb.documents.evidence import sentence_of
 from fedemb.documents.release import BundleManifest, ReleaseMarker
 from fedemb.errors import ArtifactError, InputError, SignatureInvalid
-from fedemb.foundation.canonical_json import LARGEST_JSON, json_object
+from fedemb.foundation.canonical_json import LARGEST_JSON, JsonObject, json_object
 from fedemb.foundation.collection import light_import
 from fedemb.foundation.digests import file_digest, limited_digest, tree_digests
 from fedemb.foundation.document import Written, parse, read
@@ -123,14 +123,32 @@ def write_manifest(bundle: Path, name: str, version: str, signer: Signer) -> Non
     write_signed(bundle / MANIFEST, manifest, signer)
 
 
-def write_attestation(
-    bundle: Path, name: str, verdict: dict[str, Any], signer: Signer
-) -> dict[str, Any]:
+class _Digest(TypedDict):
+    sha256: str
+
+
+class _Subject(TypedDict):
+    name: str
+    digest: _Digest
+
+
+class Statement(TypedDict):
+    """An in-toto statement on files of a bundle."""
+
+    _type: str
+    subject: list[_Subject]
+    """Names of the files, and their digests."""
+    predicateType: str
+    predicate: JsonObject
+    """The verdict."""
+
+
+def write_attestation(bundle: Path, name: str, verdict: JsonObject, signer: Signer) -> Statement:
     """Writes the verdict as an in-toto statement in a signed DSSE envelope.
 
     The subjects are the digests of the model, the report and the manifest.
     """
-    statement = {
+    statement: Statement = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [
             {"name": f"{name}/{item}", "digest": {"sha256": file_digest(bundle / item)}}
@@ -151,7 +169,7 @@ def write_attestation(
     return statement
 
 
-def read_attestation(bundle: Path, trust: TrustStore) -> dict[str, Any]:
+def read_attestation(bundle: Path, trust: TrustStore) -> Statement:
     """Returns the in-toto statement of a bundle after checking its envelope.
 
     Raises:
@@ -166,7 +184,7 @@ def read_attestation(bundle: Path, trust: TrustStore) -> dict[str, Any]:
         if envelope["payloadType"] != PAYLOAD_TYPE:
             raise ValueError(f"the payload type is not {PAYLOAD_TYPE}; fetch the bundle again")
         trust.verify_bytes(_pae(payload), value, "release", signature["keyid"], "attestation.json")
-        statement = json.loads(payload)
+        statement: Statement = json.loads(payload)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
             "attestation.json is not a signed in-toto statement; fetch the bundle again"
@@ -425,7 +443,7 @@ def check_files(bundle: Path, manifest: BundleManifest) -> None:
             )
 
 
-def _hashing(hashing: Any) -> Any:
+def _hashing(hashing: ModuleType) -> Any:
     return hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
 
 

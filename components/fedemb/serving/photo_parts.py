@@ -18,7 +18,7 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,12 +31,16 @@ from fedemb.data.formats.image_files import ImageFiles, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part
 from fedemb.data.formats.webdataset_files import ANY_IMAGE, KEY
+from fedemb.data.identity import Cell
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
 from fedemb.errors import InputError, Refused
 from fedemb.foundation.addresses import split_address
 from fedemb.storage import Store, open_store
+
+if TYPE_CHECKING:
+    from pyarrow import Schema
 
 SPACE = b"embedding_space_id"
 _CLASSES = b"classes"
@@ -51,7 +55,7 @@ PART = 2048
 PART_BYTES = 1 << 28
 """Maximum bytes of the files of a part, which bounds a worker's memory."""
 
-Photo = tuple[str, Any]
+Photo = tuple[str, Cell]
 """Name, and bytes or the value found instead of bytes."""
 
 
@@ -335,7 +339,7 @@ def _names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if not path.is_dir()]
 
 
-def require_space(schema: Any, space_id: str, path: str | Path) -> None:
+def require_space(schema: Schema, space_id: str, path: str | Path) -> None:
     """Checks that the embeddings of a file belong to a space.
 
     Raises:

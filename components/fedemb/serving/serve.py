@@ -13,15 +13,19 @@ import base64
 import json
 import logging
 from asyncio import Semaphore, timeout
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedemb.data.photos import BadImageError
+from fedemb.foundation.canonical_json import Json, JsonObject, ToJson
 from fedemb.foundation.extras import missing_extra
 from fedemb.serving.released import ReleasedModel
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 MOST_BYTES = 64 * 2**20
 """Maximum bytes of one request."""
@@ -96,7 +100,7 @@ class BadRequest(Exception):
     """The problem with a request, as a sentence."""
 
 
-def predict(model: ReleasedModel, instances: Sequence[Any]) -> list[dict[str, Any]]:
+def predict(model: ReleasedModel, instances: Sequence[Json]) -> list[JsonObject]:
     """Returns the model's output for each photo.
 
     Args:
@@ -122,14 +126,17 @@ def predict(model: ReleasedModel, instances: Sequence[Any]) -> list[dict[str, An
     return [{"reason": reason} if reason else {name: next(found)} for reason in reasons]
 
 
-def _file(instance: Any, number: int) -> bytes:
+def _file(instance: Json, number: int) -> bytes:
     try:
-        return base64.b64decode(instance["b64"], validate=True)
+        text = instance["b64"] if isinstance(instance, dict) else None
+        if not isinstance(text, str):
+            raise TypeError
+        return base64.b64decode(text, validate=True)
     except (KeyError, TypeError, ValueError) as error:
         raise BadRequest(f'instance {number} is not {{"b64": "..."}} with base64 in it') from error
 
 
-def instances_of(body: bytes | bytearray) -> list[Any]:
+def instances_of(body: bytes | bytearray) -> list[Json]:
     """Parses the instances of a request.
 
     Raises:
@@ -144,7 +151,7 @@ def instances_of(body: bytes | bytearray) -> list[Any]:
     return instances
 
 
-def make_app(model: ReleasedModel, name: str) -> Any:
+def make_app(model: ReleasedModel, name: str) -> FastAPI:
     """Returns the application, for any ASGI server.
 
     Args:
@@ -161,7 +168,7 @@ def make_app(model: ReleasedModel, name: str) -> Any:
 
     @app.get("/")
     @app.get(address)
-    async def ready() -> dict[str, Any]:
+    async def ready() -> dict[str, str | bool]:
         return {"name": name, "ready": True, "embedding_space_id": model.space_id}
 
     bodies, turn = Bodies(), Semaphore(PREDICTIONS)
@@ -202,7 +209,7 @@ def run(model: ReleasedModel, name: str, host: str, port: int) -> None:
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
-def manifests(name: str, uri: str, image: str, trust: str) -> list[dict[str, Any]]:
+def manifests(name: str, uri: str, image: str, trust: str) -> list[Mapping[str, ToJson]]:
     """Returns KServe's InferenceService for a published bundle, and the pinned keys.
 
     Args:

@@ -188,8 +188,9 @@ class GcsStore(Store):
             client = storage.Client(credentials=AnonymousCredentials(), project="emulator")
         else:
             client = storage.Client(credentials=_credentials(), project="unused")
-        client._http.mount("https://", HTTPAdapter(pool_maxsize=PARALLEL_TRANSFERS))
-        client._http.mount("http://", HTTPAdapter(pool_maxsize=PARALLEL_TRANSFERS))
+        session = client._http  # pyright: ignore[reportPrivateUsage]
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, HTTPAdapter(pool_maxsize=PARALLEL_TRANSFERS))
         return client.bucket(self._bucket_name)
 
     @contextmanager

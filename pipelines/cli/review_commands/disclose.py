@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from fedemb.pipelines.cli.trusted import TrustOption, trust_of
 from fedemb.pipelines.output import say
+
+if TYPE_CHECKING:
+    from fedemb.foundation.canonical_json import JsonFields
 
 
 def disclose(
@@ -35,7 +38,7 @@ def disclose(
 
     with local_tree(locate(bundle).address) as tree:
         content = disclosure(read_release(tree, trust_of(tree, trust)))
-    write_bytes(output / "disclosure.json", canonical_json(content))
+    write_bytes(output / "disclosure.json", canonical_json(cast("JsonFields", content)))
     write_bytes(output / "disclosure.md", markdown(content).encode())
     write_bytes(output / "deployment.yaml", registry_yaml(content).encode())
     say(f"disclosure: {output / 'disclosure.md'}")

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import pytest
 
 from fedemb.documents.verdict import VerdictDocument
-from fedemb.errors import ArtifactError
+from fedemb.errors import ArtifactError, LaterVersion
 from fedemb.foundation.document import Since, encode, parse
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.steps.gate_release import gate
@@ -74,8 +74,12 @@ def test_later_document_is_written_signed_released_and_verified(run, later_packa
 
 
 def test_package_of_today_says_that_a_later_document_is_later(run):
-    with pytest.raises(ArtifactError, match=r"'fedemb/verdict/3', expected fedemb/verdict/1 to 2"):
+    with pytest.raises(LaterVersion, match=r"'fedemb/verdict/3', expected fedemb/verdict/1 to 2"):
         parse(_later(run), VerdictDocument, "verdict.json")
+    other = _later(run).replace(b"fedemb/verdict/3", b"fedemb/model/3")
+    with pytest.raises(ArtifactError) as found:
+        parse(other, VerdictDocument, "verdict.json")
+    assert not isinstance(found.value, LaterVersion)
     run.verdict.write_bytes(_later(run))
     with pytest.raises(ArtifactError, match="with this version of the package"):
         run.do_release()

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedemb.data.formats.parts import Part, as_file, check_columns
 from fedemb.errors import InputError
 from fedemb.foundation.files import open_regular
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyarrow.csv import CSVStreamingReader, InvalidRow
 
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """First bytes of a table that spreadsheets save as "Unicode text"."""
@@ -28,7 +32,7 @@ _SCANNED = 1 << 20
 class Table:
     """Blocks of rows of an open CSV file."""
 
-    reader: Any
+    reader: CSVStreamingReader
     """Reader of pyarrow."""
     latin_1: bool
     """Whether each byte is read as one Latin-1 character, because the file is not UTF-8. pyarrow
@@ -40,11 +44,11 @@ class Table:
         names = self.reader.schema.names
         return [name.encode(_LATIN_1).decode() for name in names] if self.latin_1 else names
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[RecordBatch]:
         """Yields the record batches with the bytes of the file."""
         return map(self._as_in_file, self.reader) if self.latin_1 else iter(self.reader)
 
-    def _as_in_file(self, block: Any) -> Any:
+    def _as_in_file(self, block: RecordBatch) -> RecordBatch:
         import pyarrow as pa
 
         columns = [
@@ -57,7 +61,7 @@ class Table:
 @contextmanager
 def open_csv(
     part: Part, columns: Sequence[str], odd: Callable[[str], object] = lambda _: None
-) -> Iterator[Any]:
+) -> Iterator[Table]:
     """Opens a CSV file for reading in blocks, all columns as bytes.
 
     Args:
@@ -144,7 +148,7 @@ def _csv_reader(
     import pyarrow as pa
     from pyarrow import csv
 
-    def left_out(row: Any) -> str:
+    def left_out(row: InvalidRow) -> str:
         odd(row.text)
         return "skip"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedemb.data.formats.bad_records import BadRecord
+from fedemb.data.identity import Cell
 from fedemb.data.photos import MAX_BYTES, BadImageError
 from fedemb.errors import StorageError
 from fedemb.foundation.files import read_at_most
@@ -101,7 +102,7 @@ class ImageFiles:
         self.missing = ""
         """First name without a file. Private."""
 
-    def read(self, name: str | BadRecord) -> bytes:
+    def read(self, name: Cell) -> bytes:
         """Returns the bytes of `name`, or of `name` with an image extension.
 
         Raises:
@@ -111,6 +112,8 @@ class ImageFiles:
         """
         if isinstance(name, BadRecord):
             raise BadImageError(name.reason)
+        if not isinstance(name, str):
+            raise BadImageError("image_missing")
         if self._of_users and is_side_file(name):
             raise BadImageError("side_file")
         for candidate in self._spellings(name):

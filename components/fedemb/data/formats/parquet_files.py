@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fedemb.data.formats.parts import Part, as_file
 from fedemb.errors import InputError
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
 
 LARGEST_TEXT = 1 << 30
 """Maximum bytes of one text in the metadata of a file."""
@@ -17,7 +20,7 @@ MOST_ITEMS = 1 << 24
 
 
 @contextmanager
-def open_parquet(part: Part) -> Iterator[Any]:
+def open_parquet(part: Part) -> Iterator[ParquetFile]:
     """Opens a Parquet file; a remote one is copied to the temporary folder, never to memory.
 
     Raises:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from fedemb.data.formats.parts import Part, as_file
-from fedemb.data.identity import SinglePrecision
-from fedemb.data.records import example_class
 from fedemb.errors import InputError
 from fedemb.foundation.files import open_regular
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 LARGEST_RECORD = 1 << 30
 """Maximum bytes of one record."""
@@ -37,20 +38,20 @@ class _Inflated(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        data = b""
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        data, target = b"", memoryview(buffer)
         while not data and not self._inflate.eof:
             packed = self._left or self._file.read(1 << 16)
             if not packed:
                 raise EOFError
-            data = self._inflate.decompress(packed, len(buffer))
+            data = self._inflate.decompress(packed, len(target))
             self._left = self._inflate.unconsumed_tail
-        buffer[: len(data)] = data
+        target[: len(data)] = data
         return len(data)
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[Any]:
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
     """Yields a TFRecord file decompressed, independent of its name."""
     with open_regular(path) as file:
         head = file.read(12)
@@ -58,9 +59,9 @@ def _unpacked(path: Path) -> Iterator[Any]:
         # The length of a first record may start with the bytes of GZIP: its checksum decides.
         plain = len(head) == 12 and _masked(head[:8]) == int.from_bytes(head[8:], "little")
         if not plain and head[:2] == b"\x1f\x8b":
-            yield gzip.GzipFile(fileobj=file)
+            yield cast("BinaryIO", gzip.GzipFile(fileobj=file))
         elif not plain and head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:
-            yield io.BufferedReader(_Inflated(file))
+            yield cast("BinaryIO", io.BufferedReader(_Inflated(file)))
         else:
             yield file
 
@@ -94,19 +95,3 @@ def iter_tfrecord(part: Part) -> Iterator[bytes]:
             raise InputError(
                 f"{part.said} is not a whole TFRecord file (cut or damaged); copy it again"
             ) from error
-
-
-def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the first value of each named feature of a tf.train.Example; None if invalid."""
-    try:
-        features = example_class().FromString(record).features.feature
-    except Exception:  # protobuf can raise anything at hostile bytes
-        return None
-    values: dict[str, Any] = {}
-    for name in names:
-        if name in features:
-            kind = features[name].WhichOneof("kind")
-            listed = list(getattr(features[name], kind).value[:1]) if kind else []
-            first = listed[0] if listed else None
-            values[name] = SinglePrecision(first) if isinstance(first, float) else first
-    return values

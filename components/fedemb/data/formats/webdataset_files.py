@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedemb.data.formats.bad_records import BadRecord
 from fedemb.data.formats.image_files import KNOWN_ENDINGS, is_side_file
 from fedemb.data.formats.parts import Part
 from fedemb.data.formats.tar_files import Member, iter_members
-from fedemb.data.identity import CURRENT
+from fedemb.data.identity import CURRENT, Cell
 from fedemb.data.photos import MAX_BYTES
+from fedemb.foundation.canonical_json import Json, JsonObject
 
 KEY = "__key__"
 """Column with the key of a sample."""
@@ -45,7 +45,7 @@ class Sample:
 
 def iter_samples(
     part: Part, image: str, columns: Sequence[str]
-) -> Iterator[tuple[bytes | BadRecord, dict[str, Any]]]:
+) -> Iterator[tuple[bytes | BadRecord, dict[str, Cell]]]:
     """Yields image and values of each sample, and every file that is not part of a sample.
 
     Args:
@@ -59,7 +59,7 @@ def iter_samples(
     """
     for sample in _samples(part, image, columns):
         if isinstance(sample, BadRecord):
-            yield sample, dict.fromkeys(columns)
+            yield sample, {name: None for name in columns}
             continue
         found = _image(sample, image)
         values = _values(sample, columns)
@@ -168,16 +168,16 @@ def _endings(column: str) -> tuple[str, str]:
     return column.lower(), f"{column.lower()}.txt"
 
 
-def _values(sample: Sample, columns: Sequence[str]) -> dict[str, Any]:
+def _values(sample: Sample, columns: Sequence[str]) -> dict[str, Cell]:
     """Returns the values of a sample; a sample that contradicts itself is marked as bad."""
-    tree: dict[str, Any] | None = {}
+    tree: JsonObject | None = {}
     if _JSON in sample.members:
         tree = _parsed(sample.members[_JSON])
         if tree is None:
             sample.reject("json_not_valid", sample.key)
-    values: dict[str, Any] = {}
+    values: dict[str, Cell] = {}
     for column in columns:
-        found = [
+        found: list[Cell] = [
             sample.members[ending]
             for ending in _endings(column)
             if ending in sample.members and ending != _JSON
@@ -191,10 +191,10 @@ def _values(sample: Sample, columns: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _parsed(data: bytes) -> dict[str, Any] | None:
+def _parsed(data: bytes) -> JsonObject | None:
     """Returns a JSON object; None if it is none, or has a field twice."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Json]]) -> JsonObject:
         tree = dict(pairs)
         if len(tree) < len(pairs):
             raise ValueError

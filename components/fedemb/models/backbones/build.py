@@ -12,7 +12,7 @@ from fedemb.models.arrays import Layer, Model, Node
 from fedemb.models.backbones.channel_norm import channel_group_norm
 from fedemb.models.backbones.registry import backbones, mirroring
 from fedemb.models.classifier import with_head
-from fedemb.models.keras_backend import input_node
+from fedemb.models.keras_backend import all_layers, input_node
 
 # Layers whose output for one image depends on the other images of the batch, or that keep state; #
 # a frozen one is a constant scale and offset.
@@ -139,7 +139,7 @@ def check_backbone(backbone: Model, model: ModelConfig) -> None:
     Raises:
       ConfigError: BatchNorm or similar layers, dropout, untrained state, or wrong shapes.
     """
-    for layer in backbone._flatten_layers():
+    for layer in all_layers(backbone):
         kind = type(layer).__name__
         if kind in _BATCH_DEPENDENT and (layer.trainable or kind == "SpectralNormalization"):
             raise ConfigError(
@@ -184,7 +184,7 @@ def with_bfloat16(backbone: Model) -> Model:
     copy = keras.models.clone_model(backbone, clone_function=lean)
     copy.set_weights(backbone.get_weights())
     last = copy.layers[-1]
-    for layer in copy._flatten_layers(include_self=False):
+    for layer in all_layers(copy, include_self=False):
         if layer is not last:
             layer.dtype_policy = policy
     return copy

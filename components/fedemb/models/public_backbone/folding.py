@@ -15,6 +15,7 @@ import numpy as np
 
 from fedemb.errors import ConfigError
 from fedemb.models.arrays import Layer, Model, Node
+from fedemb.models.keras_backend import all_layers
 
 _FOLDED_INTO = ("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Dense")
 
@@ -33,7 +34,7 @@ def without_batch_norm(network: Model) -> Model:
     """
     import keras
 
-    layers = list(network._flatten_layers(include_self=False))
+    layers = all_layers(network, include_self=False)
     norms = [layer for layer in layers if type(layer).__name__ == "BatchNormalization"]
     dropped = [layer for layer in layers if type(layer).__name__ == "Dropout"]
     if not norms and not dropped:

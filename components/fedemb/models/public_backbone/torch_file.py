@@ -133,6 +133,8 @@ class _Unpickler(pickle.Unpickler):
             case ("storage", _Kind(kind), str(key), _, int(count), *views) if count >= 0:
                 if views in ([], [None]):
                     return _Storage(kind, key, count)
+            case _:
+                pass
         raise _Malformed("it has a storage that is not a tensor's")
 
 
