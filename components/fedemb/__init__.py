@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.capped_image_poisson import (
         CappedImagePoissonConfig as CappedImagePoissonConfig,
     )
+    from fedemb.privacy.mechanisms.covariance import CovarianceConfig as CovarianceConfig
     from fedemb.privacy.mechanisms.fixed_size import FixedSizeConfig as FixedSizeConfig
     from fedemb.privacy.mechanisms.group_poisson_gaussian import (
         GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
@@ -119,6 +120,7 @@ _NAMES = {
     "privacy.mechanisms.capped_image_poisson": "CappedImagePoissonConfig",
     "privacy.mechanisms.fixed_size": "FixedSizeConfig",
     "privacy.mechanisms.group_poisson_gaussian": "GroupPoissonGaussianConfig",
+    "privacy.mechanisms.covariance": "CovarianceConfig",
     "privacy.mechanisms.least_squares": "LeastSquaresConfig",
     "privacy.mechanisms.mechanism": "MechanismPlan",
     "privacy.mechanisms.not_private": "NotPrivateConfig",

@@ -7,8 +7,8 @@ from functools import partial
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.engine.backend_rounds import client_rounds
-from fedemb.engine.feature_cache import FeatureProgress, FrozenFeatures, plain_rows
+from fedemb.engine.backend_rounds import client_rounds, covariance_rounds
+from fedemb.engine.feature_cache import FeatureProgress, FrozenFeatures, UnitFeatures, plain_rows
 from fedemb.engine.rounds import ClientExamples
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import JsonObject
@@ -18,7 +18,9 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader, all_classes
-from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer
+from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer, train_on_features
+
+STEP = "train_dp_fedemb"
 
 
 def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
@@ -28,9 +30,11 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
       ConfigError: also raised for an algorithm without a guarantee, or that another step runs.
     """
     _check_algorithm(context.config)
+    if context.config.training.algorithm == "dp_covariance":
+        return run_attempt(context, STEP, _covariances, _train_covariance, root_key)
     known = context.config.training.algorithm == "dp_fedemb"
     rounds = _rounds if known else None
-    return run_attempt(context, "train_dp_fedemb", rounds, _train, root_key)
+    return run_attempt(context, STEP, rounds, _train, root_key)
 
 
 def _rounds(  # noqa: PLR0917 - as `Rounds` has them
@@ -70,6 +74,28 @@ def _train(attempt: Attempt[ClientExamples]) -> Trained:
     progress = FeatureProgress.of(attempt.mechanism.plan)
     prepare = partial(frozen.fill, progress=progress)
     return Trainer(attempt, function, frozen.load, prepare).train()
+
+
+def _covariances(
+    config: RunConfig,
+    backbone: Model,
+    mechanism: Mechanism,
+    workers: int,
+    devices: Sequence[str] | None,
+) -> Rounds[UnitFeatures]:
+    del workers, devices  # one matrix product per user on the processor
+    return covariance_rounds(backbone, mechanism, config.model, config.training)
+
+
+def _train_covariance(attempt: Attempt[UnitFeatures]) -> Trained:
+    assert attempt.rounds is not None, "rehearsed before the attempt was bound"
+    function, trunk = attempt.rounds
+    assert trunk is not None, "a projection is solved on the features of a trunk"
+    config = attempt.config
+    most = config.partition.max_images_per_user
+    loader = ClientLoader(UserStore(attempt.users), config.model, max_examples=most)
+    cache = attempt.features.open(trunk, loader.settings, plain_rows)
+    return train_on_features(attempt, function, cache, loader.load)
 
 
 def _check_algorithm(config: RunConfig) -> None:

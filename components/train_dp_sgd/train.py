@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.engine.backend_rounds import unit_rounds
-from fedemb.engine.feature_cache import FeatureProgress, UnitFeatures, unit_key
+from fedemb.engine.feature_cache import UnitFeatures
 from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.units.head_gradient import HeadGradientFunction
 from fedemb.engine.units.least_squares_head import LeastSquaresFunction
@@ -19,11 +18,10 @@ from fedemb.models.arrays import Model
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.classifier import without_head
 from fedemb.privacy.queries import Mechanism
-from fedemb.privacy.randomness.sampling import VirtualClient
 from fedemb.runtime.step_context import StepContext
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader
-from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer
+from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer, train_on_features
 
 STEP = "train_dp_sgd"
 
@@ -67,7 +65,7 @@ def _head_rounds(
     del workers, devices  # one matrix product on the processor
     if config.training.mixed_precision:
         classifier = with_bfloat16(classifier)
-    kind = LeastSquaresFunction if mechanism.plan.solves_head else HeadGradientFunction
+    kind = LeastSquaresFunction if mechanism.plan.solves == "head" else HeadGradientFunction
     return kind(classifier, mechanism, config.training.unit_gradient), without_head(classifier)
 
 
@@ -89,14 +87,4 @@ def _train_head(attempt: Attempt[UnitFeatures]) -> Trained:
     assert trunk is not None, "a head trains on the features of a trunk"
     loader = _loader(attempt.config, attempt.users)
     cache = attempt.features.open(trunk, loader.settings)
-    progress = FeatureProgress.of(attempt.mechanism.plan)
-
-    def features(client: VirtualClient) -> UnitFeatures:
-        return cache.of(unit_key(client), partial(loader.load, client))
-
-    def fill(clients: Sequence[VirtualClient]) -> None:
-        cache.fill(
-            ((unit_key(client), partial(loader.load, client)) for client in clients), progress
-        )
-
-    return Trainer(attempt, function, features, fill).train()
+    return train_on_features(attempt, function, cache, loader.load)

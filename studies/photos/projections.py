@@ -158,7 +158,7 @@ def main() -> None:
     subjects = Subjects(theirs[1], users, np.full(len(users), ""))
     how = EvaluationConfig(false_accept_rates=(1e-3, 1e-2))
     start = m.measure(subjects, theirs[0], how)
-    _row("features", start, start)
+    print_row("features", start, start)
     before = tip.get_weights()
     for noise in options.noise:
         for seed in range(options.runs):
@@ -166,10 +166,13 @@ def main() -> None:
             norm = train(tip, ours, config, noise=noise, seed=seed)
             for weight in options.weight:
                 found = m.measure(subjects, joined(tip, theirs[0], weight), how)
-                _row(f"noise {noise:g}, weight {weight:g}, first norm {norm:.2f}", found, start)
+                print_row(
+                    f"noise {noise:g}, weight {weight:g}, first norm {norm:.2f}", found, start
+                )
 
 
-def _row(name: str, found: m.Measured, start: m.Measured) -> None:
+def print_row(name: str, found: m.Measured, start: m.Measured) -> None:
+    """Prints a row of the table: recall and nearest neighbour, with gains over the start."""
     recalls = " / ".join(f"{one.value:.3f}" for one in found.verification.recall)
     nearest = found.retrieval.nearest_neighbour
     gains = [

@@ -28,6 +28,7 @@ _LEDGER = ("components/ledger", "components/reserve_budget", "components/private
 _AUDIT = ("components/privacy/test_privacy_auditing.py", "components/privacy/test_independence.py")
 _ROUNDS = (
     *("rounds", "unit_gradient", "head_gradient", "kernel_gradients", "least_squares_head"),
+    "covariance_projection",
     *("gradient_sums", "packed_state", "server", "joined", "feed", "feature_cache"),
     "frozen_features",
 )
@@ -57,6 +58,7 @@ GROUPS: dict[str, Group] = {
             *("components/privacy", "planted_bugs/test_planted_bugs.py"),
             "components/embedding/test_embedding_head_gradient.py",
             "components/embedding/test_embedding_least_squares_head.py",
+            "components/embedding/test_embedding_covariance_projection.py",
         ),
     ),
     "engine": Group(

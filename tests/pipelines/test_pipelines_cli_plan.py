@@ -38,12 +38,18 @@ FIELDS = {
 }
 
 
-ALONE = ("poisson_gaussian", "random_allocation", "capped_image_poisson", "least_squares")
+ALONE = (
+    "poisson_gaussian",
+    "random_allocation",
+    "capped_image_poisson",
+    "least_squares",
+    "covariance",
+)
 
 
 @pytest.mark.parametrize("kind", ALONE)
 def test_every_way_to_sample_units_alone_is_priced_from_numbers(tmp_path, kind):
-    rounds = "1" if kind == "least_squares" else "20"
+    rounds = "1" if kind in ALONE[3:] else "20"
     numbers = ["--population", "20000", "--users-per-client", "1", "--clients-per-round", "1000"]
     words = ["--mechanism", kind, "--rounds", rounds, "--noise-multiplier", "4", "--json"]
     found = json.loads(call(tmp_path, *numbers, *words))

@@ -107,6 +107,7 @@ class RunConfig(Section):
             )
         self._check_task()
         self._check_features()
+        self._check_covariance()
         self._check_held_out_classes()
         self._check_recipes()
         if self.purpose == "release":
@@ -228,6 +229,35 @@ class RunConfig(Section):
                 f"model.keep_public_features={model.keep_public_features:g} keeps the features that"
                 f" a projection reads, got task={self.task} and model.trainable={model.trainable}. "
                 "Set trainable: projection, or keep_public_features: 0"
+            )
+
+    def _check_covariance(self) -> None:
+        """Checks that a projection that is solved has a form that can be solved.
+
+        Raises:
+          ValueError: algorithm and mechanism contradict each other, or the projection has another
+            form.
+        """
+        model, algorithm = self.model, self.training.algorithm
+        solves = self.mechanism.solves == "projection"
+        if solves != (algorithm == "dp_covariance"):
+            raise ValueError(
+                f"training.algorithm={algorithm} contradicts mechanism.kind={self.mechanism.kind}. "
+                "Set training.algorithm: dp_covariance and mechanism.kind: covariance, or neither"
+            )
+        if not solves:
+            return
+        if not model.projection or model.projection_units or not model.projection_bias:
+            raise ValueError(
+                "training.algorithm=dp_covariance solves for one layer with a bias. Set "
+                "model.projection: true, projection_units: 0 and projection_bias: true"
+            )
+        kept = model.principal_directions
+        if kept and model.embedding_dim != kept:
+            raise ValueError(
+                f"model.embedding_dim={model.embedding_dim} differs from "
+                f"model.principal_directions={kept}, and dp_covariance keeps all directions. Set "
+                f"embedding_dim: {kept}"
             )
 
     def _check_task(self) -> None:

@@ -223,15 +223,18 @@ class ServerConfig(Section):
     """Classifiers only: decays of additional averages that are evaluated with the released average,
     at no privacy cost. Choosing one by these figures is tuning on the evaluation units."""
     ridge: PositiveFloat = 1.0
-    """Least squares only: ridge term added to each eigenvalue, in units of the noise standard
-    deviation times the square root of the number of features."""
+    """Heads and projections solved in one round only: ridge term added to each eigenvalue, in units
+    of the noise standard deviation times the square root of the number of features."""
 
 
 class TrainingConfig(Section):
     """Training algorithm. Rounds, clipping norm and noise are in `mechanism`."""
 
-    algorithm: Literal["dp_fedemb", "dp_fedavg", "dp_sgd", "centralized"] = "dp_fedemb"
+    algorithm: Literal["dp_fedemb", "dp_fedavg", "dp_sgd", "dp_covariance", "centralized"] = (
+        "dp_fedemb"
+    )
     """Training algorithm. `dp_sgd` sums one gradient per unit, for `task: classification`;
+    `dp_covariance` divides features by their noised covariance within users, in one round;
     `dp_fedavg` shares its head, with clipping and noise; `centralized` is a baseline that requires
     `purpose: simulation`, a mechanism without noise and `rounds: 1`."""
     backend: Backend = "tensorflow"
@@ -255,9 +258,9 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.backend == "jax" and self.algorithm == "centralized":
+        if self.backend == "jax" and self.algorithm in ("centralized", "dp_covariance"):
             raise ValueError(
-                "training.backend=jax runs private rounds, got training.algorithm=centralized; set "
+                f"training.backend=jax does not support training.algorithm={self.algorithm}; set "
                 "training.backend: tensorflow"
             )
         if self.server.other_ema_decays and self.algorithm != "dp_sgd":

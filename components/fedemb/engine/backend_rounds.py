@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedemb.config import ModelConfig, TrainingConfig
-from fedemb.engine.feature_cache import keeps_features
+from fedemb.engine.feature_cache import UnitFeatures, keeps_features
 from fedemb.engine.rounds import ClientExamples, RoundFunction
 from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.units.covariance_projection import CovarianceFunction
 from fedemb.engine.units.unit_gradient import UnitGradientFunction
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import cut, trainable_variables, with_bfloat16
@@ -70,6 +71,24 @@ def client_rounds(
             shared_head_rows=shared_head_rows,
         )
     return function, trunk
+
+
+def covariance_rounds(
+    backbone: Model, mechanism: Mechanism, model: ModelConfig, training: TrainingConfig
+) -> tuple[TrainingRound[UnitFeatures], Model]:
+    """Returns the only round of a projection solved from covariances, and the frozen trunk.
+
+    Args:
+      backbone: `keras.Model` from `build_backbone`; not changed by rounds.
+      mechanism: of kind covariance.
+      model: selects the projection.
+      training: precision of the trunk.
+    """
+    backbone = without_public_features(backbone)
+    if training.mixed_precision:
+        backbone = with_bfloat16(backbone)
+    trunk, projection = cut(backbone, model.trainable)
+    return CovarianceFunction(projection, mechanism), trunk
 
 
 def unit_rounds(

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
+from fedemb.privacy.mechanisms.covariance import Covariance
 from fedemb.privacy.mechanisms.fixed_size import FixedSize
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.grouped_users import GroupedUsers
@@ -165,6 +166,14 @@ def _least_squares(plan: LeastSquares) -> str:
     )
 
 
+def _covariance(plan: Covariance) -> str:
+    del plan
+    return (
+        "Sampler. None: every user adds one record, mean and covariance of the user's features, to "
+        "one sum, which is noised once. The projection is computed from the noised sum only."
+    )
+
+
 def _user_poisson(plan: UserPoisson) -> str:
     return (
         f"Sampler. In every round, each user participates with probability "
@@ -268,6 +277,15 @@ TEXTS: dict[str, MechanismText[Any]] = {
         ),
         color="#3a7d44",
         dash="-.",
+    ),
+    "covariance": MechanismText(
+        label="covariance",
+        sampler="every user, in the only round",
+        explanation=_covariance,
+        adjacency=_unit_adjacency("one record of bounded norm more or less in the only sum"),
+        participants=lambda plan: f"every user, about {plan.units_per_round:,}, in one round",
+        color="#7a4a1f",
+        dash=(0, (2, 1)),
     ),
     "user_poisson": MechanismText(
         label="user poisson",

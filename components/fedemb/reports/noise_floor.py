@@ -79,8 +79,8 @@ def why_no_floor(config: RunConfig, plan: MechanismPlan, start: Path | None = No
         return "its rounds share noise"
     if plan.adaptive_clip is not None:
         return "its clip moves"
-    if plan.solves_head:
-        return "the head is solved from the noised sum"
+    if plan.solves is not None:
+        return f"the {plan.solves} is solved from the noised sum"
     if config.training.server.optimizer != "sgd":
         return f"{config.training.server.optimizer} is not linear in the noised means"
     if start is not None and computes_otherwise(start):

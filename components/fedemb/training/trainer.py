@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeVar, cast
 
 from fedemb.config import RunConfig
@@ -15,8 +16,10 @@ from fedemb.data.group_index import GroupIndex
 from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.round_audit import RoundAudit
+from fedemb.engine.feature_cache import FeatureCache, FeatureProgress, UnitFeatures, unit_key
 from fedemb.engine.feed import Feed
 from fedemb.engine.round_loop import run_rounds
+from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.server import ServerState, initial_state
 from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
@@ -78,6 +81,31 @@ class Trained:
     """State after the last round. Noised."""
     audit: RoundAudit | None
     """Audit that the accounted mechanism ran; None without noise."""
+
+
+def train_on_features(
+    attempt: Attempt[UnitFeatures],
+    function: TrainingRound[UnitFeatures],
+    cache: FeatureCache,
+    load: Callable[[VirtualClient], ClientExamples],
+) -> Trained:
+    """Trains on the features of units that are sampled alone, see `Trainer.train`.
+
+    Args:
+      attempt: inputs and working state of the attempt.
+      function: computes the records of units in a round.
+      cache: features of the frozen trunk.
+      load: reads the images of a unit.
+    """
+    progress = FeatureProgress.of(attempt.mechanism.plan)
+
+    def features(client: VirtualClient) -> UnitFeatures:
+        return cache.of(unit_key(client), partial(load, client))
+
+    def fill(clients: Sequence[VirtualClient]) -> None:
+        cache.fill(((unit_key(client), partial(load, client)) for client in clients), progress)
+
+    return Trainer(attempt, function, features, fill).train()
 
 
 class Trainer(Generic[Unit]):

@@ -49,7 +49,7 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: PlanNumbers) -> RunCon
     return validate(
         {
             "purpose": "simulation",
-            **_classifier(mechanism),
+            **_training(mechanism),
             "data": {"source": {"uri": "builtin", "columns": columns, "label_scope": "global"}},
             "partition": {
                 "virtual_clients": cohort.virtual_clients,
@@ -107,13 +107,21 @@ def _delta(numbers: PlanNumbers, bound: int) -> float:
     return delta
 
 
-def _classifier(mechanism: type[MechanismPlan]) -> dict[str, Any]:
-    """Settings of a classifier, for mechanisms that price nothing else."""
+def _training(mechanism: type[MechanismPlan]) -> dict[str, Any]:
+    """Settings of the only kind of training that a mechanism prices; empty if it prices several."""
     section = mechanism.section
-    if not (section.solves_head or section.samples_images):
+    if section.solves == "projection":
+        return {
+            "model": {"trainable": "projection"},
+            "training": {"algorithm": "dp_covariance"},
+        }
+    if not (section.solves == "head" or section.samples_images):
         return {}
     return {
         "task": "classification",
-        "model": {"classes": ["a", "b"], "trainable": "head" if section.solves_head else "all"},
+        "model": {
+            "classes": ["a", "b"],
+            "trainable": "head" if section.solves == "head" else "all",
+        },
         "training": {"algorithm": "dp_sgd", "unit_gradient": {"microbatch": 1}},
     }

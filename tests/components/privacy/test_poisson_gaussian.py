@@ -323,7 +323,7 @@ def test_full_batch_pays_where_no_smaller_one_has_nearly_its_noise():
     assert (paid["rounds"], paid["smallest_batch"], paid["noise"]) == (2, 1000, 1.0)
 
 
-@pytest.mark.parametrize("kind", ["random_allocation", "least_squares"])
+@pytest.mark.parametrize("kind", ["random_allocation", "least_squares", "covariance"])
 def test_a_frontier_without_a_sampling_probability_is_refused_with_the_reason(kind):
     numbers = Cohort(
         population=50_000, users_per_client=1, clients_per_round=4096, rounds=24,

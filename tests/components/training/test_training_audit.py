@@ -28,6 +28,7 @@ from tests.kit.pipeline_runs.training_run import (
     Unaudited,
     classifier_config,
     config,
+    covariance_config,
     prepare,
 )
 
@@ -82,6 +83,7 @@ SOUND = {
     "least squares": classifier_config(
         **HEAD, **mechanism(kind="least_squares", rounds=1, units_per_round=12)
     ),
+    "covariance": covariance_config(),
 }
 """Settings of every mechanism, and of every way to train."""
 QUICK = (*TRAINERS, "adaptive clip", "tree", "images of users, head")

@@ -86,6 +86,19 @@ def classifier_config(**changes: Any) -> RunConfig:
     return RunConfig.model_validate(tree).updated(changes)
 
 
+def covariance_config(**changes: Any) -> RunConfig:
+    """The only round of a projection solved from covariances, of all users."""
+    return config(
+        **{
+            "model.trainable": "projection",
+            "model.embedding_dim": 88,  # the features of the tiny network
+            "training.algorithm": "dp_covariance",
+            "mechanism": {"kind": "covariance", "noise_multiplier": 1.0, "units_per_round": 40},
+            **changes,
+        }
+    )
+
+
 def write_users(
     folder: Path,
     *,

@@ -6,6 +6,7 @@ from tests.planted_bugs.mutants import modules
 from tests.planted_bugs.mutants.places import POISSON, QUERIES, UNITS, one
 
 SQUARES = "tests/components/privacy/test_least_squares.py"
+COVARIANCE = "tests/components/privacy/test_covariance.py"
 FEATURES = "tests/components/embedding/test_embedding_feature_cache.py"
 ALLOCATION = "tests/components/privacy/test_random_allocation.py"
 IMAGES = "tests/components/privacy/test_capped_image_poisson.py"
@@ -262,6 +263,29 @@ MUTANTS = (
         "moments_summed_over_images",
         (modules.MOMENT, "whole_vectors", "radius / np.sqrt(count)", "radius"),
         f"{SQUARES}::test_no_unit_moves_the_sum_by_more_than_the_clip",
+    ),
+    one(
+        2,
+        "mean_and_covariance_have_a_clip_each",
+        (modules.COVARIANCE, "covariance_record", "math.hypot(1.0, mean_weight)", "1.0"),
+        f"{COVARIANCE}::test_no_user_moves_the_sum_by_more_than_the_clip",
+    ),
+    one(
+        2,
+        "covariance_is_not_clipped",
+        (modules.COVARIANCE, "covariance_record", "max(covariance_norm, norm)", "covariance_norm"),
+        f"{COVARIANCE}::test_no_user_moves_the_sum_by_more_than_the_clip",
+    ),
+    one(
+        2,
+        "features_are_not_clipped",
+        (
+            modules.COVARIANCE,
+            "covariance_record",
+            "np.maximum(feature_norm, length)",
+            "feature_norm",
+        ),
+        f"{COVARIANCE}::test_no_user_moves_the_sum_by_more_than_the_clip",
     ),
     # Who takes part
     one(

@@ -12,6 +12,7 @@ from fedemb.errors import ArtifactError, ConfigError
 from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
+from fedemb.privacy.mechanisms.covariance import Covariance
 from fedemb.privacy.mechanisms.fixed_size import FixedSize
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.least_squares import LeastSquares
@@ -40,6 +41,7 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
         CappedImagePoisson,
         RandomAllocation,
         LeastSquares,
+        Covariance,
         UserPoisson,
         FixedSize,
         TreeAggregation,

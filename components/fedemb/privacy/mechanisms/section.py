@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -137,8 +137,8 @@ class MechanismConfig(Section):
     samples_images: ClassVar[bool] = False
     """Whether the images of a user are sampled independently, one record each."""
 
-    solves_head: ClassVar[bool] = False
-    """Whether the only round computes second moments, from which a head is solved."""
+    solves: ClassVar[Literal["head", "projection"] | None] = None
+    """Layer that is solved from second moments of the only round; None: trained by rounds."""
 
     kind: Any  # each mechanism has its own literal, and attributes are invariant
     """Name of the mechanism."""

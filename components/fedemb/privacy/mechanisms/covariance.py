@@ -1,0 +1,55 @@
+"""One noised round for a projection: mean and covariance of the features of each user.
+
+The backbone is frozen, and the projection divides features by their noised covariance within users,
+without a learning rate (`fedemb.privacy.queries.covariance_sum`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, PositiveFloat
+from typing_extensions import override
+
+from fedemb.privacy.mechanisms.per_unit_sampling import OneRound, OneRoundConfig
+
+if TYPE_CHECKING:
+    from fedemb.privacy.mechanisms.section import RunSettings
+
+
+class CovarianceConfig(OneRoundConfig):
+    """Projection solved from one noised round, without sampling and rates; sensitivity C."""
+
+    solves = "projection"
+
+    kind: Literal["covariance"] = "covariance"
+    covariance_norm: PositiveFloat = 0.1
+    """Norm that the covariance of a user's features is clipped to, in units of the squared
+    `feature_norm`."""
+    mean_weight: Annotated[float, Field(ge=0.05, le=8.0)] = 0.33
+    """Norm of the record part with the mean, relative to the part with the covariance."""
+
+    @override
+    def check_run(self, config: RunSettings) -> None:
+        super().check_run(config)
+        needed = {
+            "task": (config.task, "embedding"),
+            "model.trainable": (config.model.trainable, "projection"),
+            "policy.unit": (config.policy.unit, "user"),
+        }
+        for name, (found, wanted) in needed.items():
+            if found != wanted:
+                raise ValueError(
+                    f"mechanism.kind={self.kind} solves for the projection of an embedding, got "
+                    f"{name}={found}. Set {name}: {wanted}, or another mechanism.kind."
+                )
+
+
+class Covariance(CovarianceConfig, OneRound):
+    """Adds one record (mean_weight x mean, covariance) per user, of norm at most C, to one sum.
+
+    The parts are clipped to norms of mean_weight and 1, and sqrt(1 + mean_weight^2) is scaled to C.
+    The projection is post-processing of the noised sum.
+    """
+
+    section = CovarianceConfig

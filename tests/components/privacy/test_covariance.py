@@ -1,0 +1,174 @@
+"""The one-round projection: its price, how far one user moves the sum, and what is solved."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.covariance import Covariance
+from fedemb.privacy.mechanisms.mechanism import Cohort
+from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.privacy.queries import covariance_sum as sums
+from tests.kit.privacy_worlds import ROOT, World, make_plan
+
+GRID, DIM = 32, 6
+
+
+def plan_at(noise):
+    cohort = Cohort(
+        population=5_000, users_per_client=1, clients_per_round=5_000, noise_multiplier=noise,
+        rounds=7,
+    )  # fmt: skip
+    return Covariance.at(cohort)
+
+
+@pytest.mark.parametrize(("noise", "epsilon"), [(3.732, 1.0), (1.994, 2.0), (0.600, 8.0)])
+def test_price_is_that_of_one_gaussian(noise, epsilon):
+    """Against the exact trade of epsilon and delta (Balle and Wang, arXiv 1805.06530)."""
+    plan = plan_at(noise)
+    assert plan.rounds == 1
+    assert plan.normalizer == 5_000.0
+    found = guarantee_of(plan, 1e-5).epsilon
+    assert found == pytest.approx(epsilon, rel=2e-3)
+    half = 1 / (2 * noise)
+    delta = norm.cdf(half - found * noise) - np.exp(found) * norm.cdf(-half - found * noise)
+    assert delta == pytest.approx(1e-5, rel=0.02)
+
+
+def test_there_is_one_round_and_everybody_is_in_it():
+    plan = make_plan("covariance")
+    world = World(range(50), 40)
+    assert [int(unit.users[0]) for unit in plan.sampler(ROOT).sample(0, world)] == [*range(50)]
+    with pytest.raises(ConfigError, match="rounds"):
+        plan.replaced(rounds=2)
+
+
+# ---- sensitivity --------------------------------------------------------------------------------
+
+
+def worlds():
+    """Users that could move a sum furthest: long, short, opposite, one image, many, not finite."""
+    random = np.random.default_rng(0)
+    for user in range(40):
+        images = 1 + user % 7
+        features = random.normal(size=(images, DIM)) * 10.0 ** random.uniform(-3, 6)
+        yield features, random.integers(0, 2, images)
+    yield np.array([[9.0, 0, 0, 0, 0, 0], [-9.0, 0, 0, 0, 0, 0]]), np.zeros(2, int)
+    yield np.tile([9.0, 0, 0, 0, 0, 0], (5, 1)), np.zeros(5, int)
+    # A mean and a covariance, both at their limits.
+    corner = [[0.8, y, 0, 0, 0, 0] for y in (0.6, -0.6)]
+    yield 2.0 * np.array(corner), np.zeros(2, int)
+
+
+def record(features, labels, **changes):
+    options = {"grid_bits": GRID, "feature_norm": 2.0, "covariance_norm": 0.1, "mean_weight": 0.5}
+    return sums.covariance_record(features, np.asarray(labels), **(options | changes))[0]
+
+
+def furthest(record_of=record, **changes):
+    """The most that one user adds to a sum, in clips."""
+    return max(
+        np.linalg.norm(record_of(*user, **changes).astype(float)) / 2.0**GRID for user in worlds()
+    )
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.5, 3.0])
+def test_no_user_moves_the_sum_by_more_than_the_clip(weight):
+    assert 0.9 < furthest(mean_weight=weight) <= 1.0  # nearly reached, so little noise is wasted
+
+
+def test_planted_clip_for_each_part_is_found_out():
+    def apart(features, labels, **changes):
+        return record(features, labels, grid_bits=GRID + np.log2(np.hypot(1.0, 0.5)), **changes)
+
+    assert furthest(apart) > 1.05
+
+
+def test_planted_sum_over_images_is_found_out():
+    """Images of a user that are added and not averaged."""
+
+    def each(features, labels, **changes):
+        return sum(
+            record(features[i : i + 1], labels[i : i + 1], **changes) for i in range(len(labels))
+        )
+
+    assert furthest(each, mean_weight=3.0) > 4.0
+
+
+def test_one_record_has_no_order():
+    random = np.random.default_rng(2)
+    features, labels = random.normal(size=(9, DIM)), np.arange(9) % 2
+    order = random.permutation(9)
+    np.testing.assert_array_equal(record(features, labels), record(features[order], labels[order]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+def test_users_that_are_not_finite_add_nothing(bad):
+    features = np.ones((3, DIM))
+    features[1, 2] = bad
+    assert not record(features, [0, 0, 0]).any()
+
+
+def test_user_without_images_adds_nothing():
+    assert not record(np.zeros((0, DIM)), np.zeros(0, int)).any()
+
+
+def test_too_many_images_are_refused():
+    with pytest.raises(ConfigError, match="max_images_per_user"):
+        record(np.zeros((8193, DIM)), np.zeros(8193, int))
+
+
+# ---- what is solved -----------------------------------------------------------------------------
+
+
+def parts(found, weight=0.5, largest=0.1):
+    """Mean and covariance of a record, in units of the features."""
+    whole = found * np.hypot(1.0, weight) / 2.0**GRID
+    matrix = np.zeros((DIM, DIM))
+    matrix[np.triu_indices(DIM)] = whole[DIM:] * largest
+    matrix = matrix / np.sqrt(2.0)
+    matrix = matrix + matrix.T
+    matrix[np.diag_indices(DIM)] /= np.sqrt(2.0)
+    return 2.0 * whole[:DIM] / weight, 4.0 * matrix
+
+
+def test_record_is_mean_and_covariance_around_the_mean_of_each_label():
+    random = np.random.default_rng(3)
+    features = random.normal(size=(12, DIM))
+    features *= 0.4 / np.linalg.norm(features, axis=1, keepdims=True)
+    labels = np.repeat([4, 9], [8, 4])
+    mean, covariance = parts(record(features, labels))
+    np.testing.assert_allclose(mean, features.mean(0), atol=1e-5)
+    wanted = sum(
+        np.cov(features[labels == label].T, bias=True) * share
+        for label, share in ((4, 8 / 12), (9, 4 / 12))
+    )
+    np.testing.assert_allclose(covariance, wanted, atol=1e-5)
+
+
+def test_solved_projection_whitens_the_covariance_and_removes_the_mean():
+    random = np.random.default_rng(4)
+    shape = np.diag([0.3, 0.2, 0.1, 0.05, 0.02, 0.01])
+    features = 0.1 + random.normal(size=(8192, DIM)) @ shape
+    found = record(features, np.zeros(8192, int), feature_norm=8.0, covariance_norm=1.0)
+    kernel, bias = sums.solve_whitening(
+        found / 2.0**GRID, features=DIM, feature_norm=8.0, mean_weight=0.5, ridge=0.0
+    )
+    centred = features @ kernel + bias
+    np.testing.assert_allclose(centred.mean(0), 0.0, atol=1e-3)
+    covariance = np.cov(features.T, bias=True)
+    level = sums.SHRINKAGE * np.trace(covariance) / DIM
+    values, vectors = np.linalg.eigh(covariance)
+    wanted = vectors @ np.diag((values.min() + level) ** 0.5 / (values + level) ** 0.5) @ vectors.T
+    np.testing.assert_allclose(kernel, wanted, rtol=0.02, atol=0.01)
+
+
+def test_noise_alone_is_solved_without_infinite_weights():
+    random = np.random.default_rng(5)
+    for scale in (1.0, 0.0):
+        mean = scale * random.normal(size=sums.covariance_size(DIM))
+        kernel, bias = sums.solve_whitening(
+            mean, features=DIM, feature_norm=1.0, mean_weight=0.5, ridge=0.0
+        )
+        assert np.isfinite(kernel).all()
+        assert np.isfinite(bias).all()
