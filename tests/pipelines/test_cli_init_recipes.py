@@ -102,6 +102,23 @@ def test_projection_takes_the_largest_virtual_clients_that_its_noise_allows(
     assert noise_on_mean(plan_mechanism(config)) <= recipe.most_noise
 
 
+@pytest.mark.parametrize("epsilon", [8, 1])
+def test_embedding_on_a_named_backbone_and_public_photos_releases_one_covariance(
+    tmp_path, lite0, epsilon
+):
+    public = tmp_path / "public"
+    public.mkdir()
+    photos = ("--public-photos", as_parquet(public))
+    config, said = init(tmp_path, users=4000, epsilon=epsilon, public=lite0, more=photos)
+    model, plan = config.model, plan_mechanism(config)
+    assert (model.trainable, model.embedding_dim) == ("projection", 512)
+    assert model.principal_directions == 512
+    assert config.training.algorithm == "dp_covariance"
+    assert plan.rounds == 1
+    assert plan.normalizer == 3600
+    assert "a gain is likely" in said
+
+
 def test_public_photos_need_a_file_to_standardise(tmp_path):
     with pytest.raises(ConfigError, match=r"is for a [.]keras file"):
         init(tmp_path, more=("--public-photos", tmp_path / "rows.parquet"))

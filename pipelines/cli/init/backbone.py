@@ -62,6 +62,27 @@ class Backbone:
         taps = [tap.name for tap in self.taps()] if constants else []
         return {**constants, "taps": taps} if taps else constants
 
+    def whitened(self) -> dict[str, object]:
+        """Returns settings of the features whose covariance is released; empty if not possible.
+
+        The number of features comes from the card of the file, and constants from public photos.
+        """
+        from fedemb.pipelines.cli.init.recipes import COVARIANCE_DIRECTIONS
+
+        if self.card is None or not self.projected():
+            return {}
+        directions = min(COVARIANCE_DIRECTIONS, self.width)
+        return {
+            **self.projected(),
+            "principal_directions": directions,
+            "embedding_dim": directions,
+        }
+
+    @property
+    def width(self) -> int:
+        """Returns the number of joined features; 0 without a card."""
+        return sum(tap.features for tap in self.taps()) or (self.card.features if self.card else 0)
+
     def taps(self) -> list[Tap]:
         """Returns the layers of the file whose features are joined; empty without a card."""
         return [tap for tap in self.card.taps if tap.name in _TAPS] if self.card else []
@@ -73,11 +94,9 @@ class Backbone:
         """
         if self.card is None:
             return {"projection": True, "trainable": "projection"}
-        taps = self.taps()
-        width = sum(tap.features for tap in taps) or self.card.features
         return {
-            "taps": [tap.name for tap in taps],
-            "embedding_dim": width,
+            "taps": [tap.name for tap in self.taps()],
+            "embedding_dim": self.width,
             **self.constants("whitened_directions"),
         }
 

@@ -2,11 +2,12 @@
 
 | public backbone | embedding | classifier |
 |---|---|---|
-| `.keras` file | projection, every virtual client in every round | head on its features |
+| `.keras` file with a card, and public photos | covariance of its features, one round | head on its features |
+| other `.keras` file | projection, every virtual client in every round | head on its features |
 | photos | whole net | head on the pretrained net |
 | none | whole net | head on scattering features; the whole net from a million units |
 
-Evidence: projections and heads on EfficientNet-Lite2, studies/photos; heads on scattering features,
+Evidence: covariances, projections and heads on EfficientNet-Lite2, studies/photos; heads on scattering features,
 studies/dp_sgd; whole nets, docs/explanation/results.md. Fewer trained weights need less noise, so a
 whole net is the last choice.
 """
@@ -28,6 +29,7 @@ class EmbeddingRecipe:
       rounds: training rounds.
       sampling_probability: smallest probability that a virtual client is in a round.
       most_noise: noise on the mean / clipping norm up to which the recipe is taken.
+      solved: whether the projection is solved from covariances of all users, in one round.
       model: settings of the section `model`.
       training: settings of the section `training`.
     """
@@ -36,6 +38,7 @@ class EmbeddingRecipe:
     rounds: int
     sampling_probability: float
     most_noise: float = math.inf
+    solved: bool = False
     model: Section
     training: Section = field(default_factory=dict[str, object])
 
@@ -88,11 +91,23 @@ PROJECTIONS = (
 )
 """Projections for many to few users: larger virtual clients learn better and need more users."""
 
+WHITENING = EmbeddingRecipe(
+    users_per_client=32,
+    rounds=1,
+    sampling_probability=1.0,
+    solved=True,
+    model={"backbone": "imported", "trainable": "projection"},
+    training={"algorithm": "dp_covariance", "server": {"ridge": 0.25}},
+)
+"""Gains more than a projection, and with fewer users; needs features scaled by public photos."""
+
 FROM_SCRATCH = 1_000_000
 """Smallest number of units for which a classifier without public data trains the whole net."""
 SCATTERING_PIXELS = 32
 PRINCIPAL_DIRECTIONS = 256
 """Directions of imported features that a projection reads, if public photos give the constants."""
+COVARIANCE_DIRECTIONS = 512
+"""Maximum directions of imported features whose covariance is released."""
 WHITENED_DIRECTIONS = 300
 """Leading directions of a head's features that are scaled down."""
 

@@ -64,10 +64,7 @@ def embedding_settings(
       recipe: defaults, from `recipe_of`.
       held_out_classes: public list of classes that a share is held out of; empty: all classes.
     """
-    from fedemb.privacy.mechanisms.registry import GroupPoissonGaussian
-
     clients = max(1, round(0.9 * promise.users_lower_bound / recipe.users_per_client))
-    probability = max(recipe.sampling_probability, _LEAST_CLIENTS / clients)
     described = photos.source.model_dump(mode="json", exclude_defaults=True)
     described["label_scope"] = "global" if shares_classes(photos) else "user"
     evaluation: dict[str, object] = {"by": "hash", "fraction": 0.1}
@@ -77,22 +74,36 @@ def embedding_settings(
         "purpose": "simulation",
         "data": {"source": described},
         "partition": {"virtual_clients": clients, "evaluation": evaluation},
-        "model": {**recipe.model, **start.projected(), **images_section(photos, start)},
-        "pretraining": start.pretraining,
-        "mechanism": {
-            "kind": GroupPoissonGaussian.kind_name(),
-            "rounds": recipe.rounds,
-            "sampling_probability": round(min(1.0, probability), 3),
-            "noise_multiplier": 1.0,
+        "model": {
+            **recipe.model,
+            **(start.whitened() if recipe.solved else start.projected()),
+            **images_section(photos, start),
         },
+        "pretraining": start.pretraining,
+        "mechanism": _mechanism(recipe, promise, clients),
         "training": recipe.training,
         "policy": policy_section(photos, promise),
     }
 
 
+def _mechanism(recipe: EmbeddingRecipe, promise: Promise, clients: int) -> dict[str, object]:
+    from fedemb.privacy.mechanisms.registry import Covariance, GroupPoissonGaussian
+
+    if recipe.solved:
+        units = max(1, round(0.9 * promise.users_lower_bound))
+        return {"kind": Covariance.kind_name(), "units_per_round": units, "noise_multiplier": 1.0}
+    probability = max(recipe.sampling_probability, _LEAST_CLIENTS / clients)
+    return {
+        "kind": GroupPoissonGaussian.kind_name(),
+        "rounds": recipe.rounds,
+        "sampling_probability": round(min(1.0, probability), 3),
+        "noise_multiplier": 1.0,
+    }
+
+
 def recipe_of(photos: Photos, start: Backbone, promise: Promise) -> EmbeddingRecipe:
-    """Returns the recipe for an embedding: with a `.keras` file, the largest that noise allows."""
-    from fedemb.pipelines.cli.init.recipes import PROJECTIONS, WHOLE_NET
+    """Returns the recipe for an embedding: see `recipes`."""
+    from fedemb.pipelines.cli.init.recipes import PROJECTIONS, WHITENING, WHOLE_NET
     from fedemb.pipelines.cli.planning.planned import calibrated
     from fedemb.pipelines.run.load_config import validate
     from fedemb.privacy.mechanisms.registry import plan_mechanism
@@ -100,6 +111,8 @@ def recipe_of(photos: Photos, start: Backbone, promise: Promise) -> EmbeddingRec
 
     if not start.imported:
         return WHOLE_NET
+    if start.whitened():
+        return WHITENING
     for recipe in PROJECTIONS[:-1]:
         settings = embedding_settings(photos, start, promise, recipe)
         config = calibrated(validate(settings), promise.epsilon)
