@@ -22,7 +22,8 @@ ALT = (
 )
 METHODS = ("cars, covariance", "groceries, covariance", "cars, projection")
 _ROW = re.compile(
-    r"^\| (cars|groceries), (covariance|projection) \| [\d.]+ \| ([\d,]+) \| [^|]+ \| ([^|]+) \|", re.M
+    r"^\| (cars|groceries), (covariance|projection) \| [\d.]+ \| ([\d,]+) \| [^|]+ \| ([^|]+) \|",
+    re.M,
 )
 _GAIN = re.compile(r"([+-][.\d]+) \[([+-][.\d]+), ([+-][.\d]+)\]")
 
