@@ -187,7 +187,8 @@ def start(
         _say(loaded, (), charged=False)
         return None
     if said := refusal(loaded):
-        raise Refused(f"{said}. Nothing was read or written; change the plan or the policy.")
+        remedy = "" if said.endswith(".") else " Change the plan or the policy."
+        raise Refused(f"{said.removesuffix('.')}. Nothing was read or written.{remedy}")
     return make_directory(loaded, runs, options.run_id, options.data)
 
 

@@ -28,7 +28,13 @@ from fedemb.privacy import queries
 from fedemb.steps.train_dp_fedemb import centralized, train
 from fedemb.training import attempt_inputs, bound_attempt, checkpoint, trainer
 from fedemb.training.round_log import RoundLog
-from tests.kit.pipeline_runs.training_run import RUN_ID, ReadyRun, config, prepare
+from tests.kit.pipeline_runs.training_run import (
+    RUN_ID,
+    ReadyRun,
+    config,
+    covariance_config,
+    prepare,
+)
 from tests.kit.verified_folder import as_committed
 
 
@@ -516,3 +522,39 @@ def test_planted_without_the_claim_both_would_train(ready, twin, monkeypatch):
     for name in ("private", "elsewhere"):
         record = ready.root / name / RUN_ID / "train" / "attempt-1" / "rounds" / "000000.record"
         assert record.exists()
+
+
+def test_one_round_solves_the_projection_and_leaves_no_features_behind(tmp_path):
+    run = prepare(tmp_path / "run", covariance_config(), users=101)
+    assert run.train()["rounds_run"] == 1
+    (line,) = (run.root / "model" / "rounds.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"] == {"type": "gaussian", "noise_multiplier": 1.0}
+    kernel, bias = load_backbone(run.root / "model" / "backbone.keras", run.config.model).weights[
+        -2:
+    ]
+    np.testing.assert_allclose(kernel.numpy(), kernel.numpy().T, atol=1e-5)  # it whitens
+    assert np.abs(bias.numpy()).max() > 0
+    assert not [path for path in run.root.rglob("*") if "features" in path.parts]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training.algorithm": "dp_fedemb"}, "contradicts mechanism.kind=covariance"),
+        ({"mechanism": BARE}, "contradicts mechanism.kind=not_private"),
+        ({"model.trainable": "all"}, "model.trainable=all"),
+        ({"policy.unit": "image"}, "policy.unit=image"),
+        ({"model.projection_bias": False}, "projection_bias: true"),
+        ({"model.projection_units": 16}, "projection_units: 0"),
+        ({"training.backend": "jax"}, "training.backend: tensorflow"),
+    ],
+)
+def test_projection_that_cannot_be_solved_is_refused_with_the_reason(changes, words):
+    with pytest.raises(ValueError, match=words):
+        covariance_config(**changes)
+
+
+def test_projection_of_another_width_is_refused_before_private_data_are_read(tmp_path):
+    run = prepare(tmp_path / "run", covariance_config(**{"model.embedding_dim": 8}))
+    with pytest.raises(ConfigError, match=r"embedding_dim: 88.*No private image was read"):
+        run.train()
