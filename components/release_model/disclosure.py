@@ -22,7 +22,7 @@ from fedemb.documents.release import BundleManifest
 from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger
-from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.accounting.units import UNITS, count_of
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import mechanism_text
 from fedemb.reports.audit_words import audit_sentence
@@ -204,8 +204,8 @@ def _algorithm(release: Disclosed) -> Iterator[Statement]:
     yield Statement(
         "Algorithm and correctness",
         f"{evidence.config.training.algorithm} with mechanism {mechanism.name}: "
-        f"{mechanism_text.participants(plan)}, {mechanism.rounds_run} rounds, clipping norm "
-        f"{mechanism.clip.l2_norm_clip:g}, {mechanism.noise.family} noise of multiplier "
+        f"{mechanism_text.participants(plan)}, {count_of(mechanism.rounds_run, 'round')}, "
+        f"clipping norm {mechanism.clip.l2_norm_clip:g}, {mechanism.noise.family} noise of multiplier "
         f"{mechanism.noise_multiplier:g}, sum divided by the public constant "
         f"{mechanism.normalizer.value:g}. {audit_sentence(audit)} Planted-bug suite: "
         f"{audit.planted_bug_suite.summary}.",

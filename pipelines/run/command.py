@@ -28,7 +28,7 @@ from fedemb.pipelines.run.local import Outcome, PlainView, View, closing_lines, 
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.accounting.units import UNITS, count_of
 
 _MINUTES = 3
 """Minutes of a run of the presets with generated images, on two cores."""
@@ -126,7 +126,7 @@ def make_directory(
 def announcement(config: RunConfig) -> list[str]:
     """Returns what a run will do and about how long it takes, as lines."""
     model = "a classifier" if config.task == "classification" else "an embedding model"
-    rounds = config.mechanism.model_dump()["rounds"]
+    rounds = count_of(config.mechanism.rounds, "round")
     ends = {
         "release": "It evaluates and audits the model, and releases it if the gate allows.",
         "simulation": "It evaluates and audits the model. A simulation is never released.",
@@ -138,7 +138,7 @@ def announcement(config: RunConfig) -> list[str]:
         images = f"the images at {config.data.source.uri}"
         time = "the remaining time is shown after the first rounds"
     return [
-        f"This run trains {model} with differential privacy on {images}, in {rounds} rounds. "
+        f"This run trains {model} with differential privacy on {images}, in {rounds}. "
         + ends[config.purpose],
         f"Time: {time}. Ctrl-C stops after the current round; the run can be resumed.",
     ]

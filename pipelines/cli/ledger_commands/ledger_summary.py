@@ -11,6 +11,7 @@ from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Charge, Ledger, PolicyTerms, policies, read_trust
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.terms import ChargedContent
+from fedemb.privacy.accounting.units import count_of
 from fedemb.storage import Store, open_store
 
 RUNS_SHOWN = 20
@@ -218,8 +219,8 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
         record, reserved, charge = attempt.reserve, attempt.reserved, attempt.charge
         blocks = ", ".join(reserved.blocks)
         lines.append(
-            f"attempt {record.attempt}: reserved {charge.rounds} rounds on {blocks} as record "
-            f"{record.sequence}, by {record.actor} at {record.time}"
+            f"attempt {record.attempt}: reserved {count_of(charge.rounds, 'round')} on {blocks} as "
+            f"record {record.sequence}, by {record.actor} at {record.time}"
         )
         lines.append(f"  {_standing(attempt.status, attempt.charged, charge)}")
         if charge.search:
@@ -246,7 +247,8 @@ def _standing(status: str, charged: bool, charge: Charge) -> str:
         return "a simulation: written down, charges nothing, can never be released"
     if status in ("committed", "released"):
         return f"{status}: charged for the {charge.rounds_charged} rounds that were started"
-    return f"{status} and not committed: charged in full, {charge.rounds} rounds, until it commits"
+    rounds = count_of(charge.rounds, "round")
+    return f"{status} and not committed: charged in full, {rounds}, until it commits"
 
 
 def counted(number: int, noun: str) -> str:
