@@ -205,8 +205,8 @@ def _algorithm(release: Disclosed) -> Iterator[Statement]:
         "Algorithm and correctness",
         f"{evidence.config.training.algorithm} with mechanism {mechanism.name}: "
         f"{mechanism_text.participants(plan)}, {count_of(mechanism.rounds_run, 'round')}, "
-        f"clipping norm {mechanism.clip.l2_norm_clip:g}, {mechanism.noise.family} noise of multiplier "
-        f"{mechanism.noise_multiplier:g}, sum divided by the public constant "
+        f"clipping norm {mechanism.clip.l2_norm_clip:g}, {mechanism.noise.family} noise of "
+        f"multiplier {mechanism.noise_multiplier:g}, sum divided by the public constant "
         f"{mechanism.normalizer.value:g}. {audit_sentence(audit)} Planted-bug suite: "
         f"{audit.planted_bug_suite.summary}.",
         ("privacy_report.mechanism", "privacy_plan.plan", "audit_report"),

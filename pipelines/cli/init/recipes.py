@@ -2,14 +2,14 @@
 
 | public backbone | embedding | classifier |
 |---|---|---|
-| `.keras` file with a card, and public photos | covariance of its features, one round | head on its features |
+| `.keras` file with a card, and photos | covariance of its features, one round | head on them |
 | other `.keras` file | projection, every virtual client in every round | head on its features |
 | photos | whole net | head on the pretrained net |
 | none | whole net | head on scattering features; the whole net from a million units |
 
-Evidence: covariances, projections and heads on EfficientNet-Lite2, studies/photos; heads on scattering features,
-studies/dp_sgd; whole nets, docs/explanation/results.md. Fewer trained weights need less noise, so a
-whole net is the last choice.
+Evidence: covariances, projections and heads on EfficientNet-Lite2, studies/photos; heads on
+scattering features, studies/dp_sgd; whole nets, docs/explanation/results.md. Fewer trained weights
+need less noise, so a whole net is the last choice.
 """
 
 from __future__ import annotations
