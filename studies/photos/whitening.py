@@ -4,7 +4,7 @@
 
 FOLDER has `cars140_160.parquet` and `grocery_96.parquet`: the photos of one are private, and those
 of the other give the public constants. The noise on the mean is a share of the clip, as for many
-users. Of cars, the 42 test classes are measured; of groceries, a third of the classes.
+users. The measured classes are the 42 test classes of cars, or a third of the groceries.
 `--validate` measures a third of the training classes instead, and trains on the rest.
 """
 
