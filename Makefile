@@ -50,10 +50,12 @@ check: setup ## Format, lint, types, layers, plain English
 
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder # three on two cores: tests wait, too
 test: setup ## Format, lint, types, layers, tests; CI runs this and test-long
-	@$(MAKE) --no-print-directory --jobs=2 check attested
+	@$(MAKE) --no-print-directory --jobs=2 check test-quick
+
+test-quick: setup # What `make test` runs beside `make check`
 	$(BIN)/python -m pytest -m "not slow and not long and not planted_bug" $(SIDE_BY_SIDE)
 
-test-long: setup ## Tests that take more than a second of a processor
+test-long: setup attested ## The planted-bug suite, and tests that take more than a second of a processor
 	$(BIN)/python -m pytest -m "long and not slow and not planted_bug" $(SIDE_BY_SIDE) \
 	  $$(grep -rl --include='test_*.py' 'mark\.long' tests)
 

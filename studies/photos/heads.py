@@ -22,11 +22,14 @@ from fedemb.data.sources import read_public_images, read_some_public_images
 from fedemb.engine.feature_cache import UnitFeatures, rows_of
 from fedemb.engine.micro_batches import MicroBatches
 from fedemb.engine.units.head_gradient import HeadGradientFunction
+from fedemb.engine.units.least_squares_head import LeastSquaresFunction
 from fedemb.models.imported import import_backbone
+from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_features import scaled_features
 from studies.dp_sgd.train import Units, linear_head, mechanism_of, planned, rounds
 
 CLIP = 0.1
+TAPS = ("head", "last_block")
 PIECE = 1000
 """Images per feature file; an interrupted study resumes after the last file."""
 
@@ -41,14 +44,16 @@ def net_features(backbone: Path, size: int, images: Any, name: str, cache: Path)
       name: name of the images in the cache.
       cache: folder of the features.
     """
+    card = read_card(backbone)
+    assert card is not None, "written by fedemb backbone get"
     model = ModelConfig(
         backbone="imported",
-        taps=("head", "last_block"),
+        taps=TAPS,
         mirrored=True,
         projection=False,
         image_size=size,
         channels=3,
-        embedding_dim=2432,
+        embedding_dim=sum(tap.features for tap in card.taps if tap.name in TAPS),
     )
     net: MicroBatches | None = None
     pieces = []
@@ -66,45 +71,48 @@ def accuracy(
     labels: tuple[np.ndarray, np.ndarray],
     *,
     epsilon: float,
-    rate: float,
-    steps: int = 40,
+    rate: float | None,
+    steps: int = 80,
 ) -> float:
-    """Trains a head by DP-SGD with full batches and returns its accuracy in percent.
+    """Trains a head by DP-SGD with full batches, or solves it, and returns its accuracy in percent.
 
     Args:
       features: of private and of held-out images, `[images, features]`, rows of length 1.
       labels: their classes.
       epsilon: privacy budget at delta 1e-5, for adding or removing an image.
-      rate: learning rate of the server.
+      rate: learning rate of the server; None solves the head from one round of least squares.
       steps: number of rounds.
     """
     ours, theirs = features
     count = len(ours)
-    plan = planned(
-        "poisson_gaussian",
-        epsilon,
-        count,
-        rounds=steps,
-        sampling_probability=1.0,
-        units_per_round=count,
-        l2_norm_clip=CLIP,
-    )
-    server = ServerConfig(
-        learning_rate=rate,
-        momentum=0.9,
-        schedule="cosine",
-        rescale_to_unit_norm=True,
-        ema_decay=0.9,
-    )
+    if rate is None:
+        plan = planned("least_squares", epsilon, count, rounds=1, units_per_round=count)
+        kind, server = LeastSquaresFunction, ServerConfig(ema_decay=0.0)
+    else:
+        plan = planned(
+            "poisson_gaussian",
+            epsilon,
+            count,
+            rounds=steps,
+            sampling_probability=1.0,
+            units_per_round=count,
+            l2_norm_clip=CLIP,
+        )
+        kind = HeadGradientFunction
+        server = ServerConfig(
+            learning_rate=rate,
+            momentum=0.9,
+            schedule="cosine",
+            rescale_to_unit_norm=True,
+            ema_decay=0.9,
+        )
     rows = rows_of(ours, labels[0])
 
     def load(unit: Any) -> UnitFeatures:
         (place,) = unit.users
         return rows[place : place + 1]
 
-    function = HeadGradientFunction(
-        linear_head(ours.shape[1]), mechanism_of(plan), UnitGradientConfig()
-    )
+    function = kind(linear_head(ours.shape[1]), mechanism_of(plan), UnitGradientConfig())
     units = Units(np.zeros((count, 1, 1, 1, 1), np.uint8), labels[0][:, None])
     weights = rounds(function, server, units, load).reshape(ours.shape[1] + 1, -1)
     scores = theirs @ weights[:-1] + weights[-1]
@@ -122,6 +130,7 @@ def main() -> None:
     parser.add_argument("--directions", type=int, default=300)
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1.0, 2.0, 8.0])
     parser.add_argument("--rate", type=float, nargs="+", default=[200.0, 400.0, 600.0])
+    parser.add_argument("--solve", action="store_true", help="One round of least squares.")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
@@ -139,9 +148,11 @@ def main() -> None:
     found = net_features(*shape, images, "cifar", options.cache)
     order = np.random.default_rng(7).permutation(len(labels))
     parts = order[: min(options.images, 45_000)], order[45_000:]
-    scaled = scaled_features(public, found, options.directions, square_root=True)
+    scaled = scaled_features(
+        public, found, options.directions, square_root=True, reduce=options.solve
+    )
     for epsilon in options.epsilon:
-        for rate in options.rate:
+        for rate in [None] if options.solve else options.rate:
             measured = [
                 accuracy(
                     (scaled[parts[0]], scaled[parts[1]]),
@@ -152,7 +163,7 @@ def main() -> None:
                 for _ in range(options.runs)
             ]
             runs = ", ".join(f"{value:.1f}" for value in measured)
-            sys.stdout.write(f"| {epsilon:g} | {rate:g} | {np.mean(measured):.1f} | {runs} |\n")
+            sys.stdout.write(f"| {epsilon:g} | {rate} | {np.mean(measured):.1f} | {runs} |\n")
             sys.stdout.flush()
 
 

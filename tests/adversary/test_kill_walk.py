@@ -28,6 +28,7 @@ def _wrong(found: list[dict]) -> list[dict]:
     return [kill for kill in found if kill["problems"]]
 
 
+@pytest.mark.long
 def test_act_that_is_killed_and_done_again_leaves_the_same_bytes(tmp_path):
     """A few of the kills of the long test below."""
     found = _walk(tmp_path, 100, "reserve", "commit", "release", "forget")

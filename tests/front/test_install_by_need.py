@@ -95,6 +95,7 @@ def released(tmp_path_factory):
     return honest_run.start(tmp_path_factory.mktemp("released") / "run").until_release()
 
 
+@pytest.mark.long
 def test_base_commands_run_without_any_extra(released, tmp_path):
     ledger = ["--ledger", released.ledger_uri]
     trust = ["--trust", f"{released.ledger_uri}/trust.json"]

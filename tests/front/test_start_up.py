@@ -19,6 +19,7 @@ def printed(script):
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use",
     [

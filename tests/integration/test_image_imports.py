@@ -145,6 +145,7 @@ def test_image_has_every_package_its_steps_import(flavour):
     assert not missing(names, lock, KNOWN.get(flavour, {}))
 
 
+@pytest.mark.long
 def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_imported():
     names = needed(roots("light"))
     lock = (ROOT / "requirements" / "light.txt").read_text()
@@ -156,6 +157,7 @@ def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_impo
         assert {name for name in missing(names, planted, NOT_IN_LIGHT) if name.startswith(module)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavour", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize(
     ("module", "package"), [("export", "tf2onnx"), ("search", "faiss"), ("serve", "uvicorn")]

@@ -52,6 +52,7 @@ def _records(run: Path) -> list[Path]:
     return list(run.glob("private/**/train/attempt-1/rounds/*.record"))
 
 
+@pytest.mark.long
 def test_run_ends_with_a_released_classifier_that_verifies(tmp_path):
     done = finish(_command(tmp_path / "runs", "--run-id", "only"))
     assert done.returncode == 0, done.stdout + done.stderr

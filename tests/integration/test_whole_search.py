@@ -88,6 +88,7 @@ def released(folder: Path, output: str) -> None:
     assert "round 1/" not in log, "rounds would reveal the number of trials"
 
 
+@pytest.mark.long
 def test_search_ends_with_one_released_model_that_says_so(tmp_path):
     done = finish(tune(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -135,6 +135,7 @@ def test_last_approval_starts_one_run_of_gate_and_release_only(world):
     assert world.run.problems() == []
 
 
+@pytest.mark.long
 def test_repeated_approval_signs_and_starts_nothing_twice(world):
     world.approve("ada")
     world.approve("bob")
@@ -165,6 +166,7 @@ def _denied(world):
     KubeflowRun(world.root, world.run).upload()
 
 
+@pytest.mark.long
 def test_after_the_deadline_nothing_is_signed_and_a_new_report_can_be_approved(world, monkeypatch):
     """Fails closed, and a later approval needs no training."""
     deadline = read(world.run.report, PrivacyReport).body.approve_by

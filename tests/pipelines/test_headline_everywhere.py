@@ -202,6 +202,7 @@ def test_checklist_has_every_rule_with_value_threshold_and_outcome(waived, tmp_p
     assert 'href="reports/verdict.html"' in render_index(folder)
 
 
+@pytest.mark.long
 def test_audit_answers_yes_or_no_before_its_evidence(released, tmp_path):
     folder = run_folder(released, tmp_path / "runs")
     collect_reports(folder)

@@ -209,6 +209,7 @@ def test_renyi_is_called_looser_only_where_it_is(tmp_path):
     assert not looser
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["dp_sgd_quickstart", "quickstart", "cifar10_scatter"])
 def test_a_simulation_that_is_planned_is_the_one_that_is_written(tmp_path, preset):
     path, asked = tmp_path / "small.yaml", ("--config", preset, "--simulate-at", "1/2")

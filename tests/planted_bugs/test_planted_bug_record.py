@@ -19,14 +19,21 @@ def record_was_made(request):
         pytest.skip("no record was made here; `make planted-bugs` writes it")
 
 
-def test_packaged_record_is_of_this_code():
+def packaged_problem():
     record = json.loads(PACKAGED.read_bytes())
     assert record.pop("schema") == SCHEMA
-    problem = record_problem(record, privacy_code_digest())
+    return record_problem(record, privacy_code_digest())
+
+
+@pytest.mark.long  # `make test-long` makes the record anew on new code, and `make test` does not
+def test_packaged_record_is_of_this_code():
+    problem = packaged_problem()
     assert problem is None, f"{problem}. Run `make planted-bugs`"
 
 
 def test_packaged_record_counts_all_planted_bugs(planted_bugs_collected):
+    if packaged_problem() is not None:
+        pytest.skip("the record was made of other code; `make planted-bugs` writes it")
     assert json.loads(PACKAGED.read_bytes())["total"] in planted_bugs_collected
 
 

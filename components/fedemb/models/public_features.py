@@ -188,7 +188,12 @@ def without_public_features(backbone: Model) -> Model:
 
 
 def scaled_features(
-    public: np.ndarray, features: np.ndarray, directions: int, *, square_root: bool
+    public: np.ndarray,
+    features: np.ndarray,
+    directions: int,
+    *,
+    square_root: bool,
+    reduce: bool = False,
 ) -> np.ndarray:
     """Returns features scaled by constants of public features, as the layer of a backbone does.
 
@@ -197,10 +202,11 @@ def scaled_features(
       features: float32 `[images, features]` to scale.
       directions: number of leading directions scaled to the size of the next one.
       square_root: whether to take square roots first.
+      reduce: whether to return only these directions.
     """
     import keras
 
-    layer = whitened_layer()(directions=directions, square_root=square_root)
+    layer = whitened_layer()(directions=directions, square_root=square_root, reduce=reduce)
     layer.build((None, 1, 1, public.shape[1]))
     fit(layer, public[:, None, None])
     net = keras.Sequential([keras.Input((1, 1, public.shape[1])), layer])

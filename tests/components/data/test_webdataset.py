@@ -261,6 +261,7 @@ def test_large_member_is_counted_without_being_read(tmp_path, monkeypatch):
     assert read(shard(tmp_path / "a.tar", files)) == [("file_too_large", None), (b"x", None)]
 
 
+@pytest.mark.long
 def test_bomb_takes_no_memory_and_is_counted(tmp_path):
     """A member of 8 GiB in some megabytes of GZIP, and one that promises 8 EiB."""
     import resource

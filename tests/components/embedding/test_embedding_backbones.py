@@ -185,6 +185,7 @@ def test_standardised_backbone_is_released_in_ordinary_layers(tmp_path):
     assert plain_form(ordinary) is ordinary
 
 
+@pytest.mark.long
 def test_weight_decay_is_resnet50s_alone_and_enters_the_loss():
     model = ModelConfig(backbone="resnet50", image_size=32, channels=3)
     backbone = build_backbone(model, 0)

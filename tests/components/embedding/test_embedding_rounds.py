@@ -345,6 +345,7 @@ def test_example_of_the_public_interface_runs():
     assert not done.failed
 
 
+@pytest.mark.long
 def test_copies_of_an_image_are_averaged_inside_the_client():
     still = {"rotation_degrees": 0, "scale": 0, "shear": 0, "translation": 0}
     client = _clients()[3]

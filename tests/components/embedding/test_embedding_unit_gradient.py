@@ -101,6 +101,7 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
     np.testing.assert_allclose(sorted(sums.clients[:, 0]), sorted(norms), rtol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backbone", "size", "features", "microbatch"),
     [

@@ -48,6 +48,7 @@ def codes(verdict):
     return [reason.code for reason in verdict.reasons]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_declared_and_charged_search_is_allowed(tmp_path, recipe):
     run = searched(tmp_path / "run", recipe)

@@ -358,6 +358,7 @@ def test_an_unplanned_round_is_refused():
 # ---- adaptive clip ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_adaptive_clip_finds_the_quantile_and_uses_earlier_rounds_only():
     plan = make_plan(
         adaptive_clip=adaptive(count_noise_multiplier=0.2),

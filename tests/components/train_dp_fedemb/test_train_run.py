@@ -383,6 +383,7 @@ def test_progress_line_is_public(ready, caplog):
     assert lines == [f"round {number}/6" for number in range(1, 7)]  # and nothing that times it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

@@ -22,6 +22,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "jax"), [("tensorflow", False), ("", False), ("jax", True)], ids=str
 )
@@ -47,6 +48,7 @@ def test_optional_packages_are_left_out_and_can_be_imported_later(backend, jax, 
     }
 
 
+@pytest.mark.long
 def test_settings_file_of_keras_with_jax_loads_jax(tmp_path):
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
     environment = {"KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3", "HOME": str(tmp_path)}

@@ -369,6 +369,7 @@ ACTS = (
 """Where a kill strikes: in a round, after a checkpoint, after a score, and after the choice."""
 
 
+@pytest.mark.long
 def test_killed_search_resumes_to_the_same_trials_and_bits(
     prepared, finished, key, tmp_path, monkeypatch
 ):
@@ -406,6 +407,7 @@ def public_traces(run, key, caplog):
     return lines, shown, sorted(card_of(run))
 
 
+@pytest.mark.long
 def test_nothing_public_shows_the_number_of_trials(prepared, draws, tmp_path, caplog):
     keys = [draws.key(lambda found, n=n: len(found) == n) for n in (1, 4)]
     one, four = (
@@ -415,6 +417,7 @@ def test_nothing_public_shows_the_number_of_trials(prepared, draws, tmp_path, ca
     assert [line for line in one[0] if "trial" in line and "private search" not in line] == []
 
 
+@pytest.mark.long
 def test_trial_that_is_not_finite_has_the_lowest_score(tmp_path, monkeypatch):
     """A NaN never wins; if nothing else is left, the search ends without a model."""
     broken = {"a": {"training.server.learning_rate": 1e3}, "b": RECIPES["slow"]}
@@ -451,6 +454,7 @@ def test_weights_that_are_not_finite_have_no_score(finished):
     assert 0 <= sound <= 1
 
 
+@pytest.mark.long
 def test_poisson_law_may_draw_no_trial(tmp_path):
     settings = searched(classifier_config, law="poisson", mean=1.5, **HEAD)
     run = prepare(tmp_path / "run", settings, users=60)

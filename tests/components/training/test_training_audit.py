@@ -137,6 +137,7 @@ def test_sound_training_passes(fresh, name):
     assert failed(fresh(name)) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tree", pytest.param("blt", marks=pytest.mark.slow), *QUICK[2:3]])
 def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, name):
     """The checkpoint is a round older than the evidence, which resumes from the round's record."""
@@ -437,6 +438,7 @@ def test_image_that_takes_part_twice_is_seen_by_the_canaries(fresh, monkeypatch)
     assert evidence.canaries.off(plan_mechanism(SOUND["images of users"]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     ["train_dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("blt", "head"))],
