@@ -87,7 +87,7 @@ def accuracy(
     count = len(ours)
     if rate is None:
         plan = planned("least_squares", epsilon, count, rounds=1, units_per_round=count)
-        kind, server = LeastSquaresFunction, ServerConfig(ema_decay=0.0)
+        kind, server = LeastSquaresFunction, ServerConfig(ema_decay=0.0, ridge=2.0)
     else:
         plan = planned(
             "poisson_gaussian",

@@ -102,6 +102,20 @@ def test_projection_takes_the_largest_virtual_clients_that_its_noise_allows(
     assert noise_on_mean(plan_mechanism(config)) <= recipe.most_noise
 
 
+@pytest.mark.parametrize(("users", "kind"), [(20_000, "poisson_gaussian"), (3000, "least_squares")])
+def test_head_of_few_units_is_solved_in_one_round(tmp_path, lite0, users, kind):
+    public = tmp_path / "public"
+    public.mkdir()
+    photos = ("--public-photos", as_parquet(public))
+    config, said = init(tmp_path, users=users, epsilon=4, public=lite0, more=(*CLASSIFY, *photos))
+    assert config.mechanism.kind == kind
+    solved = kind == "least_squares"
+    assert config.model.principal_directions == (150 if solved else 0)
+    assert config.model.embedding_dim == (150 if solved else 2432)
+    assert config.training.server.ridge == (2.0 if solved else 1.0)
+    assert ("learning rate for this noise" in said) != solved
+
+
 @pytest.mark.parametrize("epsilon", [8, 1])
 def test_embedding_on_a_named_backbone_and_public_photos_releases_one_covariance(
     tmp_path, lite0, epsilon

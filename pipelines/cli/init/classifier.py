@@ -93,6 +93,43 @@ def classifier_settings(
     }
 
 
+def with_solved_head(settings: Settings, config: RunConfig, start: Backbone) -> Settings:
+    """Returns the settings with a head solved from one round, where that is better.
+
+    Args:
+      settings: settings of a trained head.
+      config: the same settings with the noise of the plan.
+      start: the public backbone.
+    """
+    from fedemb.pipelines.cli.init import recipes
+    from fedemb.privacy.mechanisms.registry import LeastSquares, plan_mechanism
+    from fedemb.steps.plan_privacy.prospects import prospects
+
+    found = prospects(config, plan_mechanism(config))
+    constants = start.imported and start.card and start.constants("principal_directions")
+    if not constants or found is None or found.noise < recipes.SOLVED_FROM_NOISE:
+        return settings
+    directions = min(recipes.SOLVED_DIRECTIONS, start.width)
+    model = {**settings["model"], **constants}
+    model |= {"principal_directions": directions, "embedding_dim": directions}
+    del model["whitened_directions"]
+    mechanism = settings["mechanism"]
+    return {
+        **settings,
+        "model": model,
+        "mechanism": {
+            "kind": LeastSquares.kind_name(),
+            "units_per_round": mechanism["units_per_round"],
+            "noise_multiplier": 1.0,
+        },
+        "training": {
+            "algorithm": "dp_sgd",
+            "unit_gradient": settings["training"]["unit_gradient"],
+            "server": {"ridge": recipes.SOLVED_RIDGE},
+        },
+    }
+
+
 def recipe_of(start: Backbone, bound: int) -> ClassifierRecipe:
     """Returns the recipe for a classifier.
 

@@ -46,7 +46,7 @@ def init(
     Example: fedemb init --data photos/ --users-lower-bound 1000 -o mine.yaml
     """
     from fedemb.foundation.files import write_bytes
-    from fedemb.pipelines.cli.init.classifier import recipe_of, with_head_rates
+    from fedemb.pipelines.cli.init.classifier import recipe_of, with_head_rates, with_solved_head
     from fedemb.pipelines.cli.init.photos import describe, source_of, survey
     from fedemb.pipelines.cli.init.settings import Promise, as_text, outlook
     from fedemb.pipelines.cli.planning.planned import calibrated
@@ -72,6 +72,9 @@ def init(
     promise = Promise(users_lower_bound=bound, epsilon=epsilon)
     settings = (_classifier if classify else _embedding)(found, start, promise, goal)
     config = calibrated(validate(settings), epsilon)
+    if classify:
+        settings = with_solved_head(settings, config, start)
+        config = calibrated(validate(settings), epsilon)
     mechanism = config.mechanism.model_dump(mode="json")
     settings["mechanism"]["noise_multiplier"] = mechanism["noise_multiplier"]
     for name, value in with_head_rates(settings, config, recipe_of(start, bound)).items():

@@ -57,6 +57,21 @@ def test_one_noised_round_gives_the_head(noise, low, high):
         np.testing.assert_allclose(released, state.weights, rtol=1e-5)
 
 
+def test_probabilities_of_a_solved_head_are_sharp_enough():
+    """Softmax of plain scores, between 0 and 1, would give at most 0.48 of four classes."""
+    function, units = _function(), _units(2000)
+    state = initial_state(ServerConfig(), function.initial_weights())
+    output = function.mechanism.aggregate(0, function(state.weights, units, 0).sample_state)
+    weights = function.advance(ServerConfig(), state, output.mean).weights
+    kernel, bias = weights[:-CLASSES].reshape(16, CLASSES), weights[-CLASSES:]
+    rows = np.concatenate(units)
+    logits = rows["mantissas"][:, :-1] / rows["scale"][:, None] @ kernel + bias
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    wanted = powers[np.arange(len(rows)), rows["label"]] / powers.sum(1)
+    assert wanted.mean() > 0.6
+    assert -np.log(wanted).mean() < 0.7  # and not too sharp
+
+
 def test_leaving_a_unit_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit():
     function, units = _function(), _units(40)
     start = function.initial_weights()

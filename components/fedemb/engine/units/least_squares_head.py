@@ -20,6 +20,10 @@ from fedemb.models.arrays import Model
 from fedemb.privacy.queries import Mechanism
 from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
 
+SHARPNESS = 12.0
+"""Logits are least-squares scores times this number. Scores are near probabilities, from 0 to 1, so
+their softmax would be almost uniform. Measured in studies/photos."""
+
 
 class MomentPlan(Protocol):
     """Fields of a plan that the solver reads."""
@@ -116,6 +120,7 @@ class SolvedHead:
             ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self.rows),
             label_weight=plan.label_weight,
         )
-        head = np.concatenate([(kernel / plan.feature_norm).ravel(), bias]).astype(np.float32)
+        head = SHARPNESS * np.concatenate([(kernel / plan.feature_norm).ravel(), bias])
+        head = head.astype(np.float32)
         shares = 1.0 - np.array([server.ema_decay, *server.other_ema_decays], np.float32)[:, None]
         return replace(state, weights=head, averages=shares * head, rounds=state.rounds + 1)
