@@ -187,8 +187,7 @@ def start(
         _say(loaded, (), charged=False)
         return None
     if said := refusal(loaded):
-        remedy = "" if said.endswith(".") else " Change the plan or the policy."
-        raise Refused(f"{said.removesuffix('.')}. Nothing was read or written.{remedy}")
+        raise Refused(f"{said.removesuffix('.')}. Nothing was read or written. Correct this first.")
     return make_directory(loaded, runs, options.run_id, options.data)
 
 
