@@ -20,6 +20,7 @@ from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.server import ServerState, decays, initial_state
 from fedemb.errors import ConfigError
 from fedemb.models.public_features import without_public_features
+from fedemb.privacy.queries.running import with_tags
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
 from fedemb.training.trainer import Attempt
@@ -84,7 +85,9 @@ def train(attempt: Attempt[ClientExamples]) -> ServerState:
     state = replace(initial_state(server, start), weights=start + record.mean, rounds=1)
     shares = 1.0 - np.array(decays(server), np.float32)[:, None]
     state = replace(state, averages=shares * state.weights)  # average of one round
-    checkpoint.save(attempt.store, log.inputs_sha, Progress(state, record.mechanism_state))
+    checkpoint.save(
+        attempt.store, log.inputs_sha, Progress(state, with_tags(record.mechanism_state, ()))
+    )
     return state
 
 

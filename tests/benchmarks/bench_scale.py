@@ -31,7 +31,7 @@ class Part(NamedTuple):
     sizes: tuple[int, ...]
     unit: str
     prepare: Callable[[int], Callable[[], object]]
-    """Size -> what is timed."""
+    """Size -> what is timed; it may return the bytes that it wrote."""
 
 
 def _noise(rounds: int) -> float:
@@ -116,6 +116,35 @@ def round_log(rounds: int) -> Callable[[], object]:
     return lambda: read_rounds(path)
 
 
+def records(rounds: int) -> Callable[[], object]:
+    """Commits the records of rounds with correlated noise, and reads them as the last step does."""
+    from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregationConfig
+    from fedemb.privacy.planning.plan import plan
+    from fedemb.privacy.queries.build import build_mechanism
+    from fedemb.storage import open_store
+    from fedemb.training.round_log import RoundLog
+
+    section = TreeAggregationConfig(
+        rounds=rounds,
+        clients_per_round=10,
+        min_separation=rounds,
+        max_participations=1,
+        noise_multiplier=3 * _noise(rounds),
+    )
+    planned = plan(section, virtual_clients=10 * rounds)
+    mechanism = build_mechanism(planned, KEY, "run", 0, "0" * 64)
+    folder = Path(tempfile.mkdtemp())
+    log = RoundLog(open_store(str(folder)), "0" * 64)
+
+    def commit() -> int:
+        for number in range(rounds):
+            log.commit(number, mechanism, mechanism.aggregate(number, (np.zeros(8, np.int64),)))
+        log.lines(rounds)
+        return sum(path.stat().st_size for path in folder.rglob("*.record"))
+
+    return commit
+
+
 def evaluation(images: int) -> Callable[[], object]:
     """Counts all pairs and ranks all images of users with four each."""
     from fedemb.evaluation.metrics import arrange
@@ -139,17 +168,18 @@ PARTS = {
     "accounting": Part((1000, 10_000, 100_000), "rounds", accounting),
     "correlated": Part((1000, 4000, 16_000), "rounds", correlated),
     "audit": Part((1000, 10_000, 100_000), "rounds", audit),
+    "records": Part((1000, 4000, 10_000), "rounds", records),
     "round_log": Part((1000, 10_000, 100_000), "rounds", round_log),
     "evaluation": Part((4000, 16_000, 64_000), "images", evaluation),
 }
 
 
-def measured(part: str, size: int) -> tuple[float, float]:
-    """Returns processor seconds and peak memory in GB of one size, in a new process."""
+def measured(part: str, size: int) -> tuple[float, float, int | None]:
+    """Returns processor seconds, peak memory in GB and written bytes of one size, in a process."""
     command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--one", part, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    seconds, memory = json.loads(done.stdout.splitlines()[-1])
-    return seconds, memory
+    seconds, memory, written = json.loads(done.stdout.splitlines()[-1])
+    return seconds, memory, written
 
 
 def main() -> None:
@@ -162,19 +192,20 @@ def main() -> None:
         name, size = asked.parts
         act = PARTS[name].prepare(int(size))
         before = time.process_time()
-        act()
+        result = act()
         seconds = time.process_time() - before
+        written = result if isinstance(result, int) else None
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        sys.stdout.write(f"{json.dumps([seconds, peak])}\n")
+        sys.stdout.write(f"{json.dumps([seconds, peak, written])}\n")
         return
     for name in asked.parts:
         part, last = PARTS[name], None
         for size in part.sizes:
-            seconds, memory = measured(name, size)
-            growth = ""
+            seconds, memory, written = measured(name, size)
+            growth = "" if written is None else f", {written / 1e6:.3g} MB written"
             if last and last[1] > 0:
                 exponent = math.log(seconds / last[1]) / math.log(size / last[0])
-                growth = f", grows as {part.unit}^{exponent:.2f}"
+                growth += f", grows as {part.unit}^{exponent:.2f}"
             sys.stdout.write(
                 f"{name:10} {size:>11,} {part.unit}: {seconds:.3g} s, {memory:.2f} GB{growth}\n"
             )

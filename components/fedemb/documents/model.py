@@ -111,10 +111,13 @@ class RoundHead(Document):
     """Head of a round's record in the trainer's working state."""
 
     kind: ClassVar[str] = "round"
+    newest: ClassVar[int] = 2
 
     inputs_sha: Sha
     public: RoundLine
     mechanism_state: AnyJson
-    """`Mechanism.state_to_json()` after the round."""
+    """`Mechanism.round_state()` after the round; in version 1 with the tags of all rounds."""
+    tags_sha: Annotated[Sha | None, Since(2, before=None)]
+    """`TagChain.sha` after the round; None: rounds are independent."""
     mean_sha: Sha
     """SHA-256 of the bytes after the head: the noised mean, or no bytes."""

@@ -1,8 +1,9 @@
 """The log of committed rounds: a round with a record is never computed again.
 
 A record holds the public line of the round, the mechanism's state after it, and the noised mean, so
-that a trainer killed right after can resume. Once a checkpoint covers the round, the mean is
-removed; the record's name stays reserved permanently.
+that a trainer killed right after can resume. Correlated noise also depends on the tags of earlier
+rounds: a record holds its own tag and a digest of all tags, so records have one size. Once a
+checkpoint covers the round, the mean is removed; the record's name stays reserved permanently.
 """
 
 # TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
@@ -21,7 +22,8 @@ from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.foundation.canonical_json import JsonObject, sha256_hex
 from fedemb.foundation.document import parse, written
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.queries import Mechanism, MechanismState, RoundOutput
+from fedemb.privacy.queries import Mechanism, RoundOutput, RoundState
+from fedemb.privacy.randomness.keyed_noise import TagChain
 from fedemb.storage import Store
 
 _END = b"\n\0"
@@ -34,8 +36,10 @@ class RoundRecord:
 
     public: RoundLine
     """Line of the round in `rounds.jsonl`."""
-    mechanism_state: MechanismState
-    """`Mechanism.state_to_json()` after the round."""
+    mechanism_state: RoundState
+    """`Mechanism.round_state()` after the round."""
+    tags_sha: str | None
+    """Digest of the tags of all rounds up to it, see `TagChain`; None: rounds are independent."""
     mean: np.ndarray | None
     """float32 `[dim]`, noised mean update; None once a checkpoint covers it."""
 
@@ -74,7 +78,7 @@ class RoundLog:
             output_sha=output.sums_sha,
             event=event_to_json(output.event) if priced_alone else None,
         )
-        record = RoundRecord(public, mechanism.state_to_json(), output.mean)
+        record = RoundRecord(public, mechanism.round_state(), mechanism.tags_sha, output.mean)
         try:
             self._store.create(_name(index), self._encode(record))
         except FileExistsError as error:
@@ -108,7 +112,11 @@ class RoundLog:
                 f"the record of round {index} is damaged; restore the working state from a backup,"
                 " or start a run with a new id"
             )
-        return RoundRecord(body.public, cast("MechanismState", body.mechanism_state), mean)
+        state, tags_sha = dict(body.mechanism_state), body.tags_sha
+        tags = cast("list[str]", state.pop("tags", []))  # of version 1
+        if tags and tags_sha is None:
+            tags_sha = TagChain(map(bytes.fromhex, tags)).sha
+        return RoundRecord(body.public, cast("RoundState", state), tags_sha, mean)
 
     def cut(self, record: RoundRecord) -> None:
         """Removes the mean of a round that a checkpoint covers."""
@@ -136,6 +144,7 @@ class RoundLog:
             inputs_sha=self.inputs_sha,
             public=record.public,
             mechanism_state=cast("JsonObject", record.mechanism_state),
+            tags_sha=record.tags_sha,
             mean_sha=sha256_hex(payload),
         )
         return written(head).data.removesuffix(b"\n") + _END + payload

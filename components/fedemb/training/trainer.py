@@ -25,7 +25,9 @@ from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
 from fedemb.foundation import step_logging as events
 from fedemb.models.arrays import Model
-from fedemb.privacy.queries import Mechanism, RoundOutput
+from fedemb.privacy.queries import Mechanism, MechanismState, RoundOutput
+from fedemb.privacy.queries.running import with_tags
+from fedemb.privacy.randomness.keyed_noise import TagChain
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
 from fedemb.storage import Store
 from fedemb.training import checkpoint
@@ -136,7 +138,8 @@ class Trainer(Generic[Unit]):
         """Restores the state of the attempt from its checkpoint and the records committed after it.
 
         Raises:
-          ArtifactError: a record lost its mean before a checkpoint covered it.
+          ArtifactError: a record lost its mean before a checkpoint covered it, or does not follow
+              the rounds before it.
         """
         log = self._attempt.log
         start = Progress(initial_state(self._server, self._function.initial_weights()), None)
@@ -147,20 +150,26 @@ class Trainer(Generic[Unit]):
                 plan, self._attempt.keys, self._server, self._function.advance, start.state
             )
             self._audit.restore(self._attempt.store, log.read)
-        while (record := log.read(progress.state.rounds)) is not None:
-            progress = self._advance(progress, record)
-        return progress
+        state, last = progress.state, None
+        tags = progress.mechanism["tags"] if progress.mechanism else []
+        chain = TagChain(map(bytes.fromhex, tags))
+        if state.rounds and (covered := log.read(state.rounds - 1)) is not None:
+            chain.check(covered.tags_sha)
+        while (record := log.read(state.rounds)) is not None:
+            state, last = self._advance(state, record, chain), record
+        return progress if last is None else Progress(state, _resumed(last, chain))
 
-    def _advance(self, progress: Progress, record: RoundRecord) -> Progress:
+    def _advance(self, state: ServerState, record: RoundRecord, chain: TagChain) -> ServerState:
         if record.mean is None:
             raise ArtifactError(
-                f"the checkpoint ends at round {progress.state.rounds}, before rounds whose output "
+                f"the checkpoint ends at round {state.rounds}, before rounds whose output "
                 "was cut off; restore the working state from a backup"
             )
+        chain.append(bytes.fromhex(record.mechanism_state["tag"]))
+        chain.check(record.tags_sha)
         self._audit_round(record)
-        state = self._function.advance(self._server, progress.state, record.mean)
         self._uncovered.append(replace(record, mean=None))
-        return Progress(state, record.mechanism_state)
+        return self._function.advance(self._server, state, record.mean)
 
     def _audit_round(self, record: RoundRecord) -> dict[str, float]:
         """Audits a round once; a round without audit is missing from the evidence."""
@@ -207,13 +216,13 @@ class Trainer(Generic[Unit]):
                 ):
                     assert done.record is not None, "`commit` returns the record"
                     self._uncovered.append(replace(done.record, mean=None))
-                    progress = Progress(done.state, done.record.mechanism_state)
                     slope = self._audit_round(done.record)
                     figures.write(done.index, describe(done, mechanism.plan) | slope)
                     ended = done.index + 1
                     _LOG.info(events.ROUND, ended, rounds)
                     due = ended % attempt.config.training.checkpoint_every == 0
                     if due or stop.requested or ended == rounds:
+                        progress = Progress(done.state, mechanism.state_to_json())
                         self._save(progress)
                         figures.flush()
                     if stop.requested and ended < rounds:
@@ -237,3 +246,8 @@ class Trainer(Generic[Unit]):
         for record in self._uncovered:
             log.cut(record)
         self._uncovered = []
+
+
+def _resumed(record: RoundRecord, chain: TagChain) -> MechanismState:
+    """Returns the mechanism's state after a record; independent rounds need no tags."""
+    return with_tags(record.mechanism_state, () if record.tags_sha is None else chain.tags)

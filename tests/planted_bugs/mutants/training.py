@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.planted_bugs.mutants import modules
 from tests.planted_bugs.mutants.places import AUDIT, PROBE, one, several
 
+RECORDS = "tests/components/training/test_round_records.py"
+
 KEEP_RAW = (
     modules.RUNNING,
     "Mechanism.aggregate",
@@ -17,6 +19,29 @@ KEEP_RAW = (
 )
 
 MUTANTS = (
+    one(
+        7,
+        "record_of_another_history_is_resumed",
+        (modules.KEYED, "TagChain.check", "sha is not None and sha != self.sha", "False"),
+        f"{RECORDS}::test_record_of_another_history_is_refused",
+    ),
+    one(
+        7,
+        "record_is_bound_to_its_own_tag_only",
+        (modules.KEYED, "TagChain.append", "bytes.fromhex(self.sha) + tag", "tag"),
+        f"{RECORDS}::test_record_of_another_history_is_refused",
+    ),
+    one(
+        7,
+        "checkpoint_of_another_history_is_resumed",
+        (
+            "fedemb.training.trainer",
+            "Trainer.restore",
+            "chain.check(covered.tags_sha)",
+            "None",
+        ),
+        f"{RECORDS}::test_resume_refuses_a_checkpoint_of_another_history",
+    ),
     one(
         4,
         "noise_forgotten",

@@ -25,7 +25,9 @@ from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import JsonObject, sha256_hex
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.queries import Mechanism, MechanismState
+from fedemb.privacy.queries import Mechanism, RoundState
+from fedemb.privacy.queries.running import with_tags
+from fedemb.privacy.randomness.keyed_noise import TagChain
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
 from fedemb.storage import Store
 
@@ -49,8 +51,13 @@ class AuditedRecord(Protocol):
         ...
 
     @property
-    def mechanism_state(self) -> MechanismState:
+    def mechanism_state(self) -> RoundState:
         """State of the mechanism after the round."""
+        ...
+
+    @property
+    def tags_sha(self) -> str | None:
+        """Digest of the tags of all rounds up to it; None: rounds are independent."""
         ...
 
     @property
@@ -96,7 +103,7 @@ class RoundAudit:
         self._state = start
         self._clip = plan.l2_norm_clip
         self._receipts = NoiseReceipts(plan, keys.noise_key)
-        self._tags: list[bytes] = []
+        self._chain = TagChain()
         self._size = 0
         self._canaries = None
         if not plan.tracks_participation:
@@ -124,15 +131,20 @@ class RoundAudit:
         if record.index in self._chosen:
             self._before[record.index] = self._state.weights
             self._means[record.index] = mean
-        self._tags.append(bytes.fromhex(state["tag"]))
+        self._chain.append(bytes.fromhex(state["tag"]))
+        self._chain.check(record.tags_sha)
         self._size = mean.size
-        slope = self._receipts.add(mean, self._clip, self._tags[-1])
+        slope = self._receipts.add(mean, self._clip, self._chain.tags[-1])
         self._clip = float(state["l2_norm_clip"])
         self._named &= record.public.output_sha == sha256_hex(mean.tobytes())
         self._state = self._advance(self._server, self._state, mean)
         if self._canaries is not None:
             self._canaries.add(record.index)
         return slope
+
+    def _shared(self, rounds: int) -> list[bytes]:
+        """Returns the tags of the first rounds if later noise depends on them, else none."""
+        return self._chain.tags[:rounds] if self._plan.tracks_participation else []
 
     def replay(
         self,
@@ -159,9 +171,9 @@ class RoundAudit:
         failed: set[str] = set()
         chosen = [number for number in self._chosen if number in self._before]
         for number in chosen:
-            before = _state_after(read, number - 1) if number else None
-            tags = [bytes.fromhex(tag) for tag in before["tags"]] if before else []
-            mechanism.rewind(before)
+            tags = self._shared(number)
+            before = _record(read, number - 1).mechanism_state if number else None
+            mechanism.rewind(before and with_tags(before, tags))
             one = RoundReplay(
                 function,
                 mechanism,
@@ -172,7 +184,7 @@ class RoundAudit:
                 receipts=NoiseReceipts(self._plan, self._keys.noise_key, tags),
                 noise_key=self._keys.noise_key,
             )
-            failed |= one.problems(index, _state_after(read, number))
+            failed |= one.problems(index, _record(read, number).mechanism_state)
         self._replay = Replay(rounds=len(chosen), failed=sorted(failed))
 
     def found(self, released: np.ndarray, delta: float) -> MechanismAudit:
@@ -202,7 +214,7 @@ class RoundAudit:
 
     def compared(self) -> Independence:
         """Compares noise and coins of a finished training; returns the result."""
-        found = independence(self._plan, self._keys, self._tags, self._size)
+        found = independence(self._plan, self._keys, self._chain.tags, self._size)
         if self._canaries is None or self._canaries.rounds_differ:
             return found
         return found.model_copy(update={"failed": [*found.failed, "canary_rounds"]})
@@ -222,7 +234,7 @@ class RoundAudit:
         kept = {
             _BEFORE: np.array(list(self._before.values()), np.float32),
             "means": np.array(list(self._means.values()), np.float32),
-            "tags": np.frombuffer(b"".join(self._tags), np.uint8),
+            "tags": np.frombuffer(b"".join(self._chain.tags), np.uint8),
         }
         store.write(_NAME, pack(head, kept | self._state.arrays))
 
@@ -231,8 +243,8 @@ class RoundAudit:
 
         Args:
           store: working state of the attempt.
-          read: reads the record of a round. If rounds share noise, the last audited record has the
-            tags of all earlier rounds; a checkpoint may be older.
+          read: reads the record of a round. If rounds share noise, the last audited record has a
+            digest of the tags of all rounds.
 
         Raises:
           ArtifactError: the state is damaged or belongs to other inputs.
@@ -257,11 +269,12 @@ class RoundAudit:
             raise ArtifactError(
                 "The state of the audit belongs to other inputs. Start a run with a new id."
             )
-        self._tags, self._size = [row.tobytes() for row in tags], head["size"]
+        self._chain, self._size = TagChain(row.tobytes() for row in tags), head["size"]
         self._state = ServerState(**arrays, rounds=head["rounds"])
         self._clip, self._named = head["l2_norm_clip"], head["named"]
-        last = _state_after(read, self.rounds - 1)["tags"] if self.rounds else []
-        before = [bytes.fromhex(tag) for tag in last]
+        if self.rounds:
+            self._chain.check(_record(read, self.rounds - 1).tags_sha)
+        before = self._shared(self.rounds)
         self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, before)
         self._receipts.restore(head["receipts"])
         if self._canaries is not None:
@@ -269,8 +282,8 @@ class RoundAudit:
             self._canaries.restore(head["canaries"])
 
 
-def _state_after(read: Callable[[int], AuditedRecord | None], number: int) -> MechanismState:
-    """Returns the mechanism's state after a committed round."""
+def _record(read: Callable[[int], AuditedRecord | None], number: int) -> AuditedRecord:
+    """Returns the record of a committed round."""
     record = read(number)
     assert record is not None, f"round {number} is committed"
-    return record.mechanism_state
+    return record

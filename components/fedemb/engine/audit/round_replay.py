@@ -9,7 +9,7 @@ import numpy as np
 
 from fedemb.engine.audit.receipts import NoiseReceipts
 from fedemb.engine.training_round import TrainingRound
-from fedemb.privacy.queries import Mechanism, MechanismState
+from fedemb.privacy.queries import Mechanism, RoundState
 from fedemb.privacy.queries.clipped_sum import next_clip
 from fedemb.privacy.randomness.noise import round_tag
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
@@ -36,7 +36,7 @@ class RoundReplay(Generic[Unit]):
         self._number, self._weights, self._mean = number, weights, mean
         self._receipts, self._noise_key = receipts, noise_key
 
-    def problems(self, index: Index, after: MechanismState) -> set[str]:
+    def problems(self, index: Index, after: RoundState) -> set[str]:
         """Returns the codes of failed checks.
 
         Args:

@@ -12,3 +12,4 @@ from fedemb.privacy.queries.running import KeylessMechanism as KeylessMechanism
 from fedemb.privacy.queries.running import Mechanism as Mechanism
 from fedemb.privacy.queries.running import MechanismState as MechanismState
 from fedemb.privacy.queries.running import RoundOutput as RoundOutput
+from fedemb.privacy.queries.running import RoundState as RoundState

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypedDict
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 STATE_SCHEMA = "fedemb/mechanism_state/2"
 
 
-class MechanismState(TypedDict):
-    """State of a mechanism after a round, as stored; contains no un-noised value."""
+class RoundState(TypedDict):
+    """State of a mechanism after a round, as its record stores it; holds no un-noised value."""
 
     schema: str
     plan: str
@@ -41,8 +41,23 @@ class MechanismState(TypedDict):
     """Clip of the next round. Noised."""
     tag: str
     """Keyed tag of the last round, hex."""
+
+
+class MechanismState(RoundState):
+    """State from which a mechanism resumes, as a checkpoint stores it."""
+
     tags: list[str]
     """Tags of all rounds, if later noise depends on them."""
+
+
+def with_tags(state: RoundState, tags: Iterable[bytes]) -> MechanismState:
+    """Returns the state from which a mechanism resumes after a round.
+
+    Args:
+      state: state in the record of the round.
+      tags: tags of all rounds up to it, if later noise depends on them.
+    """
+    return MechanismState(**state, tags=[tag.hex() for tag in tags])
 
 
 @dataclass(frozen=True)
@@ -143,20 +158,28 @@ class Mechanism:
         # Divided by a public constant, because the number of participants is private.
         return noised / self.plan.normalizer, self.plan.round_event
 
-    def state_to_json(self) -> MechanismState:
-        """Returns the state after the last round: the next round, the noised clip, keyed tags.
-
-        Contains no un-noised value. Correlated noise is redrawn from the root key and the tags of
-        earlier rounds; without the root key the tags are random bytes.
-        """
+    def round_state(self) -> RoundState:
+        """Returns the state after the last round, without the tags of earlier rounds."""
         return {
             "schema": STATE_SCHEMA,
             "plan": self.plan.digest,
             "next_round": self._next_round,
             "l2_norm_clip": self.l2_norm_clip,
             "tag": self._noise.tag.hex(),
-            "tags": [tag.hex() for tag in self._noise.tags],
         }
+
+    @property
+    def tags_sha(self) -> str | None:
+        """Digest of the tags of all rounds, see `TagChain`; None: rounds are independent."""
+        return self._noise.chain.sha if self.plan.tracks_participation else None
+
+    def state_to_json(self) -> MechanismState:
+        """Returns the state after the last round: the next round, the noised clip, keyed tags.
+
+        Contains no un-noised value. Correlated noise is redrawn from the root key and the tags of
+        earlier rounds; without the root key the tags are random bytes.
+        """
+        return with_tags(self.round_state(), self._noise.tags)
 
     def restore(self, state: MechanismState) -> None:
         """Resumes after the round that `state_to_json` was called after.

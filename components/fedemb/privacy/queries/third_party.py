@@ -20,7 +20,7 @@ from fedemb.privacy.queries.arrays import Parameters
 from fedemb.privacy.queries.clipped_sum import Record
 from fedemb.privacy.queries.dp_query import empty, flat, normalized
 from fedemb.privacy.queries.protocol import dp_query
-from fedemb.privacy.queries.running import Mechanism, MechanismState
+from fedemb.privacy.queries.running import Mechanism, RoundState
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 
 
@@ -68,7 +68,7 @@ class QueryMechanism(Mechanism):
         return flat(result), event
 
     @override
-    def state_to_json(self) -> MechanismState:
+    def round_state(self) -> RoundState:
         """See `Mechanism`.
 
         Raises:
@@ -79,7 +79,7 @@ class QueryMechanism(Mechanism):
                 f"{type(self.query).__name__} has state that cannot be stored. Use a query without "
                 "state, or run without resuming."
             )
-        return super().state_to_json()
+        return super().round_state()
 
 
 def require_declared(plan: MechanismPlan, query: dp_query.SumAggregationDPQuery) -> None:

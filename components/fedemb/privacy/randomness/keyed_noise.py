@@ -9,13 +9,14 @@ nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
 
-from fedemb.errors import PlanMismatch
+from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.keys import derive
 from fedemb.privacy.randomness import toeplitz
 from fedemb.privacy.randomness.noise import (
@@ -64,6 +65,41 @@ class NoisePlan(Protocol):
         ...
 
 
+class TagChain:
+    """Tags of the rounds so far, in order, and a digest of all of them that each round extends.
+
+    Args:
+      tags: tags of the first rounds.
+    """
+
+    def __init__(self, tags: Iterable[bytes] = ()):
+        self.tags: list[bytes] = []
+        self.sha = hashlib.sha256().hexdigest()
+        """SHA-256 of the digest before the last tag and that tag, hex."""
+        for tag in tags:
+            self.append(tag)
+
+    def append(self, tag: bytes) -> None:
+        """Adds the tag of the next round."""
+        self.tags.append(tag)
+        self.sha = hashlib.sha256(bytes.fromhex(self.sha) + tag).hexdigest()
+
+    def check(self, sha: str | None) -> None:
+        """Checks that a record was made after the rounds of these tags.
+
+        Args:
+          sha: digest in the record; None: its noise does not depend on other rounds.
+
+        Raises:
+          ArtifactError: a record is missing, or belongs to other rounds.
+        """
+        if sha is not None and sha != self.sha:
+            raise ArtifactError(
+                f"The record of round {len(self.tags) - 1} does not follow the rounds before it. "
+                "Restore the working state from a backup, or start a run with a new id."
+            )
+
+
 class KeyedNoise:
     """Noise source of one attempt; its state is a list of tags, useless without the key.
 
@@ -78,8 +114,13 @@ class KeyedNoise:
         self._stream: CorrelatedStream | None = None
         self.tag = b""
         """Tag of the last round: a keyed digest of the noised integers."""
-        self.tags: list[bytes] = []
+        self.chain = TagChain()
+        """Tags of the rounds so far; kept only if later noise depends on them."""
+
+    @property
+    def tags(self) -> list[bytes]:
         """Tags of the rounds so far, in order; kept only if later noise depends on them."""
+        return self.chain.tags
 
     def begin(self, round_index: int, quantities: dict[str, Integers]) -> None:
         """Fixes the tag of a round.
@@ -114,12 +155,12 @@ class KeyedNoise:
             assert self._stream is not None, f"{self._plan.kind} has no correlated noise"
             for tag in self.tags:
                 self._stream.next(tensor_key(self._key, tag, name))
-        self.tags.append(self.tag)
+        self.chain.append(self.tag)
         return values + self._stream.next(tensor_key(self._key, self.tag, name))
 
     def restore(self, tags: list[bytes]) -> None:
         """Resumes after the rounds of these tags; their noise is redrawn when needed."""
-        self.tags, self._stream = list(tags), None
+        self.chain, self._stream = TagChain(tags), None
 
 
 class BltStream(CorrelatedStream):
