@@ -6,12 +6,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedemb.config import RunConfig
 from fedemb.config.parameters import PARAMETERS, Parameter, parameters_of
 from fedemb.documents.artifacts import Artifact
+from fedemb.foundation.canonical_json import Json
 from fedemb.runtime.step import Step, declared
+
+if TYPE_CHECKING:
+    from kfp.dsl import PipelineConfig, PipelineTask
+    from kfp.dsl.graph_component import GraphComponent
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,10 @@ def build_pipeline(
     run_id: str | None = None,
     taken_over: Mapping[str, Mapping[str, str]] | None = None,
     *,
-    configure: Callable[[Step, Any], None] | None = None,
-    pipeline_config: Any = None,
+    configure: Callable[[Step, PipelineTask], None] | None = None,
+    pipeline_config: PipelineConfig | None = None,
     with_exit: bool = False,
-) -> Any:
+) -> GraphComponent:
     """Returns the KFP pipeline.
 
     Args:
@@ -117,7 +122,7 @@ def build_pipeline(
         named = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
         given |= {"run_id": named, "reused": "{}"}  # `submit --from` replaces the latter
 
-        def task_of(step: Step, artifacts: Mapping[str, Any]) -> Any:
+        def task_of(step: Step, artifacts: Mapping[str, Any]) -> PipelineTask:
             assert step.component is not None  # kfp is whole here
             task = step.component(**{name: given[name] for name in step.parameters}, **artifacts)
             task.set_display_name(step.title)
@@ -141,9 +146,9 @@ def build_pipeline(
                 outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
 
     _declare_parameters(graph, pipeline)
-    made: Any = dsl.pipeline(
-        name=pipeline.name, description=pipeline.description, pipeline_config=pipeline_config
-    )
+    options = cast("PipelineConfig", pipeline_config)  # None is kfp's own default
+    texts = {"name": pipeline.name, "description": pipeline.description}
+    made = dsl.pipeline(**texts, pipeline_config=options)
     return made(graph)
 
 
@@ -172,7 +177,7 @@ def pipeline_arguments(
     keys: str,
     releases: str,
     beam_options: tuple[str, ...] = (),
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Returns the arguments of a pipeline for a configuration and its four stores."""
     return {
         **parameters_of(config),

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from typing import Any
 
 import typer
 
 from fedemb.foundation.addresses import redacted
+from fedemb.foundation.canonical_json import ToJson
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories: control, format (direction, zero width), surrogates, line separators."""
@@ -56,6 +56,6 @@ def say_block(text: str, *, err: bool = False) -> None:
     say(*text.removesuffix("\n").split("\n"), err=err)
 
 
-def say_json(value: Any, indent: int | None = 1, *, sort_keys: bool = False) -> None:
+def say_json(value: ToJson, indent: int | None = 1, *, sort_keys: bool = False) -> None:
     """Prints a value as JSON in ASCII, which escapes by itself."""
     say_block(json.dumps(value, indent=indent, sort_keys=sort_keys))

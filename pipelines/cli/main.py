@@ -9,10 +9,10 @@ import locale
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -308,7 +308,7 @@ def _restart_in_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def main(arguments: Any = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
     if arguments is None:
         _restart_in_utf8()

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedemb.errors import StorageError
+from fedemb.foundation.canonical_json import JsonFields
 
 TIMEOUT = 10.0
 """Seconds an answer may take."""
@@ -55,7 +56,7 @@ class KubernetesApi:
         """Reads an object or a list."""
         return self._ask("GET", path)
 
-    def post(self, path: str, body: dict[str, Any]) -> Answer:
+    def post(self, path: str, body: JsonFields) -> Answer:
         """Sends an object: a review, or a dry run."""
         return self._ask("POST", path, body)
 
@@ -90,7 +91,7 @@ class KubernetesApi:
         answer = self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         return bool(answer.body["status"]["allowed"]) if answer.status == 201 else None
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+    def _ask(self, method: str, path: str, body: JsonFields | None = None) -> Answer:
         import urllib3
 
         try:

@@ -13,7 +13,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedemb.errors import ConfigError, LedgerError
 from fedemb.foundation.canonical_json import canonical_json, json_digest
 from fedemb.foundation.digests import file_digest
 from fedemb.ledger.root import TRUST_NAME
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.local import View
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.storage import join, open_store
@@ -144,7 +144,7 @@ class Publisher:
         if step in self._outputs:
             self._sent.append(self._pool.submit(self._send_step, step))
 
-    def finish(self, state: Mapping[str, Any], progress: Callable[[int, int], None]) -> int:
+    def finish(self, state: RunState, progress: Callable[[int, int], None]) -> int:
         """Sends what is not there yet, then the manifest.
 
         Args:

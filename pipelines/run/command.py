@@ -22,7 +22,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.alerts import alert_run
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
 from fedemb.pipelines.run.local import Outcome, PlainView, View, closing_lines, run_pipeline
 from fedemb.pipelines.run.report_pages import collect_reports
@@ -232,7 +232,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
         _require_packages(run.config())
         outcome = _run(run, console, publisher, steps_taken_over(run, start))
         lines, exit_code = closing_lines(run, outcome), outcome.exit_code
-        state = {**outcome.state(), "closing_lines": lines}
+        state: RunState = {**outcome.state(), "closing_lines": lines}
         run.write_state(state)
         collect_reports(run)
         write_index(run)
@@ -263,7 +263,7 @@ def _run(
         return run_pipeline(run, publishing(view), taken_over)
 
 
-def _publish(publisher: Publisher, state: dict[str, Any], console: Console) -> int:
+def _publish(publisher: Publisher, state: RunState, console: Console) -> int:
     """Publishes, with a bar on a terminal, and says how it went; 0, or the exit code of a failure.
 
     How the run itself ended comes first: only a good end is turned into a failure to publish.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter
@@ -26,7 +26,22 @@ from fedemb.foundation.strict_yaml import parse_yaml
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DELETED = TypeAdapter(dict[str, str])
-_OBJECT, _WORDS = TypeAdapter(dict[str, Any]), TypeAdapter(tuple[str, ...])
+
+
+class RunState(TypedDict, total=False):
+    """How a run stands; without fields that are not known yet."""
+
+    exit_code: int | None
+    failed_step: str | None
+    error: str | None
+    """Name of the error's class."""
+    message: str | None
+    seconds: dict[str, float]
+    """Step -> seconds that it took, of finished steps."""
+    closing_lines: list[str]
+
+
+_OBJECT, _WORDS = TypeAdapter(dict[str, object]), TypeAdapter(tuple[str, ...])
 
 
 def checked_run_id(run_id: str | None) -> str:
@@ -267,14 +282,16 @@ class RunDirectory:
                 f"output {name} is not JSON; run the step that writes it again"
             ) from error
 
-    def write_state(self, state: dict[str, Any]) -> None:
+    def write_state(self, state: RunState) -> None:
         """Records how the run stands, for `fedemb report` and the index."""
         write_bytes(self.root / "state.json", json.dumps(state, indent=1, sort_keys=True).encode())
 
-    def read_state(self) -> dict[str, Any]:
+    def read_state(self) -> RunState:
         """What `write_state` wrote last; empty before."""
         path = self.root / "state.json"
-        return self._own(path.name, _OBJECT.validate_json) if path.exists() else {}
+        if not path.exists():
+            return {}
+        return cast("RunState", self._own(path.name, _OBJECT.validate_json))
 
     def record_deleted(self, kind: str, time: str) -> None:
         """Records that data of a kind was deleted: `private`, `working` or `public`."""

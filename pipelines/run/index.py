@@ -9,7 +9,7 @@ from fedemb.documents.artifacts import Artifact
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest, tree_digest
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.report_pages import PAGES
 from fedemb.pipelines.run.signed import (
@@ -104,9 +104,7 @@ def _below(run: RunDirectory, release: str) -> str:
     return link(inside, inside) + space + note
 
 
-def _step(
-    name: str, after: tuple[str, ...], run: RunDirectory, state: dict[str, Any]
-) -> dict[str, Any]:
+def _step(name: str, after: tuple[str, ...], run: RunDirectory, state: RunState) -> dict[str, Any]:
     seconds = state.get("seconds", {})
     status = "done" if name in seconds else "waiting"
     if state.get("failed_step") == name:

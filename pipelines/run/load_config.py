@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,14 @@ def _with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> RunConfig
     return validate(tree)
 
 
-def former_settings(tree: dict[str, Any]) -> dict[str, str]:
+def former_settings(tree: Mapping[str, object]) -> dict[str, str]:
     """Returns former name -> name, with dots, of the settings in a tree that were renamed."""
     return {
         f"{name}.{old}": f"{name}.{new}"
         for name, field in RunConfig.model_fields.items()
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
         for old, new in field.annotation.renamed.items()
-        if isinstance(tree.get(name), dict) and old in tree[name]
+        if isinstance(inner := tree.get(name), dict) and old in inner
     }
 
 
@@ -140,7 +140,7 @@ def with_data(config: RunConfig, data: str | None) -> RunConfig:
     return updated(config, overrides)
 
 
-def updated(config: RunConfig, overrides: dict[str, Any]) -> RunConfig:
+def updated(config: RunConfig, overrides: Mapping[str, object]) -> RunConfig:
     """`RunConfig.updated`; every problem becomes a sentence.
 
     Raises:
@@ -152,7 +152,7 @@ def updated(config: RunConfig, overrides: dict[str, Any]) -> RunConfig:
         raise _config_error(error) from error
 
 
-def validate(tree: dict[str, Any]) -> RunConfig:
+def validate(tree: Mapping[str, object]) -> RunConfig:
     """Validates a tree; every problem becomes a sentence.
 
     Raises:

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from fedemb.config import RunConfig
 from fedemb.errors import AwaitingApproval, FedEmbError, Refused
 from fedemb.foundation.files import open_log
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.signed import ledger_of, signed_plan, signed_report, signed_utility
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
@@ -82,9 +82,15 @@ class Outcome:
     message: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> RunState:
         """As JSON for the run directory."""
-        return dict(vars(self))
+        return RunState(
+            exit_code=self.exit_code,
+            failed_step=self.failed_step,
+            error=self.error,
+            message=self.message,
+            seconds=self.seconds,
+        )
 
 
 def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) -> Outcome:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
@@ -19,7 +19,7 @@ from fedemb.errors import ArtifactError, FedEmbError, InputError, StorageError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.run.artifact_store import MANIFEST
-from fedemb.pipelines.run.directory import RunDirectory, checked_run_id
+from fedemb.pipelines.run.directory import RunDirectory, RunState, checked_run_id
 from fedemb.pipelines.run.signed import signed_report
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.storage import Store, join, open_store
@@ -132,7 +132,8 @@ def _run(public: Store, run_id: str, ledger: str, into: Path) -> RunDirectory:
                     )
                 target = run.public / "published" / step.replace("_", "-") / f"{name}{inner}"
                 write_bytes(target, data)
-    run.write_state({**{name: manifest.get(name) for name in STATE}, "seconds": _seconds(manifest)})
+    state = {**{name: manifest.get(name) for name in STATE}, "seconds": _seconds(manifest)}
+    run.write_state(cast("RunState", state))
     _check_config(run)
     return run
 

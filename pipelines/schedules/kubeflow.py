@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from fedemb.errors import ConfigError, InputError, StorageError
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.names import LONGEST_VERSION_TEXT, Version, experiment_name, fitted
 from fedemb.pipelines.schedules.schedule import as_utc
@@ -134,7 +135,7 @@ class Kubeflow:
         name: str,
         description: str,
         cron: str,
-        arguments: Mapping[str, Any],
+        arguments: JsonFields,
         service_account: str,
     ) -> str:
         """Creates an enabled recurring run of a pipeline that trains nothing; returns its id."""
@@ -218,7 +219,7 @@ class Kubeflow:
         experiment_id: str,
         name: str,
         description: str,
-        arguments: Mapping[str, Any],
+        arguments: JsonFields,
         pipeline_root: str | None,
         service_account: str | None,
     ) -> str:

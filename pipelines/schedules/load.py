@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.files import read_regular
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
@@ -36,7 +37,7 @@ class Loaded:
     cost: Cost
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Json]:
         """Arguments of the pipeline."""
         return run_arguments(self.config, self.schedule.beam_options, self.schedule.mlflow)
 

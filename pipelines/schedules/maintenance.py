@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.canonical_json import Json, JsonFields, json_digest
 from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.compile.rules import SECRET_VALUES, read_compiled
 from fedemb.pipelines.graph import Pipeline
@@ -41,7 +40,7 @@ class Applied:
 
 def retention_arguments(
     config: RunConfig, retention: Retention, *, dry_run: bool
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Returns the arguments of the pipeline `retention`.
 
     Raises:
@@ -67,7 +66,7 @@ def retention_arguments(
 
 def budget_arguments(
     ledger: str, schedules: Sequence[PlannedRuns], alert_below: float
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Returns the arguments of the pipeline `budget`.
 
     Raises:
@@ -88,7 +87,7 @@ def apply_maintenance(
     package: Path,
     *,
     cron: str,
-    arguments: Mapping[str, Any],
+    arguments: JsonFields,
     service_account: str,
 ) -> Applied:
     """Creates the recurring run of a pipeline, or replaces one that differs. Idempotent.

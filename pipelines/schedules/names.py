@@ -6,15 +6,13 @@ its column gives HTTP 500 while the run continues, so every text is fitted befor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
+from fedemb.foundation.canonical_json import JsonFields, canonical_json, json_digest, sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 
@@ -61,7 +59,7 @@ _NO_RUN = ("beam_options", "mlflow")
 """Arguments that change neither the model nor the charge of a run."""
 
 
-def idempotency_key(pipeline: str, arguments: Mapping[str, Any], resume: str | None) -> str:
+def idempotency_key(pipeline: str, arguments: JsonFields, resume: str | None) -> str:
     """Returns the key of all submissions of one configuration: 16 hexadecimal digits.
 
     A package that was compiled again, other Beam options and another MLflow server do not change

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.runtime_env import BACKEND
 from fedemb.pipelines.compile.rules import SECRET_VALUES, Spec, read_compiled
@@ -106,7 +106,7 @@ def _check_runs(name: str, spec: Spec, config: RunConfig) -> None:
 
 def run_arguments(
     config: RunConfig, beam_options: tuple[str, ...] = (), mlflow: str | None = None
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Arguments of the pipeline on a cluster, where all four stores must be named.
 
     Args:

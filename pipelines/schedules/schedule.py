@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, Field, PositiveFloat, model_validator
 
 from fedemb.config import Name, Section
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.pipelines.schedules.cron import YEARS_AHEAD, Cron, first_beyond
 
 MARK = "fedemb/schedule/1"
@@ -140,6 +141,6 @@ def as_utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(microsecond=0)
 
 
-def json_schema() -> Mapping[str, Any]:
+def json_schema() -> JsonFields:
     """JSON schema of a schedule's file, as in `infra/schedules/schedule.schema.json`."""
     return Schedule.model_json_schema(by_alias=True)

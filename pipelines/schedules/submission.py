@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from fedemb.config import RunConfig
 from fedemb.config.parameters import run_config
 from fedemb.errors import ConfigError, StorageError
+from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, Workflow
 from fedemb.pipelines.schedules.kubeflow import Kubeflow, ListedRun, OutcomeUnknown
@@ -60,7 +61,7 @@ class Request:
     start: str | None = None
 
     @property
-    def arguments(self) -> Mapping[str, object]:
+    def arguments(self) -> dict[str, Json]:
         """Arguments of the pipeline; see `run_arguments`."""
         return run_arguments(self.config, self.beam_options, self.mlflow)
 

@@ -1,8 +1,8 @@
 """Measures the structure of the product code from its syntax trees.
 
 Usage: `python -m tests.architecture.structure` prints rooms, cycles, arrows, the longest functions,
-`Any` at seams and lines by room; with `--all`, every function above 60 lines or 8 parameters. A
-room is a package directly below `fedemb` or a step; a module directly below `fedemb` is a room of
+`Any` at seams and lines by room; with `--all`, every function above 60 lines or 8 parameters. With
+`--way NAME...` it prints how many functions take a parameter, and which only pass it on. A room is a package directly below `fedemb` or a step; a module directly below `fedemb` is a room of
 its own. Imports inside functions and under `TYPE_CHECKING` count like all others.
 """
 
@@ -153,6 +153,46 @@ def _any_count(hint: ast.expr) -> int:
     return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(hint))
 
 
+@dataclass(frozen=True)
+class Way:
+    """Functions that take a parameter of one name.
+
+    Attributes:
+      takers: all of them.
+      passers: those that use it in no other way than as an argument of calls.
+    """
+
+    takers: tuple[str, ...]
+    passers: tuple[str, ...]
+
+
+def way_of(name: str, product: Mapping[str, Module]) -> Way:
+    """Returns the way of a parameter through the product."""
+    takers, passers = list[str](), list[str]()
+    for module in product.values():
+        for node in ast.walk(module.tree):
+            if not isinstance(node, FUNCTIONS):
+                continue
+            given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            if name not in {item.arg for item in given}:
+                continue
+            takers.append(f"{module.name}.{node.name}")
+            used = [item for item in ast.walk(node) if _reads(item, name)]
+            passed = {
+                id(value)
+                for call in ast.walk(node)
+                if isinstance(call, ast.Call)
+                for value in (*call.args, *(keyword.value for keyword in call.keywords))
+            }
+            if used and all(id(item) in passed for item in used):
+                passers.append(takers[-1])
+    return Way(tuple(takers), tuple(passers))
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+
+
 def modules() -> dict[str, Module]:
     """Returns all modules of the product by name, packages included."""
     found: dict[str, Module] = {}
@@ -222,6 +262,14 @@ def room_graph(
 def main() -> None:
     """Prints the figures."""
     product = modules()
+    if "--way" in sys.argv:
+        for name in sys.argv[sys.argv.index("--way") + 1 :]:
+            way = way_of(name, product)
+            print(
+                f"{name}: {len(way.takers)} functions take it, {len(way.passers)} only pass it on"
+            )
+            print("\n".join(f"  {item}" for item in way.passers))
+        return
     graph = import_graph(product)
     rooms = room_graph(product, graph)
     print(f"rooms: {len(rooms)}")

@@ -82,9 +82,8 @@ def run_attempt(
     """Trains an attempt, or resumes it after its trainer was killed.
 
     Args:
-      context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the users in the
-          private root; writes `model`: `backbone.keras`, `rounds.jsonl` and `model.json`. Noised.
-          For classifiers, also writes `averages`, see `write_averages`. Noised.
+      context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the private users;
+          writes `model` and, for classifiers, `averages`. Both are noised.
       step: name of the training step.
       build_rounds: builds the rounds, which are rehearsed before the attempt is bound. None if the
           rounds depend on private data; then `train` builds them.
@@ -93,8 +92,7 @@ def run_attempt(
           with the key can remove the noise, so only a simulation accepts it, and `model.json`
           records it. None uses the secret key of the reservation.
 
-    Returns:
-      The content of `model.json`.
+    Returns: The content of `model.json`.
 
     Raises:
       ConfigError: a release run was given a root key, or the rounds cannot be built.
