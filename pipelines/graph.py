@@ -147,8 +147,8 @@ def build_pipeline(
 
     _declare_parameters(graph, pipeline)
     options = cast("PipelineConfig", pipeline_config)  # None is kfp's own default
-    texts = {"name": pipeline.name, "description": pipeline.description}
-    made = dsl.pipeline(**texts, pipeline_config=options)
+    name, text = pipeline.name, pipeline.description
+    made = dsl.pipeline(name=name, description=text, pipeline_config=options)
     return made(graph)
 
 
