@@ -490,7 +490,7 @@ MUTANTS = (
     one(
         19,
         "starts_that_were_not_measured_are_not_missed",
-        (modules.UTILITY_RULES, "measured_as_asked", "1", "2"),
+        (modules.UTILITY_RULES, "measured_as_asked", "1", "99"),
         f"{GATE}::test_start_that_the_configuration_asks_for_is_measured",
     ),
     one(
