@@ -2,8 +2,9 @@
 
 Usage: `python -m tests.architecture.structure` prints rooms, cycles, arrows, the longest functions,
 `Any` at seams and lines by room; with `--all`, every function above 60 lines or 8 parameters. With
-`--way NAME...` it prints how many functions take a parameter, and which only pass it on. A room is a package directly below `fedemb` or a step; a module directly below `fedemb` is a room of
-its own. Imports inside functions and under `TYPE_CHECKING` count like all others.
+`--way NAME...` it prints how many functions take a parameter, and which only pass it on. A room is
+a package directly below `fedemb` or a step; a module directly below `fedemb` is a room of its own.
+Imports inside functions and under `TYPE_CHECKING` count like all others.
 """
 
 from __future__ import annotations
