@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedemb.config.trials import trial_plan
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.run_artifacts import RunArtifacts
@@ -14,6 +15,7 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import (
     ledger_of,
     signed_audit,
+    signed_model,
     signed_report,
     signed_utility,
     signed_verdict,
@@ -85,7 +87,9 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     if name == "audit_report":
         from fedemb.steps.audit_privacy.page import audit_page
 
-        return audit_page(report.body, plan_mechanism(run.config()))
+        config, card = run.config(), signed_model(run)
+        recipe = card and card.body.recipe  # of a search: the plan of its best trial
+        return audit_page(report.body, trial_plan(plan_mechanism(config), config, recipe))
     if name == "utility_report":
         if isinstance(report.body, ClassifierReport):
             from fedemb.steps.evaluate_classifier.page import classifier_page

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.model import Pretrained
+from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.plan_document import read_plan
 from fedemb.documents.privacy_report import PrivacyReport
@@ -107,6 +107,17 @@ def signed_pretrained(run: RunDirectory) -> Written[Pretrained] | None:
     card = read(path, Pretrained)
     _check_signature(run, card)
     return card
+
+
+def signed_model(run: RunDirectory) -> Written[ModelCard] | None:
+    """The card of the run's newest model, signed by its trainer; None without one."""
+    folder = run.output("model")
+    path = folder and folder / "model.json"
+    if path is None or not path.is_file():
+        return None
+    card = read(path, ModelCard)
+    _check_signature(run, card)
+    return _of_this_run(run, card)
 
 
 def signed_verdict(run: RunDirectory) -> Written[VerdictDocument] | None:

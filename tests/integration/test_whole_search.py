@@ -65,6 +65,9 @@ def released(folder: Path, output: str) -> None:
     assert best in closing_line(output, "guarantee")
     (card,) = run.glob("public/*/train-dp-sgd/model/model.json")
     assert json.loads(card.read_text())["recipe"] in SEARCH["recipes"]
+    (page,) = run.glob("public/*/audit-privacy/audit_page")
+    for audit in (page, run / "reports" / "audit_report.html"):
+        assert "Yes: the priced mechanism ran" in audit.read_text(), "of the recipe that won"
     (report,) = run.glob("public/*/account-privacy/privacy_report")
     found = json.loads(report.read_text())
     assert found["accounting"]["event"]["type"] == "repeat_and_select"
