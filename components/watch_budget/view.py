@@ -107,9 +107,9 @@ class BudgetView:
 def budget_view(
     ledger: Ledger,
     now: datetime,
-    due: Sequence[Due] = (),
-    schedules: Sequence[str] = (),
-    problems: Sequence[str] = (),
+    due: Sequence[Due],
+    schedules: Sequence[str],
+    problems: Sequence[str],
 ) -> BudgetView:
     """Returns the budget of a policy.
 

@@ -105,7 +105,7 @@ def _check_runs(name: str, spec: Spec, config: RunConfig) -> None:
 
 
 def run_arguments(
-    config: RunConfig, beam_options: tuple[str, ...] = (), mlflow: str | None = None
+    config: RunConfig, beam_options: tuple[str, ...], mlflow: str | None
 ) -> dict[str, Json]:
     """Arguments of the pipeline on a cluster, where all four stores must be named.
 

@@ -93,18 +93,14 @@ def require_allowed(judged: Judged | None, run_id: str) -> None:
         )
 
 
-def require_in_time(report: PrivacyReport, now: datetime | None = None) -> None:
+def require_in_time(report: PrivacyReport) -> None:
     """Refuses to ask for a signature that no longer counts.
-
-    Args:
-      report: privacy report of the run.
-      now: current time; None uses the clock.
 
     Raises:
       Refused: the deadline of the approvals has passed.
     """
     deadline = report.approve_by
-    if deadline is not None and (now or datetime.now(UTC)) > deadline:
+    if deadline is not None and datetime.now(UTC) > deadline:
         raise Refused(
             f"The approvals of run {report.run_id} were due by {deadline:%Y-%m-%d %H:%M} UTC, so "
             "this one does not count. Nothing was written. Resume the run from account_privacy for "

@@ -11,8 +11,8 @@ from fedemb.models.keras_backend import keras_layers as layers
 _GROUPS = 16
 
 
-def _wide_resnet(x: Node, model: ModelConfig, depth: int, width: int) -> Node:
-    """Blocks of (ReLU, GroupNorm, convolution) twice; 16, 32 and 64 times `width` channels."""
+def _wide_resnet(x: Node, model: ModelConfig, depth: int) -> Node:
+    """Blocks of (ReLU, GroupNorm, convolution) twice; 64, 128 and 256 channels."""
     conv = convolution(model, "gain")
 
     def active(y: Node, name: str) -> Node:
@@ -20,7 +20,7 @@ def _wide_resnet(x: Node, model: ModelConfig, depth: int, width: int) -> Node:
         return group_norm(y, model, f"{name}_norm", _GROUPS)
 
     x = conv(16, 3, padding="same", name="stem_conv")(x)
-    for stage, filters in enumerate((16 * width, 32 * width, 64 * width), start=1):
+    for stage, filters in enumerate((64, 128, 256), start=1):
         for index in range(1, (depth - 4) // 6 + 1):
             name, stride = f"block{stage}_{index}", 2 if stage > 1 and index == 1 else 1
             y, shortcut = active(x, f"{name}_1"), x
@@ -38,10 +38,10 @@ def _wide_resnet(x: Node, model: ModelConfig, depth: int, width: int) -> Node:
 @backbone("wrn_16_4")
 def wrn_16_4(x: Node, model: ModelConfig) -> Node:
     """WRN-16-4: 2.7 million parameters."""
-    return _wide_resnet(x, model, 16, 4)
+    return _wide_resnet(x, model, 16)
 
 
 @backbone("wrn_40_4")
 def wrn_40_4(x: Node, model: ModelConfig) -> Node:
     """WRN-40-4: 8.9 million parameters."""
-    return _wide_resnet(x, model, 40, 4)
+    return _wide_resnet(x, model, 40)

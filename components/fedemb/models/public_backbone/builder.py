@@ -137,12 +137,12 @@ class Builder:
         layer = keras_layers().Conv2D(count, size, name=name, **settings)
         return self.add(layer, x, kernel.transpose(2, 3, 1, 0), bias)
 
-    def layer_norm(self, x: Node, name: str, source: str, epsilon: float = 1e-6) -> Node:
+    def layer_norm(self, x: Node, name: str, source: str) -> Node:
         """Adds a layer normalisation along the last axis; arguments as for `dense`."""
         import keras
 
         weights = (self.take(f"{source}.{part}", x.shape[-1]) for part in ("weight", "bias"))
-        return self.add(keras.layers.LayerNormalization(epsilon=epsilon, name=name), x, *weights)
+        return self.add(keras.layers.LayerNormalization(epsilon=1e-6, name=name), x, *weights)
 
     def _batch_norm(self, name: str, count: int, epsilon: float) -> tuple[Array, Array]:
         """Returns scale and offset of a batch normalisation with its stored statistics."""
