@@ -548,6 +548,7 @@ def test_one_round_solves_the_projection_and_leaves_no_features_behind(tmp_path)
         ({"model.projection_bias": False}, "projection_bias: true"),
         ({"model.projection_units": 16}, "projection_units: 0"),
         ({"training.backend": "jax"}, "training.backend: tensorflow"),
+        ({"partition.max_images_per_user": 8193}, "max_images_per_user=8193"),
     ],
 )
 def test_projection_that_cannot_be_solved_is_refused_with_the_reason(changes, words):

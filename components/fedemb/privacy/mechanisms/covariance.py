@@ -16,6 +16,9 @@ from fedemb.privacy.mechanisms.per_unit_sampling import OneRound, OneRoundConfig
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.section import RunSettings
 
+MOST_IMAGES = 8192
+"""Maximum number of images of one user; products of their features then sum exactly."""
+
 
 class CovarianceConfig(OneRoundConfig):
     """Projection solved from one noised round, without sampling and rates; sensitivity C."""
@@ -43,6 +46,12 @@ class CovarianceConfig(OneRoundConfig):
                     f"mechanism.kind={self.kind} solves for the projection of an embedding, got "
                     f"{name}={found}. Set {name}: {wanted}, or another mechanism.kind."
                 )
+        most = config.partition.max_images_per_user
+        if most > MOST_IMAGES:
+            raise ValueError(
+                f"partition.max_images_per_user={most} exceeds the {MOST_IMAGES} images that sum "
+                "exactly. Lower it."
+            )
 
 
 class Covariance(CovarianceConfig, OneRound):

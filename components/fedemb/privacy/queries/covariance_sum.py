@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.covariance import MOST_IMAGES
 
 Doubles = npt.NDArray[np.float64]
-MOST_IMAGES = 8192
-"""Maximum number of images of one user; products of their features then sum exactly."""
 SHRINKAGE = 0.5
 """Share of the mean eigenvalue that is added to each eigenvalue of the covariance."""
 _FEATURE_BITS = 20
