@@ -20,6 +20,7 @@ from fedemb.pipelines.run.signed import (
     signed_utility,
     signed_verdict,
 )
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.report import WAY_BACK
 
@@ -75,6 +76,16 @@ def evidence_of(run: RunDirectory) -> Evidence:
     return read_evidence(run.config(), artifacts)
 
 
+def trained_plan(run: RunDirectory) -> MechanismPlan:
+    """Returns the plan that trained the newest model; of a search, that of its best trial.
+
+    Raises:
+      FedEmbError: the card of the model is broken, or its signature does not hold.
+    """
+    config, card = run.config(), signed_model(run)
+    return trial_plan(plan_mechanism(config), config, card and card.body.recipe)
+
+
 def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     """None: the newest documents are not those that the privacy report names, so it has no page.
 
@@ -87,9 +98,7 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     if name == "audit_report":
         from fedemb.steps.audit_privacy.page import audit_page
 
-        config, card = run.config(), signed_model(run)
-        recipe = card and card.body.recipe  # of a search: the plan of its best trial
-        return audit_page(report.body, trial_plan(plan_mechanism(config), config, recipe))
+        return audit_page(report.body, trained_plan(run))
     if name == "utility_report":
         if isinstance(report.body, ClassifierReport):
             from fedemb.steps.evaluate_classifier.page import classifier_page
