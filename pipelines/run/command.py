@@ -17,7 +17,7 @@ from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import AwaitingApproval, ConfigError, FedEmbError, Refused, StorageError
-from fedemb.foundation.extras import require_modules
+from fedemb.foundation.extras import missing_extra, require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.alerts import alert_run
@@ -304,6 +304,11 @@ def rewrite_pages(run: RunDirectory) -> str | None:
             write_index(run)
     except FedEmbError as error:
         return f"The pages of the run were not rewritten: {error}"
+    except ImportError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        return f"The pages of the run were not rewritten: {missing}"
     return None
 
 

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -84,6 +86,20 @@ def test_report_keeps_pages_of_a_running_run_and_of_forged_evidence(old, capsys)
     assert "not rewritten: " in said.err
     assert f"report: {old.index}" in said.out
     assert old.index.read_text() == "a page of an earlier version"
+
+
+def test_report_without_the_optional_packages_keeps_the_pages(old):
+    """As in an installation without extras, which reads reports of others."""
+    code = (
+        "import sys\n"
+        "for name in ('kfp', 'tensorflow', 'keras', 'apache_beam'): sys.modules[name] = None\n"
+        "from fedemb.pipelines.cli.main import main\n"
+        f"main(['report', {str(old.root)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"report: {old.index}" in done.stdout
+    assert "not rewritten: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_report_creates_no_page_of_expired_data(old, capsys):
