@@ -18,17 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Generic, NamedTuple
 
 import numpy as np
 
 from fedemb.config import RunConfig, TrainingConfig
+from fedemb.config.search import SearchConfig
 from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.engine.hosts import connect, is_multi_host
 from fedemb.engine.rounds import assign_weights
 from fedemb.engine.server import ServerState, released_weights
 from fedemb.engine.threads import accelerators, configure_threads
+from fedemb.engine.training_round import TrainingRound
 from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.canonical_json import JsonObject, canonical_json, json_object
@@ -106,172 +109,184 @@ def run_attempt(
       Interrupted: a stop was requested; the current round is completed and saved.
     """
     _check_key(context.config, root_key)
-    inputs, artifacts = AttemptInputs.read(context), context.artifacts
-    config = inputs.config
-    if config.tuning.search is not None:
-        return _search(context, step, inputs, build_rounds, train, root_key=root_key)
-    with _workers(config.training) as workers:
-        backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
-        rounds = build_rounds and _rehearsed(
-            inputs,
-            lambda: build_rounds(config, backbone, KeylessMechanism(inputs.plan), *workers),
-        )
-        bound = BoundAttempt.bind(context, step, inputs)
-        features = FeatureCaches(bound.store, inputs.inputs_sha)
-        state = _finished(bound)
-        if state is None:
-            state = _train(
-                context,
-                bound,
-                backbone,
-                rounds,
-                features=features,
-                workers=workers,
-                train=train,
-                root_key=root_key,
-            )
+    inputs = AttemptInputs.read(context)
+    if inputs.config.tuning.search is not None:
+        _require_searchable(build_rounds)
+    with _workers(inputs.config.training) as workers:
+        finished = _Training(
+            context=context,
+            step=step,
+            inputs=inputs,
+            build_rounds=build_rounds,
+            train=train,
+            root_key=root_key,
+            workers=workers,
+        ).finished()
+    return _publish(context.artifacts, finished)
+
+
+class _Finished(NamedTuple):
+    """A training whose rounds are all committed."""
+
+    bound: BoundAttempt
+    """The attempt."""
+    trained: BoundAttempt
+    """The best trial of a search, otherwise the attempt."""
+    backbone: Model
+    """Backbone of the trained model."""
+    state: ServerState
+    """State after the last round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training(Generic[Unit]):
+    """Training of an attempt, alone or as a private search; fields as in `run_attempt`."""
+
+    context: StepContext
+    step: str
+    inputs: AttemptInputs
+    build_rounds: BuildRounds[Unit] | None
+    train: Callable[[Attempt[Unit]], Trained]
+    root_key: bytes | None
+    workers: Workers
+
+    def finished(self) -> _Finished:
+        """Runs all rounds that are not committed yet."""
+        search = self.inputs.config.tuning.search
+        return self._alone() if search is None else self._searched(search)
+
+    def _alone(self) -> _Finished:
+        started = self._rehearsed(self.inputs)
+        bound, features = self._bound()
+        state = self._state(bound, started, features)
         features.delete()
-    return _publish(artifacts, bound, bound, backbone, state)
+        return _Finished(bound, bound, started[0], state)
+
+    def _searched(self, search: SearchConfig) -> _Finished:
+        for recipe in search.names:  # before any private byte, so that the charge can be refunded
+            self._rehearsed(trial_inputs(self.inputs, recipe, 0))
+        bound, features = self._bound()
+
+        def run(trial: BoundAttempt) -> TrainedTrial:
+            started = self._started(trial.inputs)
+            state = self._state(trial, started, features)
+            _release(trial.inputs.config, started[0], state)
+            return TrainedTrial(started[0], state)
+
+        public = self._backbone(self.inputs.config)
+        best = find_best(
+            self.context, bound, public, run, features=features, root_key=self.root_key
+        )
+        with silent():
+            backbone, state = run(best)
+        return _Finished(bound, best, backbone, state)
+
+    def _backbone(self, config: RunConfig) -> Model:
+        path = self.context.artifacts.pretrained / "backbone.keras"
+        return load_backbone(path, config.model)
+
+    def _started(self, inputs: AttemptInputs) -> tuple[Model, Rounds[Unit] | None]:
+        """Returns the public backbone and the rounds that train it."""
+        config, backbone = inputs.config, self._backbone(inputs.config)
+        if self.build_rounds is None:
+            return backbone, None
+        mechanism = KeylessMechanism(inputs.plan)
+        return backbone, self.build_rounds(config, backbone, mechanism, *self.workers)
+
+    def _rehearsed(self, inputs: AttemptInputs) -> tuple[Model, Rounds[Unit] | None]:
+        """Returns `_started`, with rounds that were rehearsed on generated records.
+
+        The attempt is not bound yet, so the charge of a run whose rounds are refused can be
+        refunded.
+        """
+        try:
+            backbone, rounds = self._started(inputs)
+            if rounds is not None:
+                _rehearse(rounds[0], inputs.config.training)
+        except (ConfigError, Refused) as error:
+            raise type(error)(
+                f"{error} No private image was read. If this was the first start of the run, "
+                f"refund its charge: fedemb ledger void {inputs.run_id}"
+            ) from error
+        return backbone, rounds
+
+    def _bound(self) -> tuple[BoundAttempt, FeatureCaches]:
+        bound = BoundAttempt.bind(self.context, self.step, self.inputs)
+        return bound, FeatureCaches(bound.store, self.inputs.inputs_sha)
+
+    def _state(
+        self,
+        bound: BoundAttempt,
+        started: tuple[Model, Rounds[Unit] | None],
+        features: FeatureCaches,
+    ) -> ServerState:
+        """Returns the last state; trains with the attempt's keys if that was not done before."""
+        state = _last_state(bound)
+        if state is not None:
+            return state
+        inputs, keys = bound.inputs, bound.attempt_keys(self.root_key)
+        backbone, rounds = started
+        diagnostics = FencedStore(open_store(self._diagnostics(inputs)), bound.token)
+        with open_private(self.context, "users", attempt=inputs.reservation.attempt) as folder:
+            trained = self.train(
+                Attempt(
+                    config=inputs.config,
+                    backbone=backbone,
+                    mechanism=build_mechanism(inputs.plan, **vars(keys)),
+                    rounds=rounds,
+                    keys=keys,
+                    users=folder,
+                    store=bound.store,
+                    log=bound.log,
+                    features=features,
+                    diagnostics=diagnostics,
+                    workers=self.workers.number,
+                    devices=self.workers.devices,
+                )
+            )
+        released = _release(inputs.config, backbone, trained.state)
+        audit, delta = trained.audit, inputs.config.policy.delta
+        evidence = audit and audit.evidence(released, delta)
+        bound.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
+        return trained.state
+
+    def _diagnostics(self, inputs: AttemptInputs) -> str:
+        """Returns the address of the diagnostics; every trial of a search has its own."""
+        if isinstance(inputs, TrialInputs):
+            return self.context.private("diagnostics", f"trial-{inputs.number:06d}")
+        return self.context.private("diagnostics")
 
 
-def _search(
-    context: StepContext,
-    step: str,
-    inputs: AttemptInputs,
-    build_rounds: BuildRounds[Unit] | None,
-    train: Callable[[Attempt[Unit]], Trained],
-    *,
-    root_key: bytes | None,
-) -> JsonObject:
-    """Trains the attempt as a private search and publishes its best trial; see `run_attempt`."""
-    search = inputs.config.tuning.search
-    if build_rounds is None or search is None or is_multi_host():
+def _require_searchable(build_rounds: object) -> None:
+    if build_rounds is None or is_multi_host():
         raise ConfigError(
             "A private search trains on one host, with a mechanism that has noise. Remove `hosts` "
             "from the profile, or remove tuning.search."
         )
-    with _workers(inputs.config.training) as workers:
-
-        def start(trial: AttemptInputs) -> tuple[Model, Rounds[Unit]]:
-            path = context.artifacts.pretrained / "backbone.keras"
-            backbone = load_backbone(path, trial.config.model)
-            mechanism = KeylessMechanism(trial.plan)
-            return backbone, build_rounds(trial.config, backbone, mechanism, *workers)
-
-        for recipe in search.names:  # before any private byte, so that the charge can be refunded
-            rehearsed = trial_inputs(inputs, recipe, 0)
-            _rehearsed(rehearsed, lambda trial=rehearsed: start(trial)[1])
-        bound = BoundAttempt.bind(context, step, inputs)
-        features = FeatureCaches(bound.store, inputs.inputs_sha)
-
-        def run(trial: BoundAttempt) -> TrainedTrial:
-            backbone, rounds = start(trial.inputs)
-            state = _finished(trial)
-            if state is None:
-                state = _train(
-                    context,
-                    trial,
-                    backbone,
-                    rounds,
-                    features=features,
-                    workers=workers,
-                    train=train,
-                    root_key=root_key,
-                )
-            _release(trial.inputs.config, backbone, state)
-            return TrainedTrial(backbone, state)
-
-        public = load_backbone(context.artifacts.pretrained / "backbone.keras", inputs.config.model)
-        best = find_best(context, bound, public, run, features=features, root_key=root_key)
-        with silent():
-            backbone, state = run(best)
-    return _publish(context.artifacts, bound, best, backbone, state)
 
 
-def _publish(
-    artifacts: RunArtifacts,
-    bound: BoundAttempt,
-    trained: BoundAttempt,
-    backbone: Model,
-    state: ServerState,
-) -> JsonObject:
-    """Writes the model and its public round log, and commits the attempt; returns the card.
-
-    Args:
-      artifacts: artifacts of the step.
-      bound: the attempt.
-      trained: the best trial of a search, otherwise the attempt.
-      backbone: backbone of the trained model.
-      state: state after the last round.
-    """
+def _publish(artifacts: RunArtifacts, finished: _Finished) -> JsonObject:
+    """Writes the model and its public round log, and commits the attempt; returns the card."""
+    bound, trained, backbone, state = finished
     _release(trained.inputs.config, backbone, state)
     lines = trained.log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
-    card = _write_model(artifacts, bound, trained, backbone, state)
+    card = _write_model(artifacts, finished)
     bound.token.check()
     remove_leftovers(artifacts.model)  # the folder must contain only the model's files
     bound.commit(state.rounds, lines, card.sha)
     return card.json
 
 
-def _finished(bound: BoundAttempt) -> ServerState | None:
+def _last_state(bound: BoundAttempt) -> ServerState | None:
     """Returns the last state if an earlier trainer was killed between last round and commit."""
     finished = checkpoint.load(bound.store, bound.inputs.inputs_sha)
     return finished.state if finished and bound.store.exists(_EVIDENCE) else None
 
 
-def _train(
-    context: StepContext,
-    bound: BoundAttempt,
-    backbone: Model,
-    rounds: Rounds[Unit] | None,
-    *,
-    features: FeatureCaches,
-    workers: Workers,
-    train: Callable[[Attempt[Unit]], Trained],
-    root_key: bytes | None,
-) -> ServerState:
-    """Trains with the attempt's keys and writes the evidence; returns the last state."""
-    inputs, keys = bound.inputs, bound.attempt_keys(root_key)
-    with open_private(context, "users", attempt=inputs.reservation.attempt) as folder:
-        trained = train(
-            Attempt(
-                config=inputs.config,
-                backbone=backbone,
-                mechanism=build_mechanism(inputs.plan, **vars(keys)),
-                rounds=rounds,
-                keys=keys,
-                users=folder,
-                store=bound.store,
-                log=bound.log,
-                features=features,
-                diagnostics=FencedStore(open_store(_diagnostics(context, inputs)), bound.token),
-                workers=workers.number,
-                devices=workers.devices,
-            )
-        )
-    released = _release(inputs.config, backbone, trained.state)
-    audit, delta = trained.audit, inputs.config.policy.delta
-    evidence = audit and audit.evidence(released, delta)
-    bound.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
-    return trained.state
-
-
-def _diagnostics(context: StepContext, inputs: AttemptInputs) -> str:
-    """Returns the address of the diagnostics; every trial of a search has its own."""
-    if isinstance(inputs, TrialInputs):
-        return context.private("diagnostics", f"trial-{inputs.number:06d}")
-    return context.private("diagnostics")
-
-
-def _write_model(
-    artifacts: RunArtifacts,
-    bound: BoundAttempt,
-    trained: BoundAttempt,
-    backbone: Model,
-    state: ServerState,
-) -> Written[ModelCard]:
+def _write_model(artifacts: RunArtifacts, finished: _Finished) -> Written[ModelCard]:
     """Writes model, card and averages; returns the card. See `_publish`."""
+    bound, trained, backbone, state = finished
     inputs, plain = bound.inputs, plain_form(backbone)
     config, reservation = trained.inputs.config, inputs.reservation
     recipe = trained.inputs.recipe if isinstance(trained.inputs, TrialInputs) else None
@@ -297,24 +312,12 @@ def _write_model(
     return card
 
 
-def _rehearsed(inputs: AttemptInputs, build: Callable[[], Rounds[Unit]]) -> Rounds[Unit]:
-    """Builds the rounds and rehearses them on generated records.
-
-    The attempt is not bound yet, so the charge of a run whose rounds are refused can be refunded.
-    """
-    try:
-        rounds = build()
-        function = rounds[0]
-        function.mechanism.require_drawable(function.dim)
-        one_host = inputs.config.training.backend == "tensorflow" or not is_multi_host()
-        if isinstance(function, VectorizedRounds) and one_host:
-            function.rehearse()
-    except (ConfigError, Refused) as error:
-        raise type(error)(
-            f"{error} No private image was read. If this was the first start of the run, refund "
-            f"its charge: fedemb ledger void {inputs.run_id}"
-        ) from error
-    return rounds
+def _rehearse(function: TrainingRound[Unit], training: TrainingConfig) -> None:
+    """Checks that the noise can be drawn, and that a record does not depend on other records."""
+    function.mechanism.require_drawable(function.dim)
+    one_host = training.backend == "tensorflow" or not is_multi_host()
+    if isinstance(function, VectorizedRounds) and one_host:
+        function.rehearse()
 
 
 @contextmanager
