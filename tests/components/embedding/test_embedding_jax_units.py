@@ -250,5 +250,5 @@ def test_tensorflow_where_it_is_not_installed_is_one_sentence(monkeypatch):
 
 def test_jax_is_refused_for_what_it_does_not_train():
     assert classifier_config(**{"training.backend": "jax"}).training.backend == "jax"
-    with pytest.raises(ValueError, match=r"training\.backend=jax runs private rounds"):
+    with pytest.raises(ValueError, match=r"backend=jax does not support .*=centralized"):
         RunConfig.model_validate({"training": {"backend": "jax", "algorithm": "centralized"}})
