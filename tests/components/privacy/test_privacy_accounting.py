@@ -14,6 +14,7 @@ from fedemb.errors import ArtifactError, ConfigError, UnsupportedAccounting
 from fedemb.ledger.budget import renyi_epsilon
 from fedemb.privacy.accounting import accounting, loss_grid, renyi
 from fedemb.privacy.accounting.accounting import curve, price, rdp_of, supports, upper_bound
+from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.loss_grid import pld_of
@@ -24,7 +25,6 @@ from fedemb.privacy.accounting.sampler_share import (
     sampler_delta,
     with_sampler_share,
 )
-from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.randomness import noise
 from tests.kit.privacy_worlds import KINDS, make_plan

@@ -44,11 +44,15 @@ ALLOWED = {
         "context.private('train', f'attempt-{reservation.attempt}', name)",
     ),
     # Written only; the trainer appends to figures that only the data owner reads.
-    ("components/fedemb/training/attempt.py", "_diagnostics", "context.private('diagnostics')"),
     (
         "components/fedemb/training/attempt.py",
         "_diagnostics",
-        "context.private('diagnostics', f'trial-{inputs.number:06d}')",
+        "self.context.private('diagnostics')",
+    ),
+    (
+        "components/fedemb/training/attempt.py",
+        "_diagnostics",
+        "self.context.private('diagnostics', f'trial-{inputs.number:06d}')",
     ),
     ("components/audit_privacy/audit.py", "run", "context.private('audit')"),
     ("components/partition_users/partition.py", "run", "context.private_root"),

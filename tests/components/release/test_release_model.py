@@ -154,7 +154,7 @@ def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path)
     assert "extra files: trust.json" in problem
     (copy / "trust.json").unlink()
     (problem,) = problems_of(str(copy), tmp_path / "trust.json")
-    assert "trust store does not hold" in problem
+    assert "no key of the trust file signed its first record" in problem
 
 
 def test_ledger_that_forgot_the_release_is_found(released, tmp_path):

@@ -126,9 +126,9 @@ MUTANTS = (
         "features_of_a_search_are_not_verified",
         (
             "fedemb.training.attempt",
-            "_search",
-            "FeatureCaches(bound.store, inputs.inputs_sha)",
-            "FeatureCaches(bound.store._store, inputs.inputs_sha)",
+            "_bound",
+            "FeatureCaches(bound.store, self.inputs.inputs_sha)",
+            "FeatureCaches(bound.store._store, self.inputs.inputs_sha)",
         ),
         f"{TRIALS}::test_features_that_the_search_did_not_write_are_refused",
     ),

@@ -16,7 +16,7 @@ from pydantic import PositiveInt
 from typing_extensions import override
 
 from fedemb.foundation.section import Probability
-from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
+from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, MechanismPlan, PublicNumbers
 from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig
 from fedemb.privacy.randomness.grid import MOST_UNITS

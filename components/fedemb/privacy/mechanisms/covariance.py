@@ -12,12 +12,10 @@ from pydantic import Field, PositiveFloat
 from typing_extensions import override
 
 from fedemb.privacy.mechanisms.per_unit_sampling import OneRound, OneRoundConfig
+from fedemb.privacy.randomness.grid import MOST_IMAGES
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.section import RunSettings
-
-MOST_IMAGES = 8192
-"""Maximum number of images of one user; products of their features then sum exactly."""
 
 
 class CovarianceConfig(OneRoundConfig):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.covariance import MOST_IMAGES
+from fedemb.privacy.randomness.grid import MOST_IMAGES
 
 Doubles = npt.NDArray[np.float64]
 SHRINKAGE = 0.5

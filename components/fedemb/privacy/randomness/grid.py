@@ -14,6 +14,8 @@ MAX_SUM_BITS = 61
 """Sums of clipped integers, and noise, stay below 2^61 in a signed 64-bit word."""
 MOST_UNITS = 2**28
 """Maximum number of individually sampled units of a store: the capacity of one sum."""
+MOST_IMAGES = 8192
+"""Maximum number of images of a user in a covariance, so that products of features sum exactly."""
 NOISE_REACH = 14.0
 """Maximum standard deviations of a normal from `noise.gaussian`."""
 CORRELATED_ROOM_BITS = 6
