@@ -25,7 +25,7 @@ def packaged_problem():
     return record_problem(record, privacy_code_digest())
 
 
-@pytest.mark.long  # `make test-long` makes the record anew on new code, and `make test` does not
+@pytest.mark.long  # `make test-long` makes the record again for new code, and `make test` does not
 def test_packaged_record_is_of_this_code():
     problem = packaged_problem()
     assert problem is None, f"{problem}. Run `make planted-bugs`"

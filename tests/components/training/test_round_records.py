@@ -84,7 +84,7 @@ def test_state_to_resume_from_follows_from_the_records(tmp_path):
 
 @pytest.mark.parametrize("moved", [0, 3, 10])
 def test_record_of_another_history_is_refused(tmp_path, moved):
-    """Also if the record is the first one, and the last record is the own one."""
+    """Also if the record is the first one, and the last record is of its own log."""
     log, _ = committed(tmp_path / "own", 12)
     committed(tmp_path / "other", 12, seed=1)
     shutil.copy(record_path(tmp_path / "other", moved), record_path(tmp_path / "own", moved))
