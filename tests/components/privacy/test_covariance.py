@@ -77,6 +77,15 @@ def test_no_user_moves_the_sum_by_more_than_the_clip(weight):
     assert 0.9 < furthest(mean_weight=weight) <= 1.0  # nearly reached, so little noise is wasted
 
 
+@pytest.mark.parametrize("bits", [2, 4, 6])
+def test_rounding_to_a_coarse_grid_leaves_no_record_outside_the_ball(bits):
+    """Entries are cut toward zero; rounded to the nearest, a record could grow."""
+    random = np.random.default_rng(6)
+    for images in (1, 2, 3, 5) * 20:
+        found = record(5.0 * random.normal(size=(images, DIM)), np.zeros(images), grid_bits=bits)
+        assert np.linalg.norm(found.astype(float)) <= 2.0**bits
+
+
 def test_planted_clip_for_each_part_is_found_out():
     def apart(features, labels, **changes):
         return record(features, labels, grid_bits=GRID + np.log2(np.hypot(1.0, 0.5)), **changes)

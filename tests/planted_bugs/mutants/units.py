@@ -272,6 +272,17 @@ MUTANTS = (
     ),
     one(
         2,
+        "covariance_rounded_to_the_nearest",
+        (
+            modules.COVARIANCE,
+            "covariance_record",
+            "np.trunc(record * radius)",
+            "np.rint(record * radius)",
+        ),
+        f"{COVARIANCE}::test_rounding_to_a_coarse_grid_leaves_no_record_outside_the_ball",
+    ),
+    one(
+        2,
         "covariance_is_not_clipped",
         (modules.COVARIANCE, "covariance_record", "max(covariance_norm, norm)", "covariance_norm"),
         f"{COVARIANCE}::test_no_user_moves_the_sum_by_more_than_the_clip",
