@@ -125,6 +125,7 @@ def test_private_step_says_only_what_the_set_allows(step, fault, code, request, 
     assert f'"step": "{step}"' in output
 
 
+@pytest.mark.long
 def test_everything_is_let_out_on_the_owners_own_machine(trained, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)

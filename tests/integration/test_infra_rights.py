@@ -29,6 +29,8 @@ from tests.kit.pipeline_runs.partition_run import make_config, rows_of
 from tests.kit.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
 from tests.kit.sealed_bundle import seal
 
+pytestmark = pytest.mark.long
+
 LEDGER, PRIVATE_ROOT, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
 DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"
 ROLLBACK_ANCHOR = "gs://rollback_anchor"

@@ -85,6 +85,7 @@ def test_bundle_verifies_offline(released):
     assert "verified" in done.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["option", "edited configuration"])
 def test_figures_of_training_users_do_not_pass_for_those_of_held_out_ones(released, tmp_path, way):
     """A second private root whose evaluation/ is a copy of users/, named for the measurement."""

@@ -180,6 +180,7 @@ def _unevenness(low, high):
     return float(np.sqrt(np.mean(1.0 / counts.astype(np.float64) ** 2)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sigma", [1.0, 37.3, 1e4, 1e6])
 def test_what_is_released_is_too_coarse_to_show_the_steps_of_a_normal(sigma):
     """One float64 more or less in a cell is a likelihood that depends on the sum behind it.

@@ -229,6 +229,7 @@ def test_client_that_disconnects_costs_one_line(server, server_log):
     assert post(server, instances(b"no photo"))[0] == 200
 
 
+@pytest.mark.long
 def test_memory_of_a_server_under_many_large_requests_fits_its_manifest(server, server_process):
     body = b'{"instances": [{"b64": "' + b"A" * (60 << 20) + b'"}]}'
     with ThreadPoolExecutor(16) as pool:

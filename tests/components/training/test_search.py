@@ -210,6 +210,7 @@ def has_features(run):
     return any(path.is_file() for path in state_of(run).rglob("features/**/*"))
 
 
+@pytest.mark.long
 def test_trials_share_features_and_have_the_bits_of_trials_without(
     prepared, finished, key, tmp_path, monkeypatch
 ):
