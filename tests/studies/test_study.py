@@ -450,7 +450,6 @@ def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
     )
 
 
-@pytest.mark.long
 @pytest.mark.statistical
 def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
     """Root mean square over rounds within 5 %; 5,000 independent numbers give 1 %. Fixed key."""
