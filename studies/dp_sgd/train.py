@@ -42,7 +42,7 @@ from fedemb.models.inference import classify
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.whitened import fit_constants
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
+from fedemb.privacy.accounting.events import RandomAllocationDpEvent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.frontier import least_noise

@@ -35,6 +35,12 @@ def test_planning_and_ledger_import_no_statistics_of_scipy(use):
     assert printed(f"import sys\n{use}\n{loaded}").splitlines()[-1] == ""
 
 
+def test_ledgers_and_runs_are_read_without_scipy():
+    rooms = ("ledger", "pipelines.run.local", "pipelines.cli.review_commands.verify")
+    imports = "; ".join(f"import fedemb.{room}" for room in rooms)
+    assert printed(f"import sys; {imports}; print('scipy' in sys.modules)").strip() == "False"
+
+
 def test_deferred_package_is_whole_for_everyone_else():
     script = """
 import fedemb.privacy, sys

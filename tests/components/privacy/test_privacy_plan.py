@@ -14,8 +14,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price, supports
-from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
-from fedemb.privacy.accounting.events import event_from_json, repeated
+from fedemb.privacy.accounting.events import RandomAllocationDpEvent, event_from_json, repeated
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.sampler_share import sampler_delta
 from fedemb.privacy.mechanisms import tree_sensitivity

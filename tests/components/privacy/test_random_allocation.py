@@ -12,9 +12,9 @@ from scipy.special import ndtr
 from fedemb.errors import ConfigError, UnsupportedAccounting
 from fedemb.privacy.accounting import allocation
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent, allocation_losses
+from fedemb.privacy.accounting.allocation import allocation_losses
 from fedemb.privacy.accounting.composed_losses import ComposedLosses
-from fedemb.privacy.accounting.events import event_from_json, event_to_json
+from fedemb.privacy.accounting.events import RandomAllocationDpEvent, event_from_json, event_to_json
 from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.random_allocation import RandomAllocation

@@ -41,7 +41,7 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 
 from fedemb.errors import UnsupportedAccounting
-from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
+from fedemb.privacy.accounting.events import RandomAllocationDpEvent
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.loss_grid import pld_of, quick_epsilon
 from fedemb.privacy.accounting.renyi import group_pair_rdp

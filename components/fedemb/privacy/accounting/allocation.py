@@ -18,9 +18,7 @@ import functools
 import math
 from typing import cast
 
-import attrs
 import numpy as np
-from dp_accounting import dp_event as dpe
 from scipy.special import ndtr
 
 from fedemb.privacy.accounting.fourier import Doubles, spectrum_of, values_of
@@ -39,14 +37,6 @@ _MOST_POINTS = 2**22
 _ROUNDING = 2.0**-52
 """Error of a Fourier coefficient of a distribution / log2(points). Its sum over all points is a
 probability that counts as an infinite loss. Measured against 80-bit FFTs: at most a quarter."""
-
-
-@attrs.frozen(slots=False)
-class RandomAllocationDpEvent(dpe.DpEvent):
-    """An event applied in one of `steps` rounds, chosen uniformly and kept secret."""
-
-    steps: int
-    event: dpe.DpEvent
 
 
 @functools.lru_cache(maxsize=32)

@@ -23,7 +23,6 @@ from typing import cast
 
 import numpy as np
 from scipy import fft
-from scipy.optimize import brentq
 
 from fedemb.privacy.accounting.fourier import Doubles, Spectrum, spectrum_of, values_of
 from fedemb.privacy.accounting.gaussian_losses import Floats, GridLosses
@@ -278,6 +277,8 @@ def _coarse(part: GridLosses) -> tuple[Floats, Floats]:
 
 def _root(excess: Callable[[float], float]) -> float:
     """Returns an approximate root of a falling function of the tilt, or the last tilt tried."""
+    from scipy.optimize import brentq  # 0.1 s, also where nothing is priced
+
     if excess(0.0) <= 0:
         return 0.0
     high = 1.0

@@ -16,11 +16,20 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import cast
 
+import attrs
 from dp_accounting import dp_event as dpe
 
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import Json, JsonObject, ToJson
-from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
+
+
+@attrs.frozen(slots=False)
+class RandomAllocationDpEvent(dpe.DpEvent):
+    """An event applied in one of `steps` rounds, chosen uniformly and kept secret."""
+
+    steps: int
+    event: dpe.DpEvent
+
 
 _REMEDY = "pass an event as fedemb writes it"
 MAX_DEPTH = 16

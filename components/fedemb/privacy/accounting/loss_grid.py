@@ -19,9 +19,13 @@ from collections.abc import Iterator, Sequence
 from dp_accounting import dp_event as dpe
 from dp_accounting.privacy_accountant import NeighboringRelation
 
-from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent, allocation_losses
+from fedemb.privacy.accounting.allocation import allocation_losses
 from fedemb.privacy.accounting.composed_losses import ComposedLosses
-from fedemb.privacy.accounting.events import event_from_json, event_to_json
+from fedemb.privacy.accounting.events import (
+    RandomAllocationDpEvent,
+    event_from_json,
+    event_to_json,
+)
 from fedemb.privacy.accounting.gaussian_losses import GridLosses, Mixture, gaussian_losses
 
 Directions = tuple[GridLosses, ...]

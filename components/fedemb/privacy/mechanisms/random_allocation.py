@@ -87,7 +87,7 @@ class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
     def event_of(self, rounds: int) -> dpe.DpEvent:
         from dp_accounting import dp_event as dpe
 
-        from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
+        from fedemb.privacy.accounting.events import RandomAllocationDpEvent
 
         gaussian = dpe.GaussianDpEvent(self.noise_multiplier)
         epochs = -(-rounds // self.rounds_per_epoch)
