@@ -60,7 +60,7 @@ def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]
     ("point", "superseded"),
     [
         ("a round", True),
-        pytest.param("a checkpoint", True, marks=pytest.mark.slow),
+        pytest.param("a checkpoint", True, marks=pytest.mark.long),
         pytest.param("the weights", True, marks=pytest.mark.slow),
         pytest.param("the card", True, marks=pytest.mark.slow),
         # The same bytes: the ledger knows its own record again.

@@ -7,13 +7,13 @@ everything computed from client updates before noise. All of it is written to th
 
 # TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import io
 import json
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from fedemb.engine.round_loop import Round
 from fedemb.engine.rounds import STATISTICS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.storage import Store, put_tree
+from fedemb.storage import Store
 
 _FILE = "diagnostics.jsonl"
 
@@ -66,57 +66,51 @@ class Diagnostics:
     """Writes round diagnostics to the private root.
 
     Args:
-      store: `<private_root>/<run_id>/diagnostics`.
+      store: `<private_root>/<run_id>/diagnostics`; a superseded trainer changes nothing there.
       first_round: lines of this and later rounds, written by a killed trainer, are dropped.
     """
 
     def __init__(self, store: Store, first_round: int) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._store = store
         try:
             before = [json.loads(line) for line in store.read(_FILE).splitlines()]
         except FileNotFoundError:
             before = []
         self._lines = [line for line in before if line["round"] < first_round]
-        self._remote = None if store.local_root else tempfile.TemporaryDirectory()
-        base = store.local_root or Path(self._remote.name if self._remote else "")
-        self._folder = base / "tensorboard"
-        self._events: Any = None
+        self._started = time.time()
+        self._events = io.BytesIO()
+        self._writer = RecordWriter(self._events)
 
     def write(self, index: int, figures: dict[str, float]) -> None:
         """Adds the diagnostics of a round."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from tensorboard.compat.proto import summary_pb2
 
-        self._lines.append({"round": index, **figures})
-        now = time.time()
-        kinds: Any = event_pb2
         summaries: Any = summary_pb2
-        if self._events is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{now:.6f}.rounds"  # name pattern required by TensorBoard
-            self._events = RecordWriter((self._folder / name).open("wb"))
-            first = kinds.Event(wall_time=now, file_version="brain.Event:2")
-            self._events.write(first.SerializeToString())
+        self._lines.append({"round": index, **figures})
+        if not self._events.tell():
+            self._add_event(wall_time=self._started, file_version="brain.Event:2")
         values = [
             summaries.Summary.Value(tag=f"not DP/{name}", simple_value=value)
             for name, value in figures.items()
         ]
-        event = kinds.Event(wall_time=now, step=index, summary=summaries.Summary(value=values))
-        self._events.write(event.SerializeToString())
+        self._add_event(wall_time=time.time(), step=index, summary=summaries.Summary(value=values))
 
     def flush(self) -> None:
-        """Writes all buffered diagnostics to the store."""
+        """Writes all diagnostics to the store.
+
+        Raises:
+          Superseded: the step was started again meanwhile.
+        """
         lines = (json.dumps(line, sort_keys=True) + "\n" for line in self._lines)
         self._store.write(_FILE, "".join(lines).encode())
-        if self._events is not None:
-            self._events.flush()
+        if self._events.tell():
+            name = f"events.out.tfevents.{self._started:.6f}.rounds"  # TensorBoard's pattern
+            self._store.write(f"tensorboard/{name}", self._events.getvalue())
 
-    def close(self) -> None:
-        """Flushes, closes the event file and publishes it to a remote private root."""
-        self.flush()
-        if self._events is not None:
-            self._events.close()
-            if self._remote:
-                put_tree(self._folder, f"{self._store.uri}/tensorboard")
-        if self._remote:
-            self._remote.cleanup()
+    def _add_event(self, **fields: object) -> None:
+        from tensorboard.compat.proto import event_pb2
+
+        kinds: Any = event_pb2
+        self._writer.write(kinds.Event(**fields).SerializeToString())
