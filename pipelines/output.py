@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
+from collections.abc import Mapping
 
 import typer
 
@@ -56,6 +57,8 @@ def say_block(text: str, *, err: bool = False) -> None:
     say(*text.removesuffix("\n").split("\n"), err=err)
 
 
-def say_json(value: ToJson, indent: int | None = 1, *, sort_keys: bool = False) -> None:
+def say_json(
+    value: ToJson | Mapping[str, object], indent: int | None = 1, *, sort_keys: bool = False
+) -> None:
     """Prints a value as JSON in ASCII, which escapes by itself."""
     say_block(json.dumps(value, indent=indent, sort_keys=sort_keys))

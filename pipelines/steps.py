@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -60,25 +59,25 @@ def all_steps() -> Mapping[str, Step]:
     return {step.name: step for step in steps}
 
 
-def rights_of_groups() -> dict[str, dict[str, Any]]:
-    """Group -> its steps and their rights, which are one service account's.
+def rights_of_groups() -> dict[str, Rights]:
+    """Group -> the rights of its steps, which are one service account's.
 
     Raises:
       ValueError: two steps of one group declare different rights.
     """
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, Rights] = {}
     for step in all_steps().values():
-        rights = asdict(step.rights)
-        rights = {k: list(v) if isinstance(v, tuple) else v for k, v in rights.items()}
-        known = groups.setdefault(step.group, {"steps": [], **rights})
-        if {**known, "steps": []} != {"steps": [], **rights}:
+        if groups.setdefault(step.group, step.rights) != step.rights:
             raise ValueError(
-                f"{step.name} shares a service account with {', '.join(known['steps'])} and "
+                f"{step.name} shares a service account with {', '.join(_steps_of(step.group))} and "
                 "must declare the same rights. Declare the same rights, or rename the step "
                 "with another verb."
             )
-        known["steps"].append(step.name)
     return groups
+
+
+def _steps_of(group: str) -> list[str]:
+    return [step.name for step in all_steps().values() if step.group == group]
 
 
 def key_claims(rights: Rights) -> dict[str, str]:
@@ -145,11 +144,16 @@ RIGHTS_HEAD = """\
 
 def rights_file() -> str:
     """Returns the text of `infra/rights.yaml`, one line per group."""
-    lines = [
-        f"  {group}: {yaml.safe_dump(rights, default_flow_style=True, sort_keys=False, width=999)}"
-        for group, rights in rights_of_groups().items()
-    ]
-    return f"{RIGHTS_HEAD}groups:\n{''.join(lines)}"
+    lines = ""
+    for group, rights in rights_of_groups().items():
+        row = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(rights).items()
+        }
+        row = {"steps": _steps_of(group), **row}
+        text = yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=999)
+        lines += f"  {group}: {text}"
+    return f"{RIGHTS_HEAD}groups:\n{lines}"
 
 
 def steps_table() -> str:

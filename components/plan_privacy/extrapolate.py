@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeAlias, TypedDict
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
 from fedemb.privacy.planning.extrapolation import COMPUTE, GROWTH, compared, points
 from fedemb.steps.plan_privacy.figure import extrapolation_svg
 
+Row: TypeAlias = Mapping[str, float | str]
+"""Fields of a point."""
+
+
+class Extrapolation(TypedDict):
+    """Epsilon of more users and more compute, as JSON."""
+
+    figure: str
+    """Path of the figure."""
+    simulated_at: int
+    population: list[Row]
+    compute: list[Row]
+
 
 def extrapolate(
     config: RunConfig, mechanism: MechanismPlan, figure: Path, users_per_client: int | None = None
-) -> JsonFields:
+) -> Extrapolation:
     """Computes every mechanism's epsilon for more users and for more compute, and draws it.
 
     Args:

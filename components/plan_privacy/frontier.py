@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.frontier import (
@@ -34,13 +33,27 @@ _AXES = {
 }
 
 
+class Frontier(TypedDict):
+    """Settings of one epsilon, as JSON."""
+
+    figure: str
+    """Path of the figure."""
+    target_epsilon: float
+    points: list[Mapping[str, float | None]]
+    """Fields of `FrontierPoint`, and `minutes`: None without a speed."""
+    prices: dict[str, list[Mapping[str, float]]]
+    """Fields of `PricePoint` for other `rounds` and other `noise`."""
+    full_batch: list[Mapping[str, float]]
+    """See `full_batch_gains`."""
+
+
 def draw_frontier(
     plan: MechanismPlan,
     delta: float,
     target_epsilon: float,
     figure: Path,
     units_per_second: float | None = None,
-) -> JsonFields:
+) -> Frontier:
     """Finds the frontier and draws it.
 
     Args:
@@ -75,7 +88,7 @@ def _minutes(point: FrontierPoint, units_per_second: float | None) -> float | No
     return units_per_second and point.batch * point.rounds / units_per_second / 60
 
 
-def full_batch_gains(points: Sequence[FrontierPoint]) -> list[JsonFields]:
+def full_batch_gains(points: Sequence[FrontierPoint]) -> list[Mapping[str, float]]:
     """Compares the full batch with smaller batches: noise on the mean, and work.
 
     Returns:
@@ -83,7 +96,7 @@ def full_batch_gains(points: Sequence[FrontierPoint]) -> list[JsonFields]:
       at most `ENOUGH` times that of the full batch), `noise` (full batch's / its own) and `work`
       (units a round, full batch's / its own).
     """
-    found: list[JsonFields] = []
+    found: list[Mapping[str, float]] = []
     for rounds in dict.fromkeys(point.rounds for point in points):
         own = sorted((p for p in points if p.rounds == rounds), key=lambda point: point.batch)
         full = own[-1]

@@ -35,8 +35,8 @@ def doctor(
     from fedemb.pipelines.doctor.checks import check_cluster
     from fedemb.pipelines.doctor.doctor import Doctor
     from fedemb.pipelines.doctor.finding import require_safe, table
-    from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
     from fedemb.pipelines.run.load_config import load_config
+    from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
     if not cluster:
         raise ConfigError("No target. Pass --cluster.")

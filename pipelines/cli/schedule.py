@@ -263,8 +263,8 @@ def submit(
 
 def objects(namespace: str) -> ClusterObjects:
     """Workflows and ScheduledWorkflows of a namespace, if a cluster can be asked from here."""
-    from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
     from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
+    from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
     try:
         return ClusterObjects(KubernetesApi(), namespace)
@@ -287,7 +287,7 @@ def check_cluster_first(
     from fedemb.pipelines.doctor.checks import check_cluster
     from fedemb.pipelines.doctor.doctor import Doctor
     from fedemb.pipelines.doctor.finding import require_safe
-    from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+    from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
     loaded = load_profile(*(profile or ["cpu"]))
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from typer.core import TyperGroup
 from typing_extensions import override
@@ -35,12 +37,24 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """Title -> commands, in the order of the help. A test compares them with the commands."""
 
 
+class Formatter(Protocol):
+    """Formatter of help texts; its own type is private to Typer."""
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Indents what is written inside below a title."""
+        ...
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Writes terms and their descriptions."""
+        ...
+
+
 class SectionedGroup(TyperGroup):
     """Group of commands whose help lists them by section."""
 
     @override
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes one list of commands for each section; the types are private to Typer."""
+    def format_commands(self, ctx: object, formatter: Formatter) -> None:
+        """Writes one list of commands for each section."""
         width = max(len(name) for name in self.commands)
         for title, names in SECTIONS.items():
             rows = [

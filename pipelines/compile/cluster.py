@@ -6,26 +6,30 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import yaml
 from pydantic import Field, ValidationError
 
 from fedemb.config import Section
 from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.files import read_regular, write_bytes
 from fedemb.foundation.runtime_env import ACCELERATOR, BACKEND, Backend
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
+from fedemb.pipelines.compile.fields import object_at, text_at
 from fedemb.pipelines.compile.hosts import training_runtime, violations_of_hosts
-from fedemb.pipelines.compile.rules import STEP_LABEL, read_compiled, violations
+from fedemb.pipelines.compile.rules import STEP_LABEL, executors_of, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
-from fedemb.runtime.step import Step
+from fedemb.runtime.step import PLACEHOLDER_IMAGES, Image, Step
 from fedemb.training import train_job
 
+if TYPE_CHECKING:
+    from kfp.dsl import PipelineTask
+    from kfp.dsl.graph_component import GraphComponent
+
 PROFILES = Path(__file__).parent.parent / "profiles"
-IMAGE_NAMES = ("light", "cpu", "trainer")
-ImageName = Literal["light", "cpu", "trainer"]
 BY_DIGEST = re.compile(r"^[\w.\-:/]+@sha256:[0-9a-f]{64}$")
 
 
@@ -70,7 +74,7 @@ class StepResources(Section):
     hosts: Annotated[int, Field(ge=1, le=256)] = 1
     """Pods that train together, each with these resources: steps that train, on JAX alone. More
     than one needs Kubeflow Trainer 2 and the file of hosts written beside the pipeline."""
-    image: ImageName | None = None
+    image: Image | None = None
     """Image instead of the step's own: `cpu` for a step that runs beside the accelerators."""
     environment: dict[str, str] = Field(default={})
     """Plain variables, such as the address of an object store; never a secret."""
@@ -114,28 +118,28 @@ def load_profile(*sources: str | Path) -> Profile:
     Raises:
       ConfigError: the profile does not exist or is not valid.
     """
-    tree: dict[str, Any] = {}
     from fedemb.pipelines.steps import all_steps
 
+    tree: JsonObject = {}
     known = all_steps()
     kinds = sorted({step.resources for step in known.values()})
     for source in sources:
         layer = _read_profile(source)
-        steps = layer.pop("steps", None) or {}
+        steps = object_at(layer.pop("steps", None))
         if unknown := sorted(set(steps) - {*known, *kinds, "default"}):
             raise ConfigError(
                 f"Profile {source} has the unknown step {unknown[0]}. Use default, one of the "
                 f"kinds {', '.join(kinds)}, or one of the steps {', '.join(known)}."
             )
-        before = tree.get("steps", {})
+        before = object_at(tree, "steps")
         basis = before.get("default", {})
-        layer["steps"] = {"default": _merged(basis, steps.get("default", {}))}
+        merged: JsonObject = {"default": _merged(basis, steps.get("default", {}))}
         for name, step in known.items():
             entry = before.get(name, basis)
             for general in ("default", step.resources, name):
                 entry = _merged(entry, steps.get(general, {}))
-            layer["steps"][name] = entry
-        tree = {**tree, **layer}
+            merged[name] = entry
+        tree = {**tree, **layer, "steps": merged}
     try:
         return Profile.model_validate(tree)
     except ValidationError as error:
@@ -147,7 +151,7 @@ def load_profile(*sources: str | Path) -> Profile:
         ) from error
 
 
-def _read_profile(source: str | Path) -> dict[str, Any]:
+def _read_profile(source: str | Path) -> JsonObject:
     path = Path(source)
     if not path.suffix:
         path = PROFILES / f"{source}.yaml"
@@ -170,7 +174,7 @@ def _read_profile(source: str | Path) -> dict[str, Any]:
     return tree
 
 
-def _merged(under: Any, over: Any) -> Any:
+def _merged(under: Json, over: Json) -> Json:
     if isinstance(under, dict) and isinstance(over, dict):
         return {**under, **{name: _merged(under.get(name), over[name]) for name in over}}
     return over
@@ -186,12 +190,12 @@ def parse_images(options: Sequence[str]) -> dict[str, str]:
     for option in options:
         name, separator, reference = option.partition("=")
         if not separator:
-            images.update(dict.fromkeys(IMAGE_NAMES, option))
+            images.update(dict.fromkeys(PLACEHOLDER_IMAGES, option))
             continue
-        if name not in IMAGE_NAMES:
-            raise ConfigError(f"Unknown image {name}. Pass one of {', '.join(IMAGE_NAMES)}.")
+        if name not in PLACEHOLDER_IMAGES:
+            raise ConfigError(f"Unknown image {name}. Pass one of {', '.join(PLACEHOLDER_IMAGES)}.")
         images[name] = reference
-    for name in IMAGE_NAMES:
+    for name in PLACEHOLDER_IMAGES:
         if name not in images:
             raise ConfigError(f"No image for {name}. Pass --image {name}=REF@sha256:...")
         if not BY_DIGEST.match(images[name]):
@@ -202,7 +206,7 @@ def parse_images(options: Sequence[str]) -> dict[str, str]:
     return images
 
 
-def _compiled(graph: Any) -> list[dict[str, Any]]:
+def _compiled(graph: GraphComponent) -> list[JsonObject]:
     """Returns the documents that KFP's compiler writes for a pipeline."""
     from kfp import compiler
 
@@ -212,7 +216,7 @@ def _compiled(graph: Any) -> list[dict[str, Any]]:
         return read_compiled(raw)
 
 
-def _write_yaml(output: Path, documents: list[dict[str, Any]]) -> None:
+def _write_yaml(output: Path, documents: list[JsonObject]) -> None:
     write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
 
 
@@ -243,13 +247,13 @@ def compile_pipeline(
     profiles = [profile] if isinstance(profile, str | Path) else profile
     resources = load_profile(*profiles)
     seconds = resources.ttl_seconds_after_finished
-    runtimes: dict[str, dict[str, Any]] = {}
+    runtimes: dict[str, JsonObject] = {}
 
-    def configure(step: Step, task: Any) -> None:
+    def configure(step: Step, task: PipelineTask) -> None:
         _configure(step, task, resources)
         if resources.steps[step.name].hosts > 1:
             runtime = _runtime(step, resources, images)
-            runtimes[runtime["metadata"]["name"]] = runtime
+            runtimes[text_at(runtime, "metadata", "name")] = runtime
             _call_hosts(task, resources.steps[step.name].hosts, runtime)
 
     graph = build_pipeline(
@@ -288,7 +292,7 @@ def _require_kubernetes() -> None:
         ) from error
 
 
-def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> dict[str, Any]:
+def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> JsonObject:
     """Where the other hosts of a step are made from."""
     wanted = profile.steps[step.name]
     if step.resources != "train" or profile.backend != "jax":
@@ -296,7 +300,7 @@ def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> dict[st
             f"{step.name} has hosts={wanted.hosts}, and only a step that trains on JAX may have "
             "several; set `backend: jax` in the profile, or hosts: 1"
         )
-    resources = {"cpu": wanted.cpu, "memory": wanted.memory}
+    resources: JsonObject = {"cpu": wanted.cpu, "memory": wanted.memory}
     if wanted.accelerator:
         resources[wanted.accelerator.type] = str(wanted.accelerator.count)
     return training_runtime(
@@ -304,18 +308,18 @@ def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> dict[st
         namespace=profile.namespace or "fedemb",
         resources=resources,
         environment=_promised(wanted),
-        node_selector=wanted.node_selector,
+        node_selector={**wanted.node_selector},
         tolerations=[taint.model_dump(exclude_none=True) for taint in wanted.tolerations],
         shared_memory=wanted.shared_memory,
     )
 
 
-def _call_hosts(task: Any, hosts: int, runtime: dict[str, Any]) -> None:
+def _call_hosts(task: PipelineTask, hosts: int, runtime: JsonObject) -> None:
     """Returns the arguments that the step needs to start them."""
     from kfp import kubernetes
 
     task.set_env_variable(train_job.HOSTS, str(hosts))
-    task.set_env_variable(train_job.RUNTIME, runtime["metadata"]["name"])
+    task.set_env_variable(train_job.RUNTIME, text_at(runtime, "metadata", "name"))
     for variable, place in train_job.POD.items():
         kubernetes.use_field_path_as_env(task, variable, place)
 
@@ -325,10 +329,8 @@ def _promised(wanted: StepResources) -> dict[str, str]:
     return {ACCELERATOR: wanted.accelerator.type} if wanted.accelerator else {}
 
 
-def _configure(step: Step, task: Any, profile: Profile) -> None:
+def _configure(step: Step, task: PipelineTask, profile: Profile) -> None:
     from kfp import kubernetes
-
-    from fedemb.runtime.step import PLACEHOLDER_IMAGES
 
     wanted = profile.steps[step.name]
     task.set_cpu_request(wanted.cpu).set_cpu_limit(wanted.cpu)
@@ -362,7 +364,7 @@ def _configure(step: Step, task: Any, profile: Profile) -> None:
         )
 
 
-def _give_access(step: Step, task: Any, profile: Profile) -> None:
+def _give_access(step: Step, task: PipelineTask, profile: Profile) -> None:
     """Mounts and names what a step may have: secrets, volumes, and the keys of its group alone."""
     from kfp import kubernetes
 
@@ -384,10 +386,9 @@ def _give_access(step: Step, task: Any, profile: Profile) -> None:
         kubernetes.mount_pvc(task, claim, mount)
 
 
-def _pin_images(spec: dict[str, Any], images: Mapping[str, str]) -> None:
-    from fedemb.runtime.step import PLACEHOLDER_IMAGES
-
+def _pin_images(spec: JsonObject, images: Mapping[str, str]) -> None:
     references = {PLACEHOLDER_IMAGES[name]: images[name] for name in PLACEHOLDER_IMAGES}
-    for executor in spec["deploymentSpec"]["executors"].values():
-        container = executor["container"]
-        container["image"] = references.get(container["image"], container["image"])
+    for executor in executors_of(spec).values():
+        container = object_at(executor, "container")
+        image = text_at(container, "image")
+        container["image"] = references.get(image, image)

@@ -9,42 +9,30 @@ no key and no store, and a network policy lets them talk to their step alone
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Any
 
-from fedemb.foundation.canonical_json import canonical_json, sha256_hex
+from fedemb.foundation.canonical_json import Json, JsonObject, canonical_json, sha256_hex
+from fedemb.pipelines.compile.fields import object_at, objects_at, text_at, value_at
+from fedemb.pipelines.compile.rules import DIGEST
 from fedemb.training.train_job import CONTAINER, HOST_LABEL
 
-_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
-_CLOSED = {
+_CLOSED: JsonObject = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
 
 
-def _scratch(shared_memory: str | None) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Returns the volumes of a host for temporary files and shared memory, and their mounts."""
-    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
-    mounts = [{"name": "tmp", "mountPath": "/tmp"}]
-    if shared_memory:
-        limited = {"medium": "Memory", "sizeLimit": shared_memory}
-        volumes.append({"name": "shm", "emptyDir": limited})
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    return volumes, mounts
-
-
 def training_runtime(
     *,
     image: str,
     namespace: str,
-    resources: dict[str, str],
+    resources: JsonObject,
     environment: dict[str, str],
-    node_selector: dict[str, str],
-    tolerations: list[dict[str, Any]],
+    node_selector: JsonObject,
+    tolerations: list[Json],
     shared_memory: str | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The manifest; its name holds the digest of the rest, so that a pipeline finds its own.
 
     Args:
@@ -56,8 +44,13 @@ def training_runtime(
       tolerations: taints the hosts may run on.
       shared_memory: size of /dev/shm.
     """
-    volumes, mounts = _scratch(shared_memory)
-    container = {
+    volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
+    mounts: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if shared_memory:
+        limited: JsonObject = {"medium": "Memory", "sizeLimit": shared_memory}
+        volumes.append({"name": "shm", "emptyDir": limited})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    container: JsonObject = {
         "name": CONTAINER,
         "image": image,
         "command": ["python3", "-m", "fedemb.training.hosts"],
@@ -66,7 +59,7 @@ def training_runtime(
         "securityContext": _CLOSED,
         "volumeMounts": mounts,
     }
-    pod = {
+    pod: JsonObject = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -80,18 +73,18 @@ def training_runtime(
         "volumes": volumes,
         "containers": [container],
     }
-    job = {
+    job: JsonObject = {
         "backoffLimit": 0,  # a host that comes again finds no chief
         "template": {"metadata": {"labels": {HOST_LABEL: "train"}}, "spec": pod},
     }
     return _named_runtime(job, namespace)
 
 
-def _named_runtime(job: dict[str, Any], namespace: str) -> dict[str, Any]:
+def _named_runtime(job: JsonObject, namespace: str) -> JsonObject:
     """Returns the runtime of a job; its name contains the digest of its content."""
-    ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    template = {"metadata": {"labels": ancestor}, "spec": job}
-    spec = {
+    ancestor: JsonObject = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    template: JsonObject = {"metadata": {"labels": ancestor}, "spec": job}
+    spec: JsonObject = {
         "mlPolicy": {"numNodes": 1, "jax": {}},
         "template": {"spec": {"replicatedJobs": [{"name": CONTAINER, "template": template}]}},
     }
@@ -107,27 +100,28 @@ def _named_runtime(job: dict[str, Any], namespace: str) -> dict[str, Any]:
     }
 
 
-def violations_of_hosts(runtime: dict[str, Any]) -> Iterator[str]:
+def violations_of_hosts(runtime: JsonObject) -> Iterator[str]:
     """Every rule that a TrainingRuntime breaks, as a sentence."""
-    for replicated in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
-        job = replicated["template"]["spec"]
-        pod, labels = job["template"]["spec"], job["template"]["metadata"].get("labels", {})
-        if job.get("backoffLimit") != 0 or pod.get("restartPolicy") != "Never":
+    for replicated in objects_at(runtime, "spec", "template", "spec", "replicatedJobs"):
+        job = object_at(replicated, "template", "spec")
+        pod = object_at(job, "template", "spec")
+        if value_at(job, "backoffLimit") != 0 or pod.get("restartPolicy") != "Never":
             yield "hosts may be started again, and find no chief; set backoffLimit: 0 and Never"
-        if labels.get(HOST_LABEL) != "train":
+        if value_at(job, "template", "metadata", "labels", HOST_LABEL) != "train":
             yield f"hosts lack the label {HOST_LABEL}, so no network policy closes them; add it"
         if pod.get("automountServiceAccountToken") is not False or "serviceAccountName" in pod:
             yield "hosts have a service account; they need none, so take it out"
-        if any("emptyDir" not in volume for volume in pod.get("volumes", [])):
+        if any("emptyDir" not in volume for volume in objects_at(pod, "volumes")):
             yield "hosts mount a volume; they hold no keys and no stores, so take it out"
-        if not pod.get("securityContext", {}).get("runAsNonRoot"):
+        if not value_at(pod, "securityContext", "runAsNonRoot"):
             yield "hosts may run as root; compile again with `fedemb compile`"
-        for container in [*pod["containers"], *pod.get("initContainers", [])]:
-            if not _DIGEST.search(container["image"]):
-                yield f"hosts use {container['image']}, not a digest; name it as REF@sha256:..."
-            held = [*container.get("env", []), *container.get("envFrom", [])]
+        for container in [*objects_at(pod, "containers"), *objects_at(pod, "initContainers")]:
+            image = text_at(container, "image")
+            if not DIGEST.search(image):
+                yield f"hosts use {image}, not a digest; name it as REF@sha256:..."
+            held = [*objects_at(container, "env"), *objects_at(container, "envFrom")]
             if any("value" not in variable for variable in held):
                 yield "hosts take a secret or a field of the cluster as variable; take it out"
-            closed = container.get("securityContext", {})
+            closed = object_at(container, "securityContext")
             if {name: closed.get(name) for name in _CLOSED} != _CLOSED:
                 yield "hosts may write to their root or gain rights; compile with `fedemb compile`"

@@ -11,15 +11,17 @@ declared counts as private: the rules fail closed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from fedemb.documents.artifacts import Noised, Public
+from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.step_logging import EVERYTHING
+from fedemb.pipelines.compile.fields import list_at, object_at, objects_at, text_at, value_at
 
 if TYPE_CHECKING:
     from fedemb.runtime.step import Step
@@ -35,10 +37,8 @@ RUNS_AFTER_FAILURE = "ALL_UPSTREAM_TASKS_COMPLETED"
 _MAINTENANCE = {"delete-expired", "watch-budget"}
 """Steps of pipelines that train and release nothing."""
 
-Spec = dict[str, Any]
 
-
-def read_compiled(path: Path) -> list[Spec]:
+def read_compiled(path: Path) -> list[JsonObject]:
     """The documents of a compiled pipeline, by libyaml where it is there: ten times faster."""
     return list(yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
@@ -50,67 +50,92 @@ def _declared() -> dict[str, Step]:
     return {step.slug: step for step in all_steps().values()}
 
 
-def violations(documents: list[Spec]) -> list[str]:
+def violations(documents: Sequence[JsonObject]) -> list[str]:
     """Returns every broken rule as a sentence; an empty list is a safe pipeline."""
     spec = documents[0]
     platform = documents[1] if len(documents) > 1 else {}
     return [problem for rule in RULES for problem in rule(spec, platform)]
 
 
-def _dags(spec: Spec) -> Iterator[tuple[str, Spec]]:
-    yield "root", spec["root"]["dag"]
-    for name, component in spec.get("components", {}).items():
-        if "dag" in component:
-            yield name, component["dag"]
+def tasks_of(group: JsonObject) -> dict[str, JsonObject]:
+    """Returns name -> task of the root or of a component; empty unless it is a group."""
+    return {name: object_at(task) for name, task in object_at(group, "dag", "tasks").items()}
 
 
-def _tasks(spec: Spec) -> Iterator[tuple[str, Spec]]:
-    for _, dag in _dags(spec):
-        yield from dag["tasks"].items()
+def dags_of(spec: JsonObject) -> list[dict[str, JsonObject]]:
+    """Returns the tasks of the root and of every group.
+
+    Raises:
+      TypeError: the root has no task.
+    """
+    root = tasks_of(object_at(spec, "root"))
+    if not root:
+        raise TypeError("the pipeline has no task")
+    return [root, *map(tasks_of, _components(spec).values())]
 
 
-def function_of(executor: Spec) -> str:
+def _tasks(spec: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+    for tasks in dags_of(spec):
+        yield from tasks.items()
+
+
+def _components(spec: JsonObject) -> dict[str, JsonObject]:
+    return {name: object_at(item) for name, item in object_at(spec, "components").items()}
+
+
+def component_of(spec: JsonObject, task: JsonObject) -> JsonObject:
+    """Returns the component that a task runs."""
+    return object_at(spec, "components", text_at(task, "componentRef", "name"))
+
+
+def executors_of(spec: JsonObject) -> dict[str, JsonObject]:
+    """Returns name -> executor."""
+    found = object_at(spec, "deploymentSpec", "executors")
+    return {name: object_at(executor) for name, executor in found.items()}
+
+
+def options_of(platform: JsonObject) -> JsonObject:
+    """Returns executor -> what the platform document says of its pod."""
+    return object_at(platform, "platforms", "kubernetes", "deploymentSpec", "executors")
+
+
+def variables_of(executor: JsonObject) -> list[JsonObject]:
+    """Returns the plain environment variables of an executor."""
+    return objects_at(executor, "container", "env")
+
+
+def function_of(executor: JsonObject) -> str:
     """Returns the function that a container runs, as kfp's executor gets it; empty: not ours."""
-    arguments = executor.get("container", {}).get("args", [])
-    for name, value in pairwise(arguments):
+    for name, value in pairwise(list_at(executor, "container", "args")):
         if name == "--function_to_execute":
-            return value.replace("_", "-")
+            return str(value).replace("_", "-")
     return ""
 
 
-def _step(spec: Spec, task: Spec) -> str:
+def _step(spec: JsonObject, task: JsonObject) -> str:
     """The step a task runs; the component's own name, if that is a group or none of ours."""
-    name = task["componentRef"]["name"]
-    label = spec.get("components", {}).get(name, {}).get("executorLabel", "")
-    executor = spec["deploymentSpec"]["executors"].get(label, {})
-    return function_of(executor) or name.removeprefix("comp-")
+    label = text_at(component_of(spec, task), "executorLabel")
+    function = function_of(executors_of(spec).get(label, {}))
+    return function or text_at(task, "componentRef", "name").removeprefix("comp-")
 
 
-def _executor_options(platform: Spec) -> dict[str, Spec]:
-    """Executor -> what the platform document says of its pod."""
-    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
-    return kubernetes.get("deploymentSpec", {}).get("executors", {})
-
-
-def _inside(spec: Spec, task: Spec) -> Iterator[tuple[str, Spec]]:
+def _inside(spec: JsonObject, task: JsonObject) -> Iterator[tuple[str, JsonObject]]:
     """A task's own tasks, however deep the groups."""
-    component = spec.get("components", {}).get(task["componentRef"]["name"], {})
-    for name, inner in component.get("dag", {}).get("tasks", {}).items():
+    for name, inner in tasks_of(component_of(spec, task)).items():
         yield name, inner
         yield from _inside(spec, inner)
 
 
-def _private(spec: Spec, task: Spec) -> bool:
+def _private(spec: JsonObject, task: JsonObject) -> bool:
     """Whether a task is a step that must run exactly once; groups are judged by what they hold."""
-    component = spec.get("components", {}).get(task["componentRef"]["name"], {})
     step = _declared().get(_step(spec, task))
-    return "dag" not in component and (step is None or not step.cached)
+    return "dag" not in component_of(spec, task) and (step is None or not step.cached)
 
 
-def no_cache(spec: Spec, _: Spec) -> Iterator[str]:
+def no_cache(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """Steps that touch private data or decide about it always run, and so does what holds them."""
     for name, task in _tasks(spec):
-        if not task.get("cachingOptions", {}).get("enableCache"):
+        if not value_at(task, "cachingOptions", "enableCache"):
             continue
         if _private(spec, task):
             yield f"{name} may be cached; set_caching_options(False)"
@@ -119,29 +144,29 @@ def no_cache(spec: Spec, _: Spec) -> Iterator[str]:
                 yield f"{inner} is in the cached group {name}; set_caching_options(False)"
 
 
-def no_cache_key(spec: Spec, _: Spec) -> Iterator[str]:
+def no_cache_key(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """A cache key overrides image, code and inputs."""
     for name, task in _tasks(spec):
-        if task.get("cachingOptions", {}).get("cacheKey"):
+        if value_at(task, "cachingOptions", "cacheKey"):
             yield f"{name} has a cache_key, which ignores image and inputs; remove it"
 
 
-def no_retry(spec: Spec, _: Spec) -> Iterator[str]:
+def no_retry(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """A retried private step, or one at any depth of a retried group, is new noise on its users.
 
     Silence is not enough: Kubeflow's default configuration retries every template that says
     nothing. A policy of no retries replaces it.
     """
     for name, task in _tasks(spec):
-        policy = task.get("retryPolicy")
-        if _private(spec, task) and (policy is None or policy.get("maxRetryCount")):
+        retried = value_at(task, "retryPolicy", "maxRetryCount")
+        if _private(spec, task) and (task.get("retryPolicy") is None or retried):
             yield f"{name} may be retried; set_retry(0) overrides what the cluster would do"
         for inner, held in _inside(spec, task):
-            if policy and policy.get("maxRetryCount") and _private(spec, held):
+            if retried and _private(spec, held):
                 yield f"{inner} is in the retried group {name}; remove set_retry"
 
 
-def no_repetition(spec: Spec, _: Spec) -> Iterator[str]:
+def no_repetition(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """A loop runs what it holds more than once, and a step that stands twice runs twice."""
     seen: dict[str, str] = {}
     for name, task in _tasks(spec):
@@ -154,31 +179,30 @@ def no_repetition(spec: Spec, _: Spec) -> Iterator[str]:
             seen[step] = name
 
 
-def no_stale_import(spec: Spec, _: Spec) -> Iterator[str]:
+def no_stale_import(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """An importer without reimport returns old metadata for changed data."""
-    for name, executor in spec["deploymentSpec"]["executors"].items():
-        importer = executor.get("importer")
-        if importer is not None and not importer.get("reimport"):
+    for name, executor in executors_of(spec).items():
+        if "importer" in executor and not value_at(executor, "importer", "reimport"):
             yield f"{name} imports without reimport; set reimport=True"
 
 
-def images_by_digest(spec: Spec, _: Spec) -> Iterator[str]:
+def images_by_digest(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """A tag can change between two steps of one run."""
-    for name, executor in spec["deploymentSpec"]["executors"].items():
-        image = executor.get("container", {}).get("image", "")
+    for name, executor in executors_of(spec).items():
+        image = text_at(executor, "container", "image")
         if "container" in executor and not DIGEST.search(image):
             yield f"{name} uses {image}, not a digest; name the image as REF@sha256:..."
 
 
-def no_secrets(spec: Spec, _: Spec) -> Iterator[str]:
+def no_secrets(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """Parameters and plain variables are stored in run specs, the UI and metadata."""
     for where, definitions in _input_definitions(spec):
-        for name in definitions.get("parameters", {}):
+        for name in object_at(definitions, "parameters"):
             if SECRET_WORDS.search(name):
                 yield f"{where} takes parameter {name}; use a secret as environment variable"
-    for name, executor in spec["deploymentSpec"]["executors"].items():
-        for variable in executor.get("container", {}).get("env", []):
-            if SECRET_WORDS.search(variable["name"]):
+    for name, executor in executors_of(spec).items():
+        for variable in variables_of(executor):
+            if SECRET_WORDS.search(text_at(variable, "name")):
                 yield (
                     f"{name} holds {variable['name']} in plain text; name a secret of the cluster "
                     "in the profile's `secrets`"
@@ -187,13 +211,13 @@ def no_secrets(spec: Spec, _: Spec) -> Iterator[str]:
         yield "the file contains a key or a password; use a secret of the cluster instead"
 
 
-def _input_definitions(spec: Spec) -> Iterator[tuple[str, Spec]]:
-    yield "the pipeline", spec["root"].get("inputDefinitions", {})
-    for name, component in spec.get("components", {}).items():
-        yield name, component.get("inputDefinitions", {})
+def _input_definitions(spec: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+    yield "the pipeline", object_at(spec, "root", "inputDefinitions")
+    for name, component in _components(spec).items():
+        yield name, object_at(component, "inputDefinitions")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Json) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -204,58 +228,60 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def release_behind_gate(spec: Spec, platform: Spec) -> Iterator[str]:
+def release_behind_gate(spec: JsonObject, platform: JsonObject) -> Iterator[str]:
     """Every release takes the gate's verdict from the gate, and runs only if it succeeded."""
     del platform
     found = False
-    for _, dag in _dags(spec):
-        for name, task in dag["tasks"].items():
-            if _step(spec, task) != "release-model":
+    for tasks in dags_of(spec):
+        for name, task in tasks.items():
+            step, inputs = _step(spec, task), object_at(task, "inputs", "parameters")
+            if step != "release-model":
+                if "releases" in inputs and not list(_inside(spec, task)):
+                    yield f"{name} is given the store of releases; only release-model may have it"
                 continue
             found = True
-            verdict = task.get("inputs", {}).get("artifacts", {}).get("verdict", {})
-            producer = verdict.get("taskOutputArtifact", {}).get("producerTask", "")
-            gate = dag["tasks"].get(producer)
+            verdict = object_at(task, "inputs", "artifacts", "verdict")
+            producer = text_at(verdict, "taskOutputArtifact", "producerTask")
+            gate = tasks.get(producer)
             if gate is None or _step(spec, gate) != "gate-release":
                 yield f"{name} does not take its verdict from gate-release; connect it"
-            elif producer not in task.get("dependentTasks", []):
+            elif producer not in list_at(task, "dependentTasks"):
                 yield f"{name} does not wait for {producer}; connect it"
-            if task.get("triggerPolicy", {}).get("strategy") == RUNS_AFTER_FAILURE:
+            if _runs_after_failure(task):
                 yield f"{name} runs even if the gate fails; remove ignore_upstream_failure"
     if not found and not {_step(spec, task) for _, task in _tasks(spec)} <= _MAINTENANCE:
         yield "no release-model step found; remove the gate from a pipeline without release"
-    for _, dag in _dags(spec):
-        for name, task in dag["tasks"].items():
-            step, inputs = _step(spec, task), task.get("inputs", {}).get("parameters", {})
-            if "releases" in inputs and step != "release-model" and not list(_inside(spec, task)):
-                yield f"{name} is given the store of releases; only release-model may have it"
 
 
-def no_raw_outputs(spec: Spec, _: Spec) -> Iterator[str]:
+def _runs_after_failure(task: JsonObject) -> bool:
+    return value_at(task, "triggerPolicy", "strategy") == RUNS_AFTER_FAILURE
+
+
+def no_raw_outputs(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """Raw data is written below the private root; what a step may put out is a closed list."""
-    for name, component in spec.get("components", {}).items():
+    for name, component in _components(spec).items():
         if "dag" in component:
             continue
-        outputs = component.get("outputDefinitions", {})
         step = _declared().get(_step(spec, {"componentRef": {"name": name}}))
         kinds = {} if step is None else step.outputs
         allowed = {output for output, kind in kinds.items() if issubclass(kind, Noised | Public)}
-        for output in sorted(set(outputs.get("artifacts", {})) - allowed):
+        outputs = object_at(component, "outputDefinitions")
+        for output in sorted(set(object_at(outputs, "artifacts")) - allowed):
             yield (
                 f"{name} puts out {output}, which is not known to be free of Raw; write it below "
                 "the private root, or declare it in `outputs` of its @step after review"
             )
-        for output in sorted(set(outputs.get("parameters", {})) - allowed):
+        for output in sorted(set(object_at(outputs, "parameters")) - allowed):
             yield f"{name} puts out the parameter {output}, which metadata keeps; take it out"
 
 
-def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
+def harmless_exit_handlers(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """An exit handler also runs after a failure: it must not release, account or decide.
 
     A step that is declared for the end has no right to anything such a step would need.
     """
     for name, task in _tasks(spec):
-        if task.get("triggerPolicy", {}).get("strategy") != RUNS_AFTER_FAILURE:
+        if not _runs_after_failure(task):
             continue
         for inner, held in ((name, task), *_inside(spec, task)):
             step = _declared().get(_step(spec, held))
@@ -263,57 +289,59 @@ def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
                 yield f"{inner} runs as an exit handler; take it out"
 
 
-def labelled_by_step(spec: Spec, platform: Spec) -> Iterator[str]:
+def labelled_by_step(spec: JsonObject, platform: JsonObject) -> Iterator[str]:
     """The cluster gives a pod the rights its label names, so the label is the step it runs."""
-    options = _executor_options(platform)
-    for name, executor in spec["deploymentSpec"]["executors"].items():
-        labels = options.get(name, {}).get("podMetadata", {}).get("labels", {})
+    options = options_of(platform)
+    for name, executor in executors_of(spec).items():
+        label = value_at(options, name, "podMetadata", "labels", STEP_LABEL)
         step = function_of(executor)
-        if labels.get(STEP_LABEL) != (step if step in _declared() else None):
+        if label != (step if step in _declared() else None):
             yield (
-                f"{name} runs {step or 'none of our steps'} under the label "
-                f"{labels.get(STEP_LABEL)}; compile it with `fedemb compile`"
+                f"{name} runs {step or 'none of our steps'} under the label {label}; compile it "
+                "with `fedemb compile`"
             )
 
 
-def restricted_pods(spec: Spec, platform: Spec) -> Iterator[str]:
+def restricted_pods(spec: JsonObject, platform: JsonObject) -> Iterator[str]:
     """No pod runs as root, and what it may write to is named: the root is read-only.
 
     Kubeflow's compiler itself drops all capabilities, forbids escalation and sets the seccomp
     profile; a pipeline can say no more than this.
     """
-    options = _executor_options(platform)
-    for name, executor in spec["deploymentSpec"]["executors"].items():
+    options = options_of(platform)
+    for name, executor in executors_of(spec).items():
         if "container" not in executor:
             continue
-        held = options.get(name, {})
-        context = held.get("securityContext", {})
-        if context.get("runAsNonRoot") is not True or int(context.get("runAsUser", 1)) == 0:
+        held = object_at(options, name)
+        context = object_at(held, "securityContext")
+        user = int(str(context.get("runAsUser", 1)))
+        if context.get("runAsNonRoot") is not True or user == 0:
             yield f"{name} may run as root; compile it with `fedemb compile`"
-        if not any(volume.get("mountPath") == "/tmp" for volume in held.get("emptyDirMounts", [])):
+        mounts = objects_at(held, "emptyDirMounts")
+        if not any(volume.get("mountPath") == "/tmp" for volume in mounts):
             yield f"{name} has no volume at /tmp, the one place it may write; compile it again"
 
 
-def no_debug_pause(spec: Spec, _: Spec) -> Iterator[str]:
+def no_debug_pause(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """A paused pod waits with its keys and data until somebody looks in."""
-    for name, executor in spec["deploymentSpec"]["executors"].items():
-        for variable in executor.get("container", {}).get("env", []):
-            if variable["name"].startswith("ARGO_DEBUG_PAUSE"):
+    for name, executor in executors_of(spec).items():
+        for variable in variables_of(executor):
+            if text_at(variable, "name").startswith("ARGO_DEBUG_PAUSE"):
                 yield f"{name} pauses for debugging; remove set_debug_pause"
 
 
-def closed_logs(spec: Spec, _: Spec) -> Iterator[str]:
+def closed_logs(spec: JsonObject, _: JsonObject) -> Iterator[str]:
     """Requires that private steps suppress library output; only a data owner's machine may show it.
 
     See `fedemb.foundation.step_logging`.
     """
-    for name, executor in spec["deploymentSpec"]["executors"].items():
-        for variable in executor.get("container", {}).get("env", []):
+    for name, executor in executors_of(spec).items():
+        for variable in variables_of(executor):
             if variable["name"] == EVERYTHING:
                 yield f"{name} logs everything; take {EVERYTHING} out of the profile"
 
 
-def strict_protos(spec: Spec, platform: Spec) -> Iterator[str]:
+def strict_protos(spec: JsonObject, platform: JsonObject) -> Iterator[str]:
     """Both documents parse strictly: no field that the backend would silently drop."""
     from google.protobuf import json_format
     from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_pb2
@@ -323,13 +351,15 @@ def strict_protos(spec: Spec, platform: Spec) -> Iterator[str]:
     pipeline_spec, executor_config = vars(spec_pb2), vars(executor_pb2)
     try:
         json_format.ParseDict(spec, pipeline_spec["PipelineSpec"]())
-        for executor in _executor_options(platform).values():
-            json_format.ParseDict(executor, executor_config["KubernetesExecutorConfig"]())
+        for executor in options_of(platform).values():
+            json_format.ParseDict(
+                object_at(executor), executor_config["KubernetesExecutorConfig"]()
+            )
     except json_format.ParseError as error:
         yield f"the specification has a field that Kubeflow does not know: {error}"
 
 
-RULES: tuple[Callable[[Spec, Spec], Iterator[str]], ...] = (
+RULES: tuple[Callable[[JsonObject, JsonObject], Iterator[str]], ...] = (
     no_cache,
     no_cache_key,
     no_retry,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import Json, JsonObject
+from fedemb.pipelines.compile.cluster import StepResources
+from fedemb.pipelines.compile.fields import list_at, object_at, objects_at, text_at, value_at
 from fedemb.pipelines.doctor.doctor import Doctor
 from fedemb.pipelines.doctor.finding import Finding, judged, unread
 from fedemb.pipelines.doctor.kubeflow_parts import argo, mapped_volumes, multi_user, schedules
@@ -96,6 +98,7 @@ def editors(doctor: Doctor) -> Iterator[Finding]:
 
 def admission(doctor: Doctor) -> Iterator[Finding]:
     """Each policy is there, fails closed and denies; and a thief is refused."""
+    actions = ("spec", "validationActions")
     for kind, names in {
         "mutatingadmissionpolicies": ("fedemb-step-accounts", "fedemb-step-pods"),
         "validatingadmissionpolicies": _VALIDATING,
@@ -108,16 +111,16 @@ def admission(doctor: Doctor) -> Iterator[Finding]:
                 yield unread("admission", f"the policy {name}")
             elif policy.status != 200 or bound.status != 200:
                 yield Finding("admission", "unsafe", f"{kind}/{name} is not in force", APPLY)
-            elif policy.body["spec"].get("failurePolicy") != "Fail":
+            elif value_at(policy.body, "spec", "failurePolicy") != "Fail":
                 yield Finding("admission", "unsafe", f"{name} fails open", APPLY)
-            elif "Deny" not in bound.body["spec"].get("validationActions", ["Deny"]):
+            elif names is _VALIDATING and "Deny" not in list_at(bound.body, *actions):
                 yield Finding("admission", "unsafe", f"{name} warns and does not deny", APPLY)
     bad = "a pod without a step's label takes its account"
     good = "a pod without a step's label is refused its account"
     yield _refused(doctor, "thief", _pod_on("fedemb-train"), bad, good)
 
 
-def _refused(doctor: Doctor, check: str, pod: dict[str, Any], bad: str, good: str) -> Finding:
+def _refused(doctor: Doctor, check: str, pod: JsonObject, bad: str, good: str) -> Finding:
     """Checks by a dry run that our policy rejects a forbidden pod."""
     answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
     if answer.status == 201:
@@ -128,16 +131,16 @@ def _refused(doctor: Doctor, check: str, pod: dict[str, Any], bad: str, good: st
     return Finding(check, "could not tell", what, "ask as somebody who may create pods there")
 
 
-def _pod_on(account: str, **spec: Any) -> dict[str, Any]:
+def _pod_on(account: str, **spec: Json) -> JsonObject:
     """A closed pod without a step's label."""
-    closed = {
+    closed: JsonObject = {
         "allowPrivilegeEscalation": False,
         "runAsNonRoot": True,
         "runAsUser": 65532,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    main = {"name": "main", "image": "none", "securityContext": closed}
+    main: Json = {"name": "main", "image": "none", "securityContext": closed}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -154,14 +157,14 @@ def pod_security(doctor: Doctor) -> Iterator[Finding]:
         what = f"the namespace {doctor.namespace} was not found ({answer.status})"
         yield Finding("pod-security", state, what, APPLY)
         return
-    labels = answer.body["metadata"].get("labels", {})
-    level = labels.get("pod-security.kubernetes.io/enforce", "nothing")
+    label = "pod-security.kubernetes.io/enforce"
+    level = text_at(answer.body, "metadata", "labels", label) or "nothing"
     yield judged("pod-security", level == "restricted", f"the namespace enforces {level}", APPLY)
 
 
 def network(doctor: Doctor) -> Iterator[Finding]:
     """Nothing comes in or goes out but what a policy opens."""
-    answer = doctor.api.get(doctor.mine("networking.k8s.io/v1|networkpolicies/fedemb-nothing-else"))
+    answer = doctor.get("networking.k8s.io/v1|networkpolicies/fedemb-nothing-else")
     if answer.status == 200:
         yield Finding("network", "ok", "all ways in and out are closed but those opened by name")
     elif answer.status == 403:
@@ -183,7 +186,7 @@ def secrets(doctor: Doctor) -> Iterator[Finding]:
 def _missing(doctor: Doctor, check: str, kind: str, names: set[str], remedy: str) -> Finding | None:
     """The first of several named things of the namespace that is not there."""
     for name in sorted(names):
-        status = doctor.api.get(doctor.mine(f"{kind}/{name}")).status
+        status = doctor.get(f"{kind}/{name}").status
         if status == 403:
             return unread(check, kind)
         if status != 200:
@@ -201,7 +204,10 @@ def key_volumes(doctor: Doctor) -> Iterator[Finding]:
     if missing:
         yield missing
         return
-    volume = {"name": "keys", "persistentVolumeClaim": {"claimName": KIND_CLAIMS["reservation"]}}
+    volume: Json = {
+        "name": "keys",
+        "persistentVolumeClaim": {"claimName": KIND_CLAIMS["reservation"]},
+    }
     bad = "a pod without rights mounts the keys"
     good = "each role's key is on its own volume, closed to others"
     yield _refused(doctor, "key-volumes", _pod_on("fedemb-run", volumes=[volume]), bad, good)
@@ -209,17 +215,17 @@ def key_volumes(doctor: Doctor) -> Iterator[Finding]:
 
 def quota(doctor: Doctor) -> Iterator[Finding]:
     """A quota limits accelerators, and lets the largest step through."""
-    answer = doctor.api.get(doctor.mine("resourcequotas"))
+    answer = doctor.get("resourcequotas")
     if answer.status != 200:
         yield unread("quota", "quotas")
         return
-    hard: dict[str, str] = {}
-    for item in answer.body["items"]:
-        hard |= item["spec"].get("hard", {})
+    hard: JsonObject = {}
+    for item in objects_at(answer.body, "items"):
+        hard |= object_at(item, "spec", "hard")
     for name, step in doctor.profile.steps.items():
         kind = step.accelerator.type if step.accelerator else ""
         allowed = hard.get(f"requests.{kind}")
-        if step.accelerator and allowed is not None and int(allowed) < step.accelerator.count:
+        if step.accelerator and allowed is not None and int(str(allowed)) < step.accelerator.count:
             what = f"{name} asks for {step.accelerator.count} {kind}, the quota allows {allowed}"
             yield Finding("quota", "unsafe", what, "raise the quota, or take another profile")
             return
@@ -234,22 +240,22 @@ def nodes(doctor: Doctor) -> Iterator[Finding]:
     if answer.status != 200:
         yield unread("nodes", "nodes")
         return
+    found = objects_at(answer.body, "items")
     for name, step in doctor.profile.steps.items():
-        fitting = [
-            node
-            for node in answer.body["items"]
-            if step.node_selector.items() <= node["metadata"].get("labels", {}).items()
-            and (
-                step.accelerator is None
-                or int(node["status"].get("allocatable", {}).get(step.accelerator.type, "0"))
-                >= step.accelerator.count
-            )
-        ]
-        if not fitting:
+        if not any(_fits(node, step) for node in found):
             what = f"no node has what {name} asks for; a pool that grows from none shows none"
             yield Finding("nodes", "could not tell", what, "check the node pools")
             return
-    yield Finding("nodes", "ok", f"{len(answer.body['items'])} nodes; each step finds one")
+    yield Finding("nodes", "ok", f"{len(found)} nodes; each step finds one")
+
+
+def _fits(node: JsonObject, step: StepResources) -> bool:
+    labels, chips = object_at(node, "metadata", "labels"), step.accelerator
+    if any(labels.get(name) != value for name, value in step.node_selector.items()):
+        return False
+    if chips is None:
+        return True
+    return int(text_at(node, "status", "allocatable", chips.type) or 0) >= chips.count
 
 
 def images(doctor: Doctor) -> Iterator[Finding]:
@@ -269,12 +275,12 @@ def images(doctor: Doctor) -> Iterator[Finding]:
 
 def public_root(doctor: Doctor) -> Iterator[Finding]:
     """Kubeflow's own artifacts go to the public root."""
-    answer = doctor.api.get(doctor.mine("configmaps/kfp-launcher"))
+    answer = doctor.get("configmaps/kfp-launcher")
     if answer.status != 200:
         state = "could not tell" if answer.status == 403 else "unsafe"
         yield Finding("public-root", state, "kfp-launcher was not found", APPLY)
         return
-    root = answer.body.get("data", {}).get("defaultPipelineRoot", "")
+    root = text_at(answer.body, "data", "defaultPipelineRoot")
     named = root.startswith(("gs://", "s3://")) and "PROJECT" not in root
     own = root.startswith("minio://") or f"/{KUBEFLOW_ROOT}/{doctor.namespace}/" in f"{root}/"
     what = f"artifacts go to {root or 'the default store of Kubeflow'}"

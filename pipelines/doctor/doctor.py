@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedemb.config import RunConfig
 from fedemb.pipelines.compile.cluster import Profile
-from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+from fedemb.pipelines.schedules.kubernetes_api import Answer, KubernetesApi
 
 
 class Doctor:
@@ -37,3 +37,7 @@ class Doctor:
         group, _, rest = path.rpartition("|")
         root = f"/apis/{group}" if group else "/api/v1"
         return f"{root}/namespaces/{self.namespace}/{rest}"
+
+    def get(self, path: str) -> Answer:
+        """Reads something of the namespace."""
+        return self.api.get(self.mine(path))

@@ -18,9 +18,11 @@ from urllib.parse import urlsplit
 
 from fedemb.config import RunConfig
 from fedemb.errors import StorageError
+from fedemb.pipelines.compile.fields import text_at
 from fedemb.pipelines.doctor.doctor import Doctor
 from fedemb.pipelines.doctor.finding import Finding
 from fedemb.pipelines.steps import rights_of_groups
+from fedemb.runtime.step import Rights
 
 VERBS = ("list", "read", "write", "delete")
 _FOLDER = {
@@ -72,7 +74,7 @@ class Place:
         """Actions to check. Only records must be permanent; elsewhere writers may delete."""
         return VERBS if self.store in ("ledger", "releases", "rollback_anchor") else VERBS[:3]
 
-    def allowed(self, row: Mapping[str, Any]) -> set[str]:
+    def allowed(self, rights: Rights) -> set[str]:
         """Returns the actions that the table allows an account here.
 
         Names are granted for a whole bucket only: who may see one folder sees all names.
@@ -81,12 +83,12 @@ class Place:
             case "public_root":
                 return {"list", "read", "write"}
             case "private_root":
-                names = {"list"} if row["private"] else set[str]()
-                return names | _FOLDER[row["private"].get(self.folder, "none")]
+                names = {"list"} if rights.private else set[str]()
+                return names | _FOLDER[rights.private.get(self.folder, "none")]
             case "input":
-                return set[str]().union(*(_INPUT.get(kind, set()) for kind in row["input"]))
-            case _:
-                return _BUCKET[row[self.store]]
+                return set[str]().union(*(_INPUT.get(kind, set()) for kind in rights.input))
+            case store:
+                return _BUCKET[getattr(rights, store)]
 
 
 Held = Callable[[str, Place, str], bool]
@@ -96,7 +98,7 @@ Held = Callable[[str, Place, str], bool]
 def places(configs: Iterable[RunConfig]) -> list[Place]:
     """Every place that configurations of runs name, keys left out."""
     found: list[Place] = []
-    folders = sorted({folder for row in rights_of_groups().values() for folder in row["private"]})
+    folders = sorted({folder for row in rights_of_groups().values() for folder in row.private})
     for config in configs:
         storage, uri = config.storage, config.data.source.uri
         if storage.private_root:
@@ -126,16 +128,9 @@ def stores(doctor: Doctor) -> Iterator[Finding]:
             yield from _compared(there, open_held, doctor)
 
 
-def _rows() -> dict[str, Mapping[str, Any]]:
+def _rows() -> dict[str, Rights]:
     """Group -> its row of the table; that of `run`, which drives runs, grants nothing."""
-    nothing = {
-        "private": {},
-        "input": [],
-        "ledger": "none",
-        "releases": "none",
-        "rollback_anchor": "none",
-    }
-    return {"run": nothing, **rights_of_groups()}
+    return {"run": Rights(), **rights_of_groups()}
 
 
 def _compared(
@@ -208,14 +203,13 @@ def _client(doctor: Doctor, group: str, environment: Mapping[str, str]) -> Any:
     secret = doctor.profile.group_secret
     assert secret is not None
     name = f"{secret.name}-{group}"
-    answer = doctor.api.get(doctor.mine(f"secrets/{name}"))
+    answer = doctor.get(f"secrets/{name}")
     if answer.status != 200:
         raise StorageError(
             f"Secret {name} is not readable (HTTP {answer.status}). Grant the doctor read access."
         )
-    data = answer.body.get("data", {})
     named = {
-        variable: base64.b64decode(data.get(key, "")).decode()
+        variable: base64.b64decode(text_at(answer.body, "data", key)).decode()
         for key, variable in secret.keys.items()
     }
     # Seen from here the store may have another address than seen from a pod.
@@ -327,7 +321,7 @@ def _reaches(condition: Mapping[str, str] | None, place: Place) -> bool:
     """Whether a binding holds in a place; one whose condition is not ours holds everywhere."""
     if not condition:
         return True
-    for folder in {folder for row in rights_of_groups().values() for folder in row["private"]}:
+    for folder in {folder for row in rights_of_groups().values() for folder in row.private}:
         if condition.get("expression") == condition_of(folder):
             return folder == place.folder
     return True
@@ -343,15 +337,15 @@ def condition_of(folder: str) -> str:
 
 def _google_account(doctor: Doctor, group: str) -> str:
     name = f"fedemb-{group}"
-    answer = doctor.api.get(doctor.mine(f"serviceaccounts/{name}"))
-    annotations = answer.body.get("metadata", {}).get("annotations", {})
-    account = annotations.get("iam.gke.io/gcp-service-account")
+    answer = doctor.get(f"serviceaccounts/{name}")
+    annotation = "iam.gke.io/gcp-service-account"
+    account = text_at(answer.body, "metadata", "annotations", annotation)
     if answer.status != 200 or not account:
         raise StorageError(
             f"Account {name} has no Google service account (HTTP {answer.status}). Add the "
             "annotation of Workload Identity."
         )
-    return str(account)
+    return account
 
 
 def _bindings(bucket: str) -> list[Mapping[str, Any]]:

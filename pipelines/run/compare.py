@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.headline import readable, run_headline
-from fedemb.pipelines.run.signed import signed_pretrained, signed_report, signed_utility
+from fedemb.pipelines.run.headline import run_headline
+from fedemb.pipelines.run.signed import readable, signed_pretrained, signed_report, signed_utility
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.reports.comparison import ComparedRun
 

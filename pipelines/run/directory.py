@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast
+from typing import TypedDict, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter
 
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, InputError, StorageError
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.files import create_bytes, write_bytes, write_error
 from fedemb.foundation.strict_yaml import parse_yaml
 
@@ -270,7 +271,7 @@ class RunDirectory:
         found = sorted(self.public.glob(pattern), key=lambda path: path.stat().st_mtime)
         return found[-1] if found else None
 
-    def document(self, name: str) -> dict[str, Any] | None:
+    def document(self, name: str) -> JsonObject | None:
         """The newest JSON output of this name, or None."""
         path = self.output(name)
         if path is None or not path.is_file():

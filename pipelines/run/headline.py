@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
-from fedemb.errors import FedEmbError
 from fedemb.foundation.document import Written
 from fedemb.gate.decide import applied_waivers
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.signed import ledger_of, signed_report, signed_utility, signed_verdict
+from fedemb.pipelines.run.signed import (
+    ledger_of,
+    readable,
+    signed_report,
+    signed_utility,
+    signed_verdict,
+)
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
-
-T = TypeVar("T")
 
 
 def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
@@ -98,11 +99,3 @@ def _step(run: RunDirectory) -> str:
 
     done = run.read_state().get("seconds", {})
     return next((name for name in pipeline_of(run.config()).steps if name not in done), "ending")
-
-
-def readable(read: Callable[[], T]) -> T | None:
-    """Returns a document, or None if it is missing, broken or not signed as it must be."""
-    try:
-        return read()
-    except FedEmbError:
-        return None

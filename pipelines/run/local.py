@@ -30,7 +30,14 @@ from fedemb.config import RunConfig
 from fedemb.errors import AwaitingApproval, FedEmbError, Refused
 from fedemb.foundation.files import open_log
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.signed import ledger_of, signed_plan, signed_report, signed_utility
+from fedemb.pipelines.run.signed import (
+    ledger_of,
+    readable,
+    signed_audit,
+    signed_plan,
+    signed_report,
+    signed_utility,
+)
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
 from fedemb.reports.utility_words import utility_sentence
@@ -356,12 +363,11 @@ def _guarantee(run: RunDirectory) -> str:
     if run.config().purpose == "simulation":
         many = UNITS[run.config().policy.unit].many
         projections = ", ".join(
-            f"{_stated(item['epsilon'])} at {item['population']:,} {many}"
-            for item in plan["projections"]
+            f"{_stated(item.epsilon)} at {item.population:,} {many}" for item in plan.projections
         )
         return "none (simulation)" + (projections and f"; projected epsilon: {projections}")
     return "none yet (the run ended before account_privacy); planned: " + guarantee_sentence(
-        plan["guarantee"]
+        plan.guarantee
     )
 
 
@@ -388,17 +394,13 @@ def _release(run: RunDirectory, outcome: Outcome) -> str:
         return f"waiting for approval: {outcome.message}"
     if outcome.exit_code != 0:
         return f"none ({outcome.failed_step or 'the pipeline'} stopped: {outcome.message})"
-    published = run.document("release")
-    if published is None or not published.get("uri"):
+    uri = (run.document("release") or {}).get("uri")
+    if not uri:
         return "none (simulation)"
-    if is_throw_away(run.config()) and not _suite_was_run(run):
-        return f"{published['uri']} (planted-bug suite not run: generated images)"
-    return published["uri"]
-
-
-def _suite_was_run(run: RunDirectory) -> bool:
-    audit = run.document("audit_report")
-    return audit is not None and audit["planted_bug_suite"]["total"] > 0
+    audit = readable(lambda: signed_audit(run))
+    if is_throw_away(run.config()) and not (audit and audit.body.planted_bug_suite.total):
+        return f"{uri} (planted-bug suite not run: generated images)"
+    return str(uri)
 
 
 def iter_runs(parent: Path) -> Iterator[RunDirectory]:

@@ -6,9 +6,9 @@ from datetime import datetime
 
 from fedemb.pipelines.run.compare import compared_run
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.headline import readable
 from fedemb.pipelines.run.report_pages import PAGES
 from fedemb.pipelines.run.signed import (
+    readable,
     signed_audit,
     signed_plan_document,
     signed_report,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import AuditReport
@@ -20,6 +21,15 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.storage import open_store
 
 D = TypeVar("D", bound=Document)
+T = TypeVar("T")
+
+
+def readable(read: Callable[[], T]) -> T | None:
+    """Returns a document, or None if it is missing, broken or not signed as it must be."""
+    try:
+        return read()
+    except FedEmbError:
+        return None
 
 
 def ledger_of(run: RunDirectory, config: RunConfig | None = None) -> Ledger:
@@ -36,8 +46,8 @@ def ledger_of(run: RunDirectory, config: RunConfig | None = None) -> Ledger:
     return open_ledger(store.uri, run.config().policy.policy_id, trust=read_trust(store))
 
 
-def signed_plan(run: RunDirectory) -> dict[str, Any] | None:
-    """The newest plan of a run as JSON; None if it has none yet.
+def signed_plan(run: RunDirectory) -> PrivacyPlan | None:
+    """The newest plan of a run; None if it has none yet.
 
     Until something is reserved in a ledger of the run's own, no key counts yet: it is then made of
     the configuration again.
@@ -54,8 +64,8 @@ def signed_plan(run: RunDirectory) -> dict[str, Any] | None:
     if plan is None:
         from fedemb.steps.plan_privacy.plan import document
 
-        return document(run.config()).content()
-    return plan.json
+        return document(run.config())
+    return plan.body
 
 
 def signed_plan_document(run: RunDirectory) -> Written[PrivacyPlan] | None:
@@ -156,7 +166,7 @@ def _written(run: RunDirectory, output: str) -> Path | None:
     return path if path is not None and path.is_file() and path.stat().st_size else None
 
 
-def _check_signature(run: RunDirectory, document: Written[Any], at: int | None = None) -> None:
+def _check_signature(run: RunDirectory, document: Written[D], at: int | None = None) -> None:
     """`at`: ledger record at which the key counted; None: that of the run's reservation."""
     ledger = ledger_of(run)
     if at is None:

@@ -6,42 +6,17 @@ while no list of Kubeflow's shows them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from fedemb.errors import StorageError
+from fedemb.foundation.canonical_json import JsonObject
+from fedemb.pipelines.compile.fields import object_at, objects_at, text_at
+from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
 RUN_NAME = "pipelines.kubeflow.org/run_name"
 RUN_ID = "pipeline/runid"
 ENDED = ("Succeeded", "Failed", "Error")
 PAGE = 200
-
-
-class Reply(Protocol):
-    """An answer of the Kubernetes API server."""
-
-    @property
-    def status(self) -> int:
-        """HTTP status."""
-        ...
-
-    @property
-    def body(self) -> Mapping[str, Any]:
-        """Object or list."""
-        ...
-
-
-class ObjectsApi(Protocol):
-    """Methods of `fedemb.pipelines.doctor.kubernetes_api.KubernetesApi` that are used here."""
-
-    def get(self, path: str) -> Reply:
-        """Reads an object or a list."""
-        ...
-
-    def delete(self, path: str) -> Reply:
-        """Deletes an object."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +50,7 @@ class ClusterObjects:
       namespace: of the runs.
     """
 
-    def __init__(self, api: ObjectsApi | None, namespace: str) -> None:
+    def __init__(self, api: KubernetesApi | None, namespace: str) -> None:
         self._api, self.namespace = api, namespace
 
     def workflows(self, name_part: str) -> list[Workflow] | None:
@@ -100,7 +75,7 @@ class ClusterObjects:
             return None
         if reply is None or reply.status != 200:
             return None
-        return (reply.body.get("data") or {}).get("defaultPipelineRoot") or None
+        return text_at(reply.body, "data", "defaultPipelineRoot") or None
 
     def delete_scheduled_workflow(self, name: str) -> bool:
         """Deletes one; returns whether it is gone."""
@@ -110,8 +85,8 @@ class ClusterObjects:
         except StorageError:
             return False
 
-    def _list(self, group: str, kind: str) -> list[Mapping[str, Any]] | None:
-        items: list[Mapping[str, Any]] = []
+    def _list(self, group: str, kind: str) -> list[JsonObject] | None:
+        items: list[JsonObject] = []
         following = ""
         while self._api is not None:
             page = f"?limit={PAGE}{f'&continue={following}' if following else ''}"
@@ -121,8 +96,8 @@ class ClusterObjects:
                 return None
             if reply.status != 200:
                 return None
-            items += reply.body.get("items") or []
-            following = (reply.body.get("metadata") or {}).get("continue", "")
+            items += objects_at(reply.body, "items")
+            following = text_at(reply.body, "metadata", "continue")
             if not following:
                 return items
         return None
@@ -131,22 +106,22 @@ class ClusterObjects:
         return f"/apis/{group}/namespaces/{self.namespace}/{kind}"
 
 
-def _workflow(item: Mapping[str, Any]) -> Workflow:
-    metadata = item["metadata"]
+def _workflow(item: JsonObject) -> Workflow:
+    metadata = object_at(item, "metadata")
     return Workflow(
-        name=metadata["name"],
-        run_name=metadata.get("annotations", {}).get(RUN_NAME, ""),
-        run_id=metadata.get("labels", {}).get(RUN_ID, ""),
-        ended=item.get("status", {}).get("phase") in ENDED,
+        name=text_at(metadata, "name"),
+        run_name=text_at(metadata, "annotations", RUN_NAME),
+        run_id=text_at(metadata, "labels", RUN_ID),
+        ended=text_at(item, "status", "phase") in ENDED,
     )
 
 
-def _scheduled(item: Mapping[str, Any]) -> ScheduledWorkflow:
-    metadata, spec = item["metadata"], item.get("spec", {})
+def _scheduled(item: JsonObject) -> ScheduledWorkflow:
+    metadata, spec = object_at(item, "metadata"), object_at(item, "spec")
     return ScheduledWorkflow(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        prefix=metadata.get("generateName", ""),
-        version_id=spec.get("pipelineVersionId", ""),
+        name=text_at(metadata, "name"),
+        uid=text_at(metadata, "uid"),
+        prefix=text_at(metadata, "generateName"),
+        version_id=text_at(spec, "pipelineVersionId"),
         enabled=spec.get("enabled") is not False,
     )

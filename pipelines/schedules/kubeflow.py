@@ -15,16 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fedemb.errors import ConfigError, InputError, StorageError
 from fedemb.foundation.canonical_json import JsonFields
+from fedemb.pipelines.graph import Pipeline
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.names import LONGEST_VERSION_TEXT, Version, experiment_name, fitted
 from fedemb.pipelines.schedules.schedule import as_utc
 from fedemb.pipelines.steps import PIPELINES, pipeline_of
+
+if TYPE_CHECKING:
+    from kfp_server_api import V2beta1RecurringRun
 
 
 class OutcomeUnknown(StorageError):
@@ -78,6 +82,47 @@ class StoredRun:
         return path
 
 
+@dataclass(frozen=True)
+class RecurringRun:
+    """A recurring run as Kubeflow has it."""
+
+    run_id: str
+    name: str
+    description: str
+    enabled: bool
+    """Whether it fires."""
+    cron: str | None
+    start: datetime | None
+    end: datetime | None
+    no_catchup: bool
+    max_concurrency: int
+    service_account: str | None
+    pipeline_root: str | None
+    arguments: Mapping[str, object] | None
+    version_id: str
+
+    @classmethod
+    def of(cls, found: V2beta1RecurringRun) -> RecurringRun:
+        """Returns the run of an answer of the API."""
+        cron = found.trigger.cron_schedule if found.trigger else None
+        runtime, reference = found.runtime_config, found.pipeline_version_reference
+        return cls(
+            run_id=str(found.recurring_run_id),
+            name=str(found.display_name),
+            description=str(found.description or ""),
+            enabled=str(found.mode).upper().endswith("ENABLE"),
+            cron=cron.cron if cron else None,
+            start=cron.start_time if cron else None,
+            end=cron.end_time if cron else None,
+            no_catchup=bool(found.no_catchup),
+            max_concurrency=int(found.max_concurrency or 0),
+            service_account=found.service_account,
+            pipeline_root=(runtime.pipeline_root or None) if runtime else None,
+            arguments=runtime.parameters if runtime else None,
+            version_id=str(reference.pipeline_version_id) if reference else "",
+        )
+
+
 class Kubeflow:
     """A namespace of a Kubeflow Pipelines API."""
 
@@ -98,40 +143,34 @@ class Kubeflow:
         if not health.multi_user:
             raise ConfigError(single_user(host))
 
-    def recurring_runs(self) -> Iterator[Any]:
+    def recurring_runs(self) -> list[RecurringRun]:
         """Returns all recurring runs of the namespace, including those of other users."""
-        return self._pages("list_recurring_runs", "recurring_runs", namespace=self.namespace)
+        found = self._pages("list_recurring_runs", "recurring_runs", namespace=self.namespace)
+        return list(map(RecurringRun.of, found))
 
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
         pipeline = pipeline_of(item.config).name
-        reference = self.version(item.package, pipeline, Version.of(item.package, item.config))
-        experiment_id = self.experiment(schedule.experiment or pipeline)
-        with self._call():
-            made = self._client.create_recurring_run(
-                experiment_id=experiment_id,
-                job_name=item.name,
-                description=item.description,
-                cron_expression=schedule.cron,
-                start_time=_rfc3339(start),
-                end_time=_rfc3339(schedule.end),
-                no_catchup=True,
-                max_concurrency=1,
-                enabled=False,
-                params=item.arguments,
-                pipeline_id=reference.pipeline_id,
-                version_id=reference.version_id,
-                pipeline_root=schedule.pipeline_root,
-                service_account=schedule.service_account,
-            )
-        return made.recurring_run_id
+        return self._create_recurring_run(
+            self.version(item.package, pipeline, Version.of(item.package, item.config)),
+            schedule.experiment or pipeline,
+            job_name=item.name,
+            description=item.description,
+            cron_expression=schedule.cron,
+            start_time=_rfc3339(start),
+            end_time=_rfc3339(schedule.end),
+            enabled=False,
+            params=item.arguments,
+            pipeline_root=schedule.pipeline_root,
+            service_account=schedule.service_account,
+        )
 
     def create_maintenance_run(
         self,
         reference: VersionReference,
+        pipeline: Pipeline,
         *,
-        experiment_id: str,
         name: str,
         description: str,
         cron: str,
@@ -139,19 +178,29 @@ class Kubeflow:
         service_account: str,
     ) -> str:
         """Creates an enabled recurring run of a pipeline that trains nothing; returns its id."""
+        return self._create_recurring_run(
+            reference,
+            pipeline.name,
+            job_name=name,
+            description=fitted(description),
+            cron_expression=cron,
+            enabled=True,
+            params=dict(arguments),
+            service_account=service_account,
+        )
+
+    def _create_recurring_run(
+        self, reference: VersionReference, experiment: str, **options: object
+    ) -> str:
+        experiment_id = self.experiment(experiment)
         with self._call():
             made = self._client.create_recurring_run(
                 experiment_id=experiment_id,
-                job_name=name,
-                description=fitted(description),
-                cron_expression=cron,
                 no_catchup=True,
                 max_concurrency=1,
-                enabled=True,
-                params=dict(arguments),
                 pipeline_id=reference.pipeline_id,
                 version_id=reference.version_id,
-                service_account=service_account,
+                **options,
             )
         return made.recurring_run_id
 

@@ -10,6 +10,7 @@ from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json, JsonFields, json_digest
 from fedemb.foundation.digests import file_digest
+from fedemb.pipelines.compile.fields import text_at
 from fedemb.pipelines.compile.rules import SECRET_VALUES, read_compiled
 from fedemb.pipelines.graph import Pipeline
 from fedemb.pipelines.schedules.cron import Cron
@@ -17,7 +18,6 @@ from fedemb.pipelines.schedules.kubeflow import Kubeflow
 from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.package import check_package
 from fedemb.pipelines.schedules.planned import planned_text
-from fedemb.pipelines.schedules.reconcile import enabled
 from fedemb.steps.delete_expired.retention import Retention, check_apart
 from fedemb.steps.watch_budget.forecast import PlannedRuns
 
@@ -98,7 +98,7 @@ def apply_maintenance(
     """
     Cron.parse(cron)
     check_package(package)
-    found = read_compiled(package)[0]["pipelineInfo"]["name"]
+    found = text_at(read_compiled(package)[0], "pipelineInfo", "name")
     if found != pipeline.name:
         raise ConfigError(
             f"Package {package.name} is the pipeline {found}. Run `fedemb compile --pipeline "
@@ -111,22 +111,22 @@ def apply_maintenance(
     ours = [
         run
         for run in api.recurring_runs()
-        if run.display_name == name and str(run.description or "").startswith(f"{mark} ")
+        if run.name == name and run.description.startswith(f"{mark} ")
     ]
-    equal = [run for run in ours if run.description.startswith(marker) and enabled(run)]
+    equal = [run for run in ours if run.description.startswith(marker) and run.enabled]
     if equal:
-        run_id = equal[0].recurring_run_id
+        run_id = equal[0].run_id
     else:
         run_id = api.create_maintenance_run(
             api.version(package, pipeline.name, version),
-            experiment_id=api.experiment(pipeline.name),
+            pipeline,
             name=name,
             description=f"{marker}{pipeline.description}",
             cron=cron,
             arguments=arguments,
             service_account=service_account,
         )
-    old = tuple(run.recurring_run_id for run in ours if run.recurring_run_id != run_id)
+    old = tuple(run.run_id for run in ours if run.run_id != run_id)
     for each in old:
         api.delete(each)
     return Applied(run_id, not equal, old)

@@ -11,10 +11,18 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import Json
+from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.runtime_env import BACKEND
-from fedemb.pipelines.compile.rules import SECRET_VALUES, Spec, read_compiled
+from fedemb.pipelines.compile.fields import object_at, text_at
+from fedemb.pipelines.compile.rules import (
+    SECRET_VALUES,
+    executors_of,
+    options_of,
+    read_compiled,
+    variables_of,
+    violations,
+)
 from fedemb.pipelines.steps import pipeline_of
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
@@ -32,8 +40,6 @@ def check_package(
       ConfigError: missing, another file, or breaking a rule; the pipeline of another task than the
         configuration's, or its images train on another backend.
     """
-    from fedemb.pipelines.compile.rules import violations
-
     if not package.is_file():
         raise ConfigError(f"package {package.name} is missing; make it with `fedemb compile`")
     if sha256 is not None and (found := file_digest(package)) != sha256:
@@ -54,7 +60,7 @@ def check_package(
         )
     if config is not None:
         _check_runs(package.name, documents[0], config)
-    if mlflow and "mlflow" not in documents[0]["root"]["inputDefinitions"]["parameters"]:
+    if mlflow and "mlflow" not in object_at(documents[0], "root", "inputDefinitions", "parameters"):
         raise ConfigError(
             f"Package {package.name} has no parameter mlflow. Compile it with this version."
         )
@@ -84,19 +90,19 @@ def checked_digest(package: Path, profile: Sequence[str]) -> str:
     return found
 
 
-def _check_runs(name: str, spec: Spec, config: RunConfig) -> None:
+def _check_runs(name: str, spec: JsonObject, config: RunConfig) -> None:
     """Refuses a package that does not run a configuration: it would charge and then fail."""
-    wanted, found = pipeline_of(config).name, spec["pipelineInfo"]["name"]
+    wanted, found = pipeline_of(config).name, text_at(spec, "pipelineInfo", "name")
     if found != wanted:
         raise ConfigError(
             f"Package {name} is the pipeline {found}, and task={config.task} needs {wanted}. "
             f"Run `fedemb compile --pipeline {wanted}`."
         )
     backend = config.training.backend
-    for executor in spec["deploymentSpec"]["executors"].values():
-        for variable in executor["container"].get("env", []):
-            if variable["name"] == BACKEND and variable["value"] != backend:
-                only = variable["value"]
+    for executor in executors_of(spec).values():
+        for variable in variables_of(executor):
+            only = text_at(variable, "value")
+            if variable["name"] == BACKEND and only != backend:
                 raise ConfigError(
                     f"the images of package {name} train on {only}, and training.backend is "
                     f"{backend}; set training.backend: {only}, or compile it with the profile of "
@@ -192,11 +198,11 @@ def labelled(package: Path, label: str, value: str, folder: Path) -> Path:
       folder: folder of the copy.
     """
     spec, platform = read_compiled(package)
-    options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    for name, executor in spec["deploymentSpec"]["executors"].items():
+    options = options_of(platform)
+    for name, executor in executors_of(spec).items():
         if "container" in executor:
-            metadata = options[name].setdefault("podMetadata", {})
-            metadata.setdefault("labels", {})[label] = value
+            metadata = object_at(options[name]).setdefault("podMetadata", {})
+            object_at(object_at(metadata).setdefault("labels", {}))[label] = value
     copy = folder / f"labelled-{package.name}"
     copy.write_text(yaml.safe_dump_all([spec, platform], sort_keys=True))
     check_package(copy)

@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, ScheduledWorkflow
-from fedemb.pipelines.schedules.kubeflow import Kubeflow
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, RecurringRun
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.schedule import MARK, as_utc
@@ -31,9 +31,9 @@ class Change:
     name: str
     fields: tuple[str, ...] = ()
     """Fields that differ."""
-    observed: Any = None
+    observed: RecurringRun | None = None
     """The recurring run that is there."""
-    prepared: Any = None
+    prepared: RecurringRun | None = None
     """One that is as wanted, but disabled: what an interrupted change left."""
     wanted: Loaded | None = None
     hidden: str | None = None
@@ -57,7 +57,7 @@ def plan(
       StorageError: the API does not answer or refuses.
     """
     objects = cluster.scheduled_workflows() or []  # before the list: a new one is in both
-    runs = list(api.recurring_runs())
+    runs = api.recurring_runs()
     ours = [run for run in runs if _schedule_of(run)]
     versions = api.version_names()
     changes: list[Change] = []
@@ -65,34 +65,29 @@ def plan(
         named = [run for run in ours if _schedule_of(run) == item.schedule.name]
         changes.append(_change(item, named, versions, now))
     stays = [change.observed for change in changes]
-    surplus = [run for run in ours if enabled(run) and run not in stays]
-    surplus.sort(key=lambda run: run.display_name)
+    surplus = [run for run in ours if run.enabled and run not in stays]
+    surplus.sort(key=lambda run: run.name)
     disabled = [Change("disable", _schedule_of(run) or "", observed=run) for run in surplus]
-    known = {run.recurring_run_id for run in runs}
+    known = {run.run_id for run in runs}
     left = [*_left(ours, changes), *hidden(schedules, objects, known, versions)]
     return [*disabled, *left, *changes]
 
 
-def _left(ours: Sequence[Any], changes: Sequence[Change]) -> list[Change]:
+def _left(ours: Sequence[RecurringRun], changes: Sequence[Change]) -> list[Change]:
     """Disabled copies of recurring runs that are in use, with the same name."""
-    used = {
-        change.name: (change.observed, change.prepared)
-        for change in changes
-        if change.observed is not None or change.prepared is not None
-    }
-    names = {
-        c.name: c.wanted.name if c.wanted else c.observed.display_name
-        for c in changes
-        if c.name in used
-    }
-    return [
-        Change("delete", schedule, observed=run)
-        for run in ours
-        if (schedule := _schedule_of(run)) in used
-        and not enabled(run)
-        and run.display_name == names[schedule]
-        and run not in used[schedule]
-    ]
+    found: list[Change] = []
+    for change in changes:
+        used = (change.observed, change.prepared)
+        if change.wanted is not None and any(used):
+            found += [
+                Change("delete", change.name, observed=run)
+                for run in ours
+                if _schedule_of(run) == change.name
+                and not run.enabled
+                and run.name == change.wanted.name
+                and run not in used
+            ]
+    return found
 
 
 def hidden(
@@ -118,38 +113,37 @@ def _prefix(name: str) -> str:
     return re.sub("[^a-z0-9-]+", "", name.lower())[:LONGEST_PREFIX]
 
 
-def _schedule_of(run: Any) -> str | None:
+def _schedule_of(run: RecurringRun) -> str | None:
     """Name of the schedule of a recurring run; None: it was not created here."""
-    words = (run.description or "").split()
+    words = run.description.split()
     return words[1].rstrip(":") if len(words) > 1 and words[0] == MARK else None
 
 
-def _change(item: Loaded, there: Sequence[Any], versions: dict[str, str], now: datetime) -> Change:
+def _change(
+    item: Loaded, there: Sequence[RecurringRun], versions: dict[str, str], now: datetime
+) -> Change:
     """Returns the change of one schedule, given our recurring runs of its name."""
     schedule = item.schedule
     if not schedule.enabled or schedule.next_run(now) is None:
         return Change("keep", schedule.name)
-    there = sorted(there, key=enabled, reverse=True)
+    there = sorted(there, key=lambda run: run.enabled, reverse=True)
     differing = [differences(item, run, versions, now) for run in there]
     as_wanted = [run for run, fields in zip(there, differing, strict=True) if not fields]
-    if as_wanted and enabled(as_wanted[0]):
+    if as_wanted and as_wanted[0].enabled:
         return Change("keep", schedule.name, observed=as_wanted[0], wanted=item)
     if not there:
         return Change("create", schedule.name, wanted=item)
     prepared = next((run for run in as_wanted if missed_nothing(item, run, now)), None)
-    fields = (*differing[0], *(() if enabled(there[0]) else ("enabled",)))
+    fields = (*differing[0], *(() if there[0].enabled else ("enabled",)))
     observed = None if there[0] is prepared else there[0]
     return Change("replace", schedule.name, fields, observed, prepared, item)
 
 
-def differences(item: Loaded, run: Any, versions: dict[str, str], now: datetime) -> tuple[str, ...]:
+def differences(
+    item: Loaded, run: RecurringRun, versions: dict[str, str], now: datetime
+) -> tuple[str, ...]:
     """Fields in which a recurring run is not what is wanted, but for being enabled."""
-    schedule = item.schedule
-    cron = run.trigger.cron_schedule if run.trigger else None
-    reference = run.pipeline_version_reference
-    runtime = run.runtime_config
-    version = Version.of(item.package, item.config)
-    name = versions.get(str(reference.pipeline_version_id) if reference else "", "")
+    schedule, version = item.schedule, Version.of(item.package, item.config)
     wanted = {
         "name": item.name,
         "description": item.description,
@@ -164,27 +158,21 @@ def differences(item: Loaded, run: Any, versions: dict[str, str], now: datetime)
         "package": True,
     }
     found = {
-        "name": run.display_name,
+        "name": run.name,
         "description": run.description,
-        "cron": cron.cron if cron else None,
-        "start": next(schedule.after(max(now, cron.start_time or now)), None) if cron else None,
-        "end": as_utc(cron.end_time) if cron and cron.end_time else None,
-        "no_catchup": bool(run.no_catchup),
-        "max_concurrency": int(run.max_concurrency or 0),
+        "cron": run.cron,
+        "start": next(schedule.after(max(now, run.start or now)), None),
+        "end": as_utc(run.end) if run.end else None,
+        "no_catchup": run.no_catchup,
+        "max_concurrency": run.max_concurrency,
         "service_account": run.service_account,
-        "pipeline_root": (runtime.pipeline_root or None) if runtime else None,
-        "arguments": runtime.parameters if runtime else None,
-        "package": version.is_named(name),
+        "pipeline_root": run.pipeline_root,
+        "arguments": run.arguments,
+        "package": version.is_named(versions.get(run.version_id, "")),
     }
     return tuple(field for field in wanted if wanted[field] != found[field])
 
 
-def missed_nothing(item: Loaded, run: Any, now: datetime) -> bool:
+def missed_nothing(item: Loaded, run: RecurringRun, now: datetime) -> bool:
     """Whether no slot lies between the start of a disabled recurring run and now."""
-    start = run.trigger.cron_schedule.start_time
-    return start is not None and next(item.schedule.after(start), now) > now
-
-
-def enabled(run: Any) -> bool:
-    """Whether a recurring run fires."""
-    return str(run.mode).upper().endswith("ENABLE")
+    return run.start is not None and next(item.schedule.after(run.start), now) > now

@@ -23,7 +23,6 @@ from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.reconcile import (
     Change,
     differences,
-    enabled,
     hidden,
     missed_nothing,
 )
@@ -40,14 +39,14 @@ def apply(api: Kubeflow, changes: Sequence[Change], now: datetime, cluster: Clus
         is enabled, and none may be; the next `apply` repairs that.
     """
     for change in changes:
-        if change.action == "disable":
-            _repeated(api.disable, change.observed.recurring_run_id)
-        elif change.action == "delete" and change.hidden is not None:
+        if change.hidden is not None:
             cluster.delete_scheduled_workflow(change.hidden)
-        elif change.action == "delete":
-            _delete(api, change.observed.recurring_run_id)
         elif change.wanted is not None and change.action in ("create", "replace"):
             _replace(api, change, change.wanted, now, cluster)
+        elif change.observed is not None and change.action == "disable":
+            _repeated(api.disable, change.observed.run_id)
+        elif change.observed is not None and change.action == "delete":
+            _delete(api, change.observed.run_id)
 
 
 def _replace(
@@ -55,14 +54,14 @@ def _replace(
 ) -> None:
     """Replaces a recurring run by another, or creates the first."""
     if change.prepared is not None:
-        new = change.prepared.recurring_run_id
+        new = change.prepared.run_id
     else:
         new = _create(api, change, item, now, cluster)
     if change.observed is None:
         _repeated(api.enable, new)
         return
-    old = change.observed.recurring_run_id
-    if enabled(change.observed):
+    old = change.observed.run_id
+    if change.observed.enabled:
         try:
             _repeated(api.disable, old)
             _repeated(api.enable, new)
@@ -81,18 +80,18 @@ def _create(
     try:
         return api.create_recurring_run(item, max(item.schedule.start, now))
     except OutcomeUnknown as error:
-        runs = list(api.recurring_runs())
+        runs = api.recurring_runs()
         versions = api.version_names()
         for run in runs:
             if (
                 run != change.observed
-                and not enabled(run)
+                and not run.enabled
                 and not differences(item, run, versions, now)
                 and missed_nothing(item, run, now)
             ):
-                return run.recurring_run_id
+                return run.run_id
         objects = cluster.scheduled_workflows()
-        known = {run.recurring_run_id for run in runs}
+        known = {run.run_id for run in runs}
         copies = hidden([item], objects or [], known, versions)
         gone = [cluster.delete_scheduled_workflow(copy.hidden) for copy in copies if copy.hidden]
         after = ""
@@ -123,7 +122,7 @@ def _delete(api: Kubeflow, run_id: str) -> None:
     try:
         api.delete(run_id)
     except OutcomeUnknown:
-        if any(run.recurring_run_id == run_id for run in api.recurring_runs()):
+        if any(run.run_id == run_id for run in api.recurring_runs()):
             api.delete(run_id)
 
 

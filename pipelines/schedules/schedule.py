@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, PositiveFloat, model_validator
 
@@ -63,7 +63,7 @@ class Schedule(Section):
     package: Package
     config: str
     """Configuration: a preset's name, or a YAML file relative to the schedule's file."""
-    overrides: dict[str, Any] = Field(default={})
+    overrides: dict[str, object] = Field(default={})
     """Dotted keys of the configuration -> values."""
     cron: str
     """Six fields, seconds first, UTC."""

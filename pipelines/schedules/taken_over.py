@@ -10,13 +10,21 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.errors import ConfigError, InputError
-from fedemb.pipelines.compile.rules import RULES, Spec, no_raw_outputs, read_compiled
+from fedemb.foundation.canonical_json import JsonObject
+from fedemb.pipelines.compile.fields import list_at, object_at, text_at
+from fedemb.pipelines.compile.rules import (
+    RULES,
+    component_of,
+    dags_of,
+    no_raw_outputs,
+    options_of,
+    read_compiled,
+)
 from fedemb.pipelines.graph import Pipeline
 from fedemb.runtime.step import Step
 from fedemb.storage import open_store
@@ -102,55 +110,54 @@ def taken_over(
     _name_reused(spec, {name: uri for of in found.values() for name, uri in of.items()})
     tasks = next(dag for dag in _dags(spec) if all(step.slug in dag for step in steps))
     slugs = {step.slug for step in steps}
-    kinds = {step.slug: _outputs(spec, tasks[step.slug]) for step in steps}
+    kinds = {slug: _outputs(spec, object_at(tasks, slug)) for slug in slugs}
     for slug in slugs:
-        component = tasks.pop(slug)["componentRef"]["name"]
-        executor = spec["components"].pop(component)["executorLabel"]
-        del spec["deploymentSpec"]["executors"][executor]
-        platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].pop(executor, None)
+        _remove(spec, platform, object_at(tasks.pop(slug)))
     imported: dict[str, tuple[str, str]] = {}
-    for task in list(tasks.values()):
-        inputs = task.get("inputs", {})
-        for value in inputs.get("parameters", {}).values():
-            source = value.get("taskOutputParameter")
-            if source is not None and source["producerTask"] in slugs:
-                constant = texts[source["outputParameterKey"]]
-                value.clear()
-                value["runtimeValue"] = {"constant": constant}
-        for value in inputs.get("artifacts", {}).values():
-            source = value["taskOutputArtifact"]
-            if source["producerTask"] in slugs:
-                name = f"import-{source['producerTask']}-{source['outputArtifactKey']}"
-                imported[name.replace("_", "-")] = (
-                    source["producerTask"],
-                    source["outputArtifactKey"],
-                )
-                source |= {
-                    "producerTask": name.replace("_", "-"),
-                    "outputArtifactKey": "artifact",
-                }
+    for item in tasks.values():
+        task = object_at(item)
+        for value in object_at(task, "inputs", "parameters").values():
+            source = object_at(value, "taskOutputParameter")
+            if source.get("producerTask") in slugs:
+                constant = texts[text_at(source, "outputParameterKey")]
+                object_at(value).clear()
+                object_at(value)["runtimeValue"] = {"constant": constant}
+        for value in object_at(task, "inputs", "artifacts").values():
+            source = object_at(value, "taskOutputArtifact")
+            slug, artifact = text_at(source, "producerTask"), text_at(source, "outputArtifactKey")
+            if slug in slugs:
+                name = f"import-{slug}-{artifact}".replace("_", "-")
+                imported[name] = (slug, artifact)
+                source |= {"producerTask": name, "outputArtifactKey": "artifact"}
         _rewire(task, slugs)
     for name, (slug, artifact) in imported.items():
         uri = found[slug.replace("-", "_")][artifact]
-        _add_importer(spec, tasks, name, uri, kinds[slug][artifact]["artifactType"])
+        _add_importer(spec, tasks, name, uri, object_at(kinds[slug], artifact, "artifactType"))
     _check(spec, platform, package, steps, imported)
     copy = folder / f"from-{package.name}"
     copy.write_text(yaml.safe_dump_all([spec, platform], sort_keys=True))
     return copy
 
 
-def _name_reused(spec: Spec, found: Mapping[str, str]) -> None:
+def _name_reused(spec: JsonObject, found: Mapping[str, str]) -> None:
     """Tells the exit step where the documents of earlier steps are."""
-    for dag in _dags(spec):
-        for task in dag.values():
-            given = task.get("inputs", {}).get("parameters", {}).get("reused")
-            if given is not None:
+    for tasks in dags_of(spec):
+        for task in tasks.values():
+            if given := object_at(task, "inputs", "parameters", "reused"):
                 given["runtimeValue"] = {"constant": json.dumps(dict(found), sort_keys=True)}
 
 
+def _remove(spec: JsonObject, platform: JsonObject, task: JsonObject) -> None:
+    """Removes the component and the executor of a task."""
+    component = object_at(spec, "components").pop(text_at(task, "componentRef", "name"))
+    executor = text_at(component, "executorLabel")
+    del object_at(spec, "deploymentSpec", "executors")[executor]
+    options_of(platform).pop(executor, None)
+
+
 def _check(
-    spec: Spec,
-    platform: Spec,
+    spec: JsonObject,
+    platform: JsonObject,
     package: Path,
     steps: Sequence[Step],
     imported: Mapping[str, tuple[str, str]],
@@ -165,8 +172,9 @@ def _check(
         for name, (slug, artifact) in imported.items()
         if not issubclass(kinds[slug][artifact], Noised | Public)
     ]
-    ours = {name: item for name, item in spec["components"].items() if name[5:] not in imported}
-    without = {**spec, "components": ours}
+    components = object_at(spec, "components").items()
+    ours = {name: item for name, item in components if name[5:] not in imported}
+    without: JsonObject = {**spec, "components": ours}
     broken = [
         problem
         for rule in RULES
@@ -178,44 +186,43 @@ def _check(
         )
 
 
-def _dags(spec: Spec) -> Iterator[dict[str, Any]]:
-    for group in (spec["root"], *spec["components"].values()):
-        if "dag" in group:
-            yield group["dag"]["tasks"]
+def _dags(spec: JsonObject) -> Iterator[JsonObject]:
+    for group in (spec["root"], *object_at(spec, "components").values()):
+        if tasks := object_at(group, "dag", "tasks"):
+            yield tasks
 
 
-def _outputs(spec: Spec, task: Mapping[str, Any]) -> dict[str, Any]:
-    component = spec["components"][task["componentRef"]["name"]]
-    return component.get("outputDefinitions", {}).get("artifacts", {})
+def _outputs(spec: JsonObject, task: JsonObject) -> JsonObject:
+    return object_at(component_of(spec, task), "outputDefinitions", "artifacts")
 
 
-def _rewire(task: dict[str, Any], gone: set[str]) -> None:
+def _rewire(task: JsonObject, gone: set[str]) -> None:
     """Makes a task wait for what it takes now."""
-    taken = task.get("inputs", {}).get("artifacts", {}).values()
-    waits = {value["taskOutputArtifact"]["producerTask"] for value in taken}
-    waits |= set(task.get("dependentTasks", [])) - gone
+    taken = object_at(task, "inputs", "artifacts").values()
+    waits = {text_at(value, "taskOutputArtifact", "producerTask") for value in taken}
+    waits |= {str(name) for name in list_at(task, "dependentTasks")} - gone
     task.pop("dependentTasks", None)
     if waits:
-        task["dependentTasks"] = sorted(waits)
+        task["dependentTasks"] = [*sorted(waits)]
 
 
 def _add_importer(
-    spec: Spec, tasks: dict[str, Any], name: str, uri: str, kind: Mapping[str, str]
+    spec: JsonObject, tasks: JsonObject, name: str, uri: str, kind: JsonObject
 ) -> None:
     """Adds what the compiler makes of `dsl.importer(uri, kind, reimport=True)`."""
-    plain = {key: kind[key] for key in ("schemaTitle", "schemaVersion")}
-    spec["components"][f"comp-{name}"] = {
+    plain: JsonObject = {key: kind[key] for key in ("schemaTitle", "schemaVersion")}
+    object_at(spec, "components")[f"comp-{name}"] = {
         "executorLabel": f"exec-{name}",
         "inputDefinitions": {"parameters": {"uri": {"parameterType": "STRING"}}},
         "outputDefinitions": {"artifacts": {"artifact": {"artifactType": plain}}},
     }
-    spec["deploymentSpec"]["executors"][f"exec-{name}"] = {
+    object_at(spec, "deploymentSpec", "executors")[f"exec-{name}"] = {
         "importer": {"artifactUri": {"constant": uri}, "reimport": True, "typeSchema": plain}
     }
     tasks[name] = {
         "cachingOptions": {},
         "componentRef": {"name": f"comp-{name}"},
         "inputs": {"parameters": {"uri": {"runtimeValue": {"constant": uri}}}},
-        "retryPolicy": dict(NO_RETRY),
+        "retryPolicy": {**NO_RETRY},
         "taskInfo": {"name": name},
     }

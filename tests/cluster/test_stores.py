@@ -98,10 +98,8 @@ def stores(plane, applied, tmp_path_factory):
             made.sh(page_block("mc mb --with-lock store/fedemb-rollback-anchor"))
             made.sh("mc mb store/photos")
             for group, row in rights_of_groups().items():
-                names = (
-                    {"s3:ListBucket": "photos"} if {"private", "names"} & {*row["input"]} else {}
-                )
-                read = {"s3:GetObject": "photos/*"} if "private" in row["input"] else {}
+                names = {"s3:ListBucket": "photos"} if {"private", "names"} & {*row.input} else {}
+                read = {"s3:GetObject": "photos/*"} if "private" in row.input else {}
                 if names:
                     made.grant(group, f"photos-{group}", {**names, **read})
             yield made

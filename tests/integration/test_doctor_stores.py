@@ -16,8 +16,8 @@ from conftest import serving
 
 from fedemb.pipelines.compile.cluster import load_profile
 from fedemb.pipelines.doctor.doctor import Doctor
-from fedemb.pipelines.doctor.kubernetes_api import Answer
 from fedemb.pipelines.doctor.stores import condition_of, places, stores
+from fedemb.pipelines.schedules.kubernetes_api import Answer
 from fedemb.pipelines.steps import rights_of_groups
 from tests.kit.pipeline_runs.partition_run import make_config
 from tests.kit.servers.free_port import free_port
@@ -124,8 +124,8 @@ def moto(tmp_path, monkeypatch):
 def _inputs(moto: Moto) -> None:
     """The rights on the private images: the bucket is the data owner's, and so are they."""
     for group, row in rights_of_groups().items():
-        if {"private", "names"} & set(row["input"]):
-            reading = {"GetObject": "fedemb-photos/*"} if "private" in row["input"] else {}
+        if {"private", "names"} & set(row.input):
+            reading = {"GetObject": "fedemb-photos/*"} if "private" in row.input else {}
             moto.grant(group, _allow(ListBucket="fedemb-photos", **reading), "photos")
 
 
@@ -223,18 +223,18 @@ def _google_policies() -> dict[str, list[dict]]:
     bind("public", "run", "roles/storage.objectUser")
     for group, row in rights_of_groups().items():
         bind("public", group, "roles/storage.objectUser")
-        for folder, right in row["private"].items():
+        for folder, right in row.private.items():
             bind("private", group, f"projects/runs/roles/{FOLDERS[right]}", folder)
-        if row["private"]:
+        if row.private:
             bind("private", group, "projects/runs/roles/fedembList")
         for name in ("ledger", "releases"):
-            if row[name] != "none":
-                bind(name, group, TERRAFORM[row[name]])
-        if row["rollback_anchor"] != "none":
+            if getattr(row, name) != "none":
+                bind(name, group, TERRAFORM[getattr(row, name)])
+        if row.rollback_anchor != "none":
             bind("rollback-anchor", group, "projects/other/roles/fedembRollbackAnchor")
-        if "private" in row["input"]:
+        if "private" in row.input:
             bind("photos", group, "roles/storage.objectViewer")
-        if "names" in row["input"]:
+        if "names" in row.input:
             bind("photos", group, "roles/storage.legacyBucketReader")
     return made
 

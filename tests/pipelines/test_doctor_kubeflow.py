@@ -9,7 +9,7 @@ import pytest
 from fedemb.pipelines.compile.cluster import load_profile
 from fedemb.pipelines.doctor import kubeflow_parts
 from fedemb.pipelines.doctor.doctor import Doctor
-from fedemb.pipelines.doctor.kubernetes_api import Answer
+from fedemb.pipelines.schedules.kubernetes_api import Answer
 from fedemb.pipelines.steps import all_steps, key_claims
 
 HERE = "/api/v1/namespaces/fedemb"

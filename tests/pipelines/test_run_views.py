@@ -16,6 +16,7 @@ from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Outcome, Pace, PlainView, _follow, _guarantee
+from fedemb.pipelines.run.signed import signed_plan
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import run as plan_privacy
 
@@ -100,5 +101,9 @@ def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):
     plan = plan_privacy(StepContext(artifacts, config=config, keys=str(tmp_path / "keys")))
     assert [item["epsilon"] is None for item in plan["projections"]] == [True, False, False]
     assert "projected epsilon: infinite at 100,000 users, 8.65 at" in _guarantee(run)
-    nobody = {"projections": plan["projections"][:1]}
+    body = signed_plan(run)
+    nobody = body.model_copy(update={"projections": body.projections[:1]})
     assert price("simulation", nobody) == ("100,000 (projected)", "infinite")
+    unbounded = body.guarantee.model_copy(update={"epsilon": None})
+    release = body.model_copy(update={"guarantee": unbounded})
+    assert price("release", release)[1] == "infinite"

@@ -22,11 +22,11 @@ import fedemb.steps
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.documents.evidence import read_evidence
 from fedemb.pipelines import steps
-from fedemb.pipelines.compile.cluster import IMAGE_NAMES, compile_pipeline, parse_images
+from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.reports import lineage
-from fedemb.runtime.step import Rights, declared, leading_to, step
+from fedemb.runtime.step import PLACEHOLDER_IMAGES, Rights, declared, leading_to, step
 from tests.kit.pipeline_runs import honest_run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
 def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, tmp_path):
-    images = parse_images([f"{name}=r.example/x@sha256:{'a' * 64}" for name in IMAGE_NAMES])
+    images = parse_images([f"{name}=r.example/x@sha256:{'a' * 64}" for name in PLACEHOLDER_IMAGES])
     path = tmp_path / "pipeline.yaml"
     compile_pipeline(path, profile=profile, images=images, pipeline=toy)
     spec, platform = yaml.safe_load_all(path.read_text())
@@ -136,7 +136,7 @@ def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, t
 
 
 def test_new_step_has_its_rights_row_arrows_and_publication(toy):
-    assert steps.rights_of_groups()["count"]["ledger"] == "read"
+    assert steps.rights_of_groups()["count"].ledger == "read"
     assert "| Counts the rounds of the model | light |" in steps.steps_table()
     assert toy.after()["count_toys"] == ("train_dp_fedemb",)
     assert toy.published()["count_toys"] == {"toys": Public}

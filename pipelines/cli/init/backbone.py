@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
+from fedemb.config import PretrainingConfig
+from fedemb.data.columns import guess_source
 from fedemb.errors import ConfigError, InputError
+from fedemb.models.imported import check_import, image_shape, known_pixels, with_card
+from fedemb.models.public_backbone.card import BackboneCard, Tap, read_card
+from fedemb.pipelines.cli.init.photos import Photos
+from fedemb.pipelines.cli.init.recipes import (
+    COVARIANCE_DIRECTIONS,
+    PRINCIPAL_DIRECTIONS,
+    WHITENED_DIRECTIONS,
+)
 from fedemb.pipelines.output import say
-
-if TYPE_CHECKING:
-    from fedemb.models.public_backbone.card import BackboneCard, Tap
-    from fedemb.pipelines.cli.init.photos import Photos
 
 _TAPS = ("head", "last_block")
 """Taps whose features are joined, if the card of the file has them."""
@@ -48,8 +54,6 @@ class Backbone:
         Args:
           directions: `principal_directions` or `whitened_directions`.
         """
-        from fedemb.pipelines.cli.init.recipes import PRINCIPAL_DIRECTIONS, WHITENED_DIRECTIONS
-
         if "source" not in self.pretraining:
             return {}
         principal = directions == "principal_directions"
@@ -67,8 +71,6 @@ class Backbone:
 
         The number of features comes from the card of the file, and constants from public photos.
         """
-        from fedemb.pipelines.cli.init.recipes import COVARIANCE_DIRECTIONS
-
         if self.card is None or not self.projected():
             return {}
         directions = min(COVARIANCE_DIRECTIONS, self.width)
@@ -125,8 +127,6 @@ def backbone_of(
       ConfigError: the pixel format is unknown or not for this backbone.
       InputError: the file does not exist.
     """
-    from fedemb.data.columns import guess_source
-
     uri = start if "://" in start else str(Path(start).resolve())
     if start.endswith(".keras"):
         return _imported(Path(start), uri, photos, pixels, ask)
@@ -158,11 +158,6 @@ def _require(start: str) -> None:
 def _imported(
     path: Path, uri: str, photos: str | None, pixels: str | None, ask: Callable[[str], str]
 ) -> Backbone:
-    from fedemb.config import PretrainingConfig
-    from fedemb.data.columns import guess_source
-    from fedemb.models.imported import check_import, image_shape, with_card
-    from fedemb.models.public_backbone.card import read_card
-
     check_import(path, "projection")
     section: dict[str, object] = {"kind": "import", "import_path": uri}
     section["import_pixels"] = _pixel_format(path, pixels, ask)
@@ -180,9 +175,6 @@ def _imported(
 
 def _pixel_format(path: Path, given: str | None, ask: Callable[[str], str]) -> str:
     """Returns the pixel format that the file was trained on."""
-    from fedemb.config import PretrainingConfig
-    from fedemb.models.imported import known_pixels
-
     known = known_pixels(path)
     if given is None and known:
         say(f"{path.name} expects pixels in {known[0]}, read from {known[1]} (see --pixels)")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedemb.config import RunConfig
-    from fedemb.pipelines.cli.init.backbone import Backbone
-    from fedemb.pipelines.cli.init.photos import Photos
-    from fedemb.pipelines.cli.init.recipes import ClassifierRecipe
-    from fedemb.pipelines.cli.init.settings import Promise, Settings
-    from fedemb.steps.partition_users.census import Census
+from fedemb.pipelines.cli.init import recipes
+from fedemb.pipelines.cli.init.backbone import Backbone
+from fedemb.pipelines.cli.init.photos import Photos
+from fedemb.pipelines.cli.init.recipes import (
+    SCATTERING_PIXELS,
+    WHITENED_DIRECTIONS,
+    ClassifierRecipe,
+    head_learning_rate,
+)
+from fedemb.pipelines.cli.init.settings import Promise, Settings, images_section, policy_section
+from fedemb.privacy.mechanisms.registry import LeastSquares, PoissonGaussian, plan_mechanism
+from fedemb.steps.partition_users.census import Census
+from fedemb.steps.plan_privacy.prospects import prospects, temperature_for_noise
 
 _LABELS_SHOWN = 50
 
@@ -47,9 +52,6 @@ def classifier_settings(
       promise: public numbers of the guarantee.
       classes: public list of classes.
     """
-    from fedemb.pipelines.cli.init.settings import policy_section
-    from fedemb.privacy.mechanisms.registry import PoissonGaussian
-
     bound = promise.users_lower_bound
     recipe = recipe_of(start, bound)
     described = photos.source.model_dump(mode="json", exclude_defaults=True)
@@ -101,10 +103,6 @@ def with_solved_head(settings: Settings, config: RunConfig, start: Backbone) -> 
       config: the same settings with the noise of the plan.
       start: the public backbone.
     """
-    from fedemb.pipelines.cli.init import recipes
-    from fedemb.privacy.mechanisms.registry import LeastSquares, plan_mechanism
-    from fedemb.steps.plan_privacy.prospects import prospects
-
     found = prospects(config, plan_mechanism(config))
     constants = start.imported and start.card and start.constants("principal_directions")
     if not constants or found is None or found.noise < recipes.SOLVED_FROM_NOISE:
@@ -113,7 +111,7 @@ def with_solved_head(settings: Settings, config: RunConfig, start: Backbone) -> 
     model = {**settings["model"], **constants}
     model |= {"principal_directions": directions, "embedding_dim": directions}
     del model["whitened_directions"]
-    mechanism = settings["mechanism"]
+    mechanism, training = settings["mechanism"], settings["training"]
     return {
         **settings,
         "model": model,
@@ -124,7 +122,7 @@ def with_solved_head(settings: Settings, config: RunConfig, start: Backbone) -> 
         },
         "training": {
             "algorithm": "dp_sgd",
-            "unit_gradient": settings["training"]["unit_gradient"],
+            "unit_gradient": training.get("unit_gradient", {}),
             "server": {"ridge": recipes.SOLVED_RIDGE},
         },
     }
@@ -137,8 +135,6 @@ def recipe_of(start: Backbone, bound: int) -> ClassifierRecipe:
       start: the public backbone.
       bound: public lower bound on the number of units.
     """
-    from fedemb.pipelines.cli.init import recipes
-
     if start.imported:
         return recipes.IMPORTED_HEAD
     whole = not start.pretrained and bound >= recipes.FROM_SCRATCH
@@ -158,21 +154,17 @@ def with_head_rates(
     Returns:
       The two numbers by name; empty if more than a head is trained.
     """
-    from fedemb.pipelines.cli.init.recipes import head_learning_rate
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
-    from fedemb.steps.plan_privacy.prospects import prospects, temperature_for_noise
-
     plan = plan_mechanism(config)
     found = prospects(config, plan)
     if found is None or found.recipe != "head":
         return {}
-    server = settings["training"]["server"]
-    server["learning_rate"] = head_learning_rate(found.noise, recipe)
-    changed = config.updated({"training.server.learning_rate": server["learning_rate"]})
+    rate = head_learning_rate(found.noise, recipe)
+    settings["training"].setdefault("server", {})["learning_rate"] = rate
+    changed = config.updated({"training.server.learning_rate": rate})
     divisor = temperature_for_noise(changed, plan)
     temperature = 1.0 if divisor is None else float(f"{divisor:.3g}")
     settings["model"]["temperature"] = temperature
-    return {"learning rate": server["learning_rate"], "temperature": temperature}
+    return {"learning rate": rate, "temperature": temperature}
 
 
 def _pretraining(start: Backbone, recipe: ClassifierRecipe) -> dict[str, object]:
@@ -190,9 +182,6 @@ def _pretraining(start: Backbone, recipe: ClassifierRecipe) -> dict[str, object]
 def _model(
     photos: Photos, start: Backbone, recipe: ClassifierRecipe, classes: Sequence[str]
 ) -> dict[str, object]:
-    from fedemb.pipelines.cli.init.recipes import SCATTERING_PIXELS, WHITENED_DIRECTIONS
-    from fedemb.pipelines.cli.init.settings import images_section
-
     images = images_section(photos, start)
     net: dict[str, object] = {"backbone": "resnet8_ws", "projection": False, "embedding_dim": 64}
     net["trainable"] = "all" if recipe.chance < 1 else "head"
@@ -203,7 +192,7 @@ def _model(
         images["image_size"] = side
         net |= {
             "backbone": "scatter_linear",
-            "embedding_dim": 81 * int(str(images["channels"])) * (side // 4) ** 2,
+            "embedding_dim": 81 * start.image_shape(photos)[1] * (side // 4) ** 2,
             "whitened_directions": WHITENED_DIRECTIONS,
         }
     return {**images, **net, "classes": list(classes)}

@@ -111,16 +111,17 @@ def _backbone(options: BackboneOptions) -> Backbone:
 
 def _classifier(photos: Photos, start: Backbone, promise: Promise, goal: GoalOptions) -> Settings:
     from fedemb.pipelines.cli.init.classifier import check_classes, classifier_settings
+    from fedemb.pipelines.run.load_config import validate
 
     named = goal.classes or asked("Public list of classes (a,b,c)?", "--classes", str)
     classes = [name.strip() for name in named.split(",")]
     check_classes(classes, photos.census)
     settings = classifier_settings(photos, start, promise, classes)
     learns = f"learns to distinguish {len(classes)} classes"
-    size, model = settings["model"]["image_size"], settings["model"]
-    colour = "colour" if model["channels"] > 1 else "grey"
+    model = validate(settings).model
+    size, colour = model.image_size, "colour" if model.channels > 1 else "grey"
     say(f"the model sees {size} x {size} pixels, {colour}, and {learns}. {photos.unit.covered}")
-    say(f"trained: {model['trainable']}, on backbone {model['backbone']}")
+    say(f"trained: {model.trainable}, on backbone {model.backbone}")
     return settings
 
 

@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fedemb.config import RunConfig, SourceConfig
+from fedemb.config.data import ENDINGS, Columns
+from fedemb.data.columns import guess_source
+from fedemb.data.formats.exports import refuse_folders_of_no_users
+from fedemb.data.formats.image_files import is_side_file
+from fedemb.data.sources import find_parts, split_part
 from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.cli.init.options import PhotoOptions
 from fedemb.pipelines.output import say
-
-if TYPE_CHECKING:
-    from fedemb.config import RunConfig, SourceConfig
-    from fedemb.pipelines.cli.init.options import PhotoOptions
-    from fedemb.privacy.accounting.units import UnitWords
-    from fedemb.steps.partition_users.census import Census
+from fedemb.pipelines.run.load_config import validate
+from fedemb.privacy.accounting.units import UNITS, UnitWords, count_of
+from fedemb.privacy.mechanisms.registry import PoissonGaussian
+from fedemb.steps.partition_users.census import Census, take_census
+from fedemb.steps.partition_users.check import (
+    BAD,
+    LEFT_OUT,
+    examples,
+    folded_ids,
+    inexact_ids,
+    looked_for,
+)
+from fedemb.storage import open_store
 
 _SIZES = (28, 32, 48, 64)
 """Image sizes of the model to choose from; the largest that most photos have is chosen."""
@@ -47,8 +60,6 @@ class Photos:
     @property
     def unit(self) -> UnitWords:
         """The unit of privacy."""
-        from fedemb.privacy.accounting.units import UNITS
-
         return UNITS["image" if self.of_images else "user"]
 
     @property
@@ -64,8 +75,6 @@ class Photos:
     @property
     def images(self) -> int:
         """Usable images, each counted as its own unit."""
-        from fedemb.steps.partition_users.check import BAD, LEFT_OUT
-
         lost = [name for name in (*BAD, *LEFT_OUT) if name != "dropped_over_cap"]
         return self.census.counts["rows"] - sum(self.census.counts[name] for name in lost)
 
@@ -87,11 +96,6 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
       ConfigError: an option is unknown.
       InputError: the photos are missing or have no such columns.
     """
-    from fedemb.config.data import ENDINGS, Columns
-    from fedemb.data.columns import guess_source
-    from fedemb.data.formats.exports import refuse_folders_of_no_users
-    from fedemb.storage import open_store
-
     named: dict[str, str] = {}
     for item in options.column or []:
         column, _, name = item.partition("=")
@@ -133,9 +137,6 @@ def source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:
       ConfigError: the class of a photo is not known.
       StorageError: the folder cannot be read.
     """
-    from fedemb.data.formats.image_files import is_side_file
-    from fedemb.data.sources import find_parts, split_part
-
     columns, folders = source.columns, list[str]()
     if columns.label is None and source.file_format == "image_folder":
         columns = columns.model_copy(update={"user_id": None, "label": "label"})
@@ -165,15 +166,6 @@ def survey(
       InputError: no photo is usable, or user ids have lost digits.
       ConfigError: the class of a photo is not known.
     """
-    from fedemb.steps.partition_users.census import take_census
-    from fedemb.steps.partition_users.check import (
-        BAD,
-        LEFT_OUT,
-        examples,
-        inexact_ids,
-        looked_for,
-    )
-
     census = take_census(_counting_config(source, aspect_ratio), progress)
     if refused := inexact_ids(census):
         raise InputError(" ".join(refused))
@@ -204,9 +196,6 @@ def survey(
 
 
 def _counting_config(source: SourceConfig, aspect_ratio: str) -> RunConfig:
-    from fedemb.pipelines.run.load_config import validate
-    from fedemb.privacy.mechanisms.registry import PoissonGaussian
-
     return validate(
         {
             "purpose": "simulation",
@@ -235,9 +224,6 @@ def _counting_config(source: SourceConfig, aspect_ratio: str) -> RunConfig:
 
 def describe(photos: Photos) -> None:
     """Prints the counts of the photos for their owner."""
-    from fedemb.privacy.accounting.units import count_of
-    from fedemb.steps.partition_users.check import BAD, LEFT_OUT, examples, folded_ids
-
     census, rows = photos.census, count_of(photos.census.counts["rows"], "photo")
     if photos.class_folders or photos.of_images:
         say(f"{rows}; {photos.images:,} usable (private figures, not for publication)")

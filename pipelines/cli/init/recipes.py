@@ -16,8 +16,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 Section = dict[str, object]
+
+
+class Training(TypedDict, total=False):
+    """Settings of the section `training`."""
+
+    algorithm: str
+    local: Section
+    server: Section
+    unit_gradient: Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +50,7 @@ class EmbeddingRecipe:
     most_noise: float = math.inf
     solved: bool = False
     model: Section
-    training: Section = field(default_factory=dict[str, object])
+    training: Training = field(default_factory=Training)
 
 
 _PROTOTYPES: Section = {"head_init": "prototypes", "head_learning_rate_scale": 12.0}

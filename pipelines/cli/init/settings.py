@@ -8,16 +8,44 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NotRequired, TypedDict
 
-if TYPE_CHECKING:
-    from fedemb.config import RunConfig
-    from fedemb.pipelines.cli.init.backbone import Backbone
-    from fedemb.pipelines.cli.init.photos import Photos
-    from fedemb.pipelines.cli.init.recipes import EmbeddingRecipe
+import yaml
 
-Settings = dict[str, Any]
-"""Sections of a configuration, as they are written."""
+from fedemb.config import RunConfig
+from fedemb.config.policy import PRIVATE_FOLDERS
+from fedemb.pipelines.cli.init.backbone import Backbone
+from fedemb.pipelines.cli.init.photos import Photos
+from fedemb.pipelines.cli.init.recipes import (
+    PROJECTIONS,
+    WHITENING,
+    WHOLE_NET,
+    EmbeddingRecipe,
+    Section,
+    Training,
+)
+from fedemb.pipelines.cli.planning.plan_text import PROTECTS_UP_TO
+from fedemb.pipelines.cli.planning.planned import calibrated
+from fedemb.pipelines.run.load_config import validate
+from fedemb.privacy.mechanisms.registry import Covariance, GroupPoissonGaussian, plan_mechanism
+from fedemb.reports.mechanism_text import participants
+from fedemb.steps.plan_privacy.plan import warnings
+from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects
+
+
+class Settings(TypedDict):
+    """Sections of a configuration, as they are written."""
+
+    purpose: str
+    task: NotRequired[str]
+    data: Section
+    partition: Section
+    model: Section
+    pretraining: Section
+    mechanism: Section
+    training: Training
+    policy: Section
+
 
 _LIKELY = {"helpful": "likely", "uncertain": "possible", "hopeless": "unlikely"}
 _LEAST_CLIENTS = 8
@@ -87,8 +115,6 @@ def embedding_settings(
 
 
 def _mechanism(recipe: EmbeddingRecipe, promise: Promise, clients: int) -> dict[str, object]:
-    from fedemb.privacy.mechanisms.registry import Covariance, GroupPoissonGaussian
-
     if recipe.solved:
         units = max(1, round(0.9 * promise.users_lower_bound))
         return {"kind": Covariance.kind_name(), "units_per_round": units, "noise_multiplier": 1.0}
@@ -103,12 +129,6 @@ def _mechanism(recipe: EmbeddingRecipe, promise: Promise, clients: int) -> dict[
 
 def recipe_of(photos: Photos, start: Backbone, promise: Promise) -> EmbeddingRecipe:
     """Returns the recipe for an embedding: see `recipes`."""
-    from fedemb.pipelines.cli.init.recipes import PROJECTIONS, WHITENING, WHOLE_NET
-    from fedemb.pipelines.cli.planning.planned import calibrated
-    from fedemb.pipelines.run.load_config import validate
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
-    from fedemb.steps.plan_privacy.prospects import noise_on_mean
-
     if not start.imported:
         return WHOLE_NET
     if start.whitened():
@@ -135,8 +155,6 @@ def policy_section(photos: Photos, promise: Promise) -> dict[str, object]:
 
 def policy_id(stem: str) -> str:
     """Returns a valid policy name made from the name of a file or folder."""
-    from fedemb.config.policy import PRIVATE_FOLDERS
-
     name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower())[:50].strip("._-") or "mine"
     return f"{name}-photos" if name in PRIVATE_FOLDERS else name
 
@@ -153,12 +171,6 @@ def customary_delta(bound: int) -> float:
 
 def outlook(config: RunConfig) -> list[str]:
     """Returns lines about the noise of a configuration, and warnings."""
-    from fedemb.pipelines.cli.planning.plan_text import PROTECTS_UP_TO
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
-    from fedemb.reports.mechanism_text import participants
-    from fedemb.steps.plan_privacy.plan import warnings
-    from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects
-
     plan, found = plan_mechanism(config), warnings(config)
     noise = f"{participants(plan)}; noise on the mean: {noise_on_mean(plan):.2g} clipping norms"
     expected = prospects(config, plan)
@@ -189,8 +201,6 @@ _COMMENTS = {
 
 def as_text(settings: Settings, output: Path) -> str:
     """Returns the settings as YAML with comments."""
-    import yaml
-
     parts = ["# Written by `fedemb init`. `fedemb config describe` explains each setting.\n"]
     for name, value in settings.items():
         if name in _COMMENTS and (name, settings.get("task")) != ("partition", "classification"):

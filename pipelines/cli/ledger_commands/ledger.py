@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,9 @@ from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
+    from fedemb.keys.trust import TrustStore
     from fedemb.ledger import Ledger
+    from fedemb.ledger.state import LedgerState
 
 app = typer.Typer(
     help="Show, verify and change the privacy ledger of a policy.", no_args_is_help=True
@@ -40,7 +42,7 @@ ConfigOption = Annotated[
 ]
 
 
-def _trust(path: Path | None) -> Any:
+def _trust(path: Path | None) -> TrustStore | None:
     from fedemb.keys.trust import TrustStore
 
     return None if path is None else TrustStore.load(path)
@@ -136,11 +138,9 @@ def show(
         policy = policy or planned.policy.policy_id
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
     check_marks(opened, keys, rollback_anchor)
-    found = text.summary(opened)
-    if planned is not None:
-        found["more_runs_that_fit"] = text.fitting(opened, text.content_of(planned))
+    fit = None if planned is None else text.fitting(opened, text.content_of(planned))
     if json_:
-        say_json(found)
+        say_json({**text.summary(opened), **({} if fit is None else {"more_runs_that_fit": fit})})
         return
     terms = opened.terms
     say(
@@ -148,68 +148,79 @@ def show(
         f"{terms.delta:g}, {text.composition(terms)}; "
         f"{text.counted(opened.head.sequence + 1, 'record')}"
     )
-    if not found["runs"]:
+    if not opened.state.attempts:
         say("", "no run has reserved anything yet")
     else:
-        _show_runs(opened, found)
-    _show_decisions(found)
-    if "more_runs_that_fit" in found:
-        say("", f"more runs of this plan that fit: {found['more_runs_that_fit']}")
+        _show_runs(opened)
+    _show_decisions(opened.state)
+    if fit is not None:
+        say("", f"more runs of this plan that fit: {fit}")
 
 
-def _show_decisions(found: dict[str, Any]) -> None:
-    """Prints evaluations, external charges, waivers, approvals and rotations of a summary."""
+def _show_decisions(state: LedgerState) -> None:
+    """Prints evaluations, external charges, waivers, approvals and rotations."""
+    from fedemb.documents import ledger_record as kinds
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
-    if found["evaluations"]:
-        say("", f"held-out users were evaluated {text.counted(found['evaluations'], 'time')}")
-    for row in found["external"]:
+    if state.evaluations:
+        say("", f"held-out users were evaluated {text.counted(len(state.evaluations), 'time')}")
+    for record in state.external:
+        charge = record.content(kinds.ChargeRecord)
         say(
             "",
-            f"external charge {row['name']!r} declared by {row['actor']} on "
-            f"{', '.join(row['blocks'])}: {row['reason']}",
+            f"external charge {charge.name!r} declared by {record.actor} on "
+            f"{', '.join(charge.blocks)}: {charge.reason}",
         )
-    for row in found["waivers"]:
+    for record in state.waivers:
+        waiver = record.content(kinds.WaiverRecord)
         say(
             "",
-            f"waived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "
-            f"{row['reason']}",
+            f"waived by {record.actor}: {waiver.code} for model {waiver.model_sha[:12]}: "
+            f"{waiver.reason}",
         )
-    if found["approvers"]:
-        say("", f"who may approve releases: {', '.join(found['approvers'])}")
-    for row in found["approvals"]:
+    if state.approvers:
+        say("", f"who may approve releases: {', '.join(sorted(state.approvers.values()))}")
+    for record in state.approvals:
+        approval = record.content(kinds.ApprovalRecord)
         say(
             "",
-            f"approved by {row['actor']} at {row['time']}: model {row['model_sha'][:12]} with "
-            f"report {row['report_sha'][:12]}",
+            f"approved by {record.actor} at {record.time}: model {approval.model_sha[:12]} with "
+            f"report {approval.report_sha[:12]}",
         )
-    for row in found["rotations"]:
+    for record in state.rotations:
+        rotation = record.content(kinds.KeysRecord)
         say(
             "",
-            f"record {row['sequence']}, by {row['actor']}: new signing keys of "
-            f"{', '.join(row['roles'])}: {row['reason']}",
+            f"record {record.sequence}, by {record.actor}: new signing keys of "
+            f"{', '.join(str(key['role']) for key in rotation.keys)}: {rotation.reason}",
         )
 
 
-def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
+def _show_runs(opened: Ledger) -> None:
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
+    state, shown = opened.state, text.RUNS_SHOWN
     say("", "blocks, most spent first")
-    fullest = sorted(found["blocks"], key=lambda row: -row["epsilon"])
-    for row in fullest[: text.RUNS_SHOWN]:
+    blocks = {block: state.spent(block) for block in sorted(state.by_block)}
+    for block in sorted(blocks, key=lambda block: -blocks[block].epsilon)[:shown]:
+        spent = blocks[block]
         say(
-            f"  {row['block']:<20} spent {row['epsilon']:<8.4g} left {row['left']:<8.4g} "
-            f"{text.counted(row['runs'], 'charge')}"
+            f"  {block:<20} spent {spent.epsilon:<8.4g} "
+            f"left {opened.terms.epsilon_cap - spent.epsilon:<8.4g} "
+            f"{text.counted(spent.charges, 'charge')}"
         )
-    say("", f"runs, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}")
-    for row in found["runs"][-text.RUNS_SHOWN :]:
-        charged = f"charged {row['rounds_charged']} of {row['rounds_reserved']} rounds"
-        if row["search"]:
-            charged = f"charged in full, {row['search']}"
-        by = "" if row["actor"] == "unnamed" else f"  by {row['actor']}"
+    runs = list(state.attempts.values())
+    say("", f"runs, the last {min(shown, len(runs))} of {len(runs)}")
+    for attempt in runs[-shown:]:
+        record, charge = attempt.reserve, attempt.charge
+        charged = charge.rounds_charged if attempt.charged else 0
+        said = f"charged {charged} of {charge.rounds} rounds"
+        if charge.search:
+            said = f"charged in full, {charge.search}"
+        by = "" if record.actor == "unnamed" else f"  by {record.actor}"
         say(
-            f"  {row['time'][:16].replace('T', ' ')} UTC  {row['run_id']:<24} "
-            f"{row['status']:<10} {charged}{by}"
+            f"  {record.time[:16].replace('T', ' ')} UTC  {record.run_id:<24} "
+            f"{attempt.status:<10} {said}{by}"
         )
     block = opened.state.worst_block()
     if block is not None:
@@ -218,8 +229,8 @@ def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
             (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
             for item in opened.state.price_history(block)
         ]
-        for line in text.bars(points[-30:], opened.terms.epsilon_cap):
-            say("  " + line)
+        bars = text.bars(points[-30:], opened.terms.epsilon_cap)
+        say(*(f"  {line}" for line in bars))
 
 
 @app.command()
@@ -283,8 +294,7 @@ def explain(
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
     if run_id is not None:
-        for line in text.explain_run(opened, run_id):
-            say(line)
+        say(*text.explain_run(opened, run_id))
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedemb.config import RunConfig
 from fedemb.documents.ledger_record import KeysRecord
 from fedemb.errors import InputError, LedgerError, Refused
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Charge, Ledger, PolicyTerms, policies, read_trust
 from fedemb.ledger.chain import Chain
@@ -57,7 +56,7 @@ def _found_policy(store: Store, policy_id: str | None) -> str:
     raise InputError(f"{store.uri} holds several policies; choose --policy {' | '.join(names)}")
 
 
-def summary(ledger: Ledger) -> dict[str, Any]:
+def summary(ledger: Ledger) -> JsonFields:
     """Blocks, runs and terms, as JSON."""
     state, terms = ledger.state, ledger.terms
     blocks = {block: state.spent(block) for block in sorted(state.by_block)}

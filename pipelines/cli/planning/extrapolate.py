@@ -9,9 +9,8 @@ import typer
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.option_groups import grouped
-from fedemb.pipelines.cli.planning.plan import show
 from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
-from fedemb.pipelines.cli.planning.planned import config_of, price_fields, priced
+from fedemb.pipelines.output import say, say_json
 
 
 @grouped
@@ -27,6 +26,8 @@ def extrapolate(
 
     Example: fedemb extrapolate --config quickstart --figure extrapolate.svg
     """
+    from fedemb.pipelines.cli.planning.plan_text import extrapolation_lines, lines
+    from fedemb.pipelines.cli.planning.planned import config_of, price_fields, priced
     from fedemb.steps.plan_privacy.extrapolate import extrapolate as draw
 
     config = config_of(context, source, numbers)
@@ -36,7 +37,9 @@ def extrapolate(
             f"Mechanism {found.mechanism.kind} adds no noise and has no epsilon to project. Pass "
             "another --mechanism."
         )
-    fields = price_fields(config, found, None)
     users_per_client = None if source.config is not None else numbers.users_per_client
-    fields["extrapolation"] = draw(config, found.mechanism, figure, users_per_client)
-    show(fields, found, as_json=json_)
+    drawn = draw(config, found.mechanism, figure, users_per_client)
+    if json_:
+        say_json({**price_fields(config, found, None), "extrapolation": drawn})
+    else:
+        say(*lines(config, found, extrapolation_lines(drawn), None))

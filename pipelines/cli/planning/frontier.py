@@ -9,9 +9,8 @@ import typer
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.option_groups import grouped
-from fedemb.pipelines.cli.planning.plan import show
 from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
-from fedemb.pipelines.cli.planning.planned import config_of, price_fields, priced
+from fedemb.pipelines.output import say, say_json
 
 
 @grouped
@@ -31,6 +30,8 @@ def frontier(
 
     Example: fedemb frontier --config mine.yaml --target-epsilon 2 --units-per-second 50
     """
+    from fedemb.pipelines.cli.planning.plan_text import frontier_lines, lines
+    from fedemb.pipelines.cli.planning.planned import config_of, price_fields, priced
     from fedemb.steps.plan_privacy.frontier import draw_frontier
 
     if numbers.target_epsilon is None:
@@ -39,8 +40,10 @@ def frontier(
         )
     config = config_of(context, source, numbers)
     found = priced(config)
-    fields = price_fields(config, found, None)
-    fields["frontier"] = draw_frontier(
+    drawn = draw_frontier(
         found.mechanism, found.guarantee.delta, numbers.target_epsilon, figure, units_per_second
     )
-    show(fields, found, as_json=json_)
+    if json_:
+        say_json({**price_fields(config, found, None), "frontier": drawn})
+    else:
+        say(*lines(config, found, frontier_lines(drawn), None))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
-from fedemb.pipelines.cli.planning.planned import Priced, config_of, price_fields, priced
 from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
+    from fedemb.pipelines.cli.planning.planned import Priced
 
 
 class TuningLaw(StrEnum):
@@ -76,6 +76,10 @@ def plan(
 
     Example: fedemb plan --population 20000 --clients-per-round 10 --rounds 20 --target-epsilon 4
     """
+    from fedemb.pipelines.cli.planning import plan_text
+    from fedemb.pipelines.cli.planning.planned import config_of, price_fields, priced
+    from fedemb.privacy.planning.frontier import simulation_at
+
     if search.tuning_law is not None and search.tuning_trials is None:
         raise ConfigError(
             "--tuning-law has no effect without --tuning-trials. Pass the mean number of trials."
@@ -84,30 +88,25 @@ def plan(
     if output.write is not None:
         _write_config(config, source, output.write, simulate_at)
     found = priced(config)
-    fields = price_fields(config, found, output.output)
-    fields |= _search_fields(found, search)
+    fields: dict[str, object] = {}
+    text: list[str] = []
+    if search.tuning_trials is not None:
+        fields["tuning"] = _tuning(found, search.tuning_trials, search.tuning_law, text)
     if output.explain:
-        fields["explanation"] = _explanation(config, found)
+        fields["explanation"] = paragraphs = _explanation(config, found)
+        text += [line for paragraph in paragraphs for line in ("", paragraph)]
     if simulate_at is not None:
-        from fedemb.privacy.planning.frontier import simulation_at
-
-        fields["simulation"] = simulation_at(found.mechanism, simulate_at)
+        cheaper = simulation_at(found.mechanism, simulate_at)
+        fields["simulation"] = cheaper
+        text += plan_text.simulation_lines(cheaper)
     if output.output is not None:
         from fedemb.foundation.files import write_bytes
 
         write_bytes(output.output, found.document.data)  # unsigned: no step accepts it
-    show(fields, found, as_json=output.json_)
-
-
-def show(fields: dict[str, Any], found: Priced, *, as_json: bool) -> None:
-    """Prints the fields of a plan command."""
-    from fedemb.pipelines.cli.planning.plan_text import lines
-
-    if as_json:
-        say_json(fields)
-        return
-    for line in lines(fields, found.mechanism):
-        say(line)
+    if output.json_:
+        say_json({**price_fields(config, found, output.output), **fields})
+    else:
+        say(*plan_text.lines(config, found, text, output.output))
 
 
 def simulated(config: RunConfig, share: str) -> RunConfig:
@@ -131,20 +130,17 @@ def _write_config(
     say(f"wrote {'the new file ' if new else ''}{path}", err=True)
 
 
-def _search_fields(found: Priced, search: Search) -> dict[str, Any]:
-    if search.tuning_trials is None:
-        return {}
+def _tuning(
+    found: Priced, trials: float, law: TuningLaw | None, text: list[str]
+) -> dict[str, object]:
+    """Returns the price of a search as JSON; adds its lines to a text."""
     from fedemb.privacy.planning.tuning import conditions, price_tuning
 
-    trials, law = search.tuning_trials, (search.tuning_law or TuningLaw.logarithmic).value
-    price = price_tuning(found.mechanism, found.guarantee.delta, trials, law)
-    return {
-        "tuning": {
-            **price.to_json(),
-            "sentence": str(price),
-            "conditions": conditions(trials, law),
-        }
-    }
+    named = (law or TuningLaw.logarithmic).value
+    price = price_tuning(found.mechanism, found.guarantee.delta, trials, named)
+    valid = conditions(trials, named)
+    text += ["", f"search: {price}", "valid only if", *(f"  - {item}" for item in valid)]
+    return {**price.to_json(), "sentence": str(price), "conditions": valid}
 
 
 def _explanation(config: RunConfig, found: Priced) -> list[str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import typer
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.planning.plan_numbers import schedule_options
 from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
-
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import MECHANISMS
 
 _NEEDS_NOISE = ("noise_multiplier", "target_epsilon", "tuning_trials")
 
@@ -50,8 +48,6 @@ def refuse_unknown_to(context: typer.Context, mechanism: type[MechanismPlan]) ->
     Raises:
       ConfigError: an option does not belong to this mechanism.
     """
-    from fedemb.privacy.mechanisms.registry import MECHANISMS
-
     known = {kind: schedule_options(other) for kind, other in MECHANISMS.items()}
     for name in dict.fromkeys(name for names in known.values() for name in names):
         if _given(context, name) and name not in schedule_options(mechanism):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
+from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedemb.config import RunConfig
-    from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
+from fedemb.pipelines.run.load_config import validate
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
 
 _UNCAPPED = 1e9
 """Budget of a plan that is not part of a run."""
@@ -30,9 +28,6 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: PlanNumbers) -> RunCon
     Raises:
       ConfigError: numbers are missing or contradict one another.
     """
-    from fedemb.pipelines.run.load_config import validate
-    from fedemb.privacy.mechanisms.mechanism import Cohort
-
     _require(numbers)
     bound = numbers.users_lower_bound or numbers.population or 0
     noise = numbers.noise_multiplier
@@ -107,7 +102,7 @@ def _delta(numbers: PlanNumbers, bound: int) -> float:
     return delta
 
 
-def _training(mechanism: type[MechanismPlan]) -> dict[str, Any]:
+def _training(mechanism: type[MechanismPlan]) -> dict[str, object]:
     """Settings of the only kind of training that a mechanism prices; empty if it prices several."""
     section = mechanism.section
     if section.solves == "projection":

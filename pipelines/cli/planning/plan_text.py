@@ -2,80 +2,78 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
 
-from fedemb.reports.mechanism_text import participants
+from fedemb.config import RunConfig
+from fedemb.pipelines.cli.planning.planned import Priced, series
+from fedemb.privacy.planning.frontier import CheaperRun
+from fedemb.privacy.planning.prices import finite
+from fedemb.reports.mechanism_text import comparison, participants
 from fedemb.reports.privacy_report_words import BACKENDS
-
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.steps.plan_privacy.extrapolate import Extrapolation, Row
+from fedemb.steps.plan_privacy.frontier import Frontier
+from fedemb.steps.plan_privacy.plan import warnings
 
 PROTECTS_UP_TO = 20.0
 """Largest epsilon without a warning."""
 
 
-def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
-    """Returns the fields of `fedemb plan --json` as lines of text."""
-    out = [fields["sentence"], ""]
-    out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {participants(plan)}")
-    out.append(f"  gradients by {BACKENDS[fields['backend']]}")
+def lines(config: RunConfig, found: Priced, more: Sequence[str], output: Path | None) -> list[str]:
+    """Returns the text of a price.
+
+    Args:
+      config: the configuration.
+      found: its price.
+      more: lines that only this command prints, before the warnings.
+      output: file that the plan was written to, or None.
+    """
+    plan, mechanism, epsilon = found.document.body, found.mechanism, finite(found.guarantee.epsilon)
+    out = [str(found.guarantee), ""]
+    noise = f"noise multiplier {mechanism.noise_multiplier:.4g}"
+    out.append(f"{mechanism.kind}: {noise}, {participants(mechanism)}")
+    out.append(f"  gradients by {BACKENDS[plan.backend]}")
     # At very much noise the grid of PLD costs more than the bound by Renyi divergences.
-    renyi, epsilon = fields["epsilon_rdp"], fields["epsilon"]
+    renyi = plan.epsilon_rdp
     looser = renyi is not None and epsilon is not None and renyi > epsilon
-    named = {
-        "epsilon_rdp": "epsilon by the Renyi accountant" + ", looser" * looser,
-        "zcdp_rho": "zCDP rho",
+    grouped = "epsilon if users are sampled before they are grouped (2C)"
+    others = {
+        grouped: None if plan.epsilon_conservative_2c == epsilon else plan.epsilon_conservative_2c,
+        "epsilon by the Renyi accountant" + ", looser" * looser: renyi,
+        "zCDP rho": plan.zcdp_rho,
     }
-    if fields["epsilon_conservative_2c"] != fields["epsilon"]:
-        named = {
-            "epsilon_conservative_2c": "epsilon if users are sampled before they are grouped (2C)"
-        } | named
-    for name, words in named.items():
-        if fields[name] is not None:
-            out.append(f"  {words}: {fields[name]:.4g}")
-    for other in fields["comparisons"]:
-        epsilon = "infinite" if other["epsilon"] is None else f"{other['epsilon']:.4g}"
-        out.append(f"  {other['words']}: {epsilon}")
-    if series := fields["series"]:
-        together, cap = series["epsilon"], series["cap"]
+    out += [f"  {words}: {value:.4g}" for words, value in others.items() if value is not None]
+    for other in plan.comparisons:
+        out.append(f"  {comparison(mechanism, other.name)}: {_shown(other.epsilon)}")
+    if planned := series(config):
+        together, cap = planned["epsilon"], planned["cap"]
         price = "more than can be priced" if together is None else f"epsilon {together:.4g}"
         fits = together is not None and together <= cap
+        limit = f"within the cap {cap:g}" if fits else f"above the cap {cap:g}: some runs would be "
         out.append(
-            f"  all {series['runs']} planned runs together: {price}, "
-            + (
-                f"within the cap {cap:g}"
-                if fits
-                else f"above the cap {cap:g}: some runs would be refused"
-            )
+            f"  all {planned['runs']} planned runs together: {price}, {limit}"
+            + ("" if fits else "refused")
         )
-    for item in fields["projections"]:
-        epsilon = item["epsilon"]
+    for item in plan.projections:
+        at = "" if item.epsilon is None else f" at delta {item.delta:.2g}"
         out.append(
-            f"projection, not a guarantee: simulated at {item['simulated_at']:,} users, for "
-            f"{item['population']:,} users with {item['clients_per_round']:.4g} clients a round and"
-            f" noise multiplier {item['noise_multiplier']:.4g} epsilon would be "
-            + ("infinite" if epsilon is None else f"{epsilon:.4g} at delta {item['delta']:.2g}")
+            f"projection, not a guarantee: simulated at {item.simulated_at:,} users, for "
+            f"{item.population:,} users with {item.clients_per_round:.4g} clients a round and"
+            f" noise multiplier {item.noise_multiplier:.4g} epsilon would be "
+            f"{_shown(item.epsilon)}{at}"
         )
-    if "tuning" in fields:
-        out += ["", f"search: {fields['tuning']['sentence']}", "valid only if"]
-        out += [f"  - {text}" for text in fields["tuning"]["conditions"]]
-    for paragraph in fields.get("explanation", []):
-        out += ["", paragraph]
-    if "extrapolation" in fields:
-        out += ["", *_table(fields["extrapolation"])]
-    if "frontier" in fields:
-        out += ["", *_frontier(fields["frontier"])]
-    if "simulation" in fields:
-        found = fields["simulation"]
-        out += ["", f"simulation at {found['share']}: {', '.join(found['settings'])}"]
-        out.append(f"  {found['sentence']}")
-    out += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields, plan)]]
-    return out if fields["plan"] is None else [*out, "", f"wrote {fields['plan']}"]
+    out += more
+    out += [f"warning: {text}" for text in [*warnings(config).values(), *_useless(found)]]
+    return out if output is None else [*out, "", f"wrote {output}"]
 
 
-def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
-    epsilon = fields["epsilon"]
-    if not plan.private:
+def _shown(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else f"{epsilon:.4g}"
+
+
+def _useless(found: Priced) -> list[str]:
+    epsilon = finite(found.guarantee.epsilon)
+    if not found.mechanism.private:
         return [
             "the mechanism adds no noise and has no guarantee. Use it for baselines only; the gate "
             "denies it."
@@ -83,14 +81,21 @@ def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     if epsilon is not None and epsilon <= PROTECTS_UP_TO:
         return []
     return [
-        f"epsilon {'is infinite' if epsilon is None else f'is {epsilon:.4g}'}, which protects no "
-        "user. Use more noise (pass --target-epsilon), fewer rounds or more users"
+        f"epsilon is {_shown(epsilon)}, which protects no user. Use more noise (pass "
+        "--target-epsilon), fewer rounds or more users"
         + (", or a larger delta." if epsilon is None else ".")
     ]
 
 
-def _frontier(frontier: dict[str, Any]) -> list[str]:
-    out = [f"settings of epsilon {frontier['target_epsilon']:g} with the smallest noise:"]
+def simulation_lines(found: CheaperRun) -> list[str]:
+    """Returns the text of `--simulate-at`."""
+    settings = ", ".join(found["settings"])
+    return ["", f"simulation at {found['share']}: {settings}", f"  {found['sentence']}"]
+
+
+def frontier_lines(frontier: Frontier) -> list[str]:
+    """Returns the table of `fedemb frontier`."""
+    out = ["", f"settings of epsilon {frontier['target_epsilon']:g} with the smallest noise:"]
     timed = any(point["minutes"] is not None for point in frontier["points"])
     out.append(
         f"{'batch':>10}{'rounds':>10}{'noise':>10}{'noise/batch':>14}{'epochs':>10}"
@@ -117,36 +122,37 @@ def _frontier(frontier: dict[str, Any]) -> list[str]:
     return [*out, f"wrote {frontier['figure']}"]
 
 
-def _table(extrapolation: dict[str, Any]) -> list[str]:
-    out = [
+def extrapolation_lines(extrapolation: Extrapolation) -> list[str]:
+    """Returns the tables of `fedemb extrapolate`."""
+    return [
+        "",
         "Projections, not guarantees. Epsilon is an upper bound at delta = users ** -1.1, within",
         "0.1 % of the exact value. Correlated noise (tree, BLT) is scaled so that running sums of",
         "updates are as noisy as with independent noise.",
+        "",
+        "more users, compute and noise as planned:",
+        *_rows(extrapolation["population"]),
+        "",
+        "more compute, same noise on the mean:",
+        *_rows(extrapolation["compute"]),
+        f"wrote {extrapolation['figure']}",
     ]
-    for axis, title in (
-        ("population", "more users, compute and noise as planned"),
-        ("compute", "more compute, same noise on the mean"),
-    ):
-        out += ["", f"{title}:", *_rows(extrapolation[axis])]
-    return [*out, f"wrote {extrapolation['figure']}"]
 
 
-def _rows(points: list[dict[str, Any]]) -> list[str]:
+def _rows(points: Sequence[Row]) -> list[str]:
     """Returns one line per cohort with one column per mechanism; a dash if it cannot run."""
     kinds = list(dict.fromkeys(point["mechanism"] for point in points))
     cohorts = dict.fromkeys((point["population"], point["clients_per_round"]) for point in points)
-    at = {
-        (point["population"], point["clients_per_round"], point["mechanism"]): point
+    cells = {
+        (
+            point["population"],
+            point["clients_per_round"],
+            point["mechanism"],
+        ): f"{point['epsilon']:#.3g} (noise {point['noise_multiplier']:.3g})"
         for point in points
     }
     out = [f"{'users':>15}{'clients/round':>15}" + "".join(f"{kind:>24}" for kind in kinds)]
     for users, clients in cohorts:
-        cells = [_cell(at.get((users, clients, kind))) for kind in kinds]
-        out.append(f"{users:>15,}{clients:>15,}" + "".join(f"{cell:>24}" for cell in cells))
+        row = "".join(f"{cells.get((users, clients, kind), '-'):>24}" for kind in kinds)
+        out.append(f"{users:>15,}{clients:>15,}{row}")
     return out
-
-
-def _cell(point: dict[str, Any] | None) -> str:
-    if point is None:
-        return "-"
-    return f"{point['epsilon']:#.3g} (noise {point['noise_multiplier']:.3g})"

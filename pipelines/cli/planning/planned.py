@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
+import typer
+
+from fedemb.config import RunConfig
+from fedemb.documents.plan import PrivacyPlan
 from fedemb.errors import ConfigError
+from fedemb.foundation.document import Written, written
+from fedemb.pipelines.cli.ledger_commands.ledger_summary import planned_series
 from fedemb.pipelines.cli.planning.plan_checks import (
     refuse_meaningless,
     refuse_mixed,
     refuse_unknown_to,
 )
-
-if TYPE_CHECKING:
-    import typer
-
-    from fedemb.config import RunConfig
-    from fedemb.documents.plan import PrivacyPlan
-    from fedemb.foundation.document import Written
-    from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
-    from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.pipelines.cli.planning.plan_numbers import from_numbers
+from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
+from fedemb.privacy.planning.calibration import with_target_epsilon
+from fedemb.privacy.planning.prices import finite
+from fedemb.reports.mechanism_text import comparison
+from fedemb.steps.plan_privacy.plan import document, warnings
 
 
 class Priced(NamedTuple):
@@ -43,8 +49,6 @@ def config_of(context: typer.Context, source: ConfigSource, numbers: PlanNumbers
     Raises:
       ConfigError: options are missing, contradict one another or would be ignored.
     """
-    from fedemb.privacy.mechanisms.registry import MECHANISMS
-
     planned = MECHANISMS.get(numbers.mechanism or next(iter(MECHANISMS)))
     if planned is None:
         raise ConfigError(
@@ -53,8 +57,6 @@ def config_of(context: typer.Context, source: ConfigSource, numbers: PlanNumbers
     refuse_mixed(context, from_file=source.config is not None)
     target = numbers.target_epsilon
     if source.config is not None:
-        from fedemb.pipelines.run.load_config import load_config
-
         config = load_config(source.config, source.set_ or [])
     else:
         refuse_unknown_to(context, planned)
@@ -63,36 +65,25 @@ def config_of(context: typer.Context, source: ConfigSource, numbers: PlanNumbers
             raise ConfigError(
                 "Pass exactly one of --noise-multiplier and --target-epsilon, or --config."
             )
-        from fedemb.pipelines.cli.planning.plan_numbers import from_numbers
-
         config = from_numbers(planned, numbers)
     return config if target is None else calibrated(config, target)
 
 
 def priced(config: RunConfig) -> Priced:
     """Prices a configuration."""
-    from fedemb.foundation.document import written
-    from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-    from fedemb.privacy.mechanisms.registry import plan_from_json
-    from fedemb.steps.plan_privacy.plan import document
-
     made = written(document(config))
     guarantee = PrivacyGuarantee.from_json(made.body.guarantee.model_dump())
     return Priced(made, plan_from_json(made.body.plan), guarantee)
 
 
-def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[str, Any]:
-    """Returns the fields that `plan`, `frontier` and `extrapolate` print.
+def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[str, object]:
+    """Returns the JSON that `plan`, `frontier` and `extrapolate` print.
 
     Args:
       config: the configuration.
       found: its price.
       output: file that the plan is written to, or None.
     """
-    from fedemb.privacy.planning.prices import finite
-    from fedemb.reports.mechanism_text import comparison
-    from fedemb.steps.plan_privacy.plan import warnings
-
     plan, mechanism, guarantee = found.document.body, found.mechanism, found.guarantee
     return {
         "mechanism": mechanism.kind,
@@ -116,7 +107,7 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
         "virtual_clients": mechanism.virtual_clients,
         "users_lower_bound": config.policy.users_lower_bound,
         "sentence": str(guarantee),
-        "series": _series(config),
+        "series": series(config),
         "projections": [one.model_dump() for one in plan.projections],
         "warnings": list(warnings(config).values()),
         "plan": output and str(output),
@@ -132,9 +123,6 @@ def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
       target_epsilon: bound on epsilon of all runs that the policy plans, together. A policy that
           composes by a Rényi filter plans no series, so the bound applies to one run.
     """
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
-    from fedemb.privacy.planning.calibration import with_target_epsilon
-
     policy = config.policy
     runs = policy.planned_runs if policy.composition == "planned" else 1
     # With unplanned runs, the ledger prices each composition method at half of delta.
@@ -144,11 +132,16 @@ def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})
 
 
-def _series(config: RunConfig) -> dict[str, Any] | None:
-    """The cumulative price of all planned runs of the policy; None for a single run."""
-    from fedemb.pipelines.cli.ledger_commands.ledger_summary import planned_series
-    from fedemb.privacy.planning.prices import finite
+class Series(TypedDict):
+    """Cumulative price of all planned runs of a policy."""
 
+    runs: int
+    epsilon: float | None
+    cap: float
+
+
+def series(config: RunConfig) -> Series | None:
+    """Returns the price of all planned runs of the policy; None for a single run."""
     planned = planned_series(config) if config.policy.planned_runs > 1 else None
     if planned is None:
         return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from fedemb.documents.fields import Interval
+from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.utility import AnyUtility
 from fedemb.errors import InputError
 from fedemb.pipelines.run.directory import RunDirectory
@@ -61,18 +61,17 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
     )
 
 
-def price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
+def price(purpose: str, plan: PrivacyPlan) -> tuple[str, str]:
     """How many units a plan is priced for, and its epsilon."""
     if purpose == "release":
-        units = count_of(plan["users_lower_bound"], plan["guarantee"]["unit"])
-        return units, f"{plan['guarantee']['epsilon']:.2f}"
-    projections = plan["projections"]
-    if not projections:
+        units = count_of(plan.users_lower_bound, plan.guarantee.unit)
+        epsilon = plan.guarantee.epsilon
+        return units, "infinite" if epsilon is None else f"{epsilon:.2f}"
+    if not plan.projections:
         return "none (simulation)", "-"
-    largest = max(projections, key=lambda item: item["population"])
-    epsilon = largest["epsilon"]
-    price = "infinite" if epsilon is None else f"{epsilon:.2g}"
-    return f"{largest['population']:,} (projected)", price
+    largest = max(plan.projections, key=lambda item: item.population)
+    epsilon = "infinite" if largest.epsilon is None else f"{largest.epsilon:.2g}"
+    return f"{largest.population:,} (projected)", epsilon
 
 
 def _drop(utility: AnyUtility) -> str:

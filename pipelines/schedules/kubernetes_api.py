@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 from fedemb.errors import StorageError
-from fedemb.foundation.canonical_json import JsonFields
+from fedemb.foundation.canonical_json import JsonFields, JsonObject
+from fedemb.pipelines.compile.fields import text_at, value_at
 
 TIMEOUT = 10.0
 """Seconds an answer may take."""
@@ -20,14 +21,14 @@ class Answer:
     """Answer of the server."""
 
     status: int
-    body: dict[str, Any]
+    body: JsonObject
     date: str = ""
     """Its clock, as an HTTP date."""
 
     @property
     def message(self) -> str:
         """Why it refused."""
-        return str(self.body.get("message", ""))
+        return text_at(self.body, "message")
 
 
 class KubernetesApi:
@@ -89,7 +90,7 @@ class KubernetesApi:
             },
         }
         answer = self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-        return bool(answer.body["status"]["allowed"]) if answer.status == 201 else None
+        return bool(value_at(answer.body, "status", "allowed")) if answer.status == 201 else None
 
     def _ask(self, method: str, path: str, body: JsonFields | None = None) -> Answer:
         import urllib3
