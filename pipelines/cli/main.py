@@ -136,8 +136,7 @@ def report(
 
     if problem := rewrite_pages(found):
         say(problem, err=True)
-    for line in found.read_state().get("closing_lines", []):
-        say(line)
+    say(*found.read_state().closing_lines)
     say(f"report: {found.index}")
     if open_ and not _opened(found.index):
         say("no browser could be started here; open that page where there is one")

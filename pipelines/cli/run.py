@@ -203,7 +203,7 @@ def _resumed(
     reused = steps_taken_over(directory, start)  # refuses before anything changes
     if not dry_run:
         return directory, changed
-    charged = "reserve_budget" in directory.read_state().get("seconds", {})
+    charged = "reserve_budget" in directory.read_state().seconds
     _say(changed or directory.config(), reused, charged)
     return None, None
 

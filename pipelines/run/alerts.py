@@ -18,7 +18,7 @@ def alert_run(run: RunDirectory) -> list[str]:
     """
     try:
         places = destinations()
-        if not places or run.read_state().get("exit_code") == Interrupted.exit_code:
+        if not places or run.read_state().exit_code == Interrupted.exit_code:
             return []
         now = datetime.now(UTC).replace(microsecond=0)
         found = run_headline(run, running=False)

@@ -17,17 +17,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.documents.artifacts import Artifact, Noised, require_publishable
 from fedemb.errors import ConfigError, LedgerError
-from fedemb.foundation.canonical_json import canonical_json, json_digest
+from fedemb.foundation.canonical_json import JsonFields, canonical_json, json_digest
 from fedemb.foundation.digests import file_digest
 from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.local import View
+from fedemb.pipelines.run.local import Status, View
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.storage import join, open_store
 
@@ -113,13 +112,12 @@ class PublishingView:
 
     def __init__(self, view: View, publisher: Publisher):
         self._view, self._publisher = view, publisher
-        self.started, self.progress, self.failed = view.started, view.progress, view.failed
-        self.taken_over, self.warned = view.taken_over, view.warned
 
-    def finished(self, step: str, seconds: float) -> None:
+    def show(self, status: Status, step: str, text: str = "") -> None:
         """See View."""
-        self._view.finished(step, seconds)
-        self._publisher.step_finished(step)
+        self._view.show(status, step, text)
+        if status == "finished":
+            self._publisher.step_finished(step)
 
 
 class Publisher:
@@ -164,7 +162,7 @@ class Publisher:
             for name, kind in outputs.items()
             if (path := self._path(step, name)) is not None
         ]
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonFields] = []
         for done, (step, name, kind, path) in enumerate(found, start=1):
             digest = self._send(step, name, kind(path))
             rows.append({"step": step, "name": name, "kind": kind.__name__, "sha256": digest})
@@ -176,10 +174,10 @@ class Publisher:
             "config_sha": config_digest(config, *FREE_SECTIONS),
             # Addresses of the stores are internal, and no digest of the run binds them.
             "config": {**config.model_dump(mode="json"), "storage": {}},
-            "exit_code": state.get("exit_code"),
-            "failed_step": state.get("failed_step"),
-            "error": state.get("error"),
-            "seconds": state.get("seconds", {}),
+            "exit_code": state.exit_code,
+            "failed_step": state.failed_step,
+            "error": state.error,
+            "seconds": state.seconds,
             "artifacts": rows,
         }
         self._store.write(MANIFEST, canonical_json(body))

@@ -24,7 +24,7 @@ from fedemb.pipelines.run.alerts import alert_run
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
-from fedemb.pipelines.run.local import Outcome, PlainView, View, closing_lines, run_pipeline
+from fedemb.pipelines.run.local import PlainView, Status, View, closing_lines, run_pipeline
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
@@ -67,8 +67,8 @@ def run(
         exit_code = execute(directory)
     if exit_code:
         state = directory.read_state()
-        kind = getattr(errors, str(state.get("error")), errors.FedEmbError)
-        raise kind(f"{state.get('message') or 'the run failed'}; see {directory.log}")
+        kind = getattr(errors, str(state.error), errors.FedEmbError)
+        raise kind(f"{state.message or 'the run failed'}; see {directory.log}")
     return directory
 
 
@@ -225,19 +225,17 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     public_root = run.config().storage.public_root
     publisher = Publisher(run, public_root) if public_root else None
     state = run.read_state()
-    if start is None and state.get("exit_code") == 0 and "closing_lines" in state:
+    if start is None and state.exit_code == 0 and state.closing_lines:
         say("Run already completed; no step is run again.")
-        lines, exit_code = state["closing_lines"], 0
     else:
         _require_packages(run.config())
-        outcome = _run(run, console, publisher, steps_taken_over(run, start))
-        lines, exit_code = closing_lines(run, outcome), outcome.exit_code
-        state: RunState = {**outcome.state(), "closing_lines": lines}
+        state = _run(run, console, publisher, steps_taken_over(run, start))
+        state.closing_lines = closing_lines(run, state)
         run.write_state(state)
         collect_reports(run)
         write_index(run)
-    for line in lines:
-        say(line)
+    exit_code = state.exit_code or 0
+    say(*state.closing_lines)
     if publisher is not None:
         exit_code = _publish(publisher, state, console) or exit_code
     say(f"report: {run.index}")
@@ -252,7 +250,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
 
 def _run(
     run: RunDirectory, console: Console, publisher: Publisher | None, taken_over: Sequence[str]
-) -> Outcome:
+) -> RunState:
     def publishing(view: View) -> View:
         return view if publisher is None else PublishingView(view, publisher)
 
@@ -276,7 +274,7 @@ def _publish(publisher: Publisher, state: RunState, console: Console) -> int:
             )
     except StorageError as error:
         say(f"artifacts: not all published: {error}")
-        return error.exit_code if state.get("exit_code") == 0 else 0
+        return error.exit_code if state.exit_code == 0 else 0
     say(f"artifacts: {count} at {publisher.uri}")
     return 0
 
@@ -316,42 +314,27 @@ class LiveView:
     """A table of steps and the newest round, redrawn in place."""
 
     def __init__(self, steps: Sequence[str]) -> None:
-        self.rows: dict[str, tuple[str, str]] = dict.fromkeys(steps, ("", ""))
+        self.rows: dict[str, tuple[Status | None, str]] = dict.fromkeys(steps, (None, ""))
         self.notes: list[str] = []
         self._since: dict[str, float] = {}
 
-    def started(self, step: str) -> None:
+    def show(self, status: Status, step: str, text: str = "") -> None:
         """See View."""
-        self._since[step] = time.monotonic()
-        self.rows[step] = ("running", "")
-
-    def progress(self, step: str, text: str) -> None:
-        """See View."""
-        self.rows[step] = ("running", text)
-
-    def finished(self, step: str, seconds: float) -> None:
-        """See View."""
-        self.rows[step] = ("done", f"{seconds:.1f} s")
-
-    def failed(self, step: str, message: str) -> None:
-        """See View."""
-        self.rows[step] = ("stopped", message)
-
-    def taken_over(self, step: str) -> None:
-        """See View."""
-        self.rows[step] = ("done", "reused")
-
-    def warned(self, message: str) -> None:
-        """See View."""
-        self.notes.append(message)
+        if status == "note":
+            self.notes.append(text)
+            return
+        if status == "started":
+            self._since[step] = time.monotonic()
+        self.rows[step] = (status, "reused" if status == "reused" else text)
 
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
-        marks = {"": " ", "running": "[cyan]>[/]", "done": "[green]ok[/]", "stopped": "[red]x[/]"}
-        for step, (state, text) in self.rows.items():
-            if state == "running" and not text:
-                text = f"{time.monotonic() - self._since[step]:.0f} s"  # noqa: PLW2901
-            table.add_row(marks[state], step, Text(escaped(text)))
+        running, done = "[cyan]>[/]", "[green]ok[/]"
+        marks = {"started": running, "progress": running, "finished": done, "reused": done}
+        for step, (status, shown) in self.rows.items():
+            text = f"{time.monotonic() - self._since[step]:.0f} s" if status == "started" else shown
+            mark = " " if status is None else marks.get(status, "[red]x[/]")
+            table.add_row(mark, step, Text(escaped(text)))
         for note in self.notes:
             table.add_row("[yellow]![/]", "note", Text(escaped(note)))
         return table

@@ -18,7 +18,7 @@ def compared_run(run: RunDirectory) -> ComparedRun:
     report = readable(lambda: signed_report(run))
     utility = readable(lambda: signed_utility(run))
     pretrained = readable(lambda: signed_pretrained(run))
-    config, took = run.config(), run.read_state().get("seconds", {})
+    config, took = run.config(), run.read_state().seconds
     return ComparedRun(
         name=run.run_id,
         headline=run_headline(run),

@@ -11,16 +11,16 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast
+from typing import TypeVar
 
 import yaml
 from pydantic import TypeAdapter
 
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, InputError, StorageError
-from fedemb.foundation.canonical_json import JsonObject
+from fedemb.foundation.canonical_json import JsonObject, ToJson
 from fedemb.foundation.files import create_bytes, write_bytes, write_error
 from fedemb.foundation.strict_yaml import parse_yaml
 
@@ -29,20 +29,21 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DELETED = TypeAdapter(dict[str, str])
 
 
-class RunState(TypedDict, total=False):
-    """How a run stands; without fields that are not known yet."""
+@dataclass
+class RunState:
+    """How a run stands; None or empty: not known yet."""
 
-    exit_code: int | None
-    failed_step: str | None
-    error: str | None
+    exit_code: int | None = None
+    failed_step: str | None = None
+    error: str | None = None
     """Name of the error's class."""
-    message: str | None
-    seconds: dict[str, float]
+    message: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
     """Step -> seconds that it took, of finished steps."""
-    closing_lines: list[str]
+    closing_lines: list[str] = field(default_factory=list[str])
 
 
-_OBJECT, _WORDS = TypeAdapter(dict[str, object]), TypeAdapter(tuple[str, ...])
+_STATE, _WORDS = TypeAdapter(RunState), TypeAdapter(tuple[str, ...])
 
 
 def checked_run_id(run_id: str | None) -> str:
@@ -126,10 +127,7 @@ class RunDirectory:
             what = "the run directory cannot be made; name another folder with --runs"
             raise write_error(what, run.root, error) from error
         try:
-            create_bytes(
-                run.root / "config.yaml",
-                yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode(),
-            )
+            create_bytes(run.root / "config.yaml", _yaml(config))
         except FileExistsError as error:
             raise InputError(
                 f"Run {run.run_id} exists. Resume it with `{run.resumed_by}`, or pass another "
@@ -229,20 +227,18 @@ class RunDirectory:
         path = self.root / "config.yaml"
         number = len(list(self.root.glob("config.*.yaml"))) + 1
         create_bytes(self.root / f"config.{number}.yaml", path.read_bytes())
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        write_bytes(path, text.encode())
+        write_bytes(path, _yaml(config))
 
     def beam_options(self) -> tuple[str, ...]:
         """Options of the engine that partitions the users; nothing that comes out depends on them.
 
         They are not in the configuration, so a run may resume with another engine.
         """
-        path = self.root / "beam_options.json"
-        return self._own(path.name, _WORDS.validate_json) if path.exists() else ()
+        return self._own("beam_options.json", _WORDS.validate_json, ())
 
     def set_beam_options(self, options: Sequence[str]) -> None:
         """Replaces the options of the engine."""
-        write_bytes(self.root / "beam_options.json", json.dumps(list(options)).encode())
+        self._write("beam_options.json", list(options))
 
     def stores(self, config: RunConfig | None = None) -> dict[str, str]:
         """URIs of the four stores: private_root, ledger, keys, releases.
@@ -285,28 +281,27 @@ class RunDirectory:
 
     def write_state(self, state: RunState) -> None:
         """Records how the run stands, for `fedemb report` and the index."""
-        write_bytes(self.root / "state.json", json.dumps(state, indent=1, sort_keys=True).encode())
+        self._write("state.json", asdict(state))
 
     def read_state(self) -> RunState:
         """What `write_state` wrote last; empty before."""
-        path = self.root / "state.json"
-        if not path.exists():
-            return {}
-        return cast("RunState", self._own(path.name, _OBJECT.validate_json))
+        return self._own("state.json", _STATE.validate_json, RunState())
 
     def record_deleted(self, kind: str, time: str) -> None:
         """Records that data of a kind was deleted: `private`, `working` or `public`."""
-        found = {**self.read_deleted(), kind: time}
-        text = json.dumps(found, indent=1, sort_keys=True)
-        write_bytes(self.root / "deleted.json", text.encode())
+        self._write("deleted.json", {**self.read_deleted(), kind: time})
 
     def read_deleted(self) -> dict[str, str]:
         """Returns kind -> time, in ISO 8601, of the data that `fedemb gc` deleted."""
-        path = self.root / "deleted.json"
-        return self._own(path.name, _DELETED.validate_json) if path.exists() else {}
+        return self._own("deleted.json", _DELETED.validate_json, {})
 
-    def _own(self, name: str, parse: Callable[[str], T]) -> T:
+    def _write(self, name: str, value: ToJson) -> None:
+        write_bytes(self.root / name, json.dumps(value, indent=1, sort_keys=True).encode())
+
+    def _own(self, name: str, parse: Callable[[str], T], absent: T | None = None) -> T:
         """One of our own files; says in a sentence that it was broken since."""
+        if absent is not None and not (self.root / name).exists():
+            return absent
         try:
             return parse((self.root / name).read_text())
         except (ValueError, RecursionError) as error:  # no text, no YAML or JSON, no configuration
@@ -318,3 +313,7 @@ class RunDirectory:
             raise StorageError(
                 f"{name} of run {self.run_id} cannot be read: {error.strerror}; fix permissions"
             ) from error
+
+
+def _yaml(config: RunConfig) -> bytes:
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode()

@@ -27,11 +27,10 @@ def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
       running: whether it runs now; None: looks whether a process holds its lock.
     """
     state = run.read_state()
-    done, failed = state.get("seconds", {}), state.get("failed_step")
-    code = state.get("exit_code")
-    ended = code is not None and (code == 0 or failed is not None or bool(state.get("message")))
+    code, failed = state.exit_code, state.failed_step
+    ended = code is not None and (code == 0 or failed is not None or bool(state.message))
     # A verdict or release of an earlier start says nothing while the run is on its way again.
-    judged = "gate_release" in done or failed in ("gate_release", "release_model")
+    judged = "gate_release" in state.seconds or failed in ("gate_release", "release_model")
     ended_well = code == 0 and run.config().purpose == "release"
     released = ended_well and bool(readable(lambda: _in_ledger(run)))
     verdict = signed_verdict(run) if judged else None
@@ -42,9 +41,7 @@ def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
         utility=None if utility is None else utility.body,
         released=released,
         simulation=run.config().purpose == "simulation",
-        failures=(
-            [Failure(failed, int(code or 1), str(state.get("error") or ""))] if failed else ()
-        ),
+        failures=([Failure(failed, code or 1, state.error or "")] if failed else ()),
         running=_step(run) if (run.is_running() if running is None else running) else None,
         completed=code == 0 if ended else False,
         overdue=bool(report and readable(lambda: overdue(run, report))),
@@ -97,5 +94,5 @@ def _step(run: RunDirectory) -> str:
     """The step that runs now, as far as the state of the run says."""
     from fedemb.pipelines.steps import pipeline_of
 
-    done = run.read_state().get("seconds", {})
+    done = run.read_state().seconds
     return next((name for name in pipeline_of(run.config()).steps if name not in done), "ending")

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedemb.documents.artifacts import Artifact
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.errors import AwaitingApproval, Interrupted, Refused
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest, tree_digest
 from fedemb.pipelines.run.directory import RunDirectory, RunState
@@ -44,7 +45,7 @@ TITLES = {
 def render_index(run: RunDirectory) -> str:
     """Returns the page of a run that has ended, released or not."""
     state, found = run.read_state(), run_headline(run, running=False)
-    lines = dict(line.split(": ", 1) for line in state.get("closing_lines", []))
+    lines = dict(line.split(": ", 1) for line in state.closing_lines)
     config = run.config()
     signed_utility(run)  # raises where it was changed
     signed, verdict = signed_report(run), signed_verdict(run)
@@ -104,19 +105,20 @@ def _below(run: RunDirectory, release: str) -> str:
 
 
 def _step(name: str, after: tuple[str, ...], run: RunDirectory, state: RunState) -> dict[str, Any]:
-    seconds = state.get("seconds", {})
-    status = "done" if name in seconds else "waiting"
-    if state.get("failed_step") == name:
-        status = {3: "refused", 5: "stopped", 6: "waiting for approval"}.get(
-            state.get("exit_code") or 1, "failed"
-        )
+    status = "done" if name in state.seconds else "waiting"
+    if state.failed_step == name:
+        status = {
+            Refused.exit_code: "refused",
+            Interrupted.exit_code: "stopped",
+            AwaitingApproval.exit_code: "waiting for approval",
+        }.get(state.exit_code or 1, "failed")
     page = next((key for key, page in PAGES.items() if run.output(page, name)), None)
     shown = page is not None and (run.reports / f"{page}.html").exists()
     return {
         "name": name,
         "after": after,
         "status": status,
-        "seconds": seconds.get(name),
+        "seconds": state.seconds.get(name),
         "href": f"reports/{page}.html" if shown else None,
     }
 

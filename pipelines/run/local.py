@@ -19,15 +19,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import pairwise
 from operator import mul
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 from fedemb.config import RunConfig
-from fedemb.errors import AwaitingApproval, FedEmbError, Refused
+from fedemb.errors import AwaitingApproval, FedEmbError, Interrupted, Refused
 from fedemb.foundation.files import open_log
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.signed import (
@@ -51,56 +50,24 @@ RECENT = 16
 """Number of rounds used to estimate the remaining time; the first rounds compile."""
 
 
+Status = Literal["started", "progress", "finished", "failed", "reused", "note"]
+
+
 class View(Protocol):
     """Display of a run: a live table on a terminal, plain lines elsewhere."""
 
-    def started(self, step: str) -> None:
-        """A step started."""
-        ...
+    def show(self, status: Status, step: str, text: str = "") -> None:
+        """Shows what happened to a step.
 
-    def progress(self, step: str, text: str) -> None:
-        """A step reports a line of public progress."""
-        ...
-
-    def finished(self, step: str, seconds: float) -> None:
-        """A step ended well."""
-        ...
-
-    def failed(self, step: str, message: str) -> None:
-        """A step ended with an error."""
-        ...
-
-    def taken_over(self, step: str) -> None:
-        """A step finished earlier in this run and does not run again."""
-        ...
-
-    def warned(self, message: str) -> None:
-        """A running step reports a warning."""
+        Args:
+          status: `reused`: it finished earlier in this run; `note`: it reports a warning.
+          step: name of the step.
+          text: duration, error, warning, or a line of public progress.
+        """
         ...
 
 
-@dataclass
-class Outcome:
-    """How a run ended."""
-
-    exit_code: int = 1
-    failed_step: str | None = None
-    error: str | None = None
-    message: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def state(self) -> RunState:
-        """As JSON for the run directory."""
-        return RunState(
-            exit_code=self.exit_code,
-            failed_step=self.failed_step,
-            error=self.error,
-            message=self.message,
-            seconds=self.seconds,
-        )
-
-
-def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) -> Outcome:
+def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) -> RunState:
     """Runs or resumes the pipeline of a run directory and returns how it ended.
 
     The steps in `taken_over` do not run again.
@@ -109,11 +76,11 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
     (the trainer finishes its round); a second Ctrl-C ends it at once. Either way the run can be
     resumed.
     """
-    finished, pace = run.read_state().get("seconds", {}), Pace.of(run.config())
-    outcome = Outcome(seconds={name: finished[name] for name in taken_over})
-    run.write_state(outcome.state())
+    finished, pace = run.read_state().seconds, Pace.of(run.config())
+    state = RunState(exit_code=1, seconds={name: finished[name] for name in taken_over})
+    run.write_state(state)
     for step in taken_over:
-        view.taken_over(step)
+        view.show("reused", step)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "fedemb.pipelines.run.local", str(run.root), *taken_over]
     with (
@@ -133,26 +100,26 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
         with stop:
             for line in child.stdout:
                 log.write(line)
-                if _follow(line, outcome, view, stop, pace) == "step_finished":
-                    run.write_state(outcome.state())  # reused, even if this process is killed
+                if _follow(line, state, view, stop, pace) == "step_finished":
+                    run.write_state(state)  # reused, even if this process is killed
         code = child.wait()
     if code == 0:
-        outcome.exit_code = 0
-    elif outcome.failed_step is None:
-        outcome.message = _interrupted(stop) or (
-            f"the pipeline ended with code {code} and no step reported an error; read {run.log}"
+        state.exit_code = 0
+    elif state.failed_step is None:
+        state.exit_code = Interrupted.exit_code if stop.requested else 1
+        state.message = (
+            "stopped on request"
+            if stop.requested
+            else (
+                f"the pipeline ended with code {code} and no step reported an error; read {run.log}"
+            )
         )
-        outcome.exit_code = 5 if stop.requested else 1
-    run.write_state(outcome.state())
-    return outcome
-
-
-def _interrupted(stop: _StopOnInterrupt) -> str:
-    return "stopped on request" if stop.requested else ""
+    run.write_state(state)
+    return state
 
 
 def _follow(
-    line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt, pace: Pace
+    line: str, state: RunState, view: View, stop: _StopOnInterrupt, pace: Pace
 ) -> str | None:
     """Shows a line of the log; returns the kind of event it told, if any."""
     if found := EVENT.search(line):
@@ -161,28 +128,28 @@ def _follow(
         match event["kind"]:
             case "step_started":
                 stop.pid, stop.step = event["pid"], step
-                view.started(step)
+                view.show("started", step)
             case "step_finished":
                 stop.pid = None
-                outcome.seconds[step] = event["seconds"]
-                view.finished(step, event["seconds"])
+                state.seconds[step] = event["seconds"]
+                view.show("finished", step, f"{event['seconds']:.1f} s")
             case "step_failed":
                 stop.pid = None
-                outcome.failed_step, outcome.error = step, event["error"]
-                outcome.message, outcome.exit_code = event["message"], event["exit_code"]
-                view.failed(step, event["message"])
+                state.failed_step, state.error = step, event["error"]
+                state.message, state.exit_code = event["message"], event["exit_code"]
+                view.show("failed", step, event["message"])
             case _:
                 pass
         return event["kind"]
     elif found := ROUND.search(line):
         ended, rounds = map(int, found.groups())
-        view.progress(stop.step, f"round {ended}/{rounds}, {pace.left(ended, rounds)}")
+        view.show("progress", stop.step, f"round {ended}/{rounds}, {pace.left(ended, rounds)}")
     elif found := FEATURES.search(line):
         percent = int(found.group(1))
         text = f"computing features, {percent} %, {pace.features_left(percent)}"
-        view.progress(stop.step, text)
+        view.show("progress", stop.step, text)
     elif found := WARNING.search(line):
-        view.warned(found.group(1))
+        view.show("note", stop.step, found.group(1))
     return None
 
 
@@ -304,43 +271,33 @@ class PlainView:
         self.write = write
         self._last_round = 0.0
 
-    def started(self, step: str) -> None:
-        """See View."""
-        self.write(f"{step} ...")
-
-    def progress(self, step: str, text: str) -> None:
-        """See View; at most one line in five seconds."""
+    def show(self, status: Status, step: str, text: str = "") -> None:
+        """See View; at most one line of progress in five seconds."""
         now = time.monotonic()
-        if now - self._last_round >= 5:
+        if status == "progress":
+            if now - self._last_round < 5:
+                return
             self._last_round = now
-            self.write(f"{step}: {text}")
-
-    def finished(self, step: str, seconds: float) -> None:
-        """See View."""
-        self.write(f"{step} done in {seconds:.1f} s")
-
-    def failed(self, step: str, message: str) -> None:
-        """See View."""
-        self.write(f"{step} stopped: {message}")
-
-    def taken_over(self, step: str) -> None:
-        """See View."""
-        self.write(f"{step} reused: it finished before")
-
-    def warned(self, message: str) -> None:
-        """See View."""
-        self.write(f"note: {message}")
+        lines: dict[Status, str] = {
+            "started": f"{step} ...",
+            "progress": f"{step}: {text}",
+            "finished": f"{step} done in {text}",
+            "failed": f"{step} stopped: {text}",
+            "reused": f"{step} reused: it finished before",
+            "note": f"note: {text}",
+        }
+        self.write(lines[status])
 
 
 # ---- what a finished run says -----------------------------------------------------------------
 
 
-def closing_lines(run: RunDirectory, outcome: Outcome) -> list[str]:
+def closing_lines(run: RunDirectory, state: RunState) -> list[str]:
     """The three lines every run ends with: guarantee, utility, release."""
     return [
         f"guarantee: {_known(lambda: _guarantee(run))}",
         f"utility: {_known(lambda: _utility(run))}",
-        f"release: {_release(run, outcome)}",
+        f"release: {_release(run, state)}",
     ]
 
 
@@ -387,13 +344,13 @@ def _utility(run: RunDirectory) -> str:
     )
 
 
-def _release(run: RunDirectory, outcome: Outcome) -> str:
-    if outcome.exit_code == Refused.exit_code:
-        return f"refused: {outcome.message}"
-    if outcome.exit_code == AwaitingApproval.exit_code:
-        return f"waiting for approval: {outcome.message}"
-    if outcome.exit_code != 0:
-        return f"none ({outcome.failed_step or 'the pipeline'} stopped: {outcome.message})"
+def _release(run: RunDirectory, state: RunState) -> str:
+    if state.exit_code == Refused.exit_code:
+        return f"refused: {state.message}"
+    if state.exit_code == AwaitingApproval.exit_code:
+        return f"waiting for approval: {state.message}"
+    if state.exit_code != 0:
+        return f"none ({state.failed_step or 'the pipeline'} stopped: {state.message})"
     uri = (run.document("release") or {}).get("uri")
     if not uri:
         return "none (simulation)"
@@ -436,16 +393,14 @@ def _execute(run: RunDirectory, taken_over: Sequence[str]) -> None:
     from fedemb.pipelines.run.resume import paths_taken_over
     from fedemb.pipelines.steps import pipeline_of
 
-    config: RunConfig = run.config()
+    config = run.config()
     local.init(
         runner=local.SubprocessRunner(use_venv=False),
         pipeline_root=str(run.public),
         raise_on_error=True,
         enable_caching=True,
     )
-    arguments: dict[str, Any] = pipeline_arguments(
-        config, **run.stores(), beam_options=run.beam_options()
-    )
+    arguments = pipeline_arguments(config, **run.stores(), beam_options=run.beam_options())
     paths = paths_taken_over(run, taken_over)
     build_pipeline(pipeline_of(config), run.run_id, paths)(**arguments)
 

@@ -7,10 +7,10 @@ manifest counts only if the signed privacy report names its digest.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+
+from pydantic import BaseModel
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
@@ -34,10 +34,23 @@ DOCUMENTS = {
     "pretrained": "/pretrained.json",
 }
 """Output -> the document in it; empty: the output itself. Models and pages are not read."""
-STATE = ("exit_code", "failed_step", "error")
-"""Fields of the manifest that are fields of the run's state."""
 _MOST = 16 << 20
 """Maximum bytes of a manifest or document."""
+
+
+class _Listed(BaseModel):
+    step: str
+    name: str
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    config: dict[str, object] | None = None
+    exit_code: int | None = None
+    failed_step: str | None = None
+    error: str | None = None
+    seconds: dict[str, float] = {}
+    artifacts: list[_Listed]
 
 
 def is_artifact_store(address: str) -> bool:
@@ -102,14 +115,13 @@ def published_run(address: str, run_id: str, into: Path) -> RunDirectory:
 
 def _run(public: Store, run_id: str, ledger: str, into: Path) -> RunDirectory:
     manifest = _manifest(public, run_id)
-    written = manifest.get("config")
-    if not isinstance(written, dict):
+    if manifest.config is None:
         raise ArtifactError(
             f"Run {run_id} was published without its configuration, by an earlier version. Publish "
             f"it again on its machine: `fedemb run --resume {run_id}`."
         )
     try:
-        config = RunConfig.as_written(written)
+        config = RunConfig.as_written(manifest.config)
     except ValueError as error:
         raise ArtifactError(
             f"{run_id}/{MANIFEST} has no valid configuration ({error}). Check who may write to the "
@@ -117,9 +129,7 @@ def _run(public: Store, run_id: str, ledger: str, into: Path) -> RunDirectory:
         ) from error
     config = config.model_copy(update={"storage": StorageConfig(ledger=ledger)})
     run = RunDirectory.create(into, run_id, config)
-    listed = {
-        (row.get("step"), row.get("name")): row.get("sha256") for row in manifest["artifacts"]
-    }
+    listed = {(row.step, row.name): row.sha256 for row in manifest.artifacts}
     for step, outputs in pipeline_of(config).published().items():
         for name in outputs:
             if (step, name) in listed and name in DOCUMENTS:
@@ -132,16 +142,16 @@ def _run(public: Store, run_id: str, ledger: str, into: Path) -> RunDirectory:
                     )
                 target = run.public / "published" / step.replace("_", "-") / f"{name}{inner}"
                 write_bytes(target, data)
-    state = {**{name: manifest.get(name) for name in STATE}, "seconds": _seconds(manifest)}
-    run.write_state(cast("RunState", state))
+    run.write_state(
+        RunState(
+            exit_code=manifest.exit_code,
+            failed_step=manifest.failed_step,
+            error=manifest.error,
+            seconds=manifest.seconds,
+        )
+    )
     _check_config(run)
     return run
-
-
-def _seconds(manifest: dict[str, Any]) -> dict[str, float]:
-    found = manifest.get("seconds")
-    items = found.items() if isinstance(found, dict) else ()
-    return {str(name): float(value) for name, value in items if isinstance(value, int | float)}
 
 
 def _document(public: Store, name: str) -> bytes:
@@ -154,17 +164,14 @@ def _document(public: Store, name: str) -> bytes:
     return data
 
 
-def _manifest(public: Store, run_id: str) -> dict[str, Any]:
+def _manifest(public: Store, run_id: str) -> _Manifest:
     try:
-        found = json.loads(_document(public, f"{run_id}/{MANIFEST}"))
-        if isinstance(found, dict) and all(isinstance(row, dict) for row in found["artifacts"]):
-            return found
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ArtifactError(
-        f"{run_id}/{MANIFEST} is not the manifest of a published run. Publish the run again with "
-        f"`fedemb run --resume {run_id}` on its machine."
-    )
+        return _Manifest.model_validate_json(_document(public, f"{run_id}/{MANIFEST}"))
+    except ValueError as error:
+        raise ArtifactError(
+            f"{run_id}/{MANIFEST} is not the manifest of a published run. Publish the run again "
+            f"with `fedemb run --resume {run_id}` on its machine."
+        ) from error
 
 
 def _check_config(run: RunDirectory) -> None:

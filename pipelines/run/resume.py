@@ -46,7 +46,7 @@ def _taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
       InputError: the step does not exist, or an earlier step has not finished.
     """
     pipeline = pipeline_of(run.config())
-    finished = set(run.read_state().get("seconds", {}))
+    finished = set(run.read_state().seconds)
     if start is None:
         ancestors = pipeline.ancestors()
         taken: set[str] = set()
@@ -142,7 +142,7 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
 
 def _check_not_partitioned(run: RunDirectory) -> None:
     """Users stay where they were partitioned: the run is bound to them."""
-    if "partition_users" in run.read_state().get("seconds", {}):
+    if "partition_users" in run.read_state().seconds:
         raise ConfigError(
             f"the users of run {run.run_id} are in {run.stores()['private_root']}, and the run is "
             "bound to them; leave storage.private_root as it is, or start a run with a new id"
@@ -151,7 +151,7 @@ def _check_not_partitioned(run: RunDirectory) -> None:
 
 def _check_reserved(run: RunDirectory, after: RunConfig) -> None:
     """Checks the ledger, whose address may have changed, for the charged run."""
-    if "reserve_budget" not in run.read_state().get("seconds", {}):
+    if "reserve_budget" not in run.read_state().seconds:
         return
     try:
         charged = ledger_of(run, after).state.last_attempt(run.run_id) > 0

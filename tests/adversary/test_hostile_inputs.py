@@ -26,10 +26,10 @@ from fedemb.foundation.document import encode
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.keys import open_key_store, partition_key
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.pipelines.run.local import Outcome, closing_lines
+from fedemb.pipelines.run.local import closing_lines
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
@@ -162,7 +162,7 @@ def _row(run):
 
 def _closing(run):
     """The closing lines, which say how the run ended in any case."""
-    lines = closing_lines(run, Outcome(exit_code=4, message="stopped"))
+    lines = closing_lines(run, RunState(exit_code=4, message="stopped"))
     assert lines[-1] == "release: none (the pipeline stopped: stopped)"
     for line in lines:
         name, _, why = line.partition(": not known (")

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.steps import pipeline_of
 from tests.kit.pipeline_runs.honest_run import HonestRun
 
@@ -47,5 +47,5 @@ def run_folder(run: HonestRun, parent: Path, **state: Any) -> RunDirectory:
     done = dict.fromkeys(pipeline_of(run.config).steps, 1.0)
     if failed := state.get("failed_step"):
         done = {name: took for name, took in done.items() if name not in (failed, "release_model")}
-    made.write_state({"exit_code": 0, "failed_step": None, "seconds": done, **state})
+    made.write_state(RunState(**{"exit_code": 0, "seconds": done, **state}))
     return made

@@ -1,6 +1,7 @@
 """Where a run's things lie, what is published of it, and what never is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fedemb.foundation.digests import file_digest, tree_digest
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
 from fedemb.pipelines.run.artifact_store import Publisher, check_stores, store_overrides
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.storage import local_tree, open_store
 from fedemb.storage.local import LocalStore
@@ -116,7 +117,7 @@ def run(tmp_path) -> RunDirectory:
 
 
 OUTPUTS = DP_FEDEMB.published()
-STATE = {"exit_code": 0, "failed_step": None}
+STATE = RunState(exit_code=0)
 TOTAL = sum(len(outputs) for outputs in OUTPUTS.values())
 
 
@@ -234,7 +235,7 @@ def test_finished_run_is_published_and_not_run_again(run, tmp_path, monkeypatch,
     from fedemb.pipelines.run import command as run_command
 
     uri = tmp_path / "public"
-    run.write_state({**STATE, "closing_lines": ["guarantee: g", "utility: u", "release: r"]})
+    run.write_state(replace(STATE, closing_lines=["guarantee: g", "utility: u", "release: r"]))
     config = run.config().updated({"storage.public_root": str(uri)})
     monkeypatch.setattr(RunDirectory, "config", lambda self: config)
     monkeypatch.setattr(run_command, "run_pipeline", lambda *_: pytest.fail("it ran again"))

@@ -12,7 +12,7 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.errors import ConfigError, InputError, Refused
 from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app, main
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.runtime import planted_bug_suite
 from tests.kit.pipeline_runs import honest_run
 
@@ -158,7 +158,7 @@ def test_series_that_does_not_fit_its_cap_begins_no_policy(tmp_path, capsys):
 def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):
     made = RunDirectory.create(tmp_path, "one", honest_run.config())
     steps = ("plan_privacy", "pretrain_public", "reserve_budget", "partition_users")
-    made.write_state({"seconds": dict.fromkeys(steps, 1.0)})
+    made.write_state(RunState(seconds=dict.fromkeys(steps, 1.0)))
     said = run(capsys, "run", "--dry-run", "--resume", made.root)
     assert said == run(capsys, "run", "--dry-run", "--runs", tmp_path, "--resume", "one")
     assert "partition_users: reused" in said
@@ -176,7 +176,7 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
         ("new", {}),
     ):
         made = RunDirectory.create(tmp_path, name, config)
-        made.write_state(state)
+        made.write_state(RunState(**state))
     outputs = tmp_path / "good" / "public" / "dp-fedemb-1" / "step"
     outputs.mkdir(parents=True)
     shutil.copy(measured.utility, outputs / "utility_report")

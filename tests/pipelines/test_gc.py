@@ -13,7 +13,7 @@ from fedemb.pipelines.cli.operate import gc
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.rules import read_compiled, violations
 from fedemb.pipelines.retention import RETENTION
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.schedules import maintenance
 from tests.kit.pipeline_runs import honest_run
@@ -71,7 +71,7 @@ def run(tmp_path):
         (made.root / name).parent.mkdir(parents=True, exist_ok=True)
         (made.root / name).write_text("data")
     names = [step for step in ("plan_privacy", "pretrain_public", "reserve_budget")]
-    made.write_state({"seconds": dict.fromkeys(names, 1.0), "exit_code": 0})
+    made.write_state(RunState(exit_code=0, seconds=dict.fromkeys(names, 1.0)))
     return made
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fedemb.gate.decide import RULES
 from fedemb.keys.signatures import Signer
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.review_commands.runs import runs_table
+from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.privacy.mechanisms.registry import plan_mechanism
@@ -161,13 +163,13 @@ def test_approvals_come_last_and_hide_no_other_reason(tmp_path):
 def test_refusal_longer_than_a_name_of_a_file_is_shown(waiting, tmp_path):
     folder = run_folder(waiting, tmp_path / "runs", **WAITING)
     why = "the training images are unknown " * 12
-    folder.write_state({**folder.read_state(), "closing_lines": [f"release: refused: {why}"]})
+    folder.write_state(replace(folder.read_state(), closing_lines=[f"release: refused: {why}"]))
     assert why.strip() in render_index(folder)
 
 
 def test_run_that_holds_its_lock_is_running(released, tmp_path):
     folder = run_folder(released, tmp_path / "runs")
-    folder.write_state({"exit_code": 1, "failed_step": None, "seconds": {"plan_privacy": 1.0}})
+    folder.write_state(RunState(exit_code=1, seconds={"plan_privacy": 1.0}))
     assert "Stopped: no step reported an error" in runs_table([folder])[1]
     with (folder.root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

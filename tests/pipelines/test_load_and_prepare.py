@@ -8,7 +8,7 @@ from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.step_logging import FEATURES
 from fedemb.pipelines.run import local
 from fedemb.pipelines.run.command import prepare
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.local import EVENT, ROUND, Pace, iter_runs
 
 POLICY = ["storage.ledger=/policy/ledger", "storage.keys=/policy/keys"]
@@ -125,7 +125,7 @@ def test_progress_of_features_is_shown_with_their_time_left(monkeypatch):
     for percent in (5, 10):
         now[0] += 30.0
         line = f"    INFO fedemb.engine.feature_cache: {FEATURES % percent}\n"
-        local._follow(line, local.Outcome(), view, child, pace)
+        local._follow(line, RunState(), view, child, pace)
     assert shown == [
         "train_dp_sgd: computing features, 5 %, time left unknown",
         "train_dp_sgd: computing features, 10 %, about 9 min left, then the rounds",

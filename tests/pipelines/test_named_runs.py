@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -36,7 +37,7 @@ def folder(released, tmp_path_factory):
     release = made.root / "releases" / "glyphs" / "1.0"
     release.mkdir(parents=True)
     made.log.touch()
-    made.write_state({**made.read_state(), "closing_lines": [f"release: {release}"]})
+    made.write_state(replace(made.read_state(), closing_lines=[f"release: {release}"]))
     collect_reports(made)
     made.index.write_text(render_index(made))
     return made

@@ -14,8 +14,8 @@ from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.section import Section
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
-from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.local import Outcome, closing_lines
+from fedemb.pipelines.run.directory import RunDirectory, RunState
+from fedemb.pipelines.run.local import closing_lines
 from fedemb.pipelines.run.resume import measured_otherwise, paths_taken_over, steps_taken_over
 from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs import honest_run
@@ -64,7 +64,7 @@ def _finish(run, steps):
         folder.mkdir(parents=True, exist_ok=True)
         for name in DP_FEDEMB.published()[step]:
             (folder / name).write_text("{}")
-    run.write_state({"seconds": dict.fromkeys(steps, 1.0)})
+    run.write_state(RunState(seconds=dict.fromkeys(steps, 1.0)))
 
 
 def test_run_typed_again_says_what_to_type_to_go_on(run, monkeypatch):
@@ -226,7 +226,7 @@ def test_run_whose_ledger_is_damaged_still_says_how_it_ended(run):
     ledger = run.root / "policy" / "ledger"
     ledger.mkdir(parents=True)
     (ledger / "trust.json").write_text("{}")
-    lines = closing_lines(run, Outcome(4, failed_step="account_privacy", message="no disk"))
+    lines = closing_lines(run, RunState(4, failed_step="account_privacy", message="no disk"))
     assert lines[0].startswith("guarantee: not known (")
     assert lines[-1] == "release: none (account_privacy stopped: no disk)"
 

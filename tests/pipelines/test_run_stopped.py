@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from tests.kit.pipeline_runs import honest_run
 
 WATCHED = """#!{python} -u
@@ -83,7 +83,7 @@ def test_run_that_is_told_to_stop_says_how_its_step_ended(tmp_path, case, word, 
             process.kill()
     assert run.log.stat().st_mode & 0o777 == 0o600
     state = run.read_state()
-    assert (state["error"], state["exit_code"]) == wanted
+    assert (state.error, state.exit_code) == wanted
 
 
 PARENT = """
@@ -139,6 +139,6 @@ def test_run_that_runs_is_not_run_a_second_time(tmp_path):
         with pytest.raises(InputError, match=sentence):
             run.alone().__enter__()
     assert run.beam_options() == ()
-    assert run.read_state() == {}
+    assert run.read_state() == RunState()
     with run.alone():
         pass

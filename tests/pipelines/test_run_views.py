@@ -13,9 +13,9 @@ from fedemb.pipelines.cli.review_commands.results import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run import command as run_command
 from fedemb.pipelines.run.command import LiveView
-from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.load_config import load_config, with_data
-from fedemb.pipelines.run.local import Outcome, Pace, PlainView, _follow, _guarantee
+from fedemb.pipelines.run.local import Pace, PlainView, _follow, _guarantee
 from fedemb.pipelines.run.signed import signed_plan
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import run as plan_privacy
@@ -36,7 +36,7 @@ LINES = [
 
 def _shown(view, render):
     for line in LINES:
-        _follow(line, Outcome(), view, _Child(), Pace())  # pyright: ignore[reportArgumentType]
+        _follow(line, RunState(), view, _Child(), Pace())  # pyright: ignore[reportArgumentType]
     return render()
 
 
@@ -64,7 +64,7 @@ def test_publishing_shows_a_bar_on_a_terminal_and_a_line_elsewhere(tmp_path, cap
     def publish(terminal: bool) -> str:
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=80)
-        assert run_command._publish(Slow(), {"exit_code": 0}, console) == 0
+        assert run_command._publish(Slow(), RunState(0), console) == 0
         return file.getvalue()
 
     assert "publishing artifacts" in publish(terminal=True)
@@ -82,7 +82,7 @@ def test_failure_to_publish_changes_only_a_good_end(ended, code, capsys):
         def finish(self, state, progress):
             raise StorageError("the store is gone")
 
-    assert run_command._publish(Broken(), {"exit_code": ended}, Console()) == code
+    assert run_command._publish(Broken(), RunState(ended), Console()) == code
     assert "not all published: the store is gone" in capsys.readouterr().out
 
 

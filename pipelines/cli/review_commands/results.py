@@ -49,7 +49,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
     config, utility = run.config(), signed.body
     population, epsilon = price(config.purpose, plan)
     models = ("model", "public_backbone", "untrained", "centralized")
-    seconds = sum(run.read_state().get("seconds", {}).values())
+    seconds = sum(run.read_state().seconds.values())
     return (
         run.run_id,
         population,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import FedEmbError, InputError
+from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.pipelines.cli.options import MlflowOption
 from fedemb.pipelines.output import say
 
@@ -148,4 +148,4 @@ def _gain(run: RunDirectory) -> str:
 
 def _refused_by(run: RunDirectory) -> str | None:
     state = run.read_state()
-    return state.get("failed_step") if state.get("exit_code") == 3 else None
+    return state.failed_step if state.exit_code == Refused.exit_code else None

@@ -7,8 +7,8 @@ import pytest
 
 from fedemb.documents.privacy_report import BlockSpent, PrivacyReport
 from fedemb.foundation.document import read
-from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.local import Outcome, closing_lines
+from fedemb.pipelines.run.directory import RunDirectory, RunState
+from fedemb.pipelines.run.local import closing_lines
 from fedemb.reports.privacy_report_words import all_runs
 from fedemb.steps.release_model.verify import verify_release
 from tests.kit.pipeline_runs import honest_run
@@ -37,7 +37,7 @@ def _closing(run, parent):
     plan = directory.public / "pipeline-now" / "plan-privacy"
     plan.mkdir()
     shutil.copy(run.plan, plan / "privacy_plan")
-    return closing_lines(directory, Outcome(exit_code=0))[0]
+    return closing_lines(directory, RunState(exit_code=0))[0]
 
 
 def test_closing_line_states_what_all_runs_cost_from_the_second_on(weeks, tmp_path):
