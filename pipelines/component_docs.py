@@ -50,12 +50,7 @@ def metadata(name: str, group: str, description: str) -> str:
 
 
 def component_page(step: Step, by_hand: str) -> str:
-    """The text of a component's README.md.
-
-    Args:
-      step: its declaration.
-      by_hand: what follows the mark.
-    """
+    """The text of a component's README.md; `by_hand` follows the marker."""
     assert step.component is not None  # kfp is whole here
     spec = step.component.component_spec
     taken = [

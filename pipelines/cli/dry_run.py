@@ -31,11 +31,6 @@ from fedemb.storage import open_store
 def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iterator[str]:
     """Returns what a run would do, as lines. No image is read and nothing is written.
 
-    Args:
-      config: of the run, checked.
-      taken_over: steps that would not run again.
-      charged: the run was charged before, so resuming costs nothing.
-
     Raises:
       LedgerError: the ledger in the bucket was never made, or is broken.
     """
@@ -81,8 +76,6 @@ def _search(config: RunConfig) -> Iterator[str]:
 
 def check_images(config: RunConfig) -> None:
     """Checks the files of a local source and the names of their columns; reads no image.
-
-    The step that reads them comes after the charge.
 
     Raises:
       InputError: there is nothing, or a column is missing.

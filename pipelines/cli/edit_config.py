@@ -15,11 +15,7 @@ from fedemb.pipelines.run.load_config import load_config
 
 
 def write_mechanism(path: Path, config: RunConfig) -> None:
-    """Writes the mechanism of a configuration into a file.
-
-    Args:
-      path: a YAML file; one that does not exist is written whole.
-      config: what was planned.
+    """Writes the mechanism of a configuration into a YAML file; writes a new file whole.
 
     Raises:
       ConfigError: the file says something else beside its mechanism.

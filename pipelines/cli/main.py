@@ -9,10 +9,10 @@ import locale
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -30,8 +30,7 @@ from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
 from fedemb.pipelines.cli.operate.alert import alert
 from fedemb.pipelines.cli.operate.budget import budget
 from fedemb.pipelines.cli.operate.gc import collect
-from fedemb.pipelines.cli.operate.retention import retention
-from fedemb.pipelines.cli.operate.watch import watch
+from fedemb.pipelines.cli.operate.maintenance import retention, watch
 from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
@@ -44,9 +43,6 @@ from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.sections import SectionedGroup
 from fedemb.pipelines.cli.tune import tune
 from fedemb.pipelines.output import say, say_block, say_json
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="fedemb",
@@ -138,15 +134,11 @@ def report(
         say(problem, err=True)
     say(*found.read_state().closing_lines)
     say(f"report: {found.index}")
-    if open_ and not _opened(found.index):
-        say("no browser could be started here; open that page where there is one")
+    if open_:
+        import webbrowser
 
-
-def _opened(page: Path) -> bool:
-    """Whether a browser was found and started."""
-    import webbrowser
-
-    return webbrowser.open(page.as_uri())
+        if not webbrowser.open(found.index.as_uri()):
+            say("no browser could be started here; open that page where there is one")
 
 
 @app.command()
@@ -166,12 +158,7 @@ def results(
     from fedemb.pipelines.cli.review_commands.results import results_table
     from fedemb.pipelines.run.directory import RunDirectory
 
-    _print(results_table(RunDirectory.named(run, runs) for run in named))
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        say(line)
+    say(*results_table(RunDirectory.named(run, runs) for run in named))
 
 
 @app.command(name="compile")
@@ -244,8 +231,7 @@ def config_describe(
     """
     from fedemb.pipelines.cli.describe_config import describe
 
-    for line in describe(section):
-        say(line)
+    say(*describe(section))
 
 
 @config_app.command(name="presets")
@@ -256,8 +242,7 @@ def config_presets() -> None:
     """
     from fedemb.pipelines.run.load_config import preset_names
 
-    for name in preset_names():
-        say(name)
+    say(*preset_names())
 
 
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ELOOP)

@@ -42,13 +42,18 @@ Profiles = Annotated[
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Options of the connection to Kubeflow."""
+
+    host: Host = None
+    namespace: Namespace = None
+    profile: Profiles = None
+
+
 @schedule_app.command()
-def plan(
-    folder: Folder,
-    host: Host = None,
-    namespace: Namespace = None,
-    profile: Profiles = None,
-) -> None:
+@grouped
+def plan(*, folder: Folder, cluster: ClusterOptions) -> None:
     """Print the cost of each schedule, and with --host what `apply` would change.
 
     Example: fedemb schedule plan schedules/
@@ -57,15 +62,14 @@ def plan(
     from fedemb.pipelines.schedules.load import load_schedules
 
     schedules = load_schedules(folder)
-    if host is None:
+    if cluster.host is None:
         for item in schedules:
             say(f"{item.schedule.name}: {item.cost}")
         _say_rare(schedules)
         return
     _say_rare(schedules)
-    kubeflow = connect(host, namespace, profile)
-    for change in reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace)):
-        say(str(change))
+    kubeflow = connect(cluster)
+    say(*reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace)))
 
 
 def _say_rare(schedules: Sequence[Loaded]) -> None:
@@ -76,11 +80,11 @@ def _say_rare(schedules: Sequence[Loaded]) -> None:
 
 
 @schedule_app.command()
+@grouped
 def apply(
+    *,
     folder: Folder,
-    host: Host = None,
-    namespace: Namespace = None,
-    profile: Profiles = None,
+    cluster: ClusterOptions,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
 ) -> None:
     """Create, replace or disable recurring runs to match the folder.
@@ -91,23 +95,22 @@ def apply(
     from fedemb.pipelines.schedules.load import load_schedules
     from fedemb.steps.plan_privacy.prospects import check_prospects
 
-    kubeflow = connect(host, namespace, profile)
+    kubeflow = connect(cluster)
     schedules = load_schedules(folder)
     for item in schedules:
         check_prospects(item.config)
     _say_rare(schedules)
-    cluster = objects(kubeflow.namespace)
-    changes = reconcile.plan(kubeflow, schedules, _now(), cluster)
+    there = objects(kubeflow.namespace)
+    changes = reconcile.plan(kubeflow, schedules, _now(), there)
     todo = [change for change in changes if change.action != "keep"]
-    for change in changes:
-        say(str(change))
+    say(*changes)
     if not todo:
         say("nothing to do")
         return
-    check_cluster_first(kubeflow.namespace, profile, [item.config for item in schedules])
+    check_cluster_first(kubeflow.namespace, cluster.profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
-    replace.apply(kubeflow, todo, _now(), cluster)
+    replace.apply(kubeflow, todo, _now(), there)
     say(f"{len(todo)} change(s) carried out")
 
 
@@ -128,12 +131,8 @@ def schedule_config(
 
 
 @schedule_app.command()
-def diff(
-    folder: Folder,
-    host: Host = None,
-    namespace: Namespace = None,
-    profile: Profiles = None,
-) -> None:
+@grouped
+def diff(*, folder: Folder, cluster: ClusterOptions) -> None:
     """Compare the cluster with the folder; exit code 1 if they differ.
 
     Example: fedemb schedule diff schedules/ --host https://kubeflow.example/pipeline
@@ -141,12 +140,11 @@ def diff(
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
-    kubeflow = connect(host, namespace, profile)
-    cluster = objects(kubeflow.namespace)
-    changes = reconcile.plan(kubeflow, load_schedules(folder), _now(), cluster)
+    kubeflow = connect(cluster)
+    found = load_schedules(folder)
+    changes = reconcile.plan(kubeflow, found, _now(), objects(kubeflow.namespace))
     differing = [change for change in changes if change.action != "keep"]
-    for change in differing:
-        say(str(change))
+    say(*differing)
     if differing:
         raise typer.Exit(1)
     say(f"no differences in {len(changes)} schedule(s)")
@@ -190,15 +188,6 @@ class RunOptions:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """Options of the connection to Kubeflow."""
-
-    host: Host = None
-    namespace: Namespace = None
-    profile: Profiles = None
-
-
 @grouped
 def submit(
     *,
@@ -226,7 +215,7 @@ def submit(
     from fedemb.steps.plan_privacy.plan import document
     from fedemb.steps.plan_privacy.prospects import check_prospects
 
-    kubeflow = None if dry_run else connect(cluster.host, cluster.namespace, cluster.profile)
+    kubeflow = None if dry_run else connect(cluster)
     loaded = load_config(config, set_ or [])
     if options.resume is None:
         check_prospects(loaded)
@@ -300,7 +289,7 @@ def check_cluster_first(
     require_safe(findings, loaded.accepts)
 
 
-def connect(host: str | None, namespace: str | None, profiles: list[str] | None) -> Kubeflow:
+def connect(cluster: ClusterOptions) -> Kubeflow:
     """Returns the connection to Kubeflow.
 
     Raises:
@@ -309,9 +298,10 @@ def connect(host: str | None, namespace: str | None, profiles: list[str] | None)
     """
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
-    if not host:
+    if not cluster.host:
         raise ConfigError("No Kubeflow API host. Pass --host, or set KFP_HOST.")
-    return Kubeflow(host, namespace_of(namespace, profiles), os.environ.get("KFP_TOKEN"))
+    namespace = namespace_of(cluster.namespace, cluster.profile)
+    return Kubeflow(cluster.host, namespace, os.environ.get("KFP_TOKEN"))
 
 
 def namespace_of(named: str | None, profiles: list[str] | None) -> str:

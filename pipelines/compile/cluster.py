@@ -229,13 +229,8 @@ def compile_pipeline(
 ) -> None:
     """Writes the pipeline's YAML, if it keeps every rule of `fedemb.pipelines.compile.rules`.
 
-    Where a step has several hosts, `<output>.hosts.yaml` beside it makes them.
-
-    Args:
-      output: file to write.
-      profile: one or more profiles; see `load_profile`.
-      images: name -> reference with a digest.
-      pipeline: which of the pipelines.
+    Where a step has several hosts, `<output>.hosts.yaml` beside it makes them. Several profiles are
+    laid over each other, see `load_profile`; `images` are references with a digest.
 
     Raises:
       ConfigError: the profile is wrong or the result breaks a rule. Nothing is written.

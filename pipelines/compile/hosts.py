@@ -33,16 +33,10 @@ def training_runtime(
     tolerations: list[Json],
     shared_memory: str | None,
 ) -> JsonObject:
-    """The manifest; its name holds the digest of the rest, so that a pipeline finds its own.
+    """Returns the manifest; its name has the digest of the rest, so that a pipeline finds its own.
 
-    Args:
-      image: of the training step, by digest.
-      namespace: of the runs.
-      resources: limits and requests of each host, accelerators among them.
-      environment: plain variables, as the step has them.
-      node_selector: node pool and topology.
-      tolerations: taints the hosts may run on.
-      shared_memory: size of /dev/shm.
+    `resources` are limits and requests of each host, accelerators included; `shared_memory` is the
+    size of /dev/shm.
     """
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
     mounts: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -10,7 +10,7 @@ from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.pipelines.compile.cluster import StepResources
 from fedemb.pipelines.compile.fields import list_at, object_at, objects_at, text_at, value_at
-from fedemb.pipelines.doctor.doctor import Doctor
+from fedemb.pipelines.doctor.doctor import Check, Doctor, Unreadable, reads
 from fedemb.pipelines.doctor.finding import Finding, judged, unread
 from fedemb.pipelines.doctor.kubeflow_parts import argo, mapped_volumes, multi_user, schedules
 from fedemb.pipelines.doctor.stores import stores
@@ -29,13 +29,18 @@ SKEW = 60.0
 """Seconds by which two clocks may differ: schedules and ledgers are timed by them."""
 APPLY = "apply infra/kustomize again"
 
-Check = Callable[[Doctor], Iterator[Finding]]
-
-
 EDITOR = "default-editor"
 """The account on which Kubeflow runs notebooks, and runs that name none."""
 
 
+def _may(doctor: Doctor, account: str, verb: str, thing: tuple[str, str, str]) -> bool:
+    allowed = doctor.api.may(account, doctor.namespace, verb, thing)
+    if allowed is None:
+        raise Unreadable("RBAC could not be asked")
+    return allowed
+
+
+@reads("rights", remedy="ask who may create SubjectAccessReviews")
 def rights(doctor: Doctor) -> Iterator[Finding]:
     """Each account may write its result, and cannot help itself to more."""
     needs = [
@@ -50,16 +55,11 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
         ("create", ("rbac.authorization.k8s.io", "rolebindings", "")),
         ("patch", ("admissionregistration.k8s.io", "validatingadmissionpolicies", "")),
     ]
+    accounts = [f"fedemb-{group}" for group in ("run", *rights_of_groups())]  # run drives a run
     lacking, excess = [], []
-    groups = ("run", *rights_of_groups())  # run: the account that drives a run
-    for group in groups:
-        account = f"fedemb-{group}"
+    for account in accounts:
         for verb, thing in (*needs, *never):
-            allowed = doctor.api.may(account, doctor.namespace, verb, thing)
-            if allowed is None:
-                remedy = "ask who may create SubjectAccessReviews"
-                yield Finding("rights", "could not tell", "RBAC could not be asked", remedy)
-                return
+            allowed = _may(doctor, account, verb, thing)
             if not allowed and (verb, thing) in needs:
                 lacking.append(f"{account} may not {verb} {thing[1]}")
             if allowed and (verb, thing) in never:
@@ -69,11 +69,11 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
     if lacking:
         yield Finding("rights", "unsafe", lacking[0], APPLY)
     if not excess and not lacking:
-        yield Finding(
-            "rights", "ok", f"{len(groups)} accounts have the rights they need and no more"
-        )
+        what = f"{len(accounts)} accounts have the rights they need and no more"
+        yield Finding("rights", "ok", what)
 
 
+@reads("editors", remedy="ask who may create SubjectAccessReviews")
 def editors(doctor: Doctor) -> Iterator[Finding]:
     """Returns who may edit the namespace and is not a step, such as Kubeflow's contributors."""
     asked = [
@@ -83,12 +83,7 @@ def editors(doctor: Doctor) -> Iterator[Finding]:
     if secret := doctor.profile.group_secret:
         asked.insert(0, ("get", ("", "secrets", f"{secret.name}-partition")))
     for verb, thing in asked:
-        allowed = doctor.api.may(EDITOR, doctor.namespace, verb, thing)
-        if allowed is None:
-            remedy = "ask who may create SubjectAccessReviews"
-            yield Finding("editors", "could not tell", "RBAC could not be asked", remedy)
-            return
-        if allowed:
+        if _may(doctor, EDITOR, verb, thing):
             remedy = "have no notebooks and no contributors there, then accept this in a profile"
             what = f"{EDITOR} may {verb} {thing[1]} {thing[2]}".rstrip()
             yield Finding("editors", "unsafe", f"{what}: it can be any step", remedy)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Iterator
 
 import yaml
 
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.pipelines.compile.fields import object_at, objects_at, text_at, value_at
-from fedemb.pipelines.doctor.doctor import Doctor
+from fedemb.pipelines.doctor.doctor import Doctor, Unreadable, reads
 from fedemb.pipelines.doctor.finding import Finding, judged
 from fedemb.pipelines.steps import all_steps, key_claims
 
@@ -24,31 +23,7 @@ CONTROLLER = "workflow-controller-configmap"
 INSTALLATION, HOST_USERS = "pipeline-install-config", "defaultSecurityContextHostUsers"
 
 
-class Unreadable(Exception):
-    """Something that cannot be read; the text names it."""
-
-
-Check = Callable[[Doctor], Iterator[Finding]]
-
-
-def _reads(*checks: str, remedy: str) -> Callable[[Check], Check]:
-    """Turns what a check cannot read into a finding of each name, with this remedy."""
-
-    def wrap(check: Check) -> Check:
-        @wraps(check)
-        def told(doctor: Doctor) -> Iterator[Finding]:
-            try:
-                yield from check(doctor)
-            except Unreadable as error:
-                shown = remedy.format(namespace=doctor.namespace)
-                yield from (Finding(n, "could not tell", str(error), shown) for n in checks)
-
-        return told
-
-    return wrap
-
-
-@_reads(
+@reads(
     "multi-user",
     remedy="check for `multi_user: true` at /apis/v2beta1/healthz of the Kubeflow API",
 )
@@ -71,7 +46,7 @@ def argo(doctor: Doctor) -> Iterator[Finding]:
         yield from check(doctor)
 
 
-@_reads("retry", "executor", remedy=f"ask who may read the config map {CONTROLLER} in {KUBEFLOW}")
+@reads("retry", "executor", remedy=f"ask who may read the config map {CONTROLLER} in {KUBEFLOW}")
 def _controller(doctor: Doctor) -> Iterator[Finding]:
     data = _config_map(doctor, KUBEFLOW, CONTROLLER)
     defaults = object_at(_parsed(data, "workflowDefaults"), "spec")
@@ -91,7 +66,7 @@ def _controller(doctor: Doctor) -> Iterator[Finding]:
     yield judged("executor", bool(closed), what, remedy)
 
 
-@_reads("schedules", remedy=f"see that {ZONE} of its deployment in {KUBEFLOW} is UTC")
+@reads("schedules", remedy=f"see that {ZONE} of its deployment in {KUBEFLOW} is UTC")
 def schedules(doctor: Doctor) -> Iterator[Finding]:
     """Kubeflow's scheduler reads cron in UTC."""
     zone = _variable(doctor, SCHEDULER, ZONE) or "UTC"
@@ -100,7 +75,7 @@ def schedules(doctor: Doctor) -> Iterator[Finding]:
     yield judged("schedules", utc, f"Kubeflow's scheduler is set to {zone}", remedy)
 
 
-@_reads(
+@reads(
     "mapped-volumes",
     remedy="check `hostUsers` of a step's pod and the file system of the volumes of keys",
 )
@@ -134,7 +109,7 @@ def _is_nfs(doctor: Doctor, claim: str) -> bool:
     return "nfs" in spec or "nfs" in text_at(spec, "csi", "driver")
 
 
-@_reads("time-to-live", remedy=f"see {AGENT_TTL} of the deployment {AGENT} in {KUBEFLOW}")
+@reads("time-to-live", remedy=f"see {AGENT_TTL} of the deployment {AGENT} in {KUBEFLOW}")
 def _time_to_live(doctor: Doctor) -> Iterator[Finding]:
     """How long a finished Workflow can be seen with kubectl."""
     wanted = doctor.profile.ttl_seconds_after_finished
@@ -150,7 +125,7 @@ def _time_to_live(doctor: Doctor) -> Iterator[Finding]:
     yield Finding("time-to-live", "ok", what)
 
 
-@_reads("log-archive", remedy=f"ask who may read the config map {REPOSITORIES} in {{namespace}}")
+@reads("log-archive", remedy=f"ask who may read the config map {REPOSITORIES} in {{namespace}}")
 def _archive(doctor: Doctor) -> Iterator[Finding]:
     """Where Argo archives the log of each pod, and whether it can."""
     repository = _repository(doctor)

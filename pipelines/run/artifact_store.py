@@ -52,10 +52,8 @@ def store_overrides(uri: str | None, keys: str | None) -> list[str]:
 def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
     """Refuses stores that would mix what must stay apart, or a bucket without a ledger.
 
-    Args:
-      config: of the run.
-      config_name: how the user named it, for the command that the message gives.
-      runs: folder of all runs, below which Raw artifacts are unless the configuration moves them.
+    `config_name` is shown in the command of the message. Raw artifacts are below `runs` unless the
+    configuration moves them.
 
     Raises:
       ConfigError: keys beside the ledger, Raw beside public artifacts, or a lasting ledger without
@@ -143,28 +141,18 @@ class Publisher:
             self._sent.append(self._pool.submit(self._send_step, step))
 
     def finish(self, state: RunState, progress: Callable[[int, int], None]) -> int:
-        """Sends what is not there yet, then the manifest.
+        """Sends what is not there yet, then the manifest; returns how many artifacts are published.
 
-        Args:
-          state: how the run ended.
-          progress: called with artifacts done and artifacts in all.
-
-        Returns:
-          How many artifacts are published.
+        `progress` is called with artifacts done and artifacts in all.
 
         Raises:
           StorageError: the store cannot be written; the manifest is not, so nothing of this counts.
         """
         self._pool.shutdown(wait=True)
-        found = [
-            (step, name, kind, path)
-            for step, outputs in self._outputs.items()
-            for name, kind in outputs.items()
-            if (path := self._path(step, name)) is not None
-        ]
+        found = [artifact for step in self._outputs for artifact in self._of_step(step)]
         rows: list[JsonFields] = []
-        for done, (step, name, kind, path) in enumerate(found, start=1):
-            digest = self._send(step, name, kind(path))
+        for done, (step, name, artifact) in enumerate(found, start=1):
+            digest, kind = self._send(step, name, artifact), type(artifact)
             rows.append({"step": step, "name": name, "kind": kind.__name__, "sha256": digest})
             progress(done, len(found))
         config = self._run.config()
@@ -183,17 +171,19 @@ class Publisher:
         self._store.write(MANIFEST, canonical_json(body))
         return len(rows)
 
-    def _path(self, step: str, name: str) -> Path | None:
-        if issubclass(self._outputs[step][name], self._left_out):
-            return None
-        path = self._run.output(name, step)
-        return path if path is not None and path.exists() else None
+    def _of_step(self, step: str) -> list[tuple[str, str, Artifact]]:
+        """Step, name and artifact of what a step has written and may publish."""
+        return [
+            (step, name, kind(path))
+            for name, kind in self._outputs[step].items()
+            if not issubclass(kind, self._left_out)
+            and (path := self._run.output(name, step)) is not None
+            and path.exists()
+        ]
 
     def _send_step(self, step: str) -> None:
-        for name, kind in self._outputs[step].items():
-            path = self._path(step, name)
-            if path is not None:
-                self._send(step, name, kind(path))
+        for found in self._of_step(step):
+            self._send(*found)
 
     def _send(self, step: str, name: str, artifact: Artifact) -> str:
         """Sends one artifact and returns its digest: of its bytes, or of all files of a folder."""

@@ -22,11 +22,8 @@ SECONDS = 15.0
 def require_deadline(hours: float | None) -> None:
     """Refuses to wait without end.
 
-    Args:
-      hours: `release.approval_hours` of the run.
-
     Raises:
-      ConfigError: the run has no deadline.
+      ConfigError: `release.approval_hours` is not set.
     """
     if hours is None:
         raise ConfigError(

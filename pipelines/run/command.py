@@ -81,13 +81,7 @@ def prepare(
 ) -> RunDirectory:
     """Checks the configuration, makes the run directory, and draws the built-in data if asked for.
 
-    Args:
-      config: a configuration, a YAML file, or the name of a preset.
-      overrides: `dotted.key=value` each, of a file or preset.
-      parent: folder of all runs.
-      run_id: name of the run; None: one from time and chance.
-      data: replaces the URI of the private source, and of the public source where a preset takes
-        both from one file.
+    Arguments as for `run`; `overrides` are `dotted.key=value` each.
 
     Raises:
       ConfigError: the configuration is wrong. Nothing has been written.
@@ -99,11 +93,7 @@ def prepare(
 
 
 def _require_packages(config: RunConfig) -> None:
-    """Checks that the packages of every step are installed, before anything is written.
-
-    Raises:
-      ConfigError: names the missing one and the command that installs it.
-    """
+    """Raises ConfigError if a package of a step is not installed, before anything is written."""
     require_modules("kfp", "apache_beam", *sorted({"tensorflow", config.training.backend}))
 
 
@@ -212,10 +202,6 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
 
     A completed run is not run again, unless `start` names a step; outputs that could not be
     published are published again.
-
-    Args:
-      run: the run directory.
-      start: step to resume from; None resumes where the run ended.
 
     Raises:
       InputError: the step does not exist, or an earlier step has not finished.

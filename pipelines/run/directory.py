@@ -154,11 +154,7 @@ class RunDirectory:
 
     @classmethod
     def named(cls, run: Path, parent: Path) -> RunDirectory:
-        """Opens an existing run.
-
-        Args:
-          run: its directory, or its name as `fedemb runs` lists it.
-          parent: folder of all runs, for a name.
+        """Opens an existing run: its directory, or its name below the folder of all runs.
 
         Raises:
           InputError: neither exists.
@@ -241,11 +237,7 @@ class RunDirectory:
         self._write("beam_options.json", list(options))
 
     def stores(self, config: RunConfig | None = None) -> dict[str, str]:
-        """URIs of the four stores: private_root, ledger, keys, releases.
-
-        Args:
-          config: of the run; None: the one it has now.
-        """
+        """URIs of the four stores: private_root, ledger, keys, releases."""
         storage = (config or self.config()).storage
         return {
             "private_root": storage.private_root or str(self.private),
@@ -255,13 +247,9 @@ class RunDirectory:
         }
 
     def output(self, name: str, step: str = "*") -> Path | None:
-        """Newest output `name`, or None if no step has written it yet.
+        """Newest output of this name, or None if no step has written it yet.
 
         Kfp puts outputs into `<pipeline>-<time>/<component>/<output>` below its root.
-
-        Args:
-          name: of the output.
-          step: whose, where several steps give one of this name.
         """
         pattern = f"*/{step.replace('_', '-')}/{name}"
         found = sorted(self.public.glob(pattern), key=lambda path: path.stat().st_mtime)

@@ -22,9 +22,7 @@ from fedemb.reports.headline import Failure, Headline, RunFacts, headline
 def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
     """Returns how a run stands. Documents whose signature cannot be checked are left out.
 
-    Args:
-      run: the run directory.
-      running: whether it runs now; None: looks whether a process holds its lock.
+    `running` None: looks whether a process holds its lock.
     """
     state = run.read_state()
     code, failed = state.exit_code, state.failed_step

@@ -89,12 +89,7 @@ def render_index(run: RunDirectory) -> str:
 
 
 def _below(run: RunDirectory, release: str) -> str:
-    """Returns the address of a release as a link, relative to the folder if it is inside.
-
-    Args:
-      run: the run directory.
-      release: the closing line: an address, maybe with a note in parentheses, or a sentence.
-    """
+    """Returns the address of a release, or a sentence, with a link relative to the folder."""
     address, space, note = release.partition(" (")
     if not address.startswith(("gs://", "/")):
         return release  # a sentence, which may be too long for the name of a file

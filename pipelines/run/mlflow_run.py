@@ -20,9 +20,7 @@ from fedemb.reports.mlflow.tracked import PublicDocument, RunContent, TrackedRun
 
 
 def log_run(run: RunDirectory, address: str) -> str:
-    """Writes a run to MLflow; see `fedemb.reports.mlflow.log`.
-
-    Returns: Sentence about where the run is now.
+    """Writes a run to MLflow and returns a sentence about where it is now.
 
     Raises:
       ArtifactError: the configuration or the state of the run is damaged.

@@ -67,12 +67,9 @@ def is_artifact_store(address: str) -> bool:
 def published_runs(
     address: str, into: Path, skipped: Callable[[str], None]
 ) -> Iterator[RunDirectory]:
-    """Yields the runs of an artifact store by name, the last first.
+    """Yields the runs of an artifact store by name, the last first, copied into an empty folder.
 
-    Args:
-      address: the store, as for `fedemb run --artifact-store`.
-      into: empty folder, which receives one run directory per run.
-      skipped: called with one sentence for each run that cannot be read.
+    `skipped` is called with one sentence for each run that cannot be read.
 
     Raises:
       StorageError: the store cannot be read.
@@ -93,11 +90,6 @@ def published_runs(
 
 def published_run(address: str, run_id: str, into: Path) -> RunDirectory:
     """Returns one run of an artifact store.
-
-    Args:
-      address: the store, as for `fedemb run --artifact-store`.
-      run_id: name of the run.
-      into: folder that receives the run directory.
 
     Raises:
       InputError: the store has no such run.

@@ -91,11 +91,6 @@ def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[
 def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str | None) -> RunConfig:
     """Returns the configuration of a run with other free sections.
 
-    Args:
-      run: the run directory.
-      overrides: `dotted.key=value` each.
-      start: step to resume from.
-
     Raises:
       ConfigError: a section that the reservation binds would change, what would change is read
         before the resumed step, the ledger named does not hold the run, or a release

@@ -33,11 +33,7 @@ def readable(read: Callable[[], T]) -> T | None:
 
 
 def ledger_of(run: RunDirectory, config: RunConfig | None = None) -> Ledger:
-    """The ledger a run was reserved in.
-
-    Args:
-      run: the run directory.
-      config: names where the ledger lies; None: the one the run has now.
+    """The ledger a run was reserved in, or the one that another configuration names.
 
     Raises:
       LedgerError: it is missing or broken.

@@ -43,12 +43,7 @@ class ScheduledWorkflow:
 
 
 class ClusterObjects:
-    """Objects of one namespace.
-
-    Args:
-      api: the cluster; None: no cluster can be asked.
-      namespace: of the runs.
-    """
+    """Objects of the namespace of the runs; `api` None: no cluster can be asked."""
 
     def __init__(self, api: KubernetesApi | None, namespace: str) -> None:
         self._api, self.namespace = api, namespace

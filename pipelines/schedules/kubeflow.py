@@ -141,7 +141,11 @@ class Kubeflow:
             self._client: Any = Client(host=host, namespace=namespace, existing_token=token)
             health = self._client._healthz_api.healthz_service_get_healthz()
         if not health.multi_user:
-            raise ConfigError(single_user(host))
+            raise ConfigError(
+                f"Kubeflow Pipelines at {host} is a single-user installation, which ignores "
+                "namespaces and runs every pod in `kubeflow` with the same rights. Install it in "
+                "multi-user mode."
+            )
 
     def recurring_runs(self) -> list[RecurringRun]:
         """Returns all recurring runs of the namespace, including those of other users."""
@@ -316,13 +320,7 @@ class Kubeflow:
     def version(
         self, package: Path, pipeline: str, version: Version, description: str = ""
     ) -> VersionReference:
-        """Returns a version of a pipeline, uploaded if it is not there.
-
-        Args:
-          package: compiled pipeline.
-          pipeline: its name; created in this namespace if it is not there.
-          version: the version.
-          description: text of a new version.
+        """Returns a version of a pipeline; uploads it, and creates the pipeline, if not there.
 
         Raises:
           StorageError: Kubeflow does not answer or refuses.
@@ -401,14 +399,6 @@ class Kubeflow:
                 f"Kubeflow API at {self.host} does not answer ({type(error).__name__}). Check the "
                 "address, or forward its port, then run the command again"
             ) from error
-
-
-def single_user(where: str) -> str:
-    """Returns the message about a single-user installation at an address."""
-    return (
-        f"Kubeflow Pipelines at {where} is a single-user installation, which ignores namespaces "
-        "and runs every pod in `kubeflow` with the same rights. Install it in multi-user mode."
-    )
 
 
 def _rfc3339(moment: datetime) -> str:

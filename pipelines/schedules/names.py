@@ -6,7 +6,7 @@ its column gives HTTP 500 while the run continues, so every text is fitted befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -63,12 +63,8 @@ def idempotency_key(pipeline: str, arguments: JsonFields, resume: str | None) ->
     """Returns the key of all submissions of one configuration: 16 hexadecimal digits.
 
     A package that was compiled again, other Beam options and another MLflow server do not change
-    the key: the run would train the same model and charge the same users.
-
-    Args:
-      pipeline: name of the pipeline.
-      arguments: of the pipeline.
-      resume: id of the run that the submission resumes.
+    the key: the run would train the same model and charge the same users. `resume` is the id of the
+    run that the submission resumes.
     """
     bound = {name: value for name, value in arguments.items() if name not in _NO_RUN}
     content = {"pipeline": pipeline, "arguments": bound, "resume": resume}
@@ -109,17 +105,13 @@ class Version:
     plan: str
     """Digest of the privacy plan, as submissions and plans name it."""
     key: str = ""
-    """Idempotency key, where the version is that of submitted runs."""
+    """Idempotency key of submitted runs: the pods of this version have the label `KEY_LABEL`."""
 
     @classmethod
     def of(cls, package: Path, config: RunConfig) -> Version:
         """Returns the version of a package and a configuration."""
         plan = json_digest(plan_mechanism(config).to_json())
         return cls(config.policy.policy_id, file_digest(package), plan)
-
-    def keyed(self, key: str) -> Version:
-        """Returns the version whose pods have the label `KEY_LABEL`."""
-        return replace(self, key=key)
 
     def name(self, when: datetime) -> str:
         """Returns the name in a list of versions: policy, week of the upload, package and plan."""

@@ -67,13 +67,9 @@ def check_package(
 
 
 def checked_digest(package: Path, profile: Sequence[str]) -> str:
-    """Returns the SHA-256 of a package, which a profile may pin (`packages`).
+    """Returns the SHA-256 of a package, which profiles may pin (`packages`).
 
     The rules of compilation do not see whether the code of a step was changed; the digest does.
-
-    Args:
-      package: the compiled pipeline.
-      profile: names or paths, see `load_profile`; empty pins nothing.
 
     Raises:
       ConfigError: the profile pins other packages.
@@ -114,11 +110,6 @@ def run_arguments(
     config: RunConfig, beam_options: tuple[str, ...], mlflow: str | None
 ) -> dict[str, Json]:
     """Arguments of the pipeline on a cluster, where all four stores must be named.
-
-    Args:
-      config: configuration of the run.
-      beam_options: options of the engine that partitions the users.
-      mlflow: tracking server that receives the ended run; None: none.
 
     Raises:
       ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
@@ -189,14 +180,7 @@ def resumed(package: Path, run_id: str, folder: Path) -> Path:
 
 
 def labelled(package: Path, label: str, value: str, folder: Path) -> Path:
-    """Writes a copy of a package whose pods have a label.
-
-    Args:
-      package: YAML of `fedemb compile`.
-      label: key of the label.
-      value: value of the label.
-      folder: folder of the copy.
-    """
+    """Writes a copy of a package whose pods have a label."""
     spec, platform = read_compiled(package)
     options = options_of(platform)
     for name, executor in executors_of(spec).items():

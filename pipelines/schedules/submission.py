@@ -90,11 +90,7 @@ def submit(
 ) -> Submitted:
     """Starts one run, unless an earlier one of the same configuration may still be alive.
 
-    Args:
-      kubeflow: namespace of the Kubeflow Pipelines API.
-      request: the run.
-      cluster: Kubernetes objects of the namespace.
-      again: start a run although an earlier one may be alive.
+    `again`: start a run although an earlier one may be alive.
 
     Raises:
       ConfigError: the package breaks a rule or does not run this task, or a store is not named.
@@ -165,11 +161,11 @@ def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -
         package = request.package
         if request.resume is not None:
             package = resumed(package, request.resume, Path(folder))
-        version = Version.of(package, request.config).keyed(request.key)
+        version = replace(Version.of(package, request.config), key=request.key)
         package = labelled(package, KEY_LABEL, request.key, Path(folder))
         if request.start is not None:
             steps = finished_before(pipeline_of(request.config), request.start)
-            texts = {"config": _config_text(request)}
+            texts = {"config": run_config(request.arguments).model_dump_json()}
             package = taken_over(package, steps, found, texts, Path(folder))
             version = replace(version, package=file_digest(package))  # it names the addresses
         pipeline = pipeline_of(request.config).name
@@ -183,11 +179,6 @@ def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -
         pipeline_root=request.pipeline_root,
         service_account=request.service_account,
     )
-
-
-def _config_text(request: Request) -> str:
-    """Returns the configuration as `plan_privacy` hands it to later steps."""
-    return run_config(request.arguments).model_dump_json()
 
 
 def _name(

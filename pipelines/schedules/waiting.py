@@ -50,11 +50,6 @@ class WaitingRun:
     def release(self, kubeflow: Kubeflow, cluster: ClusterObjects, package: Path) -> Submitted:
         """Starts the run that decides again and releases. Idempotent, as `submit` is.
 
-        Args:
-          kubeflow: namespace of the Kubeflow Pipelines API.
-          cluster: Kubernetes objects of the namespace.
-          package: compiled pipeline.
-
         Raises:
           ConfigError: the package breaks a rule.
           StorageError: Kubeflow does not answer or refuses.
@@ -62,7 +57,6 @@ class WaitingRun:
         request = Request(
             package=package,
             config=self.config,
-            experiment=None,
             description=f"Releases run {self.stored.run_id} after its approvals",
             service_account=self.stored.service_account,
             pipeline_root=self.pipeline_root,
@@ -104,18 +98,15 @@ def read_waiting(
     later = [run.run_id for run in kubeflow.runs_named(f"(resumes {stored.run_id})")]
     runs = [*later, stored.run_id]
     folder = f"{root.rstrip('/')}/{pipeline.name}"
-    found = addresses(
-        folder, runs, finished_before(pipeline, LAST)
-    )  # those that the gate will read
-    report = _read(found["account_privacy"]["privacy_report"])
-    measured = "evaluate_classifier" if "evaluate_classifier" in found else "evaluate_embeddings"
-    utility = found[measured]["utility_report"]
-    signed = parse(report, PrivacyReport, "privacy_report")
+    found = addresses(folder, runs, finished_before(pipeline, LAST))  # that the gate will read
+    artifacts = {name: uri for step in found.values() for name, uri in step.items()}
+    signed = parse(_read(artifacts["privacy_report"]), PrivacyReport, "privacy_report")
+    utility = _read(artifacts["utility_report"])
     return WaitingRun(
         stored=stored,
         config=config,
         report=signed,
-        utility=parse(_read(utility), utility_kind(config.task), "utility_report"),
+        utility=parse(utility, utility_kind(config.task), "utility_report"),
         verdict=_verdict(folder, runs, signed.sha),
         pipeline_root=root,
     )

@@ -23,6 +23,7 @@ from fedemb.steps.plan_privacy.plan import run as plan_privacy
 
 class _Child:
     pid: int | None = None
+    step = ""
 
 
 LINES = [

@@ -49,11 +49,7 @@ class Backbone:
         return self.pretraining["kind"] == "supervised"
 
     def constants(self, directions: str) -> dict[str, object]:
-        """Returns settings of constants from public photos; empty without such photos.
-
-        Args:
-          directions: `principal_directions` or `whitened_directions`.
-        """
+        """Returns settings of constants from public photos; empty without such photos."""
         if "source" not in self.pretraining:
             return {}
         principal = directions == "principal_directions"
@@ -119,7 +115,7 @@ def backbone_of(
 
     Args:
       start: public photos, a `.keras` file or `none`.
-      photos: public photos for the constants of a `.keras` file's features; None for none.
+      photos: public photos for the constants of a `.keras` file's features.
       pixels: pixel format of the `.keras` file; None to read it from the file.
       ask: asks a question on the terminal.
 

@@ -44,14 +44,7 @@ def check_classes(classes: Sequence[str], census: Census) -> None:
 def classifier_settings(
     photos: Photos, start: Backbone, promise: Promise, classes: Sequence[str]
 ) -> Settings:
-    """Returns the settings of a classifier.
-
-    Args:
-      photos: the photos.
-      start: the public backbone.
-      promise: public numbers of the guarantee.
-      classes: public list of classes.
-    """
+    """Returns the settings of a classifier."""
     bound = promise.users_lower_bound
     recipe = recipe_of(start, bound)
     described = photos.source.model_dump(mode="json", exclude_defaults=True)
@@ -96,13 +89,7 @@ def classifier_settings(
 
 
 def with_solved_head(settings: Settings, config: RunConfig, start: Backbone) -> Settings:
-    """Returns the settings with a head solved from one round, where that is better.
-
-    Args:
-      settings: settings of a trained head.
-      config: the same settings with the noise of the plan.
-      start: the public backbone.
-    """
+    """Returns the settings with a head solved from one round, where the noise makes it better."""
     found = prospects(config, plan_mechanism(config))
     constants = start.imported and start.card and start.constants("principal_directions")
     if not constants or found is None or found.noise < recipes.SOLVED_FROM_NOISE:
@@ -129,12 +116,7 @@ def with_solved_head(settings: Settings, config: RunConfig, start: Backbone) -> 
 
 
 def recipe_of(start: Backbone, bound: int) -> ClassifierRecipe:
-    """Returns the recipe for a classifier.
-
-    Args:
-      start: the public backbone.
-      bound: public lower bound on the number of units.
-    """
+    """Returns the recipe for a classifier and a public lower bound on the number of units."""
     if start.imported:
         return recipes.IMPORTED_HEAD
     whole = not start.pretrained and bound >= recipes.FROM_SCRATCH
@@ -144,12 +126,7 @@ def recipe_of(start: Backbone, bound: int) -> ClassifierRecipe:
 def with_head_rates(
     settings: Settings, config: RunConfig, recipe: ClassifierRecipe
 ) -> dict[str, float]:
-    """Sets the learning rate and the temperature of a head by the noise of its plan.
-
-    Args:
-      settings: settings of a classifier, changed in place.
-      config: the same settings with the noise of the plan.
-      recipe: recipe of the settings.
+    """Sets learning rate and temperature of a head by the noise of its plan, in place.
 
     Returns:
       The two numbers by name; empty if more than a head is trained.

@@ -87,11 +87,6 @@ class Photos:
 def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> SourceConfig:
     """Returns the source that the options describe.
 
-    Args:
-      options: the photos and their columns.
-      classify: whether a classifier is trained.
-      by_user: whether classes are ignored.
-
     Raises:
       ConfigError: an option is unknown.
       InputError: the photos are missing or have no such columns.
@@ -155,12 +150,6 @@ def survey(
     source: SourceConfig, aspect_ratio: str, *, classify: bool, progress: Callable[[int], None]
 ) -> Photos:
     """Counts the photos and chooses the image size and channels that suit them.
-
-    Args:
-      source: the photos.
-      aspect_ratio: squash or letterbox.
-      classify: whether a classifier is trained.
-      progress: called with the number of records read so far.
 
     Raises:
       InputError: no photo is usable, or user ids have lost digits.

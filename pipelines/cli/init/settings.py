@@ -83,15 +83,7 @@ def embedding_settings(
     recipe: EmbeddingRecipe,
     held_out_classes: Sequence[str] = (),
 ) -> Settings:
-    """Returns the settings of an embedding.
-
-    Args:
-      photos: the photos.
-      start: the public backbone.
-      promise: public numbers of the guarantee.
-      recipe: defaults, from `recipe_of`.
-      held_out_classes: public list of classes that a share is held out of; empty: all classes.
-    """
+    """Returns the settings of an embedding; a share of `held_out_classes` or of all is held out."""
     clients = max(1, round(0.9 * promise.users_lower_bound / recipe.users_per_client))
     described = photos.source.model_dump(mode="json", exclude_defaults=True)
     described["label_scope"] = "global" if shares_classes(photos) else "user"

@@ -122,13 +122,7 @@ def terms_shown(
 
 
 def after_signature(judged: Judged | None, given: int, needed: int) -> str:
-    """Returns the verdict of the gate once this person has signed.
-
-    Args:
-      judged: the other rules; None: not known here.
-      given: approvals with this one.
-      needed: approvals that the policy requires.
-    """
+    """Returns the verdict of the gate after this signature, which `given` counts too."""
     if given < needed:
         return f"after your signature: still waiting, {given} of {needed} approvals"
     if judged is None:

@@ -55,7 +55,7 @@ class OnCluster:
         from fedemb.pipelines.schedules.package import check_package, checked_digest
         from fedemb.pipelines.schedules.waiting import read_waiting
 
-        kubeflow = connect(cluster.host, cluster.namespace, cluster.profile)
+        kubeflow = connect(cluster)
         found = objects(kubeflow.namespace)
         waiting = read_waiting(kubeflow, found, run_id, release.pipeline_root)
         if release.package is not None:

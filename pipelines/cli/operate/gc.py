@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,7 +89,8 @@ def collect(
             f"  {item.run.run_id:<24} {item.kind:<8} {_size(item.size):>9}  {item.folder}  "
             f"({item.run.state}, last record {days} days ago)"
         )
-    total = f"{sum(len(item.names) for item in found)} objects, {_size(_total(found))}"
+    size = _size(sum(item.size for item in found))
+    total = f"{sum(len(item.names) for item in found)} objects, {size}"
     if not found:
         say("nothing has expired")
     elif delete:
@@ -149,10 +149,6 @@ def _stores(
         for item in found:
             data.delete(item, open_store(item.uri))
     return found
-
-
-def _total(found: Sequence[Expired]) -> int:
-    return sum(item.size for item in found)
 
 
 def _size(count: int) -> str:

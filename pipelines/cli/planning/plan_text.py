@@ -20,14 +20,7 @@ PROTECTS_UP_TO = 20.0
 
 
 def lines(config: RunConfig, found: Priced, more: Sequence[str], output: Path | None) -> list[str]:
-    """Returns the text of a price.
-
-    Args:
-      config: the configuration.
-      found: its price.
-      more: lines that only this command prints, before the warnings.
-      output: file that the plan was written to, or None.
-    """
+    """Returns the text of a price; `more` is what only this command prints, before the warnings."""
     plan, mechanism, epsilon = found.document.body, found.mechanism, finite(found.guarantee.epsilon)
     out = [str(found.guarantee), ""]
     noise = f"noise multiplier {mechanism.noise_multiplier:.4g}"

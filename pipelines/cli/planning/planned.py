@@ -30,13 +30,7 @@ from fedemb.steps.plan_privacy.plan import document, warnings
 
 
 class Priced(NamedTuple):
-    """A priced configuration.
-
-    Attributes:
-      document: the plan document, unsigned.
-      mechanism: the mechanism plan in it.
-      guarantee: the guarantee of one run.
-    """
+    """A configuration with its unsigned plan document, the mechanism in it and its guarantee."""
 
     document: Written[PrivacyPlan]
     mechanism: MechanismPlan
@@ -77,13 +71,7 @@ def priced(config: RunConfig) -> Priced:
 
 
 def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[str, object]:
-    """Returns the JSON that `plan`, `frontier` and `extrapolate` print.
-
-    Args:
-      config: the configuration.
-      found: its price.
-      output: file that the plan is written to, or None.
-    """
+    """Returns the JSON that `plan`, `frontier` and `extrapolate` print."""
     plan, mechanism, guarantee = found.document.body, found.mechanism, found.guarantee
     return {
         "mechanism": mechanism.kind,

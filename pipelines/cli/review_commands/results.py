@@ -1,4 +1,4 @@
-"""`fedemb results`: the figures of finished runs as one Markdown table, for README and reviews."""
+"""Tables of `fedemb results` (Markdown, for README and reviews) and `fedemb runs` (text)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from fedemb.documents.fields import Interval
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.utility import AnyUtility
-from fedemb.errors import InputError
+from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.signed import signed_plan, signed_utility
 from fedemb.privacy.accounting.units import count_of
 from fedemb.reports.utility_words import deciding_start
@@ -56,7 +57,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
         epsilon,
         *(_figure(utility.headline(name)) for name in models),
         _drop(utility),
-        _gain(utility),
+        _gain(utility) + (f" over {deciding_start(utility)}" if utility.gain else ""),
         f"{seconds:.0f}",
     )
 
@@ -84,13 +85,56 @@ def _drop(utility: AnyUtility) -> str:
 
 
 def _gain(utility: AnyUtility) -> str:
-    """Returns the gain that the gate decides on, and the baseline it is measured against."""
+    """Returns the gain that the gate decides on, in points with its 95 % interval."""
     gain = utility.gain
     if gain is None:
         return "-"
     value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
-    return f"{value} [{low}, {high}] over {deciding_start(utility)}"
+    return f"{value} [{low}, {high}]"
 
 
 def _figure(found: Interval | None) -> str:
     return "-" if found is None else f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+NOT_SIGNED = "not signed, or its ledger is gone"
+"""Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
+
+
+def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
+    """Returns the lines of a table in text, one row per run; `-`: not measured.
+
+    The headline is the one of the run's page. Before the privacy report is made, the epsilon of
+    this run is the planned one; a simulation's is as in `results_table`. The gain, over the best
+    start that needs no private data, is in points, with its 95 % interval.
+    """
+    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "priced for", "gain")]
+    for run in runs:
+        found = run_headline(run)
+        users, epsilon = _price(run)
+        everything, this, _ = found.figures.rows()
+        price = epsilon if epsilon == NOT_SIGNED or this.value == "-" else this.value
+        if found.figures.recipes:
+            price += f" (private search over {found.figures.recipes} recipes)"
+        rows.append((run.run_id, found.title, everything.value, price, users, _gain_of(run)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _price(run: RunDirectory) -> tuple[str, str]:
+    state = run.read_state()
+    if (state.failed_step, state.exit_code) == ("reserve_budget", Refused.exit_code):
+        return "-", "-"  # it spent nothing
+    try:
+        plan = signed_plan(run)
+    except FedEmbError:
+        return "?", NOT_SIGNED
+    return price(run.config().purpose, plan) if plan else ("-", "-")
+
+
+def _gain_of(run: RunDirectory) -> str:
+    try:
+        utility = signed_utility(run)
+    except FedEmbError:
+        return NOT_SIGNED
+    return "-" if utility is None else _gain(utility.body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import FedEmbError, InputError, Refused
+from fedemb.errors import InputError
 from fedemb.pipelines.cli.options import MlflowOption
 from fedemb.pipelines.output import say
 
@@ -35,6 +35,8 @@ def list_runs(
 
     Example: fedemb runs --compare week-1 week-2 --page comparison.html
     """
+    from fedemb.pipelines.cli.review_commands.results import runs_table
+
     if page is not None and compare is None:
         raise InputError("--page writes a comparison. Pass two runs by --compare.")
     with _copies() as copies:
@@ -90,62 +92,3 @@ def _compare(first: RunDirectory, second: RunDirectory, page: Path | None) -> No
     if page is not None:
         write_bytes(page, comparison_page(*sides).encode())
         say(f"page: {page.resolve()}")
-
-
-def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
-    """Returns the lines of a table in text, one row per run; `-`: not measured.
-
-    The headline is the one of the run's page. Before the privacy report is made, the epsilon of
-    this run is the planned one; a simulation's is as in `results_table`. The gain, over the best
-    start that needs no private data, is in points, with its 95 % interval.
-    """
-    from fedemb.pipelines.run.headline import run_headline
-
-    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "priced for", "gain")]
-    for run in runs:
-        found = run_headline(run)
-        users, epsilon = _price(run)
-        everything, this, _ = found.figures.rows()
-        price = epsilon if epsilon == NOT_SIGNED or this.value == "-" else this.value
-        if found.figures.recipes:
-            price += f" (private search over {found.figures.recipes} recipes)"
-        rows.append((run.run_id, found.title, everything.value, price, users, _gain(run)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-NOT_SIGNED = "not signed, or its ledger is gone"
-"""Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
-
-
-def _price(run: RunDirectory) -> tuple[str, str]:
-    from fedemb.pipelines.cli.review_commands.results import price
-    from fedemb.pipelines.run.signed import signed_plan
-
-    if _refused_by(run) == "reserve_budget":
-        return "-", "-"  # it spent nothing
-    try:
-        plan = signed_plan(run)
-    except FedEmbError:
-        return "?", NOT_SIGNED
-    return price(run.config().purpose, plan) if plan else ("-", "-")
-
-
-def _gain(run: RunDirectory) -> str:
-    """In points."""
-    from fedemb.pipelines.run.signed import signed_utility
-
-    try:
-        utility = signed_utility(run)
-    except FedEmbError:
-        return NOT_SIGNED
-    gain = utility and utility.body.gain
-    if gain is None:
-        return "-"
-    value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
-    return f"{value} [{low}, {high}]"
-
-
-def _refused_by(run: RunDirectory) -> str | None:
-    state = run.read_state()
-    return state.failed_step if state.exit_code == Refused.exit_code else None

@@ -156,5 +156,4 @@ def lineage(
     if json_:
         say_json([vars(step) for step in steps])
         return
-    for line in tree_lines(steps, artifact):
-        say(line)
+    say(*tree_lines(steps, artifact))

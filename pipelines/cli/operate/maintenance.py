@@ -1,4 +1,4 @@
-"""`fedemb schedule retention`: deletes expired data on a cluster, on a schedule."""
+"""`fedemb schedule retention` and `budget`: recurring runs that train nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedemb.pipelines.cli.ledger_commands.ledger_write import LedgerOption
 from fedemb.pipelines.cli.operate.gc import Periods
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
@@ -15,6 +16,9 @@ from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
     from fedemb.pipelines.schedules.maintenance import Applied
+
+CronOption = Annotated[str, typer.Option(help="Six fields, seconds first, UTC.")]
+AccountOption = Annotated[str, typer.Option(help="Service account that drives the run.")]
 
 
 @grouped
@@ -25,14 +29,12 @@ def retention(
         str, typer.Option("--config", "-c", help="Configuration that names the stores.")
     ],
     set_: SetOption = None,
-    cron: Annotated[str, typer.Option(help="Six fields, seconds first, UTC.")] = "0 0 4 * * 0",
+    cron: CronOption = "0 0 4 * * 0",
     periods: Periods,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete; without it, data is only listed.")
     ] = False,
-    service_account: Annotated[
-        str, typer.Option(help="Service account that drives the run.")
-    ] = "fedemb-run",
+    service_account: AccountOption = "fedemb-run",
     cluster: ClusterOptions,
 ) -> None:
     """Schedule the deletion of expired data on a cluster (idempotent).
@@ -45,7 +47,7 @@ def retention(
 
     loaded = load_config(config, set_ or [])
     arguments = retention_arguments(loaded, periods.retention(), dry_run=not delete)
-    kubeflow = connect(cluster.host, cluster.namespace, cluster.profile)
+    kubeflow = connect(cluster)
     applied = apply_maintenance(
         kubeflow,
         RETENTION,
@@ -54,12 +56,50 @@ def retention(
         arguments=arguments,
         service_account=service_account,
     )
-    say_applied(applied, cron)
+    _say_applied(applied, cron)
     if not delete:
         say("its runs only list expired data; pass --delete to delete it")
 
 
-def say_applied(applied: Applied, cron: str) -> None:
+@grouped
+def watch(
+    *,
+    package: Annotated[Path, typer.Argument(help="YAML of `fedemb compile --pipeline budget`.")],
+    ledger: LedgerOption,
+    schedules: Annotated[
+        Path | None, typer.Option(help="Folder of schedules for the forecast.")
+    ] = None,
+    alert_below: Annotated[
+        float, typer.Option(help="Remaining epsilon below which a block is alerted.", min=0)
+    ] = 0.0,
+    cron: CronOption = "0 0 6 * * *",
+    service_account: AccountOption = "fedemb-run",
+    cluster: ClusterOptions,
+) -> None:
+    """Schedule the budget page and its alerts on a cluster (idempotent).
+
+    Run it again after a change of the schedules. Example: fedemb schedule budget budget.yaml
+    --ledger gs://RUNS-fedemb-ledger --schedules schedules --alert-below 1 --host URL
+    """
+    from fedemb.pipelines.budget import BUDGET
+    from fedemb.pipelines.schedules.maintenance import apply_maintenance, budget_arguments
+    from fedemb.pipelines.schedules.planned import planned_runs
+
+    planned = planned_runs(schedules) if schedules else []
+    arguments = budget_arguments(ledger, planned, alert_below)
+    kubeflow = connect(cluster)
+    applied = apply_maintenance(
+        kubeflow,
+        BUDGET,
+        package,
+        cron=cron,
+        arguments=arguments,
+        service_account=service_account,
+    )
+    _say_applied(applied, cron)
+
+
+def _say_applied(applied: Applied, cron: str) -> None:
     """Prints what became of a recurring run."""
     done = "created" if applied.created else "already scheduled:"
     say(f"{done} recurring run {applied.run_id}, cron {cron!r}")
