@@ -24,12 +24,14 @@ QUICK = {("commit", "before record"), ("release", "before marker")}
 
 
 def _contents(*kept: Path) -> dict[str, bytes]:
-    """Everything below the folders, but for the record of turns."""
+    """Everything below the folders, but for the record of turns and unfinished hidden trees."""
     return {
         str(path): path.read_bytes()
         for folder in kept
         for path in sorted([folder, *folder.rglob("*")])
-        if path.is_file() and path.parent.name != turns.TURNS
+        if path.is_file()
+        and path.parent.name != turns.TURNS
+        and not any(name.startswith(".") for name in path.relative_to(folder).parts[:-1])
     }
 
 
@@ -133,7 +135,7 @@ def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
     kept = ("private", "keys", "report.json", "report.html")
     code, said = _race_of("evaluate_embeddings", point, folder, *kept)
     assert code == (3 if superseded else 0), said
-    assert ("was started again while this process still ran" in said) == superseded
+    assert ("was started again while this process ran" in said) == superseded
     ledger = evaluation_run.FinishedRun(folder).context(evaluation_run.config()).ledger
     ledger.verify()
     assert len(ledger.state.evaluations) == 2, "each start counts"
@@ -151,7 +153,7 @@ def test_two_evaluations_of_one_classifier(untrained_classifier, tmp_path):
     kept = ("private", "keys", "report.json", "report.html")
     code, said = _race_of("evaluate_classifier", "the figures of the classifier", folder, *kept)
     assert code == 3, said
-    assert "was started again while this process still ran" in said
+    assert "was started again while this process ran" in said
     ledger = ReadyRun(folder, classifier_config()).context().ledger
     ledger.verify()
     assert len(ledger.state.evaluations) == 2, "each start counts"
