@@ -9,6 +9,7 @@ from fedemb.privacy.mechanisms.covariance import Covariance
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.privacy.queries import covariance_sum as sums
+from tests.kit.pipeline_runs.training_run import covariance_config
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 GRID, DIM = 32, 6
@@ -43,6 +44,19 @@ def test_there_is_one_round_and_everybody_is_in_it():
         plan.replaced(rounds=2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.trainable": "all"}, "Set model.trainable: projection"),
+        ({"partition.max_images_per_user": 8193}, "Lower it"),
+    ],
+)
+def test_runs_that_train_something_else_or_do_not_sum_exactly_are_refused(changes, words):
+    assert covariance_config().mechanism.covariance_norm == 0.1
+    with pytest.raises(ValueError, match=words):
+        covariance_config(**changes)
+
+
 # ---- sensitivity --------------------------------------------------------------------------------
 
 
@@ -63,6 +77,14 @@ def worlds():
 def record(features, labels, **changes):
     options = {"grid_bits": GRID, "feature_norm": 2.0, "covariance_norm": 0.1, "mean_weight": 0.5}
     return sums.covariance_record(features, np.asarray(labels), **(options | changes))[0]
+
+
+def covariance_norm(features):
+    """Norm of the covariance of images with one label, in units of the squared feature norm."""
+    labels = np.zeros(len(features), int)
+    return sums.covariance_record(
+        features, labels, grid_bits=GRID, feature_norm=2.0, covariance_norm=0.1, mean_weight=0.5
+    )[1]
 
 
 def furthest(record_of=record, **changes):
@@ -116,6 +138,7 @@ def test_users_that_are_not_finite_add_nothing(bad):
     features = np.ones((3, DIM))
     features[1, 2] = bad
     assert not record(features, [0, 0, 0]).any()
+    assert covariance_norm(features) == 0.0
 
 
 def test_user_without_images_adds_nothing():
@@ -155,18 +178,28 @@ def test_record_is_mean_and_covariance_around_the_mean_of_each_label():
     np.testing.assert_allclose(covariance, wanted, atol=1e-5)
 
 
-def test_solved_projection_whitens_the_covariance_and_removes_the_mean():
+def test_norm_before_the_clip_is_that_of_the_covariance():
+    random = np.random.default_rng(6)
+    features = random.normal(size=(50, DIM)) @ random.normal(size=(DIM, DIM)) * 0.05
+    wanted = np.linalg.norm(np.cov(features.T, bias=True)) / 4.0
+    assert covariance_norm(features) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 2e-4])
+def test_solved_projection_whitens_the_covariance_and_removes_the_mean(ridge):
     random = np.random.default_rng(4)
-    shape = np.diag([0.3, 0.2, 0.1, 0.05, 0.02, 0.01])
+    turned, _ = np.linalg.qr(random.normal(size=(DIM, DIM)))
+    shape = np.diag([0.3, 0.2, 0.1, 0.05, 0.02, 0.01]) @ turned
     features = 0.1 + random.normal(size=(8192, DIM)) @ shape
     found = record(features, np.zeros(8192, int), feature_norm=8.0, covariance_norm=1.0)
     kernel, bias = sums.solve_whitening(
-        found / 2.0**GRID, features=DIM, feature_norm=8.0, mean_weight=0.5, ridge=0.0
+        found / 2.0**GRID, features=DIM, feature_norm=8.0, mean_weight=0.5, ridge=ridge
     )
     centred = features @ kernel + bias
     np.testing.assert_allclose(centred.mean(0), 0.0, atol=1e-3)
     covariance = np.cov(features.T, bias=True)
     level = sums.SHRINKAGE * np.trace(covariance) / DIM
+    level += ridge * np.hypot(1.0, 0.5) * 8.0**2
     values, vectors = np.linalg.eigh(covariance)
     wanted = vectors @ np.diag((values.min() + level) ** 0.5 / (values + level) ** 0.5) @ vectors.T
     np.testing.assert_allclose(kernel, wanted, rtol=0.02, atol=0.01)
