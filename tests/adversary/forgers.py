@@ -147,7 +147,8 @@ PUBLIC = {
 
 
 def _later_version(fields):
-    fields["schema"] = fields["schema"][:-1] + "9"
+    name, version = fields["schema"].rsplit("/", 1)
+    fields["schema"] = f"{name}/{int(version) + 1}"
 
 
 def _other_kind(fields):
