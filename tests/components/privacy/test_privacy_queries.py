@@ -343,6 +343,15 @@ def test_state_of_another_plan_or_with_a_gap_is_refused():
             mechanism(make_plan("blt")).restore(bad)
 
 
+def test_state_without_its_round_is_refused():
+    """Rounds that do not depend on each other have no tags that would be missed."""
+    state = mechanism(make_plan()).state_to_json()
+    assert state["next_round"] == 0
+    for bad in ({**state, "next_round": -1}, {k: v for k, v in state.items() if k != "next_round"}):
+        with pytest.raises(PlanMismatch):
+            mechanism(make_plan()).restore(bad)
+
+
 @pytest.mark.parametrize("name", ["blt", "tree_aggregation", "adaptive"])
 def test_rounds_that_depend_on_each_other_run_in_order(name):
     with pytest.raises(PlanMismatch, match="is not the next round, 0"):
