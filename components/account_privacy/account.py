@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime
-from typing import Any
 
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.plan_document import read_plan
@@ -28,7 +27,7 @@ from fedemb.runtime.step_context import StepContext
 _log = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> Written[PrivacyReport]:
     """Writes the signed `privacy_report`, `privacy_page` and the `lineage` of the run.
 
     The content of the public backbone is not read: the digest of all inputs binds it.
@@ -63,30 +62,18 @@ def run(context: StepContext) -> dict[str, Any]:
         artifacts.lineage,
         evidence,
         leading_to("account_privacy", config.task),
-        digests={
-            "privacy_report": signed.sha,
-            "ledger_head": report.cumulative.ledger_head,
-        },
-        commitments=report.provenance.commitments.model_dump(),
+        signed,
         time=datetime.fromisoformat(report.time),
     )
     write_bytes(artifacts.privacy_page, page_of(signed, evidence, ledger).encode())
     send(artifacts.lineage.read_bytes)
     _log.info("guarantee: %s", report_sentence(report))
-    return signed.json
+    return signed
 
 
 def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) -> str:
     """Returns the page of a report, with the inputs and outputs of each step so far."""
-    steps = steps_of(
-        evidence,
-        leading_to("account_privacy", evidence.config.task),
-        digests={
-            "privacy_report": signed.sha,
-            "ledger_head": signed.body.cumulative.ledger_head,
-        },
-        commitments=signed.body.provenance.commitments.model_dump(),
-    )
+    steps = steps_of(evidence, leading_to("account_privacy", evidence.config.task), signed)
     return report_page(signed, evidence, ledger, steps)
 
 

@@ -39,8 +39,8 @@ def account_privacy(
     from fedemb.steps.account_privacy.account import run
 
     with step_process("account_privacy", locals()) as context:
-        report = run(context)
-        accounting = report["accounting"]
+        report = run(context).body
         for name, value in privacy_figures(report).items():
             metrics.log_metric(name, value)
-        privacy_report.metadata.update(epsilon=accounting["epsilon"], delta=accounting["delta"])
+        accounting = report.accounting
+        privacy_report.metadata.update(epsilon=accounting.epsilon, delta=accounting.delta)

@@ -131,7 +131,7 @@ def _attack_real_users(
                 for pieces, backbone in zip(seen, backbones, strict=True):
                     pieces.append(scoring.outputs(backbone, images, labels, batch))
             sizes.append(len(rows))
-    # Measurements of training users must not affect whether the run continues, or its exit code. #
+    # Measurements of training users must not affect whether the run continues, or its exit code.
     # The evaluation reports a diverged model.
     if min(sizes) < MIN_USERS or not all(np.isfinite(piece).all() for piece in chain(*seen)):
         return None

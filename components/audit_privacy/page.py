@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fedemb.documents.audit import AuditReport, SelfTest, finding
-from fedemb.documents.fields import Interval
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.reports import report as pages
+from fedemb.reports import charts
 from fedemb.reports.audit_words import LIMITATIONS, attack_sentences, audit_answer
+from fedemb.reports.formats import figure
+from fedemb.reports.report import render
 
 _CASES = {
     "no_leak": ("no leak planted", "AUROC 0.5, few alarms"),
@@ -20,14 +21,10 @@ _CASES = {
 
 def _seen(self_test: SelfTest) -> dict[str, str]:
     nulls = self_test.no_leak
-
-    def interval(auroc: Interval) -> str:
-        return f"AUROC {auroc.value:.3f} [{auroc.low:.3f}, {auroc.high:.3f}]"
-
     return {
         "no_leak": f"AUROC {nulls.auroc:.3f}, {nulls.alarms} alarms in {nulls.trials}",
-        "planted_leak": interval(self_test.planted_leak),
-        "reversed_sign": interval(self_test.reversed_sign),
+        "planted_leak": f"AUROC {figure(self_test.planted_leak)}",
+        "reversed_sign": f"AUROC {figure(self_test.reversed_sign)}",
         "missing_score": "error" if self_test.missing_score_refused else "accepted",
         "missing_side": "error" if self_test.missing_side_refused else "accepted",
     }
@@ -53,7 +50,7 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
         leak = finding(calibrated) == "leak"
         bars = [
-            pages.Bar(name, estimate.value, estimate.low, estimate.high, series)
+            charts.Bar(name, estimate.value, estimate.low, estimate.high, series)
             for series, (name, estimate) in enumerate(
                 [("score", plain), ("minus before training", calibrated)]
             )
@@ -61,7 +58,7 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         alt = "AUROC of the attack with 95 % intervals: " + ", ".join(
             f"{bar.name} {bar.value:.3f}" for bar in bars
         )
-        chart = pages.bar_chart(
+        chart = charts.bar_chart(
             bars, x_label="AUROC (0.5: no signal)", alt=alt, x_limits=(0.0, 1.0), reference=0.5
         )
     canaries = report.mechanism and report.mechanism.canaries
@@ -74,7 +71,7 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         else []
     )
     answer = audit_answer(report, plan)
-    return pages.render(
+    return render(
         "audit_report.html",
         tone="bad" if leak else _TONES[answer.partition(":")[0]],
         answer=answer,

@@ -34,11 +34,7 @@ def _trial(
 
 
 def self_test(scoring: Scoring, run_attack: Callable[..., AttackResult] = attack) -> SelfTest:
-    """Runs the planted cases through scoring and attack.
-
-    Args:
-      scoring: score to be used on real users.
-      run_attack: the attack under test; replaced only in tests of the self-test.
+    """Runs the planted cases through scoring and attack; only tests pass another attack.
 
     Returns:
       The result of each case. The figures are of synthetic users and the same in every run.

@@ -178,14 +178,7 @@ def find_expired(
     private: Store | None,
     public: Store | None,
 ) -> Iterator[Expired]:
-    """Yields the expired data of runs.
-
-    Args:
-      runs: runs of the ledger.
-      retention: the periods.
-      now: current time, with a time zone.
-      private: private root; None: not searched.
-      public: public root; None: not searched.
+    """Yields the expired data of runs in those of the two stores that are not None.
 
     Raises:
       StorageError: a store cannot be listed.

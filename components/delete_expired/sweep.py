@@ -69,10 +69,6 @@ def listing(found: Sequence[Expired], now: datetime, *, deleted: bool) -> JsonFi
 def run(context: StepContext, now: datetime | None = None) -> dict[str, float]:
     """Lists expired data in the artifact `deleted`, and deletes it unless this is a dry run.
 
-    Args:
-      context: context of the step.
-      now: time that ages are counted to; None: the time of this machine.
-
     Returns: Number of objects and bytes, as metrics.
 
     Raises:

@@ -41,7 +41,7 @@ def evaluate_classifier(
         # Inside: what TensorFlow writes when it is loaded goes nowhere.
         from fedemb.steps.evaluate_classifier.evaluate import run
 
-        report = run(context)
+        report = run(context).body
         for name, value in utility_figures(report).items():
             metrics.log_metric(name, value)
-        utility_report.metadata["model_sha"] = report["model_sha"]
+        utility_report.metadata["model_sha"] = report.model_sha

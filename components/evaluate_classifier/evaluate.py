@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -31,10 +31,10 @@ from fedemb.evaluation.held_out import (
     train_without_privacy,
 )
 from fedemb.foundation import step_logging as events
-from fedemb.foundation.canonical_json import JsonObject
-from fedemb.foundation.document import Fields
+from fedemb.foundation.document import Fields, Written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.models.arrays import Model
 from fedemb.models.inference import classify
 from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import load_backbone
@@ -49,7 +49,7 @@ _COMPARED = (*ClassifierReport.starts, "centralized", "previous_release", "avera
 _LOG = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> JsonObject:
+def run(context: StepContext) -> Written[ClassifierReport]:
     """Evaluates the model of a run on its held-out users and writes report and page.
 
     Args:
@@ -107,7 +107,7 @@ def run(context: StepContext) -> JsonObject:
     context.ledger.check_latest_evaluation(evaluation)
     write_bytes(artifacts.utility_page, classifier_page(report).encode())
     _LOG.info(events.MEASURED, utility_sentence(report))
-    return write_signed(artifacts.utility_report, report, signer).json
+    return write_signed(artifacts.utility_report, report, signer)
 
 
 def _figures(
@@ -117,15 +117,7 @@ def _figures(
     subjects: Subjects,
     probabilities: Mapping[str, np.ndarray],
 ) -> Fields:
-    """Returns the measured fields of the report; their values are missing without images.
-
-    Args:
-      config: configuration of the run.
-      card: card of the model.
-      averages: name of each other average of the weights -> its decay.
-      subjects: the evaluated images.
-      probabilities: model name -> float32 `[images, classes]`.
-    """
+    """Returns the measured fields of the report; their values are missing without images."""
     parts = ("reliability", "confusion", "by_class", "by_group")
     nothing: Fields = {
         **dict.fromkeys(("model", *_COMPARED, *parts)),
@@ -151,7 +143,7 @@ def _figures(
     return nothing | measured
 
 
-def _previous(config: RunConfig, path: Path) -> dict[str, Any]:
+def _previous(config: RunConfig, path: Path) -> dict[str, Model]:
     """Loads the model of an earlier release; empty if its image format or classes differ."""
     try:
         return {"previous_release": load_backbone(path, config.model)}

@@ -11,7 +11,8 @@ from fedemb.documents.classifier import (
     ComparedClassifier,
 )
 from fedemb.documents.fields import Interval
-from fedemb.reports import report as pages
+from fedemb.reports import charts
+from fedemb.reports.report import render, tone_of
 from fedemb.reports.utility_words import cost_of_privacy, covers, utility_sentence
 
 _NAMES = {
@@ -32,9 +33,9 @@ def classifier_page(report: ClassifierReport) -> str:
     ]
     models: list[tuple[str, Classified]] = [("this model", report.model)] if report.model else []
     models += others
-    return pages.render(
+    return render(
         "classifier_report.html",
-        tone=pages.tone_of(report.gain),
+        tone=tone_of(report.gain),
         report=report,
         sentence=utility_sentence(report),
         covers=covers(report.unit),
@@ -78,11 +79,11 @@ def _reliability_chart(report: ClassifierReport) -> Any:
     bins = report.reliability
     if not bins:
         return None
-    line = pages.Line("this model", [b.confidence for b in bins], [b.accuracy for b in bins])
-    return pages.line_chart(
+    line = charts.Line("this model", [b.confidence for b in bins], [b.accuracy for b in bins])
+    return charts.line_chart(
         [line],
-        x=pages.Axis("confidence"),
-        y=pages.Axis("accuracy", limits=(0, 1.02)),
+        x=charts.Axis("confidence"),
+        y=charts.Axis("accuracy", limits=(0, 1.02)),
         alt="Accuracy over confidence: "
         + ", ".join(f"{b.accuracy:.2f} at {b.confidence:.2f}" for b in bins),
         diagonal="calibrated",
@@ -91,9 +92,9 @@ def _reliability_chart(report: ClassifierReport) -> Any:
 
 def _chart(models: list[tuple[str, Classified]]) -> Any:
     bars = [
-        pages.Bar(name, part.top_1.value, part.top_1.low, part.top_1.high, series)
+        charts.Bar(name, part.top_1.value, part.top_1.low, part.top_1.high, series)
         for series, (name, part) in enumerate(models)
     ]
     words = ", ".join(f"{bar.name} {bar.value:.3f}" for bar in bars)
     alt = f"Share of images whose class is named first, with 95 % intervals: {words}"
-    return pages.bar_chart(bars, x_label="top-1", alt=alt, x_limits=(0.0, 1.0))
+    return charts.bar_chart(bars, x_label="top-1", alt=alt, x_limits=(0.0, 1.0))

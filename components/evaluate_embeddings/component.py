@@ -44,12 +44,11 @@ def evaluate_embeddings(
     from fedemb.steps.evaluate_embeddings.evaluate import run
 
     with step_process("evaluate_embeddings", locals()) as context:
-        report = run(context)
-        for rate, recall in report["recall_at_far"].items():
-            metrics.log_metric(f"recall_at_far_{rate}", recall["value"])
+        report = run(context).body
+        for rate, recall in report.recall_at_far.items():
+            metrics.log_metric(f"recall_at_far_{rate}", recall.value)
         for name, value in utility_figures(report).items():
             metrics.log_metric(name, value)
-        if report["evaluated"]:
-            curve = report["roc"]
-            roc.log_roc_curve(curve["far"], curve["recall"], curve["threshold"])
-        utility_report.metadata["model_sha"] = report["model_sha"]
+        if report.measured:
+            roc.log_roc_curve(report.roc.far, report.roc.recall, report.roc.threshold)
+        utility_report.metadata["model_sha"] = report.model_sha

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from fedemb.data.client_data import UserStore
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.evaluation.held_out import Subjects, apply_models, models_of_run, train_without_privacy
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.document import Fields, Written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.models.inference import embed
@@ -35,7 +35,7 @@ from fedemb.steps.evaluate_embeddings.previous import compare_with_previous
 logger = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> Written[UtilityReport]:
     """Evaluates the model of a run on its held-out identities and writes report and page.
 
     Args:
@@ -76,10 +76,11 @@ def run(context: StepContext) -> dict[str, Any]:
             backbones["centralized"] = train_without_privacy(config, pretrained, users)
         subjects, embeddings = apply_models(store, backbones, config, embed)
         fields = _evaluated_run(config, run_id, model.weights_sha)
+        groups = subjects.groups if config.evaluation.resample_subgroups else None
         fields["bootstrap"] = {
             "samples": config.evaluation.bootstrap_samples,
             "unit": subjects.identity_kind,
-            "groups": _groups(subjects, config),
+            "groups": None if groups is None else len(np.unique(groups)),
         }
         fields |= _measure_all(config, subjects, embeddings)
         fields["previous_release"] = (
@@ -91,10 +92,10 @@ def run(context: StepContext) -> dict[str, Any]:
     context.ledger.check_latest_evaluation(evaluation)
     write_bytes(artifacts.utility_page, utility_page(report).encode())
     logger.info(events.MEASURED, utility_sentence(report))
-    return write_signed(artifacts.utility_report, report, signer).json
+    return write_signed(artifacts.utility_report, report, signer)
 
 
-def _evaluated_run(config: RunConfig, run_id: str, weights_sha: str) -> dict[str, object]:
+def _evaluated_run(config: RunConfig, run_id: str, weights_sha: str) -> Fields:
     """Returns the fields of the report that identify run, configuration and model."""
     return {
         "run_id": run_id,
@@ -106,14 +107,9 @@ def _evaluated_run(config: RunConfig, run_id: str, weights_sha: str) -> dict[str
     }
 
 
-def _groups(subjects: Subjects, config: RunConfig) -> int | None:
-    groups = subjects.groups if config.evaluation.resample_subgroups else None
-    return None if groups is None else len(np.unique(groups))
-
-
 def _measure_all(
     config: RunConfig, subjects: Subjects, embeddings: dict[str, np.ndarray]
-) -> dict[str, object]:
+) -> Fields:
     """Returns the measured part of the report."""
     names = (*UtilityReport.starts, "centralized")
     if not subjects.measurable:
@@ -124,7 +120,7 @@ def _measure_all(
         name: m.measure(subjects, matrix, config.evaluation) for name, matrix in embeddings.items()
     }
     trained = measured["model"]
-    part: dict[str, object] = {
+    part: Fields = {
         "headline_rate": rate_name(config.evaluation.false_accept_rates[0]),
         "evaluated": {
             "images": len(subjects.labels),

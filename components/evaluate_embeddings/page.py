@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.documents.utility import Compared, UtilityReport
-from fedemb.reports import report as pages
+from fedemb.reports import charts
+from fedemb.reports.report import render, tone_of
 from fedemb.reports.utility_words import covers, utility_sentence
 
 NAMES = {
@@ -37,21 +38,21 @@ def _recall_chart(report: UtilityReport, rate: str) -> Any:
     bars = []
     for series, (name, part) in enumerate(_models(report)):
         recall = part.recall_at_far[rate]
-        bars.append(pages.Bar(name, recall.value, recall.low, recall.high, series))
+        bars.append(charts.Bar(name, recall.value, recall.low, recall.high, series))
     alt = f"Recall at a false accept rate of {rate}, with 95 % intervals: " + ", ".join(
         f"{bar.name} {bar.value:.3f}" for bar in bars
     )
     limits = (0.0, max(bar.high or bar.value for bar in bars) * 1.08 or 1.0)
-    return pages.bar_chart(bars, x_label="recall", alt=alt, x_limits=limits)
+    return charts.bar_chart(bars, x_label="recall", alt=alt, x_limits=limits)
 
 
 def _roc_chart(report: UtilityReport) -> Any:
-    lines = [pages.Line(name, part.roc.far, part.roc.recall) for name, part in _models(report)]
+    lines = [charts.Line(name, part.roc.far, part.roc.recall) for name, part in _models(report)]
     marks = [(f"FAR {rate}", float(rate)) for rate in report.recall_at_far]
-    return pages.line_chart(
+    return charts.line_chart(
         lines,
-        x=pages.Axis("false accept rate", log=True),
-        y=pages.Axis("recall", limits=(0, 1.02)),
+        x=charts.Axis("false accept rate", log=True),
+        y=charts.Axis("recall", limits=(0, 1.02)),
         alt="Recall over the false accept rate for each model, logarithmic axis",
         marks=marks,
         diagonal="chance",
@@ -63,9 +64,9 @@ def utility_page(report: UtilityReport) -> str:
     charts = {}
     if report.headline_rate is not None:
         charts = {"recall": _recall_chart(report, report.headline_rate), "roc": _roc_chart(report)}
-    return pages.render(
+    return render(
         "utility_report.html",
-        tone=pages.tone_of(report.gain),
+        tone=tone_of(report.gain),
         report=report,
         sentence=utility_sentence(report),
         covers=covers("user"),

@@ -25,14 +25,7 @@ _log = logging.getLogger(__name__)
 def compare_with_previous(
     config: RunConfig, old: Path, store: UserStore, subjects: Subjects, embeddings: np.ndarray
 ) -> JsonFields:
-    """Measures new queries against a gallery embedded by the previous release.
-
-    Args:
-      config: configuration of the run.
-      old: model file of the previous release.
-      store: held-out users.
-      subjects: subjects of the embeddings.
-      embeddings: embeddings of the new model, [n, dim].
+    """Measures `embeddings` [n, dim] as queries against a gallery of the previous release `old`.
 
     Returns:
       `Previous` of the utility report.

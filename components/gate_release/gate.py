@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.config.digest import config_digest
@@ -20,7 +18,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import NOT_APPROVED, VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, LedgerError, SignatureInvalid, StorageError
 from fedemb.foundation.canonical_json import JsonObject
-from fedemb.foundation.document import read
+from fedemb.foundation.document import Fields, Written, read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import applied_waivers, decide, given_approvals
@@ -28,8 +26,8 @@ from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger
+from fedemb.reports.formats import plain, signer_name
 from fedemb.reports.lineage import send, write_run
-from fedemb.reports.report import signer_name
 from fedemb.runtime.step import leading_to
 from fedemb.runtime.step_context import StepContext
 
@@ -52,14 +50,13 @@ def run(context: StepContext) -> JsonObject:
       StorageError: a store cannot be reached; run again.
     """
     config, artifacts = context.config, context.artifacts
-    judged: Judged | None = None
+    report: Written[PrivacyReport] | None = None
     evidence: Evidence | None = None
     trust: TrustStore | None = None
     ledger: Ledger | None = None
     try:
         report = read(artifacts.privacy_report, PrivacyReport)
         evidence = read_evidence(config, artifacts)
-        judged = Judged(evidence.model.body.weights_sha, report.sha, report.body)
         if config.purpose == "simulation":
             verdict = Verdict(False, (), simulation=True)
         else:
@@ -70,23 +67,21 @@ def run(context: StepContext) -> JsonObject:
     except StorageError:
         raise
     except Exception as error:  # unreadable evidence is a denial
-        verdict = _unreadable(error, simulation=config.purpose == "simulation")
-    document = _document(config, verdict, judged, ledger)
+        remedy = "run the step that writes it again"
+        reason = Reason("evidence_unreadable", sentence_of(error), remedy)
+        verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
+    document = _document(config, verdict, evidence, report, ledger)
     signed = write_signed(artifacts.verdict, document, _signer(context.keys, trust))
     write_bytes(artifacts.verdict_page, page(verdict, document).encode())
     denied = not verdict.allow and not verdict.simulation
-    if evidence is not None and judged is not None:
-        head = None if ledger is None else judged.report.cumulative.ledger_head
-        digests = {"privacy_report": judged.report_sha, "verdict": signed.sha, "ledger_head": head}
-        # The rules compare these with the ledger; those of a simulation are not verified.
-        verified = evidence.users.body.commitments.model_dump() if verdict.allow else {}
-        steps = leading_to("gate_release", config.task)
+    if evidence is not None and report is not None:
         write_run(
             artifacts.lineage,
             evidence,
-            steps,
-            digests=digests,
-            commitments=verified,
+            leading_to("gate_release", config.task),
+            report,
+            verdict=signed.sha,
+            verified=verdict.allow,
             denied=denied,
         )
         send(artifacts.lineage.read_bytes)
@@ -102,53 +97,47 @@ def _signer(keys: KeyStore, trust: TrustStore | None) -> Signer:
     return Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
 
 
-def _unreadable(error: Exception, *, simulation: bool) -> Verdict:
-    """Returns the denial of a run whose evidence cannot be read."""
-    remedy = "run the step that writes it again"
-    reason = Reason("evidence_unreadable", sentence_of(error), remedy)
-    return Verdict(False, (reason,), simulation=simulation)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The subject of the verdict."""
-
-    model_sha: str
-    report_sha: str
-    report: PrivacyReport
-
-
 def _document(
-    config: RunConfig, verdict: Verdict, judged: Judged | None, ledger: Ledger | None
+    config: RunConfig,
+    verdict: Verdict,
+    evidence: Evidence | None,
+    report: Written[PrivacyReport] | None,
+    ledger: Ledger | None,
 ) -> VerdictDocument:
-    name, version = (None, None) if judged is None else config.released_as(judged.report.run_id)
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "allow": verdict.allow,
         "simulation": verdict.simulation,
         "reasons": [reason.code for reason in verdict.reasons],
         "waived": list(verdict.waived),
         "audit_level": config.policy.audit_level,
         "config_sha": config_digest(config, *FREE_SECTIONS),
-        "model_sha": judged and judged.model_sha,
-        "report_sha": judged and judged.report_sha,
-        "name": name,
-        "version": version,
-        "checks": [{**vars(check), "reasons": list(check.reasons)} for check in verdict.checks],
+        "model_sha": None,
+        "report_sha": None,
+        "name": None,
+        "version": None,
+        "checks": list(verdict.checks),
         "waivers": [],
         "approvals": [],
         "approvals_needed": None,
         "ledger_sequence": None,
     }
-    if judged is not None and ledger is not None:
+    if evidence is not None and report is not None:
+        model_sha, body = evidence.model.body.weights_sha, report.body
+        name, version = config.released_as(body.run_id)
+        fields |= {
+            "model_sha": model_sha,
+            "report_sha": report.sha,
+            "name": name,
+            "version": version,
+        }
         with suppress(LedgerError, SignatureInvalid):  # a record breaks a rule, which denies
-            fields |= {
-                "waivers": applied_waivers(ledger, verdict.waived, judged.report),
-                "approvals": given_approvals(
-                    ledger, judged.model_sha, judged.report_sha, judged.report.approve_by
-                ),
-                "approvals_needed": ledger.terms.approvals,
-                "ledger_sequence": ledger.head.sequence,
-            }
+            if ledger is not None:
+                fields |= {
+                    "waivers": applied_waivers(ledger, verdict.waived, body),
+                    "approvals": given_approvals(ledger, model_sha, report.sha, body.approve_by),
+                    "approvals_needed": ledger.terms.approvals,
+                    "ledger_sequence": ledger.head.sequence,
+                }
     return VerdictDocument.of_fields(fields)
 
 
@@ -165,32 +154,23 @@ def page(verdict: Verdict, document: VerdictDocument) -> str:
     )
     lines = [f"# {state}", ""]
     for reason in verdict.reasons:
-        lines += [f"- `{reason.code}`: {_plain(reason.sentence)}; {_plain(reason.remedy)}"]
+        lines += [f"- `{reason.code}`: {plain(reason.sentence)}; {plain(reason.remedy)}"]
     for waiver in document.waivers:
-        who = _plain(signer_name(waiver.actor))
-        lines += [f"- `{waiver.code}` waived by {who}: {_plain(waiver.reason)}"]
+        who = plain(signer_name(waiver.actor))
+        lines += [f"- `{waiver.code}` waived by {who}: {plain(waiver.reason)}"]
     for approval in document.approvals:
-        lines += [f"- approved by {_plain(approval.actor)}, ledger record {approval.sequence}"]
+        lines += [f"- approved by {plain(approval.actor)}, ledger record {approval.sequence}"]
     if document.checks:
         lines += ["", "| rule | outcome | value | threshold |", "|---|---|---|---|"]
         for check in document.checks:
-            cells = (_cell(check.value) or "-", _cell(check.threshold) or "-")
+            cells = (plain(check.value) or "-", plain(check.threshold) or "-")
             outcome = "waiting" if check.reasons == [NOT_APPROVED] else check.outcome
             lines += [f"| `{check.rule}` | {outcome} | {cells[0]} | {cells[1]} |"]
     lines += ["", "| of | |", "|---|---|", f"| model | `{document.model_sha}` |"]
     lines += [f"| privacy report | `{document.report_sha}` |"]
-    lines += [f"| release | {_plain(f'{document.name} {document.version}')} |"]
+    lines += [f"| release | {plain(f'{document.name} {document.version}')} |"]
     lines += [f"| audit level | {document.audit_level} |", ""]
     return "\n".join([*lines, "The signed `verdict` counts; this page is for reading.", ""])
-
-
-def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|")
-
-
-def _plain(text: str) -> str:
-    """Returns a sentence escaped for Markdown: on one line, without markup."""
-    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("[", "\\[")
 
 
 def explain(reasons: Sequence[Reason]) -> str:

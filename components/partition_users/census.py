@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -19,6 +18,7 @@ from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.formats.csv_files import lines_in_quotes
 from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.hashing import Hasher
+from fedemb.data.identity import Cell
 from fedemb.data.photos import FORMATS, BadImageError, PhotoReader
 from fedemb.data.pixels import encode_png
 from fedemb.data.source_parts import loose_files
@@ -82,10 +82,6 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
 
     A throwaway key takes the place of the policy's: which users are held out differs from the run.
 
-    Args:
-      config: the run that is to come.
-      progress: told how many records were read, batch by batch.
-
     Raises:
       InputError: a file or column is missing, or a file is damaged.
       StorageError: a store cannot be read.
@@ -113,14 +109,8 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
         progress(counts["rows"])
     counts["loose_files"] = loose_files(config.data.source)
     counts["lines_in_quotes"] = _lines_in_quotes(config.data.source)
-    settled = _settled(
-        config, hasher=hasher, counts=counts, users=users, samples=samples, sides=sides
-    )
-    return replace(
-        settled,
-        missing=preparer.missing,
-        labels=frozenset(preparer.labels),
-        examples=preparer.examples,
+    return _settled(
+        config, preparer, hasher, counts=counts, users=users, samples=samples, sides=sides
     )
 
 
@@ -137,7 +127,7 @@ def _batches(source: SourceConfig, columns: list[str]) -> Iterator[Batch]:
             yield from read_part(source, piece, columns)
 
 
-def _pixels(data: Any, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
+def _pixels(data: Cell, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
     """A photo as it is sampled: a PNG of each would take a fifth of the time."""
     pixels = reader.read(data)
     return pixels, pixels.tobytes()
@@ -172,8 +162,9 @@ def _digests(config: RunConfig, source: SourceConfig, hasher: Hasher) -> set[byt
 
 def _settled(
     config: RunConfig,
-    *,
+    preparer: Preparer,
     hasher: Hasher,
+    *,
     counts: Counter[str],
     users: dict[bytes, UserPart],
     samples: dict[bytes, tuple[bytes, bytes]],
@@ -206,20 +197,20 @@ def _settled(
     of_users = Counter(digest for part in users.values() for digest in {*part[2], *part[3]})
     counts["photos_of_several"] = sum(count > 1 for count in of_users.values())
     return Census(
-        counts,
-        np.array(sizes[0], np.int64),
-        np.array(sizes[1], np.int64),
-        groups,
-        len(owners),
-        sum(count > 1 for count in owners.values()),
-        len(classes[0].keys() & classes[1].keys()),
-        {label: (images_of[label], owners[label]) for label in sorted(owners)},
-        float(np.median(sides)) if sides else 0.0,
-        any(int(np.ptp(pixels.astype(int), axis=-1).max()) > _GREY for pixels in kept),
-        frozenset(),
-        "",
-        {},
-        [encode_png(pixels) for pixels in kept],
+        counts=counts,
+        sizes=np.array(sizes[0], np.int64),
+        held_out_sizes=np.array(sizes[1], np.int64),
+        group_sizes=groups,
+        classes=len(owners),
+        common_classes=sum(count > 1 for count in owners.values()),
+        shared_classes=len(classes[0].keys() & classes[1].keys()),
+        class_sizes={label: (images_of[label], owners[label]) for label in sorted(owners)},
+        median_side=float(np.median(sides)) if sides else 0.0,
+        colour=any(int(np.ptp(pixels.astype(int), axis=-1).max()) > _GREY for pixels in kept),
+        labels=frozenset(preparer.labels),
+        missing=preparer.missing,
+        examples=preparer.examples,
+        samples=[encode_png(pixels) for pixels in kept],
     )
 
 

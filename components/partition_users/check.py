@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from markupsafe import Markup
 
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
 from fedemb.data.formats.exports import folders_of_no_users
@@ -23,7 +23,8 @@ from fedemb.data.photos import MAX_BYTES, MAX_TEXT_BYTES
 from fedemb.data.source_parts import csv_image_root
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.privacy.accounting.units import UNITS, count_of
-from fedemb.reports.report import histogram_chart, render
+from fedemb.reports.charts import histogram_chart
+from fedemb.reports.report import render
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.census import Census, take_census
 from fedemb.storage import join, open_store
@@ -95,12 +96,7 @@ class Check:
 def check(
     config: RunConfig, private_root: str, progress: Callable[[int], None] = lambda _: None
 ) -> Check:
-    """Counts the private images and writes the page.
-
-    Args:
-      config: the run that is to come.
-      private_root: store of Raw artifacts; the page goes to `check-data/` below it.
-      progress: told how many records were read.
+    """Counts the private images and writes the page, in `check-data/` of the private root.
 
     Raises:
       InputError: a file or column is missing, or a file is damaged.
@@ -108,20 +104,27 @@ def check(
     """
     root = shards.run_root(private_root, join("check-data", _name(config.data.source)))
     census = take_census(config, progress)
-    facts = _facts(config, census)
-    tone = "bad" if facts["problems"] else "good"
-    text = render("check_data.html", **facts, sheet=_sheet(census), tone=tone)
-    open_store(root).write(PAGE, text.encode())
-    return Check(
-        join(root, PAGE),
-        tuple(facts["problems"]),
-        tuple(facts["warnings"]),
-        facts["rows"],
-        facts["bad_fraction"],
-        facts["bad"],
-        facts["left_out"],
-        facts["images"] + facts["evaluation_images"],
+    rows, bad = census.counts["rows"], _counted(BAD, census)
+    fraction = sum(count for _, count in bad) / max(rows, 1)
+    found = Check(
+        page=join(root, PAGE),
+        problems=tuple(_problems(config, census, fraction)),
+        warnings=(
+            *_folders(config.data.source),
+            *folded_ids(census),
+            *examples(census),
+            *looked_for(census, config.data.source),
+            *misplaced(census),
+            *_warnings(config, census.sizes),
+        ),
+        rows=rows,
+        bad_fraction=fraction,
+        bad=bad,
+        left_out=_counted(LEFT_OUT, census),
+        used=int(census.sizes.sum() + census.held_out_sizes.sum()),
     )
+    open_store(root).write(PAGE, _page(config, census, found).encode())
+    return found
 
 
 def _name(source: SourceConfig) -> str:
@@ -130,43 +133,38 @@ def _name(source: SourceConfig) -> str:
     return f"{urlsplit(source.uri).path.rstrip('/').rpartition('/')[2] or 'data'}-{digest[:8]}"
 
 
-def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
-    counts, sizes, groups = census.counts, census.sizes, census.group_sizes
-    rows = counts["rows"]
-    bad = [(text, counts[name]) for name, text in BAD.items() if counts[name]]
-    left_out = [(text, counts[name]) for name, text in LEFT_OUT.items() if counts[name]]
-    fraction = sum(count for _, count in bad) / max(rows, 1)
+def _counted(texts: Mapping[str, str], census: Census) -> list[tuple[str, int]]:
+    """Returns the text of each reason for which there are records, and their number."""
+    return [(text, census.counts[name]) for name, text in texts.items() if census.counts[name]]
+
+
+def _page(config: RunConfig, census: Census, found: Check) -> str:
+    sizes, groups = census.sizes, census.group_sizes
     images = int(sizes.sum())
-    return {
-        "rows": rows,
-        "bad_fraction": fraction,
-        "max_bad_fraction": config.data.max_bad_fraction,
-        "problems": _problems(config, census, fraction),
-        "warnings": [
-            *_folders(config.data.source),
-            *folded_ids(census),
-            *examples(census),
-            *looked_for(census, config.data.source),
-            *misplaced(census),
-            *_warnings(config, sizes),
+    return render(
+        "check_data.html",
+        **vars(found),
+        tone="bad" if found.problems else "good",
+        max_bad_fraction=config.data.max_bad_fraction,
+        unit=UNITS[config.policy.unit],
+        dropped=[(text, f"{count:,}", "yes") for text, count in found.bad]
+        + [(text, f"{count:,}", "no") for text, count in found.left_out],
+        users=len(sizes),
+        images=images,
+        evaluation_users=len(census.held_out_sizes),
+        evaluation_images=int(census.held_out_sizes.sum()),
+        largest_share=float(sizes.max() / images) if images else 0.0,
+        median_size=float(np.median(sizes)) if len(sizes) else 0.0,
+        classes=_class_table(config, census),
+        virtual_clients=config.partition.virtual_clients,
+        group_sizes=(int(groups.min()), float(np.median(groups)), int(groups.max())),
+        empty_groups=int((groups == 0).sum()),
+        size_chart=_size_chart(sizes, census.held_out_sizes),
+        sheet=[
+            (f"data:image/png;base64,{base64.b64encode(png).decode()}", "an image")
+            for png in census.samples
         ],
-        "unit": UNITS[config.policy.unit],
-        "bad": bad,
-        "left_out": left_out,
-        "dropped": [(text, f"{count:,}", "yes") for text, count in bad]
-        + [(text, f"{count:,}", "no") for text, count in left_out],
-        "users": len(sizes),
-        "images": images,
-        "evaluation_users": len(census.held_out_sizes),
-        "evaluation_images": int(census.held_out_sizes.sum()),
-        "largest_share": float(sizes.max() / images) if images else 0.0,
-        "median_size": float(np.median(sizes)) if len(sizes) else 0.0,
-        "classes": _class_table(config, census),
-        "virtual_clients": config.partition.virtual_clients,
-        "group_sizes": (int(groups.min()), float(np.median(groups)), int(groups.max())),
-        "empty_groups": int((groups == 0).sum()),
-        "size_chart": _size_chart(sizes, census.held_out_sizes),
-    }
+    )
 
 
 def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
@@ -207,12 +205,7 @@ def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
 
 
 def other_spellings(listed: Sequence[str], labels: Collection[str]) -> str:
-    """Returns a sentence about labels that are listed classes in another spelling; else nothing.
-
-    Args:
-      listed: `model.classes`.
-      labels: labels of the data.
-    """
+    """Returns a sentence about labels that are listed classes in another spelling; else nothing."""
     by_fold = {_folded(label): label for label in sorted(labels, reverse=True)}
     missing = [name for name in listed if name not in labels]
     close = [(name, by_fold[_folded(name)]) for name in missing if _folded(name) in by_fold]
@@ -354,7 +347,7 @@ def _shared_classes(config: RunConfig, census: Census) -> int:
     return census.shared_classes if by_value and config.data.source.label_scope == "global" else 0
 
 
-def _size_chart(users: np.ndarray, evaluation: np.ndarray) -> Any:
+def _size_chart(users: np.ndarray, evaluation: np.ndarray) -> Markup:
     largest = max((int(sizes.max()) for sizes in (users, evaluation) if len(sizes)), default=1)
     step = max(1, -(-largest // 32))
     edges = np.arange(1, largest + step + 1, step) - 0.5
@@ -369,11 +362,3 @@ def _size_chart(users: np.ndarray, evaluation: np.ndarray) -> Any:
         y_label="users",
         alt="Users by the number of their images",
     )
-
-
-def _sheet(census: Census) -> list[tuple[str, str]]:
-    """Images as data URIs."""
-    return [
-        (f"data:image/png;base64,{base64.b64encode(png).decode()}", "an image")
-        for png in census.samples
-    ]

@@ -112,15 +112,7 @@ def settle(
     assigner: Assigner,
     counts: Counter[str],
 ) -> Settled | None:
-    """Decides about a whole user: on which side they are, or that they are left out.
-
-    Args:
-      user_key: keyed hash of the user.
-      part: all that is known of them.
-      cohorts: those of the run.
-      assigner: knows the blocks that may train.
-      counts: what is dropped is added, with the reason.
-    """
+    """Decides about a whole user: on which side they are, or, counted by reason, left out."""
     cohort, _, train, held_out, trained, held = part
     images, came = train, trained
     if held_out:  # the whole user is held out, whatever else they own

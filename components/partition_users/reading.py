@@ -43,16 +43,9 @@ def read_batches(
 ) -> PValue:
     """Batches of a source, as `(images, columns)`.
 
-    The graph names files; row groups and folders of users are found by workers.
-
-    Args:
-      pipeline: to add to.
-      source: where.
-      parts: of the source.
-      columns: read beside the image.
-      name: before the names of the transforms.
-      names: rule that tells users and classes apart.
-      spread: over all workers. In one process it would only hold all files in memory.
+    The graph names files; row groups and folders of users are found by workers. `name` starts the
+    names of the transforms. With `spread`, batches are distributed over all workers; in one process
+    that would only hold all files in memory.
     """
     listed = (
         pipeline

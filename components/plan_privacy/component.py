@@ -40,9 +40,8 @@ def plan_privacy(
     from fedemb.steps.plan_privacy.plan import run
 
     with step_process("plan_privacy", locals()) as context:
-        plan = run(context)
+        guarantee = run(context).body.guarantee
         Path(config).write_text(context.config.model_dump_json())
-        guarantee = plan["guarantee"]
         privacy_plan.metadata.update(
-            {key: guarantee[key] for key in ("epsilon", "delta", "accountant")}
+            epsilon=guarantee.epsilon, delta=guarantee.delta, accountant=guarantee.accountant
         )

@@ -24,13 +24,7 @@ _ACCOUNTANTS = {
 
 
 def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: bool) -> list[str]:
-    """Returns paragraphs: unit, adjacency, sampler, clip and noise, accountant, limits, attacks.
-
-    Args:
-      plan: the mechanism.
-      guarantee: guarantee of the mechanism.
-      covers_change: `covers_change_own_data` of the run.
-    """
+    """Returns paragraphs: unit, adjacency, sampler, clip and noise, accountant, limits, attacks."""
     if not plan.private:
         return [explanation(plan)]
     unit = UNITS[plan.unit]

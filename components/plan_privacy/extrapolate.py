@@ -33,12 +33,6 @@ def extrapolate(
 ) -> Extrapolation:
     """Computes every mechanism's epsilon for more users and for more compute, and draws it.
 
-    Args:
-      config: configuration of the plan.
-      mechanism: the plan; its parameters are the first point of each curve.
-      figure: path of the SVG file to write.
-      users_per_client: users per virtual client; by default derived from the configuration.
-
     Returns:
       The figure's path, the simulated population, and the points of both panels.
 

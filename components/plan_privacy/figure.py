@@ -33,10 +33,6 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
 
     Mechanisms with equal prices share a curve, and its label names all of them. The image has no
     fixed size and fills its window or page.
-
-    Args:
-      against_population: the plan's clients per round and noise, more users.
-      against_compute: one population, clients per round and noise growing together.
     """
 
     def draw(figure: Figure) -> None:

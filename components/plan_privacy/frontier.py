@@ -54,19 +54,13 @@ def draw_frontier(
     figure: Path,
     units_per_second: float | None = None,
 ) -> Frontier:
-    """Finds the frontier and draws it.
-
-    Args:
-      plan: plan in the middle of the grid.
-      delta: total failure probability.
-      target_epsilon: epsilon of every setting.
-      figure: path of the SVG file to write.
-      units_per_second: training speed, for estimated minutes; None omits the estimate.
+    """Finds the frontier around a plan, draws it, and estimates minutes if a speed is given.
 
     Raises:
       ConfigError: the mechanism does not sample, so the batch cannot be chosen.
     """
     points = frontier(plan, delta, target_epsilon)
+    speed = units_per_second and 60 * units_per_second
     longer = prices_around(plan, delta, rounds=ROUNDS)
     noisier = prices_around(plan, delta, noises=NOISES)
     write_bytes(figure, frontier_svg(points, longer, noisier, target_epsilon).encode())
@@ -74,7 +68,8 @@ def draw_frontier(
         "figure": str(figure),
         "target_epsilon": target_epsilon,
         "points": [
-            {**asdict(point), "minutes": _minutes(point, units_per_second)} for point in points
+            {**asdict(point), "minutes": speed and point.batch * point.rounds / speed}
+            for point in points
         ],
         "prices": {
             "rounds": [asdict(point) for point in longer],
@@ -82,10 +77,6 @@ def draw_frontier(
         },
         "full_batch": full_batch_gains(points),
     }
-
-
-def _minutes(point: FrontierPoint, units_per_second: float | None) -> float | None:
-    return units_per_second and point.batch * point.rounds / units_per_second / 60
 
 
 def full_batch_gains(points: Sequence[FrontierPoint]) -> list[Mapping[str, float]]:

@@ -7,13 +7,13 @@ with the plan.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.config.trials import check_recipes
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.errors import ConfigError
+from fedemb.foundation.document import Fields, Written
 from fedemb.foundation.runtime_env import require_backend
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Charge, charged_content, series_of, terms_of
@@ -40,7 +40,7 @@ _TOO_CERTAIN = 1.5
 _log = logging.getLogger(__name__)
 
 
-def run(context: StepContext) -> dict[str, Any]:
+def run(context: StepContext) -> Written[PrivacyPlan]:
     """Writes `privacy_plan`, the plan of the configuration.
 
     Returns:
@@ -61,7 +61,7 @@ def run(context: StepContext) -> dict[str, Any]:
         _log.warning("%s", warning)
     _log.info("planned: %s", guarantee_sentence(body.guarantee))
     signer = Signer.newest(context.keys, "plan")
-    return write_signed(context.artifacts.privacy_plan, body, signer).json
+    return write_signed(context.artifacts.privacy_plan, body, signer)
 
 
 def document(config: RunConfig) -> PrivacyPlan:
@@ -71,7 +71,7 @@ def document(config: RunConfig) -> PrivacyPlan:
     check_recipes(config, plan)
     check_composition(config, plan)
     guarantee = guarantee_of(plan, policy.delta)
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "config_sha": config_digest(config),
         "purpose": config.purpose,
         "plan": plan.to_json(),

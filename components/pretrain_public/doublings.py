@@ -35,7 +35,6 @@ def train_while_it_helps(
 
     Each training is a whole schedule down to a learning rate of zero, because a schedule stopped in
     the middle does not predict the result of a complete one.
-    its schedule would say little of one that ends there.
 
     Args:
       backbone: initial backbone; holds the best weights afterwards.
@@ -66,7 +65,8 @@ def train_while_it_helps(
         found = pretrain(backbone, images[trains], labels[trains], schedule, seed=seed)
         if not np.isfinite(found):
             break
-        value = _recall(backbone, images[measures], labels[measures])
+        embedded = embed(backbone, images[measures])
+        value = recall(embedded, labels[measures], FALSE_ACCEPT_RATE, samples=1).value
         _LOG.info(
             "%d epochs: recall %.3f on %d public classes that did not train",
             schedule.epochs,
@@ -91,7 +91,3 @@ def _check(training: int, held_out: np.ndarray) -> None:
             f"{sizes.max(initial=0)} images and {training} that train. Add public images, or "
             "set pretraining.doublings: 0."
         )
-
-
-def _recall(backbone: Model, images: np.ndarray, labels: np.ndarray) -> float:
-    return recall(embed(backbone, images), labels, FALSE_ACCEPT_RATE, samples=1).value

@@ -43,11 +43,6 @@ _LOG = logging.getLogger(__name__)
 def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
     """Writes `backbone.keras` and `pretrained.json`.
 
-    Args:
-      start: backbone, pretraining and seed: the complete input of this cached step.
-      output_dir: folder to write to. Public.
-      keys: key store, for the signature.
-
     Returns:
       The content of `pretrained.json`.
 

@@ -10,7 +10,7 @@ https://github.com/opendp/deployments-registry-data, tests/good_deployments/temp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -45,9 +45,8 @@ PUBLISHER = "TO BE COMPLETED BY THE PUBLISHER"
 """Value of a registry field that no signed document holds; the registry's checks refuse it."""
 
 
-@dataclass(frozen=True)
-class Statement:
-    """One topic of NIST SP 800-226."""
+class Statement(TypedDict):
+    """Statement on a topic of NIST SP 800-226."""
 
     topic: str
     statement: str
@@ -73,22 +72,13 @@ class Disclosed:
         return release_headline(self.evidence, self.report, self.waived, self.ledger)
 
 
-class Topic(TypedDict):
-    """Statement on a topic of NIST SP 800-226."""
-
-    topic: str
-    statement: str
-    sources: tuple[str, ...]
-    """Signed fields that the statement is made of."""
-
-
 class Disclosure(TypedDict):
     """Content of `disclosure.json`."""
 
     schema: str
     release: dict[str, str]
     parameters: JsonObject
-    nist_sp_800_226: list[Topic]
+    nist_sp_800_226: Sequence[Statement]
     deployment_registry: JsonObject
     to_be_completed: list[str]
     """Fields of the registry's entry that no signed document holds."""
@@ -110,10 +100,7 @@ def disclosure(release: Disclosed) -> Disclosure:
             "manifest_sha": manifest.sha,
         },
         "parameters": _parameters(report.body),
-        "nist_sp_800_226": [
-            {"topic": one.topic, "statement": one.statement, "sources": one.sources}
-            for one in statements(release)
-        ],
+        "nist_sp_800_226": statements(release),
         "deployment_registry": entry,
         "to_be_completed": list(_left_open("", entry)),
     }
@@ -146,6 +133,10 @@ def statements(release: Disclosed) -> tuple[Statement, ...]:
     return (*_guarantee(release), *_algorithm(release), *_environment(release))
 
 
+def _on(topic: str, statement: str, sources: tuple[str, ...]) -> Statement:
+    return {"topic": topic, "statement": statement, "sources": sources}
+
+
 def _guarantee(release: Disclosed) -> Iterator[Statement]:
     report, evidence = release.report.body, release.evidence
     unit = UNITS[report.unit.unit]
@@ -155,31 +146,35 @@ def _guarantee(release: Disclosed) -> Iterator[Statement]:
         f"{report.cumulative.policy_id!r}, whose cap is {report.cumulative.cap:g}."
     )
     found = meaning(plan, report.guarantee)
-    yield Statement(
+    yield _on(
         "Privacy parameters",
         f"{report_sentence(report)}. {_sentence(total)}"
         + (f" {found.sentence()}" if found else ""),
         ("privacy_report.guarantee", "privacy_report.cumulative", "privacy_plan.plan"),
     )
-    yield Statement(
+    yield _on(
         "Differential privacy variant",
         f"Approximate differential privacy, (epsilon, delta). The privacy loss is computed by the "
         f"{report.accounting.accountant.upper()} accountant of {report.accounting.library} "
         f"{report.accounting.version} for the relation {report.adjacency.accounting_relation}.",
         ("privacy_report.accounting", "privacy_report.adjacency"),
     )
-    yield Statement(
+    yield _on(
         "Unit of privacy",
         f"{unit.whole[:1].upper()}{unit.whole[1:]}. {mechanism_text.adjacency(plan)} "
         f"{unit.covered}",
         ("privacy_report.unit", "privacy_report.adjacency", "privacy_plan.plan"),
     )
-    yield Statement(
+    yield _on(
         "Composition and other releases",
         f"{_sentence(total)} {limitations(unit=report.unit.unit)['other_policies']} "
         f"{_tuned(report)}; earlier runs on the same {unit.many}: "
         f"{report.tuning.other_runs_before}.",
-        ("privacy_report.cumulative", "privacy_report.tuning", "privacy_report.limitations"),
+        (
+            "privacy_report.cumulative",
+            "privacy_report.tuning",
+            "privacy_report.limitations",
+        ),
     )
 
 
@@ -201,7 +196,7 @@ def _algorithm(release: Disclosed) -> Iterator[Statement]:
     report, evidence = release.report.body, release.evidence
     mechanism, audit = report.mechanism, evidence.audit.body
     plan = plan_from_json(evidence.plan.body.plan)
-    yield Statement(
+    yield _on(
         "Algorithm and correctness",
         f"{evidence.config.training.algorithm} with mechanism {mechanism.name}: "
         f"{mechanism_text.participants(plan)}, {count_of(mechanism.rounds_run, 'round')}, "
@@ -212,7 +207,7 @@ def _algorithm(release: Disclosed) -> Iterator[Statement]:
         ("privacy_report.mechanism", "privacy_plan.plan", "audit_report"),
     )
     groups = _groups(release)
-    yield Statement(
+    yield _on(
         "Utility and bias",
         f"{utility_sentence(evidence.utility.body)} {groups} These figures are exact on held-out "
         f"{UNITS[report.unit.unit].many}, whom the guarantee does not cover.",
@@ -238,25 +233,25 @@ def _environment(release: Disclosed) -> Iterator[Statement]:
     rests_on = assumptions(unit)
     not_covered = limitations(unit, search=report.tuning.search is not None)
     noise = report.mechanism.noise
-    yield Statement(
+    yield _on(
         "Query model",
         "Not interactive: one trained model is released, and nothing of the rounds before it.",
         ("privacy_report.setting.releases",),
     )
     trusted = "; ".join(TRUST[code] for code in report.setting.trust)
-    yield Statement(
+    yield _on(
         "Trust model",
         f"Central model. Trusted: {trusted}. {rests_on['computational']}",
         ("privacy_report.setting", "privacy_report.assumptions"),
     )
-    yield Statement(
+    yield _on(
         "Implementation",
         f"Sums are integers on a grid of 2^-{noise.grid_bits} clipping norms, which excludes "
         f"attacks on floating-point sums; noise generator {noise.generator}, keys "
         f"{noise.key}. {not_covered['timing']}",
         ("privacy_report.mechanism.noise", "privacy_report.limitations"),
     )
-    yield Statement(
+    yield _on(
         "Security and access control",
         f"{rests_on['private_root']} The report names the digest of the code, of the "
         "configuration and of every file of the model.",
@@ -264,20 +259,20 @@ def _environment(release: Disclosed) -> Iterator[Statement]:
     )
     held_out = report.unit.held_out_share
     share = f"a share of {held_out:g}" if held_out else "those with the held-out values"
-    yield Statement(
+    yield _on(
         "Data collection exposure",
         f"Images were collected in one place under the id of their {unit}; the collection itself "
         f"has no differential privacy. Held out for evaluation: {share}. Public images: "
         f"{OVERLAPS[report.pretraining.overlaps_private]}.",
         ("privacy_report.setting", "privacy_report.unit", "privacy_report.pretraining"),
     )
-    yield Statement(
+    yield _on(
         "Privacy hazards",
         " ".join(not_covered[code] for code in report.limitations),
         ("privacy_report.limitations",),
     )
     terms = config.release.licence or "no licence is stated"
-    yield Statement(
+    yield _on(
         "Release",
         f"{release.headline.title}. Licence of the model: {terms}.",
         ("verdict", "ledger", "config.release"),
@@ -290,7 +285,7 @@ def registry_entry(release: Disclosed) -> JsonObject:
     `number_of_privacy_units` is left out: the report has a lower bound only.
     """
     report, manifest = release.report.body, release.manifest.body
-    by_topic = {item.topic: item.statement for item in statements(release)}
+    by_topic = {item["topic"]: item["statement"] for item in statements(release)}
     slug = f"{manifest.name}-{manifest.version}".lower().replace("_", "-").replace(".", "-")
     return {
         "url_slug": slug,

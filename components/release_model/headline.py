@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import AppliedWaiver
 from fedemb.foundation.document import Written
 from fedemb.gate.decide import applied_waivers
 from fedemb.ledger import Ledger
@@ -16,14 +15,6 @@ from fedemb.reports.headline import Headline, RunFacts, headline
 def release_headline(
     evidence: Evidence, report: Written[PrivacyReport], waived: Sequence[str], ledger: Ledger
 ) -> Headline:
-    """Returns the headline of a model that the gate allowed.
-
-    Args:
-      evidence: documents of the run.
-      report: signed privacy report.
-      waived: codes without whose waiver the gate would deny.
-      ledger: ledger of the policy, or its copy in the bundle; it names who waived and why.
-    """
-    fields = applied_waivers(ledger, waived, report.body)
+    """Returns the headline of a model that the gate allowed."""
     facts = RunFacts(report=report.body, utility=evidence.utility.body, released=True)
-    return headline(facts, waivers=[AppliedWaiver.model_validate(item) for item in fields])
+    return headline(facts, waivers=applied_waivers(ledger, waived, report.body))

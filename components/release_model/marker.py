@@ -21,7 +21,7 @@ from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.serving import bundle as parts
 from fedemb.serving.bundle import read_marker
-from fedemb.storage import Store, create_tree, join, local_tree
+from fedemb.storage import Store, join, local_tree
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Marker:
         found = read_marker(self._store, self._file)
         if found is None:
             return None
-        if _identity(found.body) != identity:
+        body = found.body
+        if Identity(body.model_sha, body.run_id, body.attempt) != identity:
             raise Refused(
                 f"{self._tree} is released already with another model; choose another "
                 "release.version"
@@ -63,10 +64,10 @@ class Marker:
         wrong = None
         try:
             self._trust.check(found)
-            tree = found.body.tree
+            tree = body.tree
             there = self._ours(tree) and self._store.exists(f"{tree}/{parts.MANIFEST}")
-            if there and found.body == self._document(tree, self._published(tree, identity)):
-                return found.body
+            if there and body == self._document(tree, self._published(tree, identity)):
+                return body
         except (ArtifactError, Refused, SignatureInvalid) as error:
             wrong = error
         raise Refused(
@@ -82,7 +83,7 @@ class Marker:
           Refused: the version is taken, or another process released it at the same time.
         """
         try:
-            name = create_tree(tree, self._store, self._tree)
+            name = self._store.create_tree(tree, self._tree)
             published = {**vars(identity), **_shas(tree)}
         except FileExistsError:  # created earlier by a killed process of this run
             name, published = self._tree, self._published(self._tree, identity)
@@ -122,10 +123,6 @@ class Marker:
                 "release.version, or remove it"
             )
         return {**vars(identity), **shas}
-
-
-def _identity(marker: ReleaseMarker) -> Identity:
-    return Identity(marker.model_sha, marker.run_id, marker.attempt)
 
 
 def _shas(tree: Path) -> dict[str, str]:

@@ -24,6 +24,7 @@ from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.epsilon_meaning import markdown, meaning
+from fedemb.reports.formats import signer_name
 from fedemb.reports.privacy_report_words import (
     BACKENDS,
     OVERLAPS,
@@ -32,7 +33,6 @@ from fedemb.reports.privacy_report_words import (
     report_sentence,
     start_licence,
 )
-from fedemb.reports.report import signer_name
 from fedemb.reports.utility_words import best_start, floors_sentence, utility_sentence
 from fedemb.steps.release_model.headline import release_headline
 
@@ -69,15 +69,7 @@ def model_card(
     waived: Sequence[str],
     named: tuple[str, str],
 ) -> str:
-    """Writes the card of a release.
-
-    Args:
-      evidence: documents of the run.
-      signed: signed privacy report.
-      ledger: ledger of the policy, with the reasons of waivers, and the approvals.
-      waived: codes without whose waiver the gate would deny.
-      named: name and version of the release.
-    """
+    """Returns the card of a release, whose waivers and approvals are in the ledger."""
     report, (name, version) = signed.body, named
     shown = release_headline(evidence, signed, waived, ledger)
     config, figures = evidence.config, shown.figures.sentence()

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 from fedemb.config import RunConfig
@@ -26,12 +25,14 @@ from fedemb.documents.release import BundleManifest
 from fedemb.documents.utility import utility_kind
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import InputError
+from fedemb.foundation.canonical_json import Json, ToJson
+from fedemb.foundation.deadline import in_time
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import read
-from fedemb.foundation.http_calls import SECONDS, call_json
+from fedemb.foundation.http_calls import SECONDS, call_json, list_at, value_at
 from fedemb.gate.checklist import one_line
 from fedemb.reports.headline import RunFacts, headline
-from fedemb.reports.mlflow.server import mlflow_headers
+from fedemb.reports.mlflow.server import MlflowServer, pairs
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.reports.utility_words import best_start
 from fedemb.serving import bundle as parts
@@ -54,12 +55,7 @@ class Release:
 
     @classmethod
     def of(cls, bundle: Path, uri: str) -> Release:
-        """Reads a verified bundle.
-
-        Args:
-          bundle: local folder of the bundle.
-          uri: published address of the bundle.
-        """
+        """Reads a verified bundle."""
         manifest = read(bundle / parts.MANIFEST, BundleManifest).body
         signed = read(bundle / parts.REPORT, PrivacyReport)
         config = RunConfig.as_written(json.loads((bundle / "config.json").read_bytes()))
@@ -124,11 +120,7 @@ def _waivers(
 
 
 def register(release: Release, address: str) -> str:
-    """Registers a release. Idempotent: registering again changes nothing.
-
-    Args:
-      release: release to register.
-      address: as in `storage.registries`.
+    """Registers a release at an address of `storage.registries`. Idempotent.
 
     Returns: Reason of the failure; empty on success.
 
@@ -141,71 +133,44 @@ def register(release: Release, address: str) -> str:
             f"the scheme of registry {address!r} is not supported; use mlflow+https://, "
             "kubeflow+https:// or https://"
         )
-    problem = [f"it did not answer within {SECONDS} seconds"]
+    late = f"it did not answer within {SECONDS} seconds"
+    return in_time(partial(_problem, KINDS[kind], rest.rstrip("/"), release), SECONDS, late)
 
-    def tell() -> None:
-        try:
-            KINDS[kind](rest.rstrip("/"), release)
-            problem.append("")
-        except Exception as error:  # a registry error does not affect the release
-            problem.append(str(error)[:300] or type(error).__name__)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    teller.join(SECONDS)
-    return problem[-1]
+def _problem(tell: Callable[[str, Release], None], url: str, release: Release) -> str:
+    try:
+        tell(url, release)
+    except Exception as error:  # a registry error does not affect the release
+        return str(error)[:300] or type(error).__name__
+    return ""
 
 
 def _mlflow(url: str, release: Release) -> None:
     """Creates an MLflow run with the figures, and a version of the registered model."""
-    api, headers = f"{url}/api/2.0/mlflow", mlflow_headers()
-
-    def call(path: str, body: Any = None, known: str = "") -> Any:
-        return call_json(f"{api}/{path}", headers, body, known)
-
-    call("registered-models/create", {"name": release.name}, known="RESOURCE_ALREADY_EXISTS")
+    server, name = MlflowServer(url), release.name
+    server.call("registered-models/create", {"name": name}, known="RESOURCE_ALREADY_EXISTS")
     ours = f"tags.`{BUNDLE}` = '{release.properties[BUNDLE]}'"
-    query = urlencode({"filter": f"name = '{release.name}' and {ours}"})
-    if call(f"model-versions/search?{query}").get("model_versions"):
+    query = urlencode({"filter": f"name = '{name}' and {ours}"})
+    if list_at(server.call(f"model-versions/search?{query}"), "model_versions"):
         return
-    named = urlencode({"experiment_name": release.name})
-    found = call(f"experiments/get-by-name?{named}", known="RESOURCE_DOES_NOT_EXIST")
-    experiment = (
-        found["experiment"]["experiment_id"]
-        if found
-        else call("experiments/create", {"name": release.name})["experiment_id"]
-    )
     now, tags = int(1000 * time.time()), {**release.properties, "fedemb.version": release.version}
-    begun = call("runs/search", {"experiment_ids": [experiment], "filter": ours}).get("runs")
-    if begun:
-        run = begun[0]["info"]["run_id"]
-    else:
-        fields = {"run_name": release.version, "start_time": now, "tags": _pairs(tags)}
-        run = call("runs/create", {"experiment_id": experiment, **fields})["run"]["info"]["run_id"]
-    metrics = [
-        {"key": key, "value": value, "timestamp": now, "step": 0}
-        for key, value in release.metrics.items()
-    ]
-    call("runs/log-batch", {"run_id": run, "metrics": metrics})
-    call("runs/update", {"run_id": run, "status": "FINISHED", "end_time": now})
+    fields = {"run_name": release.version, "start_time": now, "tags": pairs(tags)}
+    run, _ = server.run(server.experiment(name), ours, fields)
+    server.log_metrics(run, release.metrics, now)
+    server.call("runs/update", {"run_id": run, "status": "FINISHED", "end_time": now})
     figures = {f"fedemb.{key}": repr(value) for key, value in release.metrics.items()}
-    call(
+    # A server rejects a folder of another machine as a source.
+    source = release.uri if "://" in release.uri else f"fedemb://{name}/{release.version}"
+    server.call(
         "model-versions/create",
         {
-            "name": release.name,
-            # A server rejects a folder of another machine as a source.
-            "source": release.uri
-            if "://" in release.uri
-            else f"fedemb://{release.name}/{release.version}",
+            "name": name,
+            "source": source,
             "run_id": run,
-            "tags": _pairs({**tags, **figures, "fedemb.serving.bundle": release.uri}),
+            "tags": pairs({**tags, **figures, "fedemb.serving.bundle": release.uri}),
             "description": release.description,
         },
     )
-
-
-def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"key": key, "value": value} for key, value in values.items()]
 
 
 def _kubeflow(url: str, release: Release) -> None:
@@ -214,31 +179,41 @@ def _kubeflow(url: str, release: Release) -> None:
     token = Path(os.environ.get("KF_PIPELINES_SA_TOKEN_PATH", TOKEN))
     headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
 
-    def call(path: str, body: Any = None, known: str = "") -> Any:
+    def call(path: str, body: ToJson = None, known: str = "") -> Json:
         return call_json(f"{api}/{path}", headers, body, known)
 
     model = call(f"registered_model?{urlencode({'name': release.name})}", known="404")
     model = model or call("registered_models", {"name": release.name, "owner": "fedemb"})
-    named = urlencode({"name": release.version, "parentResourceId": model["id"]})
+    owner = str(value_at(model, "id"))
+    named = urlencode({"name": release.version, "parentResourceId": owner})
     version = call(f"model_version?{named}", known="404")
-    properties = {key: _text(value) for key, value in release.properties.items()}
-    properties |= {f"fedemb.{key}": _number(value) for key, value in release.metrics.items()}
+    properties = {
+        **{
+            key: {"metadataType": "MetadataStringValue", "string_value": value}
+            for key, value in release.properties.items()
+        },
+        **{
+            f"fedemb.{key}": {"metadataType": "MetadataDoubleValue", "double_value": value}
+            for key, value in release.metrics.items()
+        },
+    }
     version = version or call(
         "model_versions",
         {
             "name": release.version,
-            "registeredModelId": model["id"],
+            "registeredModelId": owner,
             "author": "fedemb",
             "description": release.description,
             "customProperties": properties,
         },
     )
-    if version["customProperties"].get(BUNDLE) != properties[BUNDLE]:
+    held = value_at(version, "customProperties")
+    if not isinstance(held, dict) or held.get(BUNDLE) != properties[BUNDLE]:
         raise ValueError(
             f"{release.name} {release.version} exists with another content. Use a new version."
         )
-    artifacts = f"model_versions/{version['id']}/artifacts"
-    if not call(artifacts).get("items"):
+    artifacts = f"model_versions/{value_at(version, 'id')}/artifacts"
+    if not list_at(call(artifacts), "items"):
         artifact = {
             "artifactType": "model-artifact",
             "name": f"{release.name}-{release.version}",
@@ -251,14 +226,6 @@ def _kubeflow(url: str, release: Release) -> None:
 
 TOKEN = "/var/run/secrets/kubeflow/pipelines/token"
 """Default path of a pod's token in Kubeflow."""
-
-
-def _text(value: str) -> dict[str, Any]:
-    return {"metadataType": "MetadataStringValue", "string_value": value}
-
-
-def _number(value: float) -> dict[str, Any]:
-    return {"metadataType": "MetadataDoubleValue", "double_value": value}
 
 
 def _webhook(url: str, release: Release) -> None:

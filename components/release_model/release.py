@@ -170,7 +170,7 @@ def _allowed(
         )
     if verdict.version > 1:  # version 1 has only codes of waivers
         signed = applied_waivers(ledger, again.waived, report.body)
-        if [item.model_dump() for item in verdict.body.waivers] != signed:
+        if verdict.body.waivers != signed:
             raise GateDenied(
                 "the waivers that the verdict names are not those of the ledger; run gate_release "
                 "again"
@@ -240,20 +240,8 @@ def _complete(
     # The complete ledger: it leads from the pinned keys to the keys that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    # Compared with the ledger by `_allowed`.
-    commitments = evidence.users.body.commitments.model_dump()
-    digests = {
-        "privacy_report": report.sha,
-        "verdict": file_digest(tree / "verdict.json"),
-        "ledger_head": report.body.cumulative.ledger_head,
-    }
     task = evidence.config.task
-    steps = steps_of(
-        evidence,
-        leading_to("account_privacy", task),
-        digests=digests,
-        commitments=commitments,
-    )
+    steps = steps_of(evidence, leading_to("account_privacy", task), report)
     # Rendered again from verified documents: the pipeline's page is not signed.
     page = report_page(report, evidence, ledger, steps)
     write_bytes(tree / "privacy_report.html", page.encode())
@@ -261,6 +249,6 @@ def _complete(
         tree / FILE_NAME,
         evidence,
         leading_to("release_model", task),
-        digests=digests,
-        commitments=commitments,
+        report,
+        verdict=file_digest(tree / "verdict.json"),
     )

@@ -28,11 +28,6 @@ _FUNCTION = re.compile(r"(__(?:inference|forward|backward)_[^\"\\]*?)_(\d+)(?=\"
 def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Model:
     """Loads a backbone and checks that its tensors are exactly those of the public backbone.
 
-    Args:
-      path: the trained backbone.
-      start: the public backbone before private training, which is the whitelist.
-      model: configuration that both must match.
-
     Raises:
       Refused: a tensor is missing, extra, or has another shape, or a frozen one has other values.
     """
@@ -139,11 +134,6 @@ def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | N
 
     The check ensures that a SavedModel contains only the code's output for the backbone's settings
     and weights: no constant, text or function that contains a head, an update or data.
-
-    Args:
-      folder: folder of the SavedModel.
-      backbone: the `.keras` file of the SavedModel, already inspected.
-      model: configuration that both must match.
 
     Returns: The problem, or None.
 

@@ -79,11 +79,7 @@ def verify_release(
 
 
 def read_release(bundle: Path, pinned: TrustStore) -> Disclosed:
-    """Returns the signed content of a release. Does not evaluate the gate again.
-
-    Args:
-      bundle: local folder of the release.
-      pinned: keys from the owner.
+    """Returns the signed content of a release, by the owner's keys. Does not evaluate the gate.
 
     Raises:
       SignatureInvalid: the bundle is not what was released.
@@ -117,7 +113,9 @@ def _problems(
     try:
         evidence, report = _read_evidence(bundle)
         verdict = _decide_again(evidence, report, copy)
-        problems += _reasons(verdict)
+        problems += [reason.sentence for reason in verdict.reasons]
+        if verdict.simulation:
+            problems.append("this is a simulation, which is never released")
         facts = _facts(manifest.body, evidence, report, verdict, copy)
         _check_name(manifest, evidence, report)
         parts.check_marker(found, manifest, trust)
@@ -145,7 +143,7 @@ def _facts(
     body = report.body
     shown = release_headline(evidence, report, verdict.waived, ledger)
     approvals = given_approvals(ledger, body.model_sha, report.sha, body.approve_by)
-    by = ", ".join(str(item["actor"]) for item in approvals)
+    by = ", ".join(item.actor for item in approvals)
     return {
         "name": manifest.name,
         "version": manifest.version,
@@ -230,13 +228,6 @@ def _decide_again(evidence: Evidence, report: Written[PrivacyReport], copy: Ledg
     # The clock rule uses the report's own time, so a bundle does not expire.
     now = datetime.fromisoformat(report.body.time) + timedelta(seconds=1)
     return decide(evidence, report, copy, now=now, same_environment=False)
-
-
-def _reasons(verdict: Verdict) -> list[str]:
-    problems = [reason.sentence for reason in verdict.reasons]
-    if verdict.simulation:
-        problems.append("this is a simulation, which is never released")
-    return problems
 
 
 def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle_sha: str) -> list[str]:

@@ -76,9 +76,9 @@ def _figures(papers: RunPapers) -> dict[str, float]:
     if papers.verdict:
         found["allowed"] = float(papers.verdict.body.allow)
     if papers.report:
-        found |= privacy_figures(papers.report.json)
+        found |= privacy_figures(papers.report.body)
     if papers.utility:
-        found |= utility_figures(papers.utility.json)
+        found |= utility_figures(papers.utility.body)
     return found
 
 

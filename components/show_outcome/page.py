@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from fedemb.documents.release import ReleaseResult
 from fedemb.reports.dag import lineage_dag
+from fedemb.reports.formats import plain, signer_name
 from fedemb.reports.headline import Headline, RunFacts
 from fedemb.reports.lineage import StepLineage
-from fedemb.reports.report import render, signer_name
+from fedemb.reports.report import render
 from fedemb.runtime.outcome import StepFailure
 
 PAGES = {
@@ -66,7 +67,7 @@ def outcome_page(shown: Shown) -> str:
 
 def summary(shown: Shown) -> str:
     """Returns a summary as Markdown, which may link to the reports."""
-    lines = [f"# {_plain(shown.headline.title)}", ""]
+    lines = [f"# {plain(shown.headline.title)}", ""]
     lines += ["| figure | value | |", "|---|---|---|"]
     lines += [
         f"| {row.label} | {row.value} | {row.note} |" for row in shown.headline.figures.rows()
@@ -74,17 +75,17 @@ def summary(shown: Shown) -> str:
     for item in shown.failed:
         lines += ["", f"**{item['step']}** ended with exit code {item['exit_code']}, "]
         lines[-1] += f"{item.get('error', '')}:"
-        lines += ["", f"> {_plain(str(item.get('message', '')))}", "", _remedy(item)]
+        lines += ["", f"> {plain(str(item.get('message', '')))}", "", _remedy(item)]
     verdict = shown.facts.verdict
     if verdict is not None:
         if verdict.reasons:
             lines += ["", "Rules that deny:", "", *(f"- `{code}`" for code in verdict.reasons)]
         lines += [""] if verdict.waivers or verdict.approvals else []
         lines += [
-            f"- `{item.code}` waived by {_plain(signer_name(item.actor))}: {_plain(item.reason)}"
+            f"- `{item.code}` waived by {plain(signer_name(item.actor))}: {plain(item.reason)}"
             for item in verdict.waivers
         ]
-        lines += [f"- approved by {_plain(item.actor)}" for item in verdict.approvals]
+        lines += [f"- approved by {plain(item.actor)}" for item in verdict.approvals]
     reports = [(PAGES[name], shown.pages[name]) for name in PAGES if name in shown.pages]
     if reports:
         lines += ["", *(f"- {_link(title, address)}" for title, address in reports)]
@@ -102,9 +103,3 @@ def _link(title: str, address: str) -> str:
 
 def _remedy(item: StepFailure) -> str:
     return EXIT_CODES.get(int(item["exit_code"]), "See the log of the step.")
-
-
-def _plain(text: str) -> str:
-    """Returns a text escaped for Markdown: on one line, without markup."""
-    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return line.replace("[", "\\[").replace("|", "\\|")

@@ -43,11 +43,7 @@ class Output:
 
 
 def outputs_of(folder: str, reused: Mapping[str, str]) -> list[Output]:
-    """Returns the outputs of a run, after those that it takes from earlier runs.
-
-    Args:
-      folder: folder of the run.
-      reused: output -> address in an earlier run.
+    """Returns the outputs of a run, after the reused ones, by name and address, of earlier runs.
 
     Raises:
       StorageError: the public root cannot be read.
@@ -79,9 +75,6 @@ def read_papers(outputs: Sequence[Output]) -> RunPapers:
 
     A retried step leaves a second copy at another address. The verdict with the most ledger records
     is the newest; it names its privacy report, which names its other documents.
-
-    Args:
-      outputs: all outputs of the run.
 
     Raises:
       StorageError: the public root cannot be read.

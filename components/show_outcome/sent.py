@@ -30,14 +30,7 @@ _PAGES = {
 
 
 def alert_outcome(found: Headline, folder: str, papers: RunPapers, started: Started) -> None:
-    """Sends an alert if the run needs attention.
-
-    Args:
-      found: headline of the run.
-      folder: its public folder, whose last part is the id of the run in Kubeflow.
-      papers: its documents.
-      started: how it was started.
-    """
+    """Sends an alert if the run needs attention; the folder ends in its id in Kubeflow."""
     policy = "unknown"
     if started.config is not None:
         policy = started.config.policy.policy_id
@@ -59,13 +52,6 @@ def track(
     """Writes the run to MLflow, if the run has an address of a tracking server.
 
     This step has no key and no ledger, so no signature is checked; a tag of the run says so.
-
-    Args:
-      found: headline of the run.
-      page: its outcome as HTML.
-      pages: output -> other HTML page.
-      papers: its documents.
-      started: how it was started.
     """
     if not started.mlflow:
         return

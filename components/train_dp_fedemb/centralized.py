@@ -2,14 +2,13 @@
 
 Allowed only in a simulation, under a mechanism without noise, so that plan, ledger and report state
 it: no noise, no bound, epsilon infinite. Users, images, loss, augmentation and public backbone
-    equal those of the private run that it is compared with.
+equal those of the private run that it is compared with.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from fedemb.engine.central import train_centralized
 from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.server import ServerState, decays, initial_state
 from fedemb.errors import ConfigError
+from fedemb.models.arrays import Model
 from fedemb.models.public_features import without_public_features
 from fedemb.privacy.queries.running import with_tags
 from fedemb.training import checkpoint
@@ -52,9 +52,6 @@ def require_no_privacy(config: RunConfig) -> None:
 
 def train(attempt: Attempt[ClientExamples]) -> ServerState:
     """Trains, or reads the result of an earlier trainer of this attempt from its record.
-
-    Args:
-      attempt: the attempt; its mechanism has no noise, and its backbone is changed.
 
     Returns:
       The state after the only round.
@@ -91,5 +88,5 @@ def train(attempt: Attempt[ClientExamples]) -> ServerState:
     return state
 
 
-def _flat(backbone: Any) -> np.ndarray:
+def _flat(backbone: Model) -> np.ndarray:
     return np.concatenate([v.numpy().ravel() for v in backbone.trainable_variables])

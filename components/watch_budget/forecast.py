@@ -81,13 +81,7 @@ class Forecast:
 
 
 def forecast(terms: PolicyTerms, charges: Sequence[Charge], due: Sequence[Due]) -> Forecast:
-    """Returns the forecast of a block.
-
-    Args:
-      terms: terms of the policy.
-      charges: charges of the block so far.
-      due: scheduled runs on the block, in order of time.
-    """
+    """Returns the forecast of a block, with its scheduled runs in order of time."""
 
     def after(runs: int) -> float:
         try:

@@ -10,7 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from fedemb.ledger import Ledger
-from fedemb.reports.report import Axis, Line, line_chart, render
+from fedemb.reports.charts import Axis, Line, line_chart
+from fedemb.reports.report import render
 from fedemb.steps.watch_budget.forecast import Due, forecast
 from fedemb.steps.watch_budget.view import BlockBudget, BudgetView
 
@@ -24,11 +25,7 @@ Viewed = tuple[BudgetView, Ledger, Sequence[Due]]
 
 
 def budget_page(views: Sequence[Viewed]) -> str:
-    """Renders `budget_view.html`: one section for each policy.
-
-    Args:
-      views: each view with its ledger and the scheduled runs of its forecast.
-    """
+    """Renders `budget_view.html`: one section for each policy."""
     sections = [_section(view, ledger, due) for view, ledger, due in views]
     over = [section for section in sections if section["tone"] == "bad"]
     return render(

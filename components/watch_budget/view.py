@@ -111,15 +111,7 @@ def budget_view(
     schedules: Sequence[str],
     problems: Sequence[str],
 ) -> BudgetView:
-    """Returns the budget of a policy.
-
-    Args:
-      ledger: the ledger, refreshed.
-      now: time of the view, with a time zone.
-      due: runs of the schedules after `now`, in order of time.
-      schedules: names of the schedules in `due`.
-      problems: sentences on schedules that are not in `due`.
-    """
+    """Returns the budget of a policy at `now`, with the runs of schedules in order of time."""
     terms, state = ledger.terms, ledger.state
     names = sorted({*state.by_block, *(block for run in due for block in run.blocks)})
     rows = [_block(ledger, block, [run for run in due if block in run.blocks]) for block in names]

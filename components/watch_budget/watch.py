@@ -28,10 +28,6 @@ def run(context: StepContext, now: datetime | None = None) -> dict[str, float]:
 
     A budget that cannot be read is an alert, too, because it may be near its cap.
 
-    Args:
-      context: context of the step.
-      now: time of the forecast; None: the time of this machine.
-
     Returns: Metrics: the least remaining epsilon, and the fewest scheduled runs that fit.
 
     Raises:

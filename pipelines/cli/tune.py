@@ -80,8 +80,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
     except (NotYaml, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name} is not valid YAML: {error}. Correct the file.") from error
-    recipes = fields.get("recipes", {}) if isinstance(fields, dict) else None
-    if not isinstance(recipes, dict):
+    if not isinstance(fields, dict) or not isinstance(fields.get("recipes", {}), dict):
         raise ConfigError(
             f"{path.name} is not a search. Write mean_trials, and recipes as names with settings."
         )

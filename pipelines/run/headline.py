@@ -59,8 +59,7 @@ def _waivers(
         return None
     stated = [item.code for item in report.body.waivers]
     codes = dict.fromkeys(stated if verdict is None else verdict.body.waived)
-    fields = applied_waivers(ledger_of(run), list(codes), report.body)
-    return [AppliedWaiver.model_validate(item) for item in fields]
+    return applied_waivers(ledger_of(run), list(codes), report.body)
 
 
 def overdue(run: RunDirectory, report: Written[PrivacyReport]) -> bool:

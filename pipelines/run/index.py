@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fedemb.documents.artifacts import Artifact
 from fedemb.documents.privacy_report import PrivacyReport
@@ -23,7 +22,15 @@ from fedemb.pipelines.run.signed import (
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.audit_words import audit_answer
-from fedemb.reports.report import RunIndex, link, render_run_index
+from fedemb.reports.dag import DagStep
+from fedemb.reports.formats import seconds
+from fedemb.reports.report import link
+from fedemb.reports.run_index import (
+    IndexArtifact,
+    IndexBudget,
+    RunIndex,
+    render_run_index,
+)
 
 NOTES = {
     "utility_report": "un-noised on those held out",
@@ -62,6 +69,7 @@ def render_index(run: RunDirectory) -> str:
             utility=lines.get("utility", "not measured"),
             release=_below(run, lines.get("release", "none")),
             steps=[_step(name, after, run, state) for name, after in pipeline.after().items()],
+            seconds=sum(state.seconds.values()),
             reports=[
                 _report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()
             ],
@@ -99,8 +107,9 @@ def _below(run: RunDirectory, release: str) -> str:
     return link(inside, inside) + space + note
 
 
-def _step(name: str, after: tuple[str, ...], run: RunDirectory, state: RunState) -> dict[str, Any]:
-    status = "done" if name in state.seconds else "waiting"
+def _step(name: str, after: tuple[str, ...], run: RunDirectory, state: RunState) -> DagStep:
+    took = state.seconds.get(name)
+    status = "waiting" if took is None else "done"
     if state.failed_step == name:
         status = {
             Refused.exit_code: "refused",
@@ -113,12 +122,12 @@ def _step(name: str, after: tuple[str, ...], run: RunDirectory, state: RunState)
         "name": name,
         "after": after,
         "status": status,
-        "seconds": state.seconds.get(name),
+        "lines": [status if took is None else f"{status} · {seconds(took)}"],
         "href": f"reports/{page}.html" if shown else None,
     }
 
 
-def _report(name: str, run: RunDirectory) -> dict[str, str]:
+def _report(name: str, run: RunDirectory) -> tuple[str, str, str]:
     """Link and what is behind it; the page's head has said guarantee and utility already."""
     many = UNITS[run.config().policy.unit].many
     audit = signed_audit(run) if name == "audit_report" else None
@@ -128,10 +137,10 @@ def _report(name: str, run: RunDirectory) -> dict[str, str]:
         "audit_report": audit_answer(audit.body, trained_plan(run)) if audit else "",
         "verdict": "Every rule of the gate: value, threshold, and whether it passed. Signed.",
     }
-    return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentences[name]}
+    return TITLES[name], f"reports/{name}.html", sentences[name]
 
 
-def _budget(run: RunDirectory, report: PrivacyReport) -> dict[str, Any] | None:
+def _budget(run: RunDirectory, report: PrivacyReport) -> IndexBudget | None:
     """Returns the spending of the fullest block before this run's reservation and now."""
     cumulative = report.cumulative
     if cumulative.max_block_epsilon is None:
@@ -152,7 +161,7 @@ def _budget(run: RunDirectory, report: PrivacyReport) -> dict[str, Any] | None:
 
 def _artifact(
     run: RunDirectory, path: Path, step: str, name: str, kind: type[Artifact]
-) -> dict[str, Any]:
+) -> IndexArtifact:
     digest = tree_digest(path) if path.is_dir() else file_digest(path)
     return {
         "name": name,

@@ -183,7 +183,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         ) from error
     if value == text:  # YAML 1.1 reads 1e-6 as text; what is quoted is meant as text
         with suppress(ValueError):
-            value = float(value)
+            value = float(text)
     if dotted.count(".") > _DEEPEST:
         raise ConfigError(
             f"--set {dotted[:80]}...: no setting lies so deep; see `fedemb config show`"

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fedemb.foundation.files import write_bytes
 from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
-from fedemb.reports.report import write_page
+from fedemb.reports.report import render
 from studies.utility.rows import METHODS, NETS, Method
 from studies.utility.table import Line
 
@@ -38,8 +38,8 @@ def figure(lines: Sequence[Line]) -> Markup:
         x = [line.recall.value for line in shown]
         low, high = [r.recall.low for r in shown], [r.recall.high for r in shown]
         axes.hlines(y, low, high, color=SERIES[position], linewidth=1.4)
-        mark = {"color": SERIES[position], "marker": MARKS[position], "label": net}
-        axes.plot(x, y, linestyle="none", markersize=5.5, **mark)
+        color, mark = SERIES[position], MARKS[position]
+        axes.plot(x, y, linestyle="none", markersize=5.5, color=color, marker=mark, label=net)
     names = [f"{METHODS[m]}, noise {noise:g}" if noise else METHODS[m] for m, noise in rows]
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -80,12 +80,12 @@ def write_study(folder: Path, lines: Sequence[Line], context: dict[str, Any]) ->
     svg = figure(lines) if lines else Markup()
     if lines:
         write_bytes(folder / "study.svg", standalone(svg))
-    write_page(
-        folder / "study.html",
+    page = render(
         Path(__file__).with_name("study.html"),
         tone="plain",
         chart=svg,
         sentences=verdict(lines),
         **context,
     )
+    write_bytes(folder / "study.html", page.encode())
     return [folder / "study.svg", folder / "study.html"]

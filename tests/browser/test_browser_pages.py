@@ -7,7 +7,7 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.foundation.document import read
 from fedemb.reports.audit_words import attack_sentences
 from fedemb.reports.headline import Failure, RunFacts, headline
-from fedemb.reports.report import RunIndex, render_run_index
+from fedemb.reports.run_index import RunIndex, render_run_index
 from fedemb.reports.utility_words import utility_sentence
 from tests.kit.pipeline_runs.evaluation_run import config, shared_run
 from tests.kit.sealed_bundle import seal
@@ -40,10 +40,11 @@ def run_index() -> str:
             utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
             release="refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
             steps=[
-                {"name": name, "after": after, "status": status, "seconds": seconds}
-                for name, after, status, seconds in STEPS
+                {"name": name, "after": after, "status": status, "lines": [status], "href": None}
+                for name, after, status, _ in STEPS
             ],
-            reports=[{"title": "Privacy", "href": "#privacy", "sentence": "What was promised."}],
+            seconds=sum(seconds or 0.0 for *_, seconds in STEPS),
+            reports=[("Privacy", "#privacy", "What was promised.")],
             budget={
                 "label": "Fullest block",
                 "spent_before": 6.0,
@@ -52,8 +53,20 @@ def run_index() -> str:
                 "filtered": False,
             },
             artifacts=[
-                {"name": "users", "kind": "Raw", "step": "partition_users", "digest": None},
-                {"name": "model", "kind": "Noised", "step": "train_dp_fedemb", "digest": "ab" * 32},
+                {
+                    "name": "users",
+                    "kind": "Raw",
+                    "step": "partition_users",
+                    "path": None,
+                    "digest": None,
+                },
+                {
+                    "name": "model",
+                    "kind": "Noised",
+                    "step": "train_dp_fedemb",
+                    "path": None,
+                    "digest": "ab" * 32,
+                },
             ],
             facts=[("Configuration", "cd" * 32), ("Code", "ef" * 32)],
         )

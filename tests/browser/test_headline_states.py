@@ -10,9 +10,10 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import WORDS, Failure, RunFacts, headline
-from fedemb.reports.report import RunIndex, render_run_index
+from fedemb.reports.run_index import RunIndex, render_run_index
 from tests.kit.pipeline_runs import honest_run
 
+PLAN = {"name": "plan_privacy", "after": [], "status": "done", "lines": ["done"], "href": None}
 pytestmark = pytest.mark.browser
 
 WAIVER = {
@@ -89,7 +90,8 @@ def test_headline_of_every_state_is_whole_and_fits(browser, run, screenshots, tm
                 "own",
                 utility="On 900 identities that never trained, the model recognises 50.0 %.",
                 release="none",
-                steps=[{"name": "plan_privacy", "after": [], "status": "done", "seconds": 1.0}],
+                steps=[PLAN],
+                seconds=1.0,
             )
         )
     )

@@ -188,7 +188,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
         with fence.acting(trainer):
             train.run(context())
     with fence.acting(evaluator):
-        report = evaluate.run(context())
+        report = evaluate.run(context()).json
     with fence.acting("audit_privacy"):
         assert audit.run(context())["measured"]
     return report

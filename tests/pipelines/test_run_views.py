@@ -99,7 +99,8 @@ def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):
     folder = run.public / "dp-fedemb-1" / "plan-privacy"
     folder.mkdir(parents=True)
     artifacts = RunArtifacts(privacy_plan=folder / "privacy_plan")
-    plan = plan_privacy(StepContext(artifacts, config=config, keys=str(tmp_path / "keys")))
+    context = StepContext(artifacts, config=config, keys=str(tmp_path / "keys"))
+    plan = plan_privacy(context).json
     assert [item["epsilon"] is None for item in plan["projections"]] == [True, False, False]
     assert "projected epsilon: infinite at 100,000 users, 8.65 at" in _guarantee(run)
     body = signed_plan(run)

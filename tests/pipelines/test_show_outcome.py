@@ -13,7 +13,10 @@ import fedemb.runtime.outcome
 import fedemb.steps.show_outcome.papers
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
+from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
+from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.utility import UtilityReport
 from fedemb.errors import Superseded
 from fedemb.foundation.document import read
 from fedemb.keys.signatures import Signer
@@ -200,7 +203,10 @@ def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compar
     assert json.loads((folder / "verdict").read_text())["model_sha"] in page
     stated = json.loads(run.report.read_text())
     measured = json.loads(run.utility.read_text())
-    figures = {**privacy_figures(stated), **utility_figures(measured)}
+    figures = {
+        **privacy_figures(read(run.report, PrivacyReport).body),
+        **utility_figures(read(run.utility, UtilityReport).body),
+    }
     rate, start = measured["headline_rate"], measured["public_backbone"]
     assert figures == {
         "epsilon": stated["accounting"]["epsilon"],
@@ -214,20 +220,37 @@ def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compar
     }
 
 
+def _exactly(value):
+    return Interval(value=value, low=value, high=value)
+
+
 def test_figures_of_a_classifier_have_their_own_name_and_none_that_was_not_measured():
-    one = {"top_1": {"value": 0.9}, "top_5": {"value": 1.0}}
-    start = {"top_1": {"value": 0.5}, "difference": {"value": 0.4}}
-    common = {"top_1": {"value": 0.6}, "difference": {"value": 0.3}}
-    report = {"model": one, "public_backbone": start, "most_frequent": common}
-    starts = {"top_1_public_start": 0.5, "top_1_best_start": 0.6}
-    figures = {"top_1": 0.9, "top_5": 1.0, **starts, "gain": 0.3}
-    assert utility_figures(report) == figures
-    assert utility_figures({"model": None, "public_backbone": None}) == {}
-    unmeasured = {"headline_rate": None, "recall_at_far": {}, "public_backbone": None}
-    assert utility_figures(unmeasured) == {}
-    infinite = {"accounting": {"epsilon": None, "delta": 1e-6}}
-    infinite["cumulative"] = {"max_block_epsilon": float("inf"), "cap": 8}
-    assert privacy_figures(infinite) == {"delta": 1e-6, "epsilon_cap": 8}
+    start = {"top_1": _exactly(0.5), "difference": _exactly(0.4)}
+    common = {"top_1": _exactly(0.6), "difference": _exactly(0.3)}
+    report = ClassifierReport.model_construct(
+        model=Classified.model_construct(top_1=_exactly(0.9), top_5=_exactly(1.0)),
+        public_backbone=ComparedClassifier.model_construct(**start),
+        most_frequent=ComparedClassifier.model_construct(**common),
+        untrained=None,
+    )
+    gain = {"top_1_public_start": 0.5, "top_1_best_start": 0.6, "gain": 0.3}
+    assert utility_figures(report) == {"top_1": 0.9, "top_5": 1.0, **gain}
+    nothing = dict.fromkeys(("model", "public_backbone", "most_frequent"))
+    assert utility_figures(report.model_copy(update=nothing)) == {}
+
+
+def test_figures_leave_out_an_infinite_epsilon(tmp_path):
+    run = honest_run.start(tmp_path / "run").until_gate()
+    report = read(run.report, PrivacyReport).body
+    update = {"epsilon": None}
+    infinite = report.model_copy(
+        update={
+            "accounting": report.accounting.model_copy(update=update),
+            "cumulative": report.cumulative.model_copy(update={"max_block_epsilon": None}),
+        }
+    )
+    cap = {"epsilon_cap": run.config.policy.epsilon_cap}
+    assert privacy_figures(infinite) == {"delta": report.accounting.delta, **cap}
 
 
 def test_run_without_a_word_from_a_step_says_so(bucket, tmp_path):

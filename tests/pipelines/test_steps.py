@@ -21,6 +21,8 @@ from kfp import dsl
 import fedemb.steps
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.documents.evidence import read_evidence
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.document import read
 from fedemb.pipelines import steps
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
@@ -245,11 +247,12 @@ def test_what_leads_to_a_release_is_the_whole_pipeline_of_its_task(task):
 
 def test_lineage_follows_from_the_declarations(tmp_path):
     run = honest_run.start(tmp_path).until_gate()
+    report = read(run.report, PrivacyReport)
     told = lineage.steps_of(
         read_evidence(run.config, run.artifacts),
         leading_to("release_model", "embedding"),
-        digests={"privacy_report": "a" * 64, "verdict": "b" * 64},
-        commitments=honest_run.COMMITMENTS,
+        report,
+        verdict="b" * 64,
     )
     by_name = {item.step: item for item in told}
     assert by_name["plan_privacy"].inputs == {"policy": None}
@@ -257,7 +260,8 @@ def test_lineage_follows_from_the_declarations(tmp_path):
     assert set(by_name["train_dp_fedemb"].outputs) == {"model", "rounds"}
     assert by_name["release_model"].outputs == {"release": None}
     assert by_name["gate_release"].outputs == {"verdict": "b" * 64}
-    given = dict.fromkeys([*lineage.SOURCES.values(), "policy", "ledger_head"])
+    given = dict.fromkeys([*lineage.SOURCES.values(), "policy"])
+    given["ledger_head"] = report.body.cumulative.ledger_head
     for item in told:
         for name, digest in item.inputs.items():
             assert given[name] == digest, (item.step, name)  # an earlier step gave it, and this

@@ -113,11 +113,7 @@ def stored_move(
 
 
 def first_not_finite(path: Path, sha: str) -> str | None:
-    """Returns the name of a tensor with NaN or infinity; None: all weights are finite.
-
-    Args:
-      path: the `.keras` file.
-      sha: digest of the file's bytes, used as the cache key.
+    """Returns the name of a tensor of a `.keras` file with NaN or infinity; None: all are finite.
 
     Raises:
       ArtifactError: as `stored_tensors`.
@@ -303,17 +299,10 @@ def _numbers(value: Json) -> int:
 
 
 def tensor_problem(stored: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
-    """Compares the tensors of a file with those of the backbone.
+    """Compares the tensors of a file with those of the backbone; returns the problem, or None.
 
     The weights file uses other names, so shapes are compared, with their counts. Names are searched
     for words that no backbone tensor may contain.
-
-    Args:
-      stored: result of `stored_tensors`.
-      expected: the backbone's variables.
-
-    Returns:
-      A description of the problem, or None.
     """
     for tensor in stored:
         words = tensor.name.lower().split("/")

@@ -20,10 +20,6 @@ from fedemb.privacy.mechanisms.registry import plan_from_json, public_numbers
 def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[PrivacyPlan]]:
     """Reads the plan of a configuration.
 
-    Args:
-      path: document written by plan_privacy.
-      config: configuration of the run.
-
     Returns:
       The mechanism plan, and the document.
 
@@ -37,10 +33,6 @@ def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[Pri
 
 def check_plan(document: PrivacyPlan, config: RunConfig) -> MechanismPlan:
     """Returns the mechanism of a plan document after comparing it with the configuration.
-
-    Args:
-      document: as written by plan_privacy.
-      config: configuration of the run, as it was written.
 
     Raises:
       ArtifactError: the mechanism is not supported by this version.

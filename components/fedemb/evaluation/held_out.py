@@ -98,13 +98,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model
 
 
 def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Model:
-    """Trains the non-private baseline of a simulation from the same public backbone.
-
-    Args:
-      config: configuration of the run.
-      pretrained: folder of the public backbone.
-      users: folder of the training users.
-    """
+    """Trains the non-private baseline of a simulation from the same public backbone."""
     from fedemb.engine import train_centralized
     from fedemb.models.loading import load_backbone
     from fedemb.models.public_features import without_public_features
@@ -141,11 +135,7 @@ def _users(store: UserStore) -> Iterator[UserRecord]:
 
 
 def scores_trials(user_key: int) -> bool:
-    """Returns whether a held-out user scores the trials of a search; about half of them do.
-
-    Args:
-      user_key: keyed hash of the user.
-    """
+    """Returns whether the user of a keyed hash scores the trials of a search; about half do."""
     return user_key % 2 == 0
 
 

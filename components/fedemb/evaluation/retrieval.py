@@ -95,13 +95,7 @@ def retrieve(
 
 
 def _ranked(data: Labelled, asked: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rank of the first match and the average precision of each query.
-
-    Args:
-      data: result of `arrange`.
-      asked: indices of the queries, ascending.
-      block: number of queries at once.
-    """
+    """Returns the rank of the first match and the average precision of each query."""
     stops = np.cumsum(data.label_sizes)
     starts = stops - data.label_sizes
     first = np.full(len(asked), len(data.labels), np.int64)

@@ -23,11 +23,6 @@ _SAMPLES = 2
 def score(store: UserStore, config: RunConfig, model: Model) -> float | None:
     """Returns the score of a trained model; higher is better.
 
-    Args:
-      store: all held-out users.
-      config: configuration of the search.
-      model: the model.
-
     Returns: Top-1 accuracy of a classifier, or recall at the first false accept rate, in 0..1. None
       if an output of the model is not finite.
 

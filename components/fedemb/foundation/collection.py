@@ -24,10 +24,9 @@ def few_collections() -> Generator[None]:
 
 @contextmanager
 def light_import(*optional: str) -> Generator[None]:
-    """Imports packages without collecting garbage, and without modules that they only try to load.
+    """Imports packages without collecting garbage, and without optional modules.
 
-    Args:
-      *optional: modules that cannot be imported meanwhile; they can be imported afterwards.
+    The optional modules, which a package only tries to load, can be imported afterwards.
     """
     absent = set(optional) - sys.modules.keys()
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: not importable

@@ -35,10 +35,7 @@ MOST_TEXT = 16 << 20
 def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
     """Returns the error to raise if a file cannot be written: wrong path, or a fixable fault.
 
-    Args:
-      what: start of the message, for example "could not write model.json".
-      path: path of the file.
-      error: error of the operating system.
+    Its message starts with `what`, for example "could not write model.json".
     """
     why = f"{what}: {error.strerror or error}"
     if error.errno in _WRONG_PATH:
@@ -103,7 +100,7 @@ def _finish(file: BinaryIO) -> None:
 
 
 @contextmanager
-def new_file(path: Path, mode: int = _READABLE) -> Generator[BinaryIO]:
+def new_file(path: Path) -> Generator[BinaryIO]:
     """Yields a file to write to; it appears at `path` complete if the block ends without an error.
 
     Raises:
@@ -111,7 +108,7 @@ def new_file(path: Path, mode: int = _READABLE) -> Generator[BinaryIO]:
       StorageError: the disk is full or the folder is not writable; nothing is left behind.
     """
     try:
-        with _new_temporary(path, mode) as (temporary, file):
+        with _new_temporary(path, _READABLE) as (temporary, file):
             yield file
             _finish(file)
             temporary.replace(path)
@@ -119,14 +116,14 @@ def new_file(path: Path, mode: int = _READABLE) -> Generator[BinaryIO]:
         raise write_error(f"could not write {path.name}", path, error) from error
 
 
-def write_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Writes a file atomically (temporary name, fsync, rename).
 
     Raises:
       InputError: the path cannot be an output file, see `require_output`.
       StorageError: the disk is full or the folder is not writable; nothing is left behind.
     """
-    with new_file(path, mode) as file:
+    with new_file(path) as file:
         file.write(data)
 
 
@@ -181,9 +178,7 @@ def open_log(path: Path) -> BinaryIO:
 def require_folder(path: Path, what: str) -> None:
     """Refuses a path that cannot be a folder, because the path or one of its parents is a file.
 
-    Args:
-      path: the path.
-      what: description of the folder for the message, such as "the key store".
+    `what` describes the folder in the message, such as "the key store".
 
     Raises:
       InputError: the path cannot be a folder.

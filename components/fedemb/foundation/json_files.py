@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import JsonObject, ToJson, parse_json
+from fedemb.foundation.document import encode
 from fedemb.foundation.files import write_bytes
 
 
@@ -16,9 +16,7 @@ def write_json(path: Path, schema: str, body: Mapping[str, ToJson]) -> None:
 
     `schema` is `fedemb/<artifact>/<version>`.
     """
-    document = {"schema": schema, **body}
-    text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, text.encode() + b"\n")
+    write_bytes(path, encode({"schema": schema, **body}))
 
 
 def read_json(path: Path, schema: str) -> JsonObject:

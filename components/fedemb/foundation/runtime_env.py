@@ -16,10 +16,7 @@ ACCELERATOR = "FEDEMB_ACCELERATOR"
 
 
 def require_backend(name: str) -> None:
-    """Refuses a configuration whose backend is not available in the trainer.
-
-    Args:
-      name: `training.backend`.
+    """Refuses a `training.backend` that is not available in the trainer.
 
     Raises:
       ConfigError: the profile has only the other backend.

@@ -83,7 +83,7 @@ class Section(BaseModel):
     run wrote keeps the former name, so that its digest stays the same."""
 
     @classmethod
-    def as_written(cls, tree: Mapping[str, object]) -> Self:
+    def as_written(cls, tree: object) -> Self:
         """Returns the section that a run wrote, possibly with an older version.
 
         Args:

@@ -95,11 +95,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def step_log(*, private: bool) -> Generator[None]:
-    """Sets up the log of a step; a private step writes only events and the lines of this module.
-
-    Args:
-      private: whether private data is in the process.
-    """
+    """Sets up the log of a step; with private data, only events and the lines of this module."""
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if not private or os.environ.get(EVERYTHING) == "everything":

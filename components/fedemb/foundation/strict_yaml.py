@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import yaml
 
@@ -24,7 +23,9 @@ class NotYaml(ValueError):
 class _WithAliases(yaml.SafeLoader):
     """Safe loader that refuses repeated keys in mappings."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -47,12 +48,8 @@ class _Loader(_WithAliases):
         return super().compose_node(parent, index)
 
 
-def parse_yaml(text: str, *, aliases: bool = False) -> Any:
-    """Parses YAML text.
-
-    Args:
-      text: text of the file.
-      aliases: whether aliases are accepted, as in the profile of a cluster.
+def parse_yaml(text: str, *, aliases: bool = False) -> object:
+    """Parses YAML text; only the profile of a cluster may have aliases.
 
     Raises:
       NotYaml: the text is not YAML, has a repeated key or an alias, or is too deep or too long.

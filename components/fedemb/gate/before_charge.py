@@ -124,13 +124,7 @@ def check_before_charge(
 ) -> None:
     """Refuses a release run that the gate would deny later, and warns of waivable reasons.
 
-    Args:
-      config: configuration of the run, with purpose release.
-      plan: mechanism of the run, already compared with the configuration.
-      ledger: ledger of the run's policy.
-      run_id: name of the run.
-      suite: record of the planted-bug suite.
-      start: `.keras` file of the public backbone and the digest of its bytes.
+    `start` is the `.keras` file of the public backbone and the digest of its bytes.
 
     Raises:
       BudgetExceeded: this run alone is above the policy's cap.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 from fedemb.config import RunConfig
 from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.plan_document import check_plan
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import NOT_APPROVED
+from fedemb.documents.verdict import NOT_APPROVED, RuleOutcome
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
@@ -39,17 +38,6 @@ def waiver(code: str) -> str:
 
 
 @dataclass(frozen=True)
-class Check:
-    """Value that one rule checked, and the outcome."""
-
-    rule: str
-    outcome: Literal["passed", "denied", "waived"]
-    value: str
-    threshold: str
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Verdict of the gate; `allow` only if no reason remains."""
 
@@ -57,7 +45,7 @@ class Verdict:
     reasons: tuple[Reason, ...]
     simulation: bool = False
     waived: tuple[str, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[RuleOutcome, ...] = ()
 
     @property
     def waiting(self) -> bool:

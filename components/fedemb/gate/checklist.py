@@ -11,8 +11,8 @@ from collections.abc import Callable
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.ledger_record import BindRecord, CommitRecord
 from fedemb.gate.case import Case
-from fedemb.gate.utility_rules import points
 from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.reports.formats import points
 
 LENGTH = 200
 """Maximum number of characters of a value or threshold."""
@@ -72,10 +72,6 @@ def _rounds(case: Case) -> str:
     return f"{ran} rounds run, {started} committed, {len(case.evidence.rounds)} logged"
 
 
-def _mechanism(case: Case) -> str:
-    return f"{case.plan.kind} under {case.plan.relation.name}"
-
-
 def _epsilon(case: Case) -> str:
     delta = case.evidence.config.policy.delta
     return f"epsilon {guarantee_of(case.plan, delta).epsilon:.4g}, delta {delta:g}"
@@ -105,10 +101,6 @@ def _audit(case: Case) -> str:
     return f"level {audit.level}; self-test {failed}; planted bugs {bugs.summary}"
 
 
-def _gain(case: Case) -> str:
-    return points(case.evidence.utility.body.gain)
-
-
 def _least_gain(case: Case) -> str:
     least = case.evidence.config.release.min_gain_over_public
     return "no floor" if least is None else f"interval above {100 * least:g} points"
@@ -126,10 +118,6 @@ def _least_log_loss(case: Case) -> str:
     if best is None:
         return "no floor"
     return f"not significantly above {best:.3g}, the log loss of the best baseline"
-
-
-def _change(case: Case) -> str:
-    return points(case.evidence.utility.body.difference("previous_release"))
 
 
 def _least_change(case: Case) -> str:
@@ -163,7 +151,10 @@ _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
     ),
     "not_what_was_reserved": ("the inputs that were reserved and bound", _bound),
     "rounds_invalid": (lambda case: f"all {case.trained_plan.rounds} planned rounds", _rounds),
-    "mechanism_invalid": ("a mechanism with a proof and a valid accountant", _mechanism),
+    "mechanism_invalid": (
+        "a mechanism with a proof and a valid accountant",
+        lambda case: f"{case.plan.kind} under {case.plan.relation.name}",
+    ),
     "epsilon_invalid": (_caps, _epsilon),
     "tuning_invalid": (_trials, _tuning),
     "audit_invalid": ("of this model, passed, nothing refuted", _audit),
@@ -195,9 +186,12 @@ _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
         "measured on this model as configured",
         lambda case: f"report of model {case.evidence.utility.body.model_sha[:12]}",
     ),
-    "no_gain_over_public": (_least_gain, _gain),
+    "no_gain_over_public": (_least_gain, lambda case: points(case.evidence.utility.body.gain)),
     "log_loss_above_baseline": (_least_log_loss, _log_loss),
-    "worse_than_previous_release": (_least_change, _change),
+    "worse_than_previous_release": (
+        _least_change,
+        lambda case: points(case.evidence.utility.body.difference("previous_release")),
+    ),
     "clock_invalid": (
         "after the commit, not in the future",
         lambda case: f"report of {case.report.time}",

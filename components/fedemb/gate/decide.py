@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from fedemb.documents.evidence import Evidence, sentence_of
 from fedemb.documents.ledger_record import WaiverRecord
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.verdict import AppliedWaiver, GivenApproval, RuleOutcome
 from fedemb.errors import StorageError
-from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import Written
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate import utility_rules as utility
-from fedemb.gate.case import RERUN, Case, Check, Reason, Verdict
+from fedemb.gate.case import RERUN, Case, Reason, Verdict
 from fedemb.gate.checklist import one_line, value_and_threshold
 from fedemb.ledger import Ledger
 from fedemb.ledger.records import Record
@@ -109,11 +109,12 @@ def decide(
     return Verdict(not left and not simulation, left, simulation, tuple(sorted(waived)), checks)
 
 
-def _check(case: Case, rule: str, reasons: list[Reason], waived: set[str]) -> Check:
-    codes = tuple(dict.fromkeys(reason.code for reason in reasons))
+def _check(case: Case, rule: str, reasons: list[Reason], waived: set[str]) -> RuleOutcome:
+    codes = list(dict.fromkeys(reason.code for reason in reasons))
     denied = any(code not in waived for code in codes)
     outcome = "denied" if denied else "waived" if codes else "passed"
-    return Check(rule, outcome, *value_and_threshold(case, rule), codes)
+    value, threshold = value_and_threshold(case, rule)
+    return RuleOutcome(rule=rule, outcome=outcome, value=value, threshold=threshold, reasons=codes)
 
 
 def _waived(case: Case, reasons: list[Reason]) -> set[str]:
@@ -138,36 +139,23 @@ def waiver_records(ledger: Ledger, model_sha: str, head: int) -> dict[str, Recor
 
 def applied_waivers(
     ledger: Ledger, waived: Sequence[str], report: PrivacyReport
-) -> list[JsonObject]:
-    """Returns the waivers that a verdict depends on, as fields of `AppliedWaiver`.
-
-    Args:
-      ledger: ledger of the policy.
-      waived: codes that the verdict waived.
-      report: report of the run; it names the model and the last ledger record that counts.
-    """
+) -> list[AppliedWaiver]:
+    """Returns the waivers that a verdict depends on."""
     signed = waiver_records(ledger, report.model_sha, report.cumulative.ledger_sequence)
     return [
-        {
-            "code": code,
-            "actor": signed[code].actor,
-            "reason": one_line(signed[code].content(WaiverRecord).reason),
-            "sequence": signed[code].sequence,
-        }
+        AppliedWaiver(
+            code=code,
+            actor=signed[code].actor,
+            reason=one_line(signed[code].content(WaiverRecord).reason),
+            sequence=signed[code].sequence,
+        )
         for code in waived
     ]
 
 
 def given_approvals(
     ledger: Ledger, model_sha: str, report_sha: str, until: datetime | None
-) -> list[JsonObject]:
-    """Returns the approvals of a model with a report, as fields of `GivenApproval`.
-
-    Args:
-      ledger: ledger of the policy.
-      model_sha: digest of the model.
-      report_sha: digest of the privacy report.
-      until: deadline of the report (`approve_by`); later approvals do not count.
-    """
+) -> list[GivenApproval]:
+    """Returns the approvals of a model with a report by its deadline."""
     given = ledger.state.approvals_of(model_sha, report_sha, until)
-    return [{"actor": record.actor, "sequence": record.sequence} for record in given]
+    return [GivenApproval(actor=record.actor, sequence=record.sequence) for record in given]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from fedemb.config.digest import config_digest
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.fields import Interval
 from fedemb.documents.starts import starts_of
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.gate.case import Case, Reason, waiver
+from fedemb.reports.formats import points
 from fedemb.reports.utility_words import LEAST_RESAMPLED, best_start, few_resampled
 
 _REMEDY = (
@@ -142,11 +142,3 @@ def no_worse_than_previous(case: Case) -> Iterator[Reason]:
             f"the change since the previous release is {points(change)} (release.no_worse_than)",
             _REMEDY + waiver(code),
         )
-
-
-def points(change: Interval | None) -> str:
-    """Returns a difference of two accuracies with its interval, in percentage points."""
-    if change is None:
-        return "not measured"
-    low, high = 100 * change.low, 100 * change.high
-    return f"{100 * change.value:+.1f} points [{low:+.1f}, {high:+.1f}]"

@@ -23,7 +23,7 @@ import contextlib
 import re
 from abc import ABC, abstractmethod
 
-from fedemb.errors import Refused
+from fedemb.errors import LedgerError, Refused
 
 KEY_BYTES = 32
 DESTROYED = ".destroyed"
@@ -114,6 +114,15 @@ class KeyStore(ABC):
     @abstractmethod
     def renew(self, name: str) -> int:
         """Creates the next generation, keeps the earlier ones, and returns its number."""
+
+    def _whole(self, name: str, key: bytes) -> bytes:
+        """Returns a fetched key; raises LedgerError if its length is wrong."""
+        if len(key) != KEY_BYTES:
+            raise LedgerError(
+                f"key {name} in {self.uri} has {len(key)} bytes, expected {KEY_BYTES}; restore it "
+                "or reserve under a new run id"
+            )
+        return key
 
     def load_or_create(self, name: str) -> bytes:
         """Returns the key; creates it first if the name was never used.

@@ -72,14 +72,7 @@ def mark_deleted(
     """Writes a deletion marker, see `Hasher.deletion_mark`; returns whether it is new.
 
     The marker is written before its number. If the process is killed in between, the next call adds
-    the missing number.
-
-    Args:
-      uri: address of the store.
-      keys: key store of the policy.
-      policy_id: policy that the store belongs to.
-      mark: name of the marker.
-      lost: whether the store is known to lack markers and this marker is one of them.
+    the missing number. `lost` states that the store lacks markers, of which this is one.
 
     Raises:
       StorageError: the store cannot be written, belongs to another policy key, or lacks markers

@@ -45,16 +45,10 @@ def commitment_key(store: KeyStore, policy_id: str) -> bytes:
 
 
 def commit_to_people(key: bytes, run_id: str, attempt: int, digest: str) -> str:
-    """Returns the keyed commitment to the users of one attempt of a run.
+    """Returns the keyed commitment to the users of one attempt, by the digest of their folder.
 
     Run and attempt are part of the commitment. Otherwise equal commitments of two attempts would
     reveal that no user deleted between them was among the training users.
-
-    Args:
-      key: commitment key, see `commitment_key`.
-      run_id: name of the run.
-      attempt: number of the attempt.
-      digest: digest of the folder with the users.
     """
     return derive(key, "people/1", run_id, str(attempt), digest).hex()
 

@@ -51,12 +51,7 @@ class LocalKeyStore(KeyStore):
                 f"key {name} in {self.uri} has mode {mode:04o}, expected 0600, so other "
                 "users may read it. Create a new policy, or chmod 600 the key if it was not read"
             )
-        if len(key) != KEY_BYTES:
-            raise LedgerError(
-                f"key {name} in {self.uri} has {len(key)} bytes, expected {KEY_BYTES}; restore it "
-                "or reserve under a new run id"
-            )
-        return key
+        return self._whole(name, key)
 
     @override
     def destroy(self, name: str) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -38,21 +39,18 @@ class SecretManagerKeyStore(KeyStore):
 
     @override
     def create(self, name: str, key: bytes | None = None) -> bytes:
-        from google.api_core import exceptions
+        from google.api_core.exceptions import AlreadyExists
         from google.cloud.secretmanager import Secret
 
         if self.used(name):  # a creator may lack the right to destroy a surplus version
             raise FileExistsError(f"key {name} is in use or was destroyed")
-        try:
+        # A killed process may have added no version: version 1 decides.
+        with suppress(AlreadyExists), self._reached(name, AlreadyExists):
             self._client.create_secret(
                 parent=self._parent,
                 secret_id=self._secret_id(name),
                 secret=Secret(replication={"automatic": {}}),
             )
-        except exceptions.AlreadyExists:
-            pass  # a killed process may have added no version: version 1 decides
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
         key, version = self._add(name, key)
         if _number(version) != 1:
             with suppress(StorageError):  # a creator may lack the right to destroy
@@ -62,24 +60,17 @@ class SecretManagerKeyStore(KeyStore):
 
     @override
     def fetch(self, name: str) -> bytes:
-        from google.api_core import exceptions
+        from google.api_core.exceptions import FailedPrecondition, NotFound
 
         try:
-            answer = self._client.access_secret_version(name=self._version(name))
-        except (exceptions.NotFound, exceptions.FailedPrecondition) as error:
+            with self._reached(name, NotFound, FailedPrecondition):
+                answer = self._client.access_secret_version(name=self._version(name))
+        except (NotFound, FailedPrecondition) as error:
             raise LedgerError(
                 f"key {name} is not in {self.uri} or was destroyed when its run was committed; "
                 "start a new run"
             ) from error
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
-        key = bytes(answer.payload.data)
-        if len(key) != KEY_BYTES:
-            raise LedgerError(
-                f"key {name} in {self.uri} has {len(key)} bytes, expected {KEY_BYTES}; restore it "
-                "or reserve under a new run id"
-            )
-        return key
+        return self._whole(name, bytes(answer.payload.data))
 
     @override
     def destroy(self, name: str) -> None:
@@ -95,29 +86,27 @@ class SecretManagerKeyStore(KeyStore):
 
     @override
     def used(self, name: str) -> bool:
-        from google.api_core import exceptions
+        from google.api_core.exceptions import FailedPrecondition, NotFound
 
         try:
-            self._client.access_secret_version(name=self._version(name))
-        except exceptions.NotFound:
+            with self._reached(name, NotFound, FailedPrecondition):
+                self._client.access_secret_version(name=self._version(name))
+        except NotFound:
             return False
-        except exceptions.FailedPrecondition:
+        except FailedPrecondition:  # destroyed
             return True
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
         return True
 
     @override
     def newest(self, name: str) -> int:
-        from google.api_core import exceptions
+        from google.api_core.exceptions import NotFound
 
         parent = f"{self._parent}/secrets/{self._secret_id(name)}"
         try:
-            versions = list(self._client.list_secret_versions(parent=parent))
-        except exceptions.NotFound:
+            with self._reached(name, NotFound):
+                versions = list(self._client.list_secret_versions(parent=parent))
+        except NotFound:
             return 0
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
         # Versions that lost a race for a name are destroyed and not counted.
         enabled = [version.name for version in versions if version.state.name == "ENABLED"]
         return max(map(_number, enabled), default=0)
@@ -128,28 +117,22 @@ class SecretManagerKeyStore(KeyStore):
 
     def _add(self, name: str, key: bytes | None = None) -> tuple[bytes, str]:
         """Adds a version, from entropy unless `key` is set; returns key and version name."""
-        from google.api_core import exceptions
         from google.cloud.secretmanager import SecretPayload
 
         key = key or os.urandom(KEY_BYTES)
-        try:
+        with self._reached(name):
             version = self._client.add_secret_version(
                 parent=f"{self._parent}/secrets/{self._secret_id(name)}",
                 payload=SecretPayload(data=key),
             )
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
         return key, version.name
 
     def _destroy(self, name: str, version: str) -> None:
-        from google.api_core import exceptions
+        from google.api_core.exceptions import FailedPrecondition, NotFound
 
-        try:
+        expected = (NotFound, FailedPrecondition)
+        with suppress(*expected), self._reached(name, *expected):
             self._client.destroy_secret_version(name=version)
-        except (exceptions.NotFound, exceptions.FailedPrecondition):
-            return
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
 
     def _secret_id(self, name: str) -> str:
         """Returns the secret name of all generations of a key; it shows the kind, for IAM rules."""
@@ -161,11 +144,20 @@ class SecretManagerKeyStore(KeyStore):
         generation = name.partition("@")[2] or "1"
         return f"{self._parent}/secrets/{self._secret_id(name)}/versions/{generation}"
 
-    def _failed(self, name: str, error: Exception) -> StorageError:
-        return StorageError(
-            f"key {name} in {self.uri} cannot be reached ({type(error).__name__}); check the "
-            "service account's role on Secret Manager, then run again"
-        )
+    @contextmanager
+    def _reached(self, name: str, *expected: type[Exception]) -> Generator[None]:
+        """Converts errors of the service to StorageError, except those that the caller expects."""
+        from google.api_core.exceptions import GoogleAPICallError
+
+        try:
+            yield
+        except expected:
+            raise
+        except GoogleAPICallError as error:
+            raise StorageError(
+                f"key {name} in {self.uri} cannot be reached ({type(error).__name__}); check the "
+                "service account's role on Secret Manager, then run again"
+            ) from error
 
 
 def _number(version: str) -> int:

@@ -207,11 +207,7 @@ class TrustStore:
             )
 
     def rotated(self, entries: Iterable[JsonObject], sequence: int) -> TrustStore:
-        """Returns the trust store after a ledger record with the next generation of keys.
-
-        Args:
-          entries: the new keys, at most one per role.
-          sequence: number of the record.
+        """Returns the trust store after a ledger record with newer keys, at most one per role.
 
         Raises:
           LedgerError: an entry is not a key, or not of a later generation than the role's key.
@@ -236,12 +232,10 @@ class TrustStore:
     def with_approvers(self, public_keys: Iterable[str], sequence: int) -> TrustStore:
         """Returns the trust store after a ledger record with the new complete list of approvers.
 
+        Their keys are raw Ed25519 in hexadecimal digits.
+
         Keys of earlier approvers that are not in the list are retired permanently. A retired
         approver needs a new key to return.
-
-        Args:
-          public_keys: raw Ed25519 in hexadecimal digits.
-          sequence: number of the record.
 
         Raises:
           LedgerError: an entry is not a key, is listed twice, or was retired before.
@@ -261,12 +255,12 @@ class TrustStore:
                 "list each approver once, with a key that was never removed"
             ) from error
 
-    def bundle_keys(self, at: int | None = None) -> list[EllipticCurvePublicKey]:
-        """Returns the P-256 keys trusted to sign bundles; see `verify` for `at`."""
+    def bundle_keys(self) -> list[EllipticCurvePublicKey]:
+        """Returns the P-256 keys that are trusted to sign bundles now."""
         return [
             EllipticCurvePublicKey.from_encoded_point(SECP256R1(), bytes.fromhex(key.public_key))
             for key in self.keys
-            if key.role == "bundle" and self._retired_by("bundle", key.key_id, at) is None
+            if key.role == "bundle" and self._retired_by("bundle", key.key_id, None) is None
         ]
 
     def verify(
@@ -319,16 +313,14 @@ class TrustStore:
         name = f"the {body.kind} document"
         self.verify(document.signed_bytes, document.signature, str(body.role), name, at=at)
 
-    def verify_bytes(
-        self, data: bytes, value: bytes, role: str, key_id: str, name: str, *, at: int | None = None
-    ) -> None:
-        """Checks a signature made by `Signer.sign_bytes`.
+    def verify_bytes(self, data: bytes, value: bytes, role: str, key_id: str, name: str) -> None:
+        """Checks a signature made by `Signer.sign_bytes` with a key that is trusted now.
 
         Raises:
           SignatureInvalid: as in `verify`.
         """
         try:
-            self._public_key(role, key_id, at, name).verify(value, data)
+            self._public_key(role, key_id, None, name).verify(value, data)
         except InvalidSignature as error:
             raise SignatureInvalid(
                 f"the signature of {name} does not match its content; restore the signed version"

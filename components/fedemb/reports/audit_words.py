@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fedemb.config.policy import Unit
 from fedemb.documents.audit import AuditReport, finding
-from fedemb.documents.fields import Interval
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.privacy.accounting.units import count_of
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.reports.formats import figure
 
 LIMITATIONS = (
     "It uses one simple score. A stronger attack may find more.",
@@ -18,10 +18,6 @@ LIMITATIONS = (
     "Training and held-out users may differ for reasons other than training. The comparison with "
     "the public backbone removes most of this difference, not all.",
 )
-
-
-def _range(estimate: Interval) -> str:
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def mechanism_sentences(
@@ -121,6 +117,6 @@ def attack_sentences(report: AuditReport) -> list[str]:
     return [
         "Monitoring only, no bound on epsilon.",
         f"{words}.",
-        f"AUROC is {_range(plain)}, and {_range(calibrated)} after subtracting the score of the "
+        f"AUROC is {figure(plain)}, and {figure(calibrated)} after subtracting the score of the "
         "public backbone; 0.5 means no signal.",
     ]

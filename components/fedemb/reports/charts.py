@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup, escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 INK, SOFT, LINE = "#010203", "#020304", "#030405"
 SERIES = ("#11a001", "#11a002", "#11a003", "#11a004")
@@ -30,7 +33,7 @@ _CSS = {
     SERIES[2]: "var(--series-3, #6a4fa3)",
     SERIES[3]: "var(--series-4, #5c7a1f)",
 }
-_STYLE: Any = {
+_STYLE: dict[RcKeyType, object] = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -75,7 +78,7 @@ class Bar(NamedTuple):
     series: int = 0
 
 
-def new_figure(width: float = 5.0, height: float = 3.0) -> Any:
+def new_figure(width: float = 5.0, height: float = 3.0) -> Figure:
     """Returns a matplotlib figure (inches) in the style of the pages, outside pyplot."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -88,21 +91,27 @@ def new_figure(width: float = 5.0, height: float = 3.0) -> Any:
     return figure
 
 
-def figure_svg(figure: Any, alt: str) -> Markup:
-    """Converts a matplotlib figure to inline SVG.
+@contextmanager
+def _axes(height: float = 3.0) -> Generator[tuple[Figure, Axes]]:
+    """Yields a figure and its axes in the style of the pages, to be drawn and converted inside."""
+    from matplotlib import rc_context
+
+    figure = new_figure(height=height)
+    with rc_context(_STYLE):
+        yield figure, figure.axes[0]
+
+
+def figure_svg(figure: Figure, alt: str) -> Markup:
+    """Converts a figure in the placeholder colours of this module to inline SVG.
 
     The same figure gives the same bytes: no date, and a hash salt from `alt`. Ids are unique, so
     that several charts can share a page.
-
-    Args:
-      figure: drawn in the placeholder colours of this module.
-      alt: text description of the chart for screen readers.
     """
     from matplotlib import rc_context
 
     buffer = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context(_STYLE | {"svg.hashsalt": alt}):
+    with rc_context({**_STYLE, "svg.hashsalt": alt}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=none)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -171,11 +180,7 @@ def line_chart(
       steps: whether to hold a value until the next point, instead of interpolating.
       diagonal: label of the line y = x; empty: no such line.
     """
-    from matplotlib import rc_context
-
-    figure = new_figure()
-    with rc_context(_STYLE):
-        axes = figure.axes[0]
+    with _axes() as (figure, axes):
         for position, line in enumerate(lines):
             colour, dash = SERIES[position % 4], _DASHES[position % 4]
             way = "steps-post" if steps else "default"
@@ -222,11 +227,7 @@ def bar_chart(
       x_limits: limits of the value axis.
       reference: the value of no effect; if set, the chart has dots instead of bars.
     """
-    from matplotlib import rc_context
-
-    figure = new_figure(height=0.75 + 0.36 * len(bars))
-    with rc_context(_STYLE):
-        axes = figure.axes[0]
+    with _axes(height=0.75 + 0.36 * len(bars)) as (figure, axes):
         positions = list(range(len(bars)))[::-1]
         colours = [SERIES[bar.series % 4] for bar in bars]
         values = [bar.value for bar in bars]
@@ -265,11 +266,7 @@ def histogram_chart(
       y_label: axis, with unit.
       alt: text description of the chart for screen readers.
     """
-    from matplotlib import rc_context
-
-    figure = new_figure(height=2.6)
-    with rc_context(_STYLE):
-        axes = figure.axes[0]
+    with _axes(height=2.6) as (figure, axes):
         for position, (name, heights) in enumerate(counts):
             colour = SERIES[position % 4]
             axes.stairs(heights, edges, color=colour, alpha=0.18, fill=True, linewidth=0)

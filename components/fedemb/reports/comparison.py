@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedemb.config import RunConfig
 from fedemb.documents.classifier import ClassifierReport
@@ -14,8 +14,10 @@ from fedemb.documents.model import Pretrained
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility
 from fedemb.foundation.addresses import redacted
-from fedemb.reports.headline import Headline
-from fedemb.reports.report import render, seconds, significant
+from fedemb.foundation.canonical_json import Json
+from fedemb.reports.formats import figure, points, seconds, significant
+from fedemb.reports.headline import Figure, Headline
+from fedemb.reports.report import render
 from fedemb.reports.utility_words import deciding_start
 
 NOT_PAIRED = (
@@ -128,20 +130,19 @@ def _figures(first: ComparedRun, second: ComparedRun) -> Iterable[Row]:
         ),
     )
     gains = [run.headline.figures.gain for run in (first, second)]
-    yield Row("Gain", _points(gains[0]), _points(gains[1]), _points_between(*gains))
+    yield Row("Gain", points(gains[0]), points(gains[1]), _points_between(*gains))
     yield Row("Baseline of the gain", _baseline(first.utility), _baseline(second.utility))
 
 
-def _noted(figure: Any) -> str:
-    return f"{figure.value}, {figure.note}" if figure.note and figure.value != "-" else figure.value
+def _noted(row: Figure) -> str:
+    return f"{row.value}, {row.note}" if row.note and row.value != "-" else row.value
 
 
 def _main(utility: AnyUtility | None) -> str:
     found = None if utility is None else utility.headline()
     if utility is None or found is None:
         return "not measured"
-    numbers = f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
-    return f"{numbers}, {utility.headline_words}"
+    return f"{figure(found)}, {utility.headline_words}"
 
 
 def _baseline(utility: AnyUtility | None) -> str:
@@ -161,7 +162,7 @@ def flat_settings(config: RunConfig) -> dict[str, str]:
     """Returns dotted names of all settings with their values as text, without credentials."""
     found: dict[str, str] = {}
 
-    def walk(prefix: str, value: Any) -> None:
+    def walk(prefix: str, value: Json) -> None:
         if isinstance(value, dict) and value:
             for name, item in value.items():
                 walk(f"{prefix}.{name}" if prefix else name, item)
@@ -176,7 +177,7 @@ def _groups(first: AnyUtility | None, second: AnyUtility | None) -> Iterable[Row
     one, other = _parts(first), _parts(second)
     for name in {**one, **other}:
         left, right = one.get(name), other.get(name)
-        yield Row(name, _share(left), _share(right), _points_between(left, right))
+        yield Row(name, figure(left), figure(right), _points_between(left, right))
 
 
 def _parts(utility: AnyUtility | None) -> dict[str, Interval]:
@@ -262,17 +263,6 @@ def _points_between(first: Interval | None, second: Interval | None) -> str:
     if first is None or second is None:
         return ""
     return f"{100 * (second.value - first.value):+.1f} points"
-
-
-def _points(found: Interval | None) -> str:
-    if found is None:
-        return "not measured"
-    value, low, high = (f"{100 * x:+.1f}" for x in (found.value, found.low, found.high))
-    return f"{value} points [{low}, {high}]"
-
-
-def _share(found: Interval | None) -> str:
-    return "-" if found is None else f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
 def _count(found: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from fedemb.errors import ArtifactError
 
@@ -14,49 +14,73 @@ _GAP, _BETWEEN, _LINE, _HEAD = 16, 24, 16, 28
 """Pixels between columns, between rows, per extra line, and of a box with only its name."""
 
 
-def layout_dag(steps: Sequence[Mapping[str, Any]], box_width: int = 172) -> dict[str, Any]:
-    """Places the steps of a run on a grid, top to bottom.
+class DagStep(TypedDict):
+    """A step, or another source of artifacts."""
 
-    Args:
-      steps: in execution order, mappings with `name`, `after` (names of the preceding steps),
-          `status`, `lines` (texts below the name) and optionally `href`.
-      box_width: width of every box in pixels.
+    name: str
+    after: Sequence[str]
+    """Names of the preceding steps."""
+    status: str
+    lines: Sequence[str]
+    """Texts below the name."""
+    href: str | None
 
-    Returns:
-      `width`, `height`, `boxes` (the steps with `x`, `y`, `width`, `height`) and `edges` (SVG path
-      data). An edge that another path already implies is left out.
+
+class Box(DagStep):
+    """A step and its place, in pixels."""
+
+    x: float
+    y: int
+    width: int
+    height: int
+
+
+class Layout(TypedDict):
+    """A step graph, in pixels."""
+
+    width: int
+    height: int
+    boxes: Sequence[Box]
+    edges: Sequence[str]
+    """SVG path data."""
+
+
+def layout_dag(steps: Sequence[DagStep], box_width: int = 172) -> Layout:
+    """Places steps, in execution order, on a grid, top to bottom.
+
+    An edge that another path already implies is left out.
 
     Raises:
       ArtifactError: `after` names a step that is not listed earlier.
     """
     layer = _layers(steps)
-    rows: dict[int, list[Mapping[str, Any]]] = {}
+    rows: dict[int, list[DagStep]] = {}
     for step in steps:
         rows.setdefault(layer[step["name"]], []).append(step)
     column = box_width + _GAP
     width = max(len(row) for row in rows.values()) * column
-    boxes: list[dict[str, Any]] = []
+    boxes: list[Box] = []
     top = 4
     for _, row in sorted(rows.items()):
         left = (width - len(row) * column + _GAP) / 2
         for position, step in enumerate(row):
             height = _HEAD + _LINE * len(step["lines"])
-            place = {"x": left + position * column, "y": top, "width": box_width}
-            boxes.append({"href": None, **step, **place, "height": height})
+            x = left + position * column
+            boxes.append({**step, "x": x, "y": top, "width": box_width, "height": height})
         top += _HEAD + _LINE * max(len(step["lines"]) for step in row) + _BETWEEN
     edges = _edges(steps, {box["name"]: box for box in boxes}, layer)
     return {"width": width, "height": top - _BETWEEN + 4, "boxes": boxes, "edges": edges}
 
 
-def lineage_dag(steps: Sequence[StepLineage]) -> dict[str, Any]:
+def lineage_dag(steps: Sequence[StepLineage]) -> Layout:
     """Lays out the steps of a lineage, each with its outputs and the start of their digests.
 
     An input that no step produced (images) is a separate box, without digest.
     """
     maker = {name: step.step for step in steps for name in step.outputs}
     sources = list(dict.fromkeys(name for step in steps for name in step.inputs))
-    boxes: list[dict[str, Any]] = [
-        {"name": name, "after": [], "status": "source", "lines": []}
+    boxes: list[DagStep] = [
+        {"name": name, "after": [], "status": "source", "lines": [], "href": None}
         for name in sources
         if name not in maker
     ]
@@ -64,11 +88,18 @@ def lineage_dag(steps: Sequence[StepLineage]) -> dict[str, Any]:
         after = list(dict.fromkeys(maker.get(name, name) for name in step.inputs))
         lines = [f"{name} {sha[:8] if sha else ''}".strip() for name, sha in step.outputs.items()]
         status = "failed" if step.failed else "done"
-        boxes.append({"name": step.step, "after": after, "status": status, "lines": lines})
+        box: DagStep = {
+            "name": step.step,
+            "after": after,
+            "status": status,
+            "lines": lines,
+            "href": None,
+        }
+        boxes.append(box)
     return layout_dag(boxes, box_width=208)
 
 
-def _layers(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _layers(steps: Sequence[DagStep]) -> dict[str, int]:
     """Returns the row of each step: as low as its successors allow."""
     layer: dict[str, int] = {}
     for step in steps:
@@ -86,7 +117,7 @@ def _layers(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _edges(
-    steps: Sequence[Mapping[str, Any]], place: Mapping[str, Any], layer: Mapping[str, int]
+    steps: Sequence[DagStep], place: Mapping[str, Box], layer: Mapping[str, int]
 ) -> list[str]:
     above: dict[str, set[str]] = {}
     for step in steps:

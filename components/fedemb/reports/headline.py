@@ -18,7 +18,7 @@ from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility
 from fedemb.documents.verdict import NO_APPROVAL_IN_TIME, AppliedWaiver, VerdictDocument
-from fedemb.reports.report import signer_name, significant
+from fedemb.reports.formats import points, signer_name, significant
 from fedemb.reports.utility_words import best_start
 
 State = Literal[
@@ -142,11 +142,10 @@ class Figures:
 
     def sentence(self) -> str:
         """Returns the same metrics in one line."""
-        gain = _points(self.gain) + (f" {_range(self.gain)}" if self.gain else "")
         run = f"this run, {self._best_of()}" if self.recipes else "this run"
         return (
             f"epsilon of one {self.unit} {_epsilon(self.epsilon_all)} (all runs), "
-            f"{_epsilon(self.epsilon_run)} ({run}); gain {gain}"
+            f"{_epsilon(self.epsilon_run)} ({run}); gain {points(self.gain)}"
         )
 
     def _best_of(self) -> str:
@@ -182,11 +181,7 @@ class Headline:
 
 
 def headline(facts: RunFacts, *, waivers: Sequence[AppliedWaiver] | None = None) -> Headline:
-    """Returns the headline of a run.
-
-    Args:
-      facts: known facts of the run.
-      waivers: waivers that a release depends on; None uses those that the verdict names.
+    """Returns the headline of a run; without `waivers`, it uses those that the verdict names.
 
     A run with a running step is shown as running. Otherwise the verdict of the gate decides; exit
     states of processes change neither a denial nor a release.

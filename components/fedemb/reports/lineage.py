@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import ArtifactError, InputError
+from fedemb.foundation.deadline import in_time
+from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.storage import Store, open_store
 
@@ -93,19 +95,10 @@ def write(
     code_sha: str | None,
     time: datetime | None = None,
 ) -> None:
-    """Writes one event per step: COMPLETE, or FAIL.
+    """Writes one event per step, in execution order: COMPLETE, or FAIL; replaces an existing file.
 
     The OpenLineage client is not used for the file, because environment settings change its output,
     and the file is signed and published.
-
-    Args:
-      path: JSON-lines file; an existing file is replaced.
-      run_id: id of the run, parent of all its steps.
-      steps: steps in execution order.
-      pipeline: pipeline of the steps.
-      config_sha: digest of the configuration.
-      code_sha: digest of the code; None omits it.
-      time: time of the events; None uses the clock.
 
     Raises:
       InputError: the path is not a valid file path.
@@ -121,23 +114,17 @@ def write(
 
 
 def send(read: Callable[[], bytes]) -> None:
-    """Sends the events of a lineage file to the receiver, if one is set; errors are warnings.
-
-    Args:
-      read: returns the file; called only if a receiver is set.
-    """
+    """Reads a lineage file and sends its events, if a receiver is set; errors are warnings."""
     url = os.environ.get("OPENLINEAGE_URL")
     if not url or os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return
-    problem = ["it did not answer in time"]
-    sender = threading.Thread(target=lambda: problem.append(_send(url, read)), daemon=True)
-    sender.start()
-    sender.join(SEND_SECONDS_IN_ALL)  # a slow receiver can exceed per-read timeouts
-    if problem[-1]:
+    # A slow receiver can exceed per-read timeouts.
+    late = "it did not answer in time"
+    if problem := in_time(lambda: _send(url, read), SEND_SECONDS_IN_ALL, late):
         _log.warning(
             "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run continues, and "
             "its lineage file has the events",
-            problem[-1],
+            problem,
         )
 
 
@@ -225,13 +212,14 @@ def _uuid(*parts: str) -> str:
     return str(uuid.uuid5(_NAME_SPACE_OF_RUNS, "/".join(parts)))
 
 
-def _known_digests(evidence: Evidence, digests: Artifacts, commitments: Artifacts) -> Artifacts:
+def _known_digests(evidence: Evidence, report: PrivacyReport | None) -> Artifacts:
     """Returns the digest of each artifact before the verdict; None: no digest is public."""
+    commitments = report and report.provenance.commitments
     return {
         "privacy_plan": evidence.plan.sha,
         "reservation": evidence.reservation.sha,
-        "users": commitments.get("users"),
-        "evaluation_identities": commitments.get("evaluation"),
+        "users": commitments and commitments.users,
+        "evaluation_identities": commitments and commitments.evaluation,
         "users_manifest": evidence.users.sha,
         "pretrained": evidence.model.body.initial_weights_sha,
         "model": evidence.model_files.get("backbone.keras"),
@@ -241,16 +229,17 @@ def _known_digests(evidence: Evidence, digests: Artifacts, commitments: Artifact
         "raw_images": None,
         "public_images": None,
         "ledger_record": evidence.reservation.body.record_sha,
-        "ledger_head": digests.get("ledger_head"),
+        "ledger_head": report and report.cumulative.ledger_head,
     }
 
 
 def steps_of(
     evidence: Evidence,
     steps: Sequence[Step],
+    report: Written[PrivacyReport],
     *,
-    digests: Artifacts,
-    commitments: Artifacts,
+    verdict: str | None = None,
+    verified: bool = True,
     denied: bool = False,
 ) -> list[StepLineage]:
     """Returns the inputs and outputs of a run's steps: edges by declaration, digests by document.
@@ -259,15 +248,20 @@ def steps_of(
 
     Args:
       evidence: documents of the run.
-      steps: declarations of the steps that ran, see `step.leading_to`.
-      digests: digests of `privacy_report` and, if it exists, of `verdict`. The release has no
-          digest here, because it contains the lineage.
-      commitments: keyed commitments to `users` and `evaluation` from the ledger; unverified ones
-          are omitted.
+      steps: declarations of the steps that ran, see `step.leading_to`. The release has no digest
+          here, because it contains the lineage.
+      report: the signed report.
+      verdict: digest of the verdict; None: no verdict yet.
+      verified: whether ledger head and commitments of the report were compared with the ledger; if
+          not, they are omitted.
       denied: whether the verdict ended the run. If so, only report and verdict have a digest.
     """
-    known = {name: digests.get(name) for name in ("privacy_report", "verdict", "release")}
-    found = _known_digests(evidence, digests, commitments)
+    known: dict[str, str | None] = {
+        "privacy_report": report.sha,
+        "verdict": verdict,
+        "release": None,
+    }
+    found = _known_digests(evidence, report.body if verified else None)
     known |= dict.fromkeys(found) if denied else found
     parents = parents_of(evidence.config, evidence.reservation.body.run_id)
     known |= dict.fromkeys(parents.keys() - known.keys())
@@ -309,12 +303,7 @@ _LEDGER = {
 
 
 def parents_of(config: RunConfig, run_id: str) -> Parents:
-    """Returns the identifiers of the artifacts that a run shares with other runs.
-
-    Args:
-      config: configuration of the run.
-      run_id: its id.
-    """
+    """Returns the identifiers of the artifacts that a run shares with other runs."""
     found = {"policy": f"policies/{config.policy.policy_id}"}
     start = config.pretraining.import_path
     if config.pretraining.kind == "import" and start is not None:
@@ -335,17 +324,18 @@ def write_run(
     path: Path,
     evidence: Evidence,
     steps: Sequence[Step],
+    report: Written[PrivacyReport],
     *,
-    digests: Artifacts,
-    commitments: Artifacts,
+    verdict: str | None = None,
+    verified: bool = True,
     denied: bool = False,
     time: datetime | None = None,
-) -> list[StepLineage]:
-    """Writes the lineage of a run so far, and returns its steps.
+) -> None:
+    """Writes the lineage of a run so far.
 
     For arguments see `steps_of` and `write`, for errors see `write`.
     """
-    told = steps_of(evidence, steps, digests=digests, commitments=commitments, denied=denied)
+    told = steps_of(evidence, steps, report, verdict=verdict, verified=verified, denied=denied)
     reserved = evidence.reservation.body
     write(
         path,
@@ -356,7 +346,6 @@ def write_run(
         code_sha=None if denied else reserved.code_sha,
         time=time,
     )
-    return told
 
 
 def read_steps(uri: str | Path) -> list[StepLineage]:
@@ -420,13 +409,9 @@ def _read_parents(datasets: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]:
-    """Returns the lineage of an artifact, drawn backwards as lines of text.
+    """Returns the lineage of an artifact, by default the last output, backwards as lines of text.
 
     A repeated artifact is named and not expanded again.
-
-    Args:
-      steps: steps of one run.
-      target: artifact to start from; None uses the output of the last step.
 
     Raises:
       InputError: the target is not an input or output of any step.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, Never, TypeVar, cast
 
 from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
@@ -27,6 +27,7 @@ from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
 from fedemb.privacy.mechanisms.user_poisson import UserPoisson
 
 P = TypeVar("P", bound=MechanismPlan)
+P_contra = TypeVar("P_contra", bound=MechanismPlan, contravariant=True)
 Dash = str | tuple[int, tuple[int, ...]]
 """Line style of matplotlib."""
 
@@ -45,18 +46,18 @@ def _virtual_clients(plan: MechanismPlan) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MechanismText(Generic[P]):
+class MechanismText(Generic[P_contra]):
     """Text and curve style of one mechanism."""
 
     label: str
     """Name in figures."""
     sampler: str
     """Participants of a round, for the privacy report."""
-    explanation: Callable[[P], str]
+    explanation: Callable[[P_contra], str]
     """Returns the paragraph about the sampler, for `fedemb plan --explain`."""
-    adjacency: Callable[[P], str] = _user_adjacency
+    adjacency: Callable[[P_contra], str] = _user_adjacency
     """Returns the paragraph about neighboring data sets, for `fedemb plan --explain`."""
-    participants: Callable[[P], str] = _virtual_clients
+    participants: Callable[[P_contra], str] = _virtual_clients
     """Returns the participants of a round, on one line."""
     color: str = "#555555"
     """Color of the curve in figures."""
@@ -75,25 +76,6 @@ def _unit_adjacency(change: str) -> Callable[[PerUnitSampling], str]:
         )
 
     return text
-
-
-def _group_poisson_gaussian(plan: GroupPoissonGaussian) -> str:
-    return (
-        f"Sampler. Users are hashed once into {plan.virtual_clients} virtual clients. In every "
-        f"round, each virtual client participates with probability {plan.sampling_probability:.4g},"
-        " by a secret coin, whether or not it has users. All of its users participate, or none. "
-        f"About {plan.normalizer:.4g} virtual clients participate; the actual number is never "
-        "published."
-    )
-
-
-def _group_adjacency(plan: GroupPoissonGaussian) -> str:
-    del plan
-    return (
-        "Adjacency. Two data sets that differ in the presence of one user with all of their data. "
-        "The update of one virtual client is replaced by another, which is the meaning of "
-        "REPLACE_ONE here: no user is replaced by another user."
-    )
 
 
 def _poisson_gaussian(plan: PoissonGaussian) -> str:
@@ -119,79 +101,6 @@ def _units(plan: PoissonGaussian) -> str:
     )
 
 
-def _capped_image_poisson(plan: CappedImagePoisson) -> str:
-    return (
-        f"Sampler. In every round, each image participates with probability "
-        f"{plan.sampling_probability:.4g}, by a secret coin, at most {plan.images_per_user} images "
-        f"of a user. About {plan.images_per_round} images participate; the actual number is never "
-        "published. The price is that of a user: of all images of one user that the coins may "
-        "select."
-    )
-
-
-def _image_adjacency(plan: CappedImagePoisson) -> str:
-    return (
-        "Adjacency. Two data sets that differ in the presence of one user with all of their data: "
-        f"up to {plan.images_per_user} clipped vectors more or fewer in the sum of a round, as "
-        "many as the coins select."
-    )
-
-
-def _images(plan: CappedImagePoisson) -> str:
-    return (
-        f"about {plan.images_per_round:,} images a round (probability "
-        f"{plan.sampling_probability:.4g}), at most {plan.images_per_user} of a user"
-    )
-
-
-def _random_allocation(plan: RandomAllocation) -> str:
-    return (
-        f"Sampler. In every epoch of {plan.rounds_per_epoch} rounds, each {plan.unit} participates "
-        "in exactly one round, drawn in secret and independently of all others. The round is never "
-        "published."
-    )
-
-
-def _allocated(plan: RandomAllocation) -> str:
-    return (
-        f"about {plan.units_per_round:,} {plan.unit}s a round, each in one of "
-        f"{plan.rounds_per_epoch} rounds"
-    )
-
-
-def _least_squares(plan: LeastSquares) -> str:
-    return (
-        f"Sampler. None: every {plan.unit} adds one record to one sum, which is noised once. The "
-        "head is computed from the noised sum only."
-    )
-
-
-def _covariance(plan: Covariance) -> str:
-    del plan
-    return (
-        "Sampler. None: every user adds one record, mean and covariance of the user's features, to "
-        "one sum, which is noised once. The projection is computed from the noised sum only."
-    )
-
-
-def _user_poisson(plan: UserPoisson) -> str:
-    return (
-        f"Sampler. In every round, each user participates with probability "
-        f"{plan.sampling_probability:.4g}, by a secret coin, and is hashed into one of "
-        f"{plan.clients_per_round} virtual clients. A user changes the update of a virtual client "
-        "that participates in any case, by up to twice the clip (2C)."
-    )
-
-
-def _fixed_size(plan: FixedSize) -> str:
-    return (
-        f"Sampler. In every round, {plan.clients_per_round} virtual clients of "
-        f"{plan.users_per_client} users are drawn without replacement, as in the paper. A user "
-        "replaces another user of the same virtual client, whose update then changes by up to "
-        "twice the clip (2C)."
-    )
-
-
 def _drawn_users(plan: GroupedUsers) -> str:
     return (
         f"{plan.clients_per_round:.4g} virtual clients a round, of users drawn with probability "
@@ -199,45 +108,34 @@ def _drawn_users(plan: GroupedUsers) -> str:
     )
 
 
-def _round_robin(plan: RoundRobinPlan) -> str:
+def _round_robin(plan: RoundRobinPlan, noise: str) -> str:
     return (
         f"Sampler. None: {plan.virtual_clients} virtual clients participate in turn, "
         f"{plan.clients_per_round} per round, each at most {plan.max_participations} times and at "
-        f"least {plan.min_separation} rounds apart. "
+        f"least {plan.min_separation} rounds apart. {noise} A participation changes an update by "
+        "up to twice the clip (2C)."
     )
 
 
-def _tree_aggregation(plan: TreeAggregation) -> str:
-    return _round_robin(plan) + (
-        "Noise is added on the nodes of a binary tree over rounds. A participation changes an "
-        "update by up to twice the clip (2C)."
-    )
-
-
-def _blt(plan: Blt) -> str:
-    return _round_robin(plan) + (
-        "The noise of a round partly cancels the noise of earlier rounds. A participation changes "
-        "an update by up to twice the clip (2C)."
-    )
-
-
-def _not_private(plan: NotPrivate) -> str:
-    return (
-        f"Sampler. Each of {plan.virtual_clients} virtual clients participates with probability "
-        f"{plan.sampling_probability:.4g}. No noise: the run has no guarantee, and every gate "
-        "denies its release."
-    )
-
-
-TEXTS: dict[str, MechanismText[Any]] = {
-    "group_poisson_gaussian": MechanismText(
+TEXTS: dict[str, MechanismText[Never]] = {
+    "group_poisson_gaussian": MechanismText[GroupPoissonGaussian](
         label="group poisson gaussian",
         sampler="each virtual client independently with the sampling probability",
-        explanation=_group_poisson_gaussian,
-        adjacency=_group_adjacency,
+        explanation=lambda plan: (
+            f"Sampler. Users are hashed once into {plan.virtual_clients} virtual clients. In every "
+            "round, each virtual client participates with probability "
+            f"{plan.sampling_probability:.4g}, by a secret coin, whether or not it has users. All "
+            f"of its users participate, or none. About {plan.normalizer:.4g} virtual clients "
+            "participate; the actual number is never published."
+        ),
+        adjacency=lambda _: (
+            "Adjacency. Two data sets that differ in the presence of one user with all of their "
+            "data. The update of one virtual client is replaced by another, which is the meaning "
+            "of REPLACE_ONE here: no user is replaced by another user."
+        ),
         color="#17627d",
     ),
-    "poisson_gaussian": MechanismText(
+    "poisson_gaussian": MechanismText[PoissonGaussian](
         label="poisson gaussian",
         sampler="each unit independently with the sampling probability",
         explanation=_poisson_gaussian,
@@ -247,30 +145,53 @@ TEXTS: dict[str, MechanismText[Any]] = {
         participants=_units,
         color="#a03060",
     ),
-    "capped_image_poisson": MechanismText(
+    "capped_image_poisson": MechanismText[CappedImagePoisson](
         label="capped image poisson",
         sampler="each image independently with the sampling probability, at most m of a user",
-        explanation=_capped_image_poisson,
-        adjacency=_image_adjacency,
-        participants=_images,
+        explanation=lambda plan: (
+            "Sampler. In every round, each image participates with probability "
+            f"{plan.sampling_probability:.4g}, by a secret coin, at most {plan.images_per_user} "
+            f"images of a user. About {plan.images_per_round} images participate; the actual "
+            "number is never published. The price is that of a user: of all images of one user "
+            "that the coins may select."
+        ),
+        adjacency=lambda plan: (
+            "Adjacency. Two data sets that differ in the presence of one user with all of their "
+            f"data: up to {plan.images_per_user} clipped vectors more or fewer in the sum of a "
+            "round, as many as the coins select."
+        ),
+        participants=lambda plan: (
+            f"about {plan.images_per_round:,} images a round (probability "
+            f"{plan.sampling_probability:.4g}), at most {plan.images_per_user} of a user"
+        ),
         color="#8a6d1f",
         dash=(0, (4, 1, 1, 1)),
     ),
-    "random_allocation": MechanismText(
+    "random_allocation": MechanismText[RandomAllocation](
         label="random allocation",
         sampler="each unit in exactly one round of each epoch, drawn independently",
-        explanation=_random_allocation,
+        explanation=lambda plan: (
+            f"Sampler. In every epoch of {plan.rounds_per_epoch} rounds, each {plan.unit} "
+            "participates in exactly one round, drawn in secret and independently of all others. "
+            "The round is never published."
+        ),
         adjacency=_unit_adjacency(
             "one clipped vector more or less in one secret round of each epoch"
         ),
-        participants=_allocated,
+        participants=lambda plan: (
+            f"about {plan.units_per_round:,} {plan.unit}s a round, each in one of "
+            f"{plan.rounds_per_epoch} rounds"
+        ),
         color="#5b5ea6",
         dash=":",
     ),
-    "least_squares": MechanismText(
+    "least_squares": MechanismText[LeastSquares](
         label="least squares",
         sampler="every unit, in the only round",
-        explanation=_least_squares,
+        explanation=lambda plan: (
+            f"Sampler. None: every {plan.unit} adds one record to one sum, which is noised once. "
+            "The head is computed from the noised sum only."
+        ),
         adjacency=_unit_adjacency("one record of bounded norm more or less in the only sum"),
         participants=lambda plan: (
             f"every {plan.unit}, about {plan.units_per_round:,}, in one round"
@@ -278,67 +199,93 @@ TEXTS: dict[str, MechanismText[Any]] = {
         color="#3a7d44",
         dash="-.",
     ),
-    "covariance": MechanismText(
+    "covariance": MechanismText[Covariance](
         label="covariance",
         sampler="every user, in the only round",
-        explanation=_covariance,
+        explanation=lambda _: (
+            "Sampler. None: every user adds one record, mean and covariance of the user's "
+            "features, to one sum, which is noised once. The projection is computed from the "
+            "noised sum only."
+        ),
         adjacency=_unit_adjacency("one record of bounded norm more or less in the only sum"),
         participants=lambda plan: f"every user, about {plan.units_per_round:,}, in one round",
         color="#7a4a1f",
         dash=(0, (2, 1)),
     ),
-    "user_poisson": MechanismText(
+    "user_poisson": MechanismText[UserPoisson](
         label="user poisson",
         sampler="each user independently, then hashed into virtual clients",
-        explanation=_user_poisson,
+        explanation=lambda plan: (
+            "Sampler. In every round, each user participates with probability "
+            f"{plan.sampling_probability:.4g}, by a secret coin, and is hashed into one of "
+            f"{plan.clients_per_round} virtual clients. A user changes the update of a virtual "
+            "client that participates in any case, by up to twice the clip (2C)."
+        ),
         participants=_drawn_users,
         color="#b4541a",
         dash="--",
     ),
-    "fixed_size": MechanismText(
+    "fixed_size": MechanismText[FixedSize](
         label="fixed size",
         sampler="a fixed number of user slots without replacement",
-        explanation=_fixed_size,
+        explanation=lambda plan: (
+            f"Sampler. In every round, {plan.clients_per_round} virtual clients of "
+            f"{plan.users_per_client} users are drawn without replacement, as in the paper. A user "
+            "replaces another user of the same virtual client, whose update then changes by up to "
+            "twice the clip (2C)."
+        ),
         participants=_drawn_users,
         color="#8c6d1f",
         dash=":",
     ),
-    "tree_aggregation": MechanismText(
+    "tree_aggregation": MechanismText[TreeAggregation](
         label="tree aggregation",
         sampler="every virtual client in a fixed order, with bounded participation",
-        explanation=_tree_aggregation,
+        explanation=lambda plan: _round_robin(
+            plan, "Noise is added on the nodes of a binary tree over rounds."
+        ),
         color="#6a4fa3",
         dash="-.",
     ),
-    "blt": MechanismText(
+    "blt": MechanismText[Blt](
         label="BLT",
         sampler="every virtual client in a fixed order, with bounded participation",
-        explanation=_blt,
+        explanation=lambda plan: _round_robin(
+            plan, "The noise of a round partly cancels the noise of earlier rounds."
+        ),
         color="#5c7a1f",
         dash=(0, (6, 2, 1, 2, 1, 2)),
     ),
-    "not_private": MechanismText(
+    "not_private": MechanismText[NotPrivate](
         label="not private",
         sampler="each virtual client independently with the sampling probability",
-        explanation=_not_private,
+        explanation=lambda plan: (
+            f"Sampler. Each of {plan.virtual_clients} virtual clients participates with "
+            f"probability {plan.sampling_probability:.4g}. No noise: the run has no guarantee, and "
+            "every gate denies its release."
+        ),
     ),
 }
 """By kind of the mechanism."""
 
 
+def _text(plan: P) -> MechanismText[P]:
+    return cast("MechanismText[P]", TEXTS[plan.kind])  # the kind names the class of the plan
+
+
 def explanation(plan: MechanismPlan) -> str:
     """Returns the paragraph about the sampler of a plan."""
-    return TEXTS[plan.kind].explanation(plan)
+    return _text(plan).explanation(plan)
 
 
 def adjacency(plan: MechanismPlan) -> str:
     """Returns the paragraph about the neighboring data sets of a plan."""
-    return TEXTS[plan.kind].adjacency(plan)
+    return _text(plan).adjacency(plan)
 
 
 def participants(plan: MechanismPlan) -> str:
     """Returns the participants of a round of a plan, on one line."""
-    return TEXTS[plan.kind].participants(plan)
+    return _text(plan).participants(plan)
 
 
 def comparison(plan: MechanismPlan, name: str) -> str:

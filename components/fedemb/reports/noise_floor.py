@@ -68,13 +68,7 @@ class NoiseFloor:
 
 
 def why_no_floor(config: RunConfig, plan: MechanismPlan, start: Path | None = None) -> str | None:
-    """Returns why no floor applies; None if a floor applies.
-
-    Args:
-      config: configuration of the run.
-      plan: mechanism of the run.
-      start: `.keras` file of the public backbone; None checks only the plan.
-    """
+    """Returns why no floor applies, or None. Without `start`, only the plan is checked."""
     if plan.tracks_participation:
         return "its rounds share noise"
     if plan.adaptive_clip is not None:

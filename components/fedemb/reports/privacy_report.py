@@ -43,14 +43,7 @@ def _adjacency(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
 def build_report(
     evidence: Evidence, plan: MechanismPlan, ledger: Ledger, *, time: str, head_sequence: int
 ) -> PrivacyReport:
-    """Builds the report.
-
-    Args:
-      evidence: documents of the run.
-      plan: mechanism, already compared with the configuration.
-      ledger: verified ledger of the run's policy.
-      time: UTC time of the last ledger record included.
-      head_sequence: number of the last ledger record included.
+    """Builds the report as of a ledger record, whose UTC time is `time`, from a verified ledger.
 
     Raises:
       LedgerError: the ledger lacks the reservation, its bind or its commit, or ends before
@@ -98,10 +91,6 @@ def build_report(
         "provenance": _provenance(evidence, reservation, attempt.bind),
     }
     return PrivacyReport.of_fields(fields)
-
-
-def _sha_or_none(text: str) -> str | None:
-    return sha256_hex(text.encode()) if text else None
 
 
 def _unit(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
@@ -155,12 +144,13 @@ def _waivers(ledger: Ledger, weights_sha: str, head_sequence: int) -> list[dict[
 
 def _release_terms(config: RunConfig, run_id: str) -> dict[str, object]:
     name, version = config.released_as(run_id)
+    despite = config.release.train_despite_noise
     return {
         "licence_sha": sha256_hex(config.release.licence.encode()),
         "min_gain_over_public": config.release.min_gain_over_public,
         "no_worse_than": config.release.no_worse_than,
         "approval_hours": config.release.approval_hours,
-        "train_despite_noise_sha": _sha_or_none(config.release.train_despite_noise),
+        "train_despite_noise_sha": sha256_hex(despite.encode()) if despite else None,
         "name": name,
         "version": version,
     }

@@ -14,17 +14,19 @@ from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
+from fedemb.ledger.budget import spent
 from fedemb.ledger.state import PricePoint
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
-from fedemb.reports import report as pages
 from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.charts import Axis, Line, line_chart
 from fedemb.reports.dag import lineage_dag
 from fedemb.reports.epsilon_meaning import DEPLOYMENTS, meaning
 from fedemb.reports.mechanism_text import TEXTS, comparison
 from fedemb.reports.noise_floor import why_no_floor
+from fedemb.reports.report import render
 from fedemb.reports.utility_words import floors_sentence, utility_sentence
 
 if TYPE_CHECKING:
@@ -47,15 +49,7 @@ def report_page(
     ledger: Ledger,
     lineage: Sequence[StepLineage],
 ) -> str:
-    """Renders `privacy_report.html`.
-
-    Args:
-      signed: the signed report.
-      evidence: documents that the report was built from; the plan's projections are labeled as
-          such.
-      ledger: ledger of the policy, for the spending over time and the reasons of waivers.
-      lineage: inputs and outputs of each step.
-    """
+    """Renders `privacy_report.html`; the ledger has the spending over time and the waivers."""
     report, cumulative = signed.body, signed.body.cumulative
     block = ledger.state.worst_block([row.block for row in cumulative.blocks])
     last = cumulative.ledger_sequence
@@ -65,7 +59,7 @@ def report_page(
     simulation = report.purpose == "simulation"
     plan, release = plan_from_json(evidence.plan.body.plan), evidence.config.release
     within = after is not None and after <= cumulative.cap
-    return pages.render(
+    return render(
         "privacy_report.html",
         tone="plain" if simulation else "good" if within else "bad",
         report=signed.json,
@@ -107,12 +101,8 @@ def _before(report: PrivacyReport, ledger: Ledger, block: str | None) -> Spent |
     """Returns the privacy loss of the worst block without this run."""
     if block is None:
         return None
-    own = (report.run_id, report.attempt)
-    state = ledger.state
-    attempt = state.attempts[own]
-    from fedemb.ledger.budget import spent
-
-    return spent(ledger.terms, state.charges(block, without=attempt))
+    own = ledger.state.attempts[report.run_id, report.attempt]
+    return spent(ledger.terms, ledger.state.charges(block, without=own))
 
 
 def _curve(report: PrivacyReport) -> Markup | None:
@@ -121,10 +111,10 @@ def _curve(report: PrivacyReport) -> Markup | None:
         return None
     deltas, epsilons = [point[0] for point in points], [point[1] for point in points]
     delta = report.accounting.delta
-    return pages.line_chart(
-        [pages.Line("this run", deltas, epsilons)],
-        x=pages.Axis("delta", log=True),
-        y=pages.Axis("epsilon", limits=(0.0, max(epsilons) * 1.08)),
+    return line_chart(
+        [Line("this run", deltas, epsilons)],
+        x=Axis("delta", log=True),
+        y=Axis("epsilon", limits=(0.0, max(epsilons) * 1.08)),
         alt="Epsilon of this run over delta, logarithmic delta axis; the policy's delta is marked",
         marks=[("policy", delta)],
     )
@@ -141,10 +131,10 @@ def _spending(points: list[PricePoint], cap: float, units: str) -> Markup | None
         (point.sequence, f"{point.sequence}\n{datetime.fromisoformat(point.time):%-d %b}")
         for point in shown
     ]
-    return pages.line_chart(
-        [pages.Line("spent", records, spent), pages.Line("cap", ends, [cap, cap])],
-        x=pages.Axis("ledger record and its date", ticks=ticks),
-        y=pages.Axis("cumulative epsilon", limits=(0.0, max([cap, *spent]) * 1.08)),
+    return line_chart(
+        [Line("spent", records, spent), Line("cap", ends, [cap, cap])],
+        x=Axis("ledger record and its date", ticks=ticks),
+        y=Axis("cumulative epsilon", limits=(0.0, max([cap, *spent]) * 1.08)),
         alt=f"Cumulative epsilon of the fullest block of {units} over the ledger's records, with "
         "its cap",
         steps=True,

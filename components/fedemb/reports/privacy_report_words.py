@@ -47,12 +47,7 @@ def assumptions(unit: Unit) -> dict[str, str]:
 
 
 def limitations(unit: Unit, *, search: bool = False) -> dict[str, str]:
-    """Returns the limitations of the guarantee, by code.
-
-    Args:
-      unit: privacy unit.
-      search: whether the model is the best of a private search.
-    """
+    """Returns the limitations of the guarantee of a run or a private search, by code."""
     words = UNITS[unit]
     several = {"owners_of_several": words.covered} if unit == "image" else {}
     searched = {

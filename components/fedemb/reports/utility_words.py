@@ -7,6 +7,7 @@ from fedemb.documents.classifier import ClassifiedParts, ClassifierReport
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.privacy.accounting.units import UNITS
+from fedemb.reports.formats import points
 
 LEAST_RESAMPLED = 6
 """Minimum number of identities or units for an interval. With five identities and no real gain, all
@@ -43,11 +44,7 @@ def compared(difference: Interval, than: str) -> str:
         return f"{_points(difference)} more than {than}"
     if difference.high < 0:
         return f"{_points(difference)} less than {than}"
-    return (
-        f"not distinguishable from {than} "
-        f"({100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, "
-        f"{100 * difference.high:+.1f}])"
-    )
+    return f"not distinguishable from {than} ({points(difference)})"
 
 
 def cost_of_privacy(parts: ClassifiedParts, kind: str) -> str | None:
@@ -86,12 +83,7 @@ def _rate(rate: str) -> str:
 
 
 def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
-    """Describes the gate's requirements for the figures of a released model.
-
-    Args:
-      least: `release.min_gain_over_public`.
-      no_worse_than: `release.no_worse_than`.
-    """
+    """Describes the requirements of `min_gain_over_public` and `no_worse_than` of a release."""
     floors: list[str] = []
     if least is not None:
         floors.append(

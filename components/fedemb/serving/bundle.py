@@ -264,7 +264,10 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
       ArtifactError: the manifest is missing or unreadable.
     """
     check_form(bundle)
-    manifest = _manifest(bundle, trust)
+    manifest = read(bundle / MANIFEST, BundleManifest)
+    trust.check(manifest)
+    check_sizes(bundle, manifest.body)
+    check_files(bundle, manifest.body)
     check_signature(bundle, trust)
     return manifest
 
@@ -292,8 +295,7 @@ def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManife
     check_form(bundle)
     manifest = read(bundle / MANIFEST, BundleManifest)
     # The trusted keys may be listed only in the ledger, so sizes are compared before the signature:
-    # # a wrong size can only refuse. No other file is read before the manifest's signature is
-    # valid.
+    # a wrong size can only refuse. No other file is read before the manifest's signature is valid.
     check_sizes(bundle, manifest.body)
     copy = ledger_copy(bundle, pinned, _size_of(bundle, manifest.body, LEDGER))
     copy.chain.trust.check(manifest)
@@ -301,23 +303,10 @@ def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManife
     return manifest, copy
 
 
-def _manifest(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
-    manifest = read(bundle / MANIFEST, BundleManifest)
-    trust.check(manifest)
-    check_sizes(bundle, manifest.body)
-    check_files(bundle, manifest.body)
-    return manifest
-
-
 def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> Ledger:
-    """Returns the ledger of a bundle; its store is a folder that does not exist.
+    """Returns the ledger of a bundle, of at most `size` bytes. Its store does not exist.
 
     Records are read and verified one by one; reading stops at the first broken record.
-
-    Args:
-      bundle: the folder.
-      pinned: keys trusted beforehand.
-      size: maximum bytes of the file.
 
     Raises:
       SignatureInvalid: the ledger is broken, or its keys do not chain to the pinned keys.

@@ -29,13 +29,7 @@ _DONE = "done.json"
 def embed_on_beam(
     source: PhotoSource, kept: KeptParts, model: ReleasedModel, options: Sequence[str]
 ) -> list[Done]:
-    """Embeds every part that is not stored yet.
-
-    Args:
-      source: photos, at an address that all workers can reach.
-      kept: stored parts, at an address that all workers can reach.
-      model: the verified model.
-      options: Beam options.
+    """Embeds every part that is not stored yet; all workers must reach photos and stored parts.
 
     Returns:
       All parts, in any order.

@@ -6,9 +6,9 @@ different outputs is not written.
 
 from __future__ import annotations
 
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,7 @@ _OPERATORS = 17
 
 
 def export(model: ReleasedModel, form: str, folder: Path) -> Path:
-    """Writes a released model in one format.
-
-    Args:
-      model: the release.
-      form: `onnx`, `tflite` or `keras`.
-      folder: destination folder of `model.<form>`.
+    """Writes a released model as `model.<form>`, with a form of `FORMS`.
 
     Raises:
       InputError: the format is unknown.
@@ -46,7 +41,8 @@ def export(model: ReleasedModel, form: str, folder: Path) -> Path:
         raise InputError(f"unsupported export format {form!r}; use one of {', '.join(FORMS)}")
     make, run = FORMS[form]
     try:
-        with _quiet():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # converters warn of what a user cannot change
             data = make(model)
             found = run(data)(_pixels(model))
     except ModuleNotFoundError as error:
@@ -102,8 +98,6 @@ def _run_tflite(data: bytes) -> Embedder:
 
 
 def _keras(model: ReleasedModel) -> bytes:
-    import tempfile
-
     import keras
 
     backbone = load_backbone(model.bundle / "backbone.keras", model.config.model)
@@ -119,8 +113,6 @@ def _keras(model: ReleasedModel) -> bytes:
 
 
 def _run_keras(data: bytes) -> Embedder:
-    import tempfile
-
     import keras
 
     with tempfile.TemporaryDirectory() as folder:
@@ -136,11 +128,3 @@ FORMS: Mapping[str, tuple[Callable[[ReleasedModel], bytes], Callable[[bytes], Em
     "keras": (_keras, _run_keras),
 }
 """Converter and runtime of each format."""
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences converter deprecation warnings, which a user cannot act on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

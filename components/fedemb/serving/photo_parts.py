@@ -321,22 +321,17 @@ class KeptParts:
         """Removes the files that `fedemb embed` stored; other files stay."""
         kept = open_store(self.uri)
         folder = kept.local_root
-        names = kept.list() if folder is None else _names_in(folder)
-        for name in names:
-            if _KEPT.fullmatch(name):
-                (kept.delete(name) if folder is None else (folder / name).unlink(missing_ok=True))
-        if folder is not None:
-            for tree in [
-                *folder.glob("model-es-*"),
-                *folder.glob(".model-es-*"),
-            ]:  # created for Beam workers
-                shutil.rmtree(tree)
-            with suppress(OSError):  # the folder contains other files
-                folder.rmdir()
-
-
-def _names_in(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if not path.is_dir()]
+        if folder is None:
+            for name in filter(_KEPT.fullmatch, kept.list()):
+                kept.delete(name)
+            return
+        for path in [*folder.iterdir()]:
+            if path.is_dir() and path.name.removeprefix(".").startswith("model-es-"):
+                shutil.rmtree(path)  # created for Beam workers
+            elif not path.is_dir() and _KEPT.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder contains other files
+            folder.rmdir()
 
 
 def require_space(schema: Schema, space_id: str, path: str | Path) -> None:

@@ -15,10 +15,6 @@ from fedemb.serving.bundle import check_marker, check_pinned, fetched, locate
 def read_release(context: StepContext, uri: str) -> Iterator[Path]:
     """Yields the model file of an earlier release after checking it with this ledger's keys.
 
-    Args:
-      context: context of the step; its ledger's trust file pins the keys.
-      uri: the bundle, see `locate`.
-
     Raises:
       ArtifactError: the release does not exist or cannot be read.
       SignatureInvalid: a file was changed, or the signing key is not trusted.

@@ -25,8 +25,8 @@ from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import write_bytes
+from fedemb.serving.bundle import PARITY
 
-PARITY = "parity.json"
 _REMEDY = "Install the versions in requirements/"
 _FURTHEST = 0.02
 """Maximum distance between two embeddings of one photo, of unit length. Another decoder version may
@@ -91,13 +91,7 @@ class ReleasedModel:
 def write_parity(
     path: Path, compute: Callable[[np.ndarray], np.ndarray], reader: PhotoReader
 ) -> None:
-    """Writes photos in every encoding with the embeddings that training and evaluation compute.
-
-    Args:
-      path: the file.
-      compute: the evaluation's function from pixels to embeddings, or probabilities.
-      reader: photo reader of the model.
-    """
+    """Writes photos in every encoding with the embeddings that training and evaluation compute."""
     photos = list(hostile_photos())
     stored = [canonical_image(photo.data, reader)[1] for photo in photos]
     pixels = decode_pngs(stored, reader.image_size, reader.channels)

@@ -52,12 +52,7 @@ class PhotoIndex:
 
 
 def collapsed(index: PhotoIndex, least: float) -> str:
-    """Returns a warning if similarities are meaningless here; empty if the model separates photos.
-
-    Args:
-      index: the stored photos.
-      least: similarity threshold above which two photos count as alike.
-    """
+    """Returns a warning if similarities, or the threshold `least`, are meaningless; else empty."""
     if least >= _SAME:
         return (
             "the model does not distinguish photos: pairs that do not belong together reach a "
@@ -85,11 +80,7 @@ def require_embeddings(model: ReleasedModel) -> None:
 
 
 def threshold(bundle: Path, rate: str | None) -> tuple[str, float]:
-    """Returns the similarity threshold above which two photos count as alike, and its error rate.
-
-    Args:
-      bundle: bundle of the release.
-      rate: a false accept rate that the utility report measured; None uses the first.
+    """Returns a measured false accept rate, by default the first, and its similarity threshold.
 
     Raises:
       InputError: the rate was not measured.

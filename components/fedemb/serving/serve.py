@@ -101,11 +101,7 @@ class BadRequest(Exception):
 
 
 def predict(model: ReleasedModel, instances: Sequence[Json]) -> list[JsonObject]:
-    """Returns the model's output for each photo.
-
-    Args:
-      model: the release.
-      instances: `{"b64": text}` each, a photo file in base64.
+    """Returns the model's output for each photo `{"b64": text}`, a file in base64.
 
     Returns:
       `{"embedding": [...]}`, for classifiers `{"probabilities": [...]}`, or `{"reason": text}`.
@@ -152,12 +148,7 @@ def instances_of(body: bytes | bytearray) -> list[Json]:
 
 
 def make_app(model: ReleasedModel, name: str) -> FastAPI:
-    """Returns the application, for any ASGI server.
-
-    Args:
-      model: the release, already checked for parity.
-      name: name of the model in its address.
-    """
+    """Returns the application for any ASGI server; `name` is in the address of the model."""
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
     from starlette.concurrency import run_in_threadpool

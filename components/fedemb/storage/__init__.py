@@ -90,19 +90,6 @@ def put_tree(local: Path, uri: str | Path) -> None:
     open_store(parent).upload_tree(local, name)
 
 
-def create_tree(local: Path, store: Store, name: str) -> str:
-    """Publishes a finished local folder so that files of another writer cannot mix with it.
-
-    Returns:
-      The name of the published tree; see `Store.create_tree`.
-
-    Raises:
-      FileExistsError: the name is taken.
-      StorageError: the tree cannot be written.
-    """
-    return store.create_tree(local, name)
-
-
 def _parse(uri: str) -> tuple[str, str, str]:
     if "://" not in uri:
         if not uri:

@@ -200,8 +200,7 @@ class Store(ABC):
         if not local.is_dir():
             raise StorageError(f"the folder {local.name} to publish is missing; run its step first")
         check_name(prefix)
-        files = sorted(path for path in local.rglob("*") if path.is_file())
-        digests = {path.relative_to(local).as_posix(): file_digest(path) for path in files}
+        digests = tree_digests(local)
         for name in digests:
             check_name(name)
         found = self._index(prefix)

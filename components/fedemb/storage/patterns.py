@@ -53,11 +53,7 @@ class Located:
                 yield entry
 
     def missing(self, found: Collection[str]) -> list[str]:
-        """Returns the names and patterns of the braces that no file has.
-
-        Args:
-          found: names of the files.
-        """
+        """Returns the names and patterns of the braces that none of the found files has."""
         names = braces(self.rest) if self.pattern and _BRACES.search(self.rest) else ()
         return [
             name

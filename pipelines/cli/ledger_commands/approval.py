@@ -46,16 +46,15 @@ def judge_run(run: RunDirectory, report: Written[PrivacyReport], ledger: Ledger)
     Raises:
       ArtifactError: a document of the run is missing or broken.
     """
-    from fedemb.documents.verdict import NOT_APPROVED, AppliedWaiver
+    from fedemb.documents.verdict import NOT_APPROVED
     from fedemb.gate.decide import applied_waivers, decide
     from fedemb.pipelines.run.report_pages import evidence_of
 
     verdict = decide(evidence_of(run), report, ledger)
     kept = [reason for reason in verdict.reasons if reason.code != NOT_APPROVED]
-    fields = applied_waivers(ledger, verdict.waived, report.body)
     return Judged(
         tuple(f"{reason.sentence} ({reason.code})" for reason in kept),
-        tuple(AppliedWaiver.model_validate(item) for item in fields),
+        tuple(applied_waivers(ledger, verdict.waived, report.body)),
     )
 
 
@@ -112,8 +111,8 @@ def terms_shown(
     report: Written[PrivacyReport], utility: Written[AnyUtility] | None, judged: Judged | None
 ) -> Iterator[str]:
     """The figures in the order of the headline, and the waivers the release would rest on."""
+    from fedemb.reports.formats import signer_name
     from fedemb.reports.headline import Figures
-    from fedemb.reports.report import signer_name
 
     for row in Figures.of(report.body, utility and utility.body).rows():
         yield f"{row.label}: {row.value}" + (f", {row.note}" if row.note else "")

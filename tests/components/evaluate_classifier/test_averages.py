@@ -163,7 +163,7 @@ def test_no_other_average_leaves_an_empty_list_and_nothing_to_show(tmp_path):
     run = _trained(tmp_path, classifier_config(**{"training.server": SERVER, **FEW})).run
     assert set(tree_digests(run.root / "averages")) == {"averages.json"}
     assert json.loads((run.root / "averages" / "averages.json").read_text())["others"] == []
-    assert evaluate.run(run.context())["averages"] is None
+    assert evaluate.run(run.context()).body.averages is None
     body = read(run.root / "report.json", ClassifierReport).body
     assert body.decays == ()
     assert "Averages of the weights" not in classifier_page(body)

@@ -35,7 +35,7 @@ def report(finished, tmp_path_factory):
         folder / "before",
     )
     settings = config(**SUBGROUPS, **{"evaluation.previous_release": before})
-    returned = run(finished.context(settings, folder))
+    returned = run(finished.context(settings, folder)).json
     written = read(folder / "report.json", UtilityReport)  # in the form that the gate requires
     return returned, written.json, (folder / "report.html").read_text()
 
@@ -154,7 +154,7 @@ def copied(finished, tmp_path):
 @pytest.mark.parametrize("users", [0, 1])
 def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, users):
     copied.replace("evaluation", users)
-    report = run(copied.context(config(), tmp_path))
+    report = run(copied.context(config(), tmp_path)).json
     assert report["evaluated"] is None
     assert report["recall_at_far"] == {}
     assert "held-out users must include" in said(tmp_path / "report.json")
@@ -186,7 +186,7 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
     build_backbone(other, seed=0).save(tmp_path / "other.keras")
     bundle = seal(copied.context(config()), tmp_path / "other.keras", tmp_path / "bundle")
     settings = config(**{"evaluation.previous_release": bundle})
-    report = run(copied.context(settings, tmp_path))
+    report = run(copied.context(settings, tmp_path)).json
     assert read(tmp_path / "report.json", UtilityReport).json == report
     assert report["previous_release"]["old"] is None
     assert "embedding_dim" in caplog.text
@@ -230,14 +230,14 @@ def test_start_that_was_pretrained_here_stands_beside_an_untrained_one(copied, t
     supervised = {"kind": "supervised", "source": {"uri": "public.parquet"}}
     settings = config(pretraining=supervised)
     sign_start(copied.context(settings))
-    report = run(copied.context(settings, tmp_path))
+    report = run(copied.context(settings, tmp_path)).json
     assert report["untrained"]["difference"]["0.001"]["low"] > 0
 
 
 def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_path):
     settings = config(**{"pretraining.kind": "none", "evaluation.max_images": 80})
     sign_start(copied.context(settings))
-    report = run(copied.context(settings, tmp_path))
+    report = run(copied.context(settings, tmp_path)).json
     assert report["untrained"] is None
     assert "the untrained initial weights" in said(tmp_path / "report.json")
     assert "public backbone" not in said(tmp_path / "report.json")
@@ -251,7 +251,7 @@ def test_a_simulation_prints_the_utility_drop(finished, tmp_path):
             "evaluation.centralized_epochs": 2,
         }
     )
-    report = run(finished.context(settings, tmp_path))
+    report = run(finished.context(settings, tmp_path)).json
     drop = report["utility_drop"]["0.001"]
     central, own = (part["recall_at_far"]["0.001"] for part in (report["centralized"], report))
     assert drop["value"] == pytest.approx(central["value"] - own["value"], abs=1e-5)

@@ -5,26 +5,30 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
+from jinja2 import Environment
 
 from fedemb.errors import ArtifactError
-from fedemb.reports import charts, report
+from fedemb.reports import charts, formats, report
+from fedemb.reports.charts import Bar, Line
 from fedemb.reports.dag import layout_dag, lineage_dag
 from fedemb.reports.headline import Failure, RunFacts, headline
-from fedemb.reports.report import Bar, Line
+from fedemb.reports.run_index import RunIndex, render_run_index
 
 STEPS = [
-    {"name": "plan_privacy", "after": [], "status": "done", "seconds": 1.2},
-    {"name": "pretrain_public", "after": [], "status": "done", "seconds": 8.0},
-    {"name": "reserve_budget", "after": ["plan_privacy"], "status": "done", "seconds": 0.3},
-    {
-        "name": "train_dp_fedemb",
-        "after": ["plan_privacy", "reserve_budget", "pretrain_public"],
-        "status": "failed",
-        "seconds": 95.0,
-    },
-    {"name": "gate_release", "after": ["train_dp_fedemb"], "status": "skipped", "seconds": None},
+    {"name": name, "after": after, "status": status, "lines": [line], "href": None}
+    for name, after, status, line in (
+        ("plan_privacy", [], "done", "done · 1.2 s"),
+        ("pretrain_public", [], "done", "done · 8.0 s"),
+        ("reserve_budget", ["plan_privacy"], "done", "done · 0.3 s"),
+        (
+            "train_dp_fedemb",
+            ["plan_privacy", "reserve_budget", "pretrain_public"],
+            "failed",
+            "failed · 1 min 35 s",
+        ),
+        ("gate_release", ["train_dp_fedemb"], "skipped", "skipped"),
+    )
 ]
-PLACED = [{**step, "lines": [step["status"]]} for step in STEPS]
 
 
 def index(**overrides):
@@ -36,7 +40,8 @@ def index(**overrides):
         "utility": "recall 0.4",
         "release": "releases/run-1",
         "steps": STEPS,
-        "reports": [{"title": "Privacy", "href": "privacy.html", "sentence": "A sentence."}],
+        "seconds": 104.5,
+        "reports": [("Privacy", "privacy.html", "A sentence.")],
         "budget": {
             "label": "fullest block",
             "spent_before": 2.0,
@@ -45,32 +50,45 @@ def index(**overrides):
             "filtered": True,
         },
         "artifacts": [
-            {"name": "users", "kind": "Raw", "step": "partition_users", "digest": None},
-            {"name": "model", "kind": "Noised", "step": "train", "digest": "ab" * 32},
+            {
+                "name": "users",
+                "kind": "Raw",
+                "step": "partition_users",
+                "path": None,
+                "digest": None,
+            },
+            {"name": "model", "kind": "Noised", "step": "train", "path": None, "digest": "ab" * 32},
         ],
     }
-    return report.render_run_index(report.RunIndex(**(context | overrides)))
+    return render_run_index(RunIndex(**(context | overrides)))
 
 
 def example_charts():
     lines = [Line("a", [1e-4, 1e-2, 1], [0.1, 0.5, 1], ([0, 0.4, 1], [0.2, 0.6, 1]))]
     return [
-        report.line_chart(
+        charts.line_chart(
             lines,
-            x=report.Axis("x", log=True),
-            y=report.Axis("y"),
+            x=charts.Axis("x", log=True),
+            y=charts.Axis("y"),
             alt="curve",
             diagonal="chance",
         ),
-        report.bar_chart([Bar("a", 0.3, 0.2, 0.4), Bar("b", 0.5)], x_label="x", alt="bars"),
-        report.bar_chart([Bar("a", 0.3, 0.2, 0.4)], x_label="x", alt="dots", reference=0.5),
-        report.histogram_chart([("a", [1, 2])], [0, 1, 2], x_label="x", y_label="y", alt="counts"),
+        charts.bar_chart([Bar("a", 0.3, 0.2, 0.4), Bar("b", 0.5)], x_label="x", alt="bars"),
+        charts.bar_chart([Bar("a", 0.3, 0.2, 0.4)], x_label="x", alt="dots", reference=0.5),
+        charts.histogram_chart([("a", [1, 2])], [0, 1, 2], x_label="x", y_label="y", alt="counts"),
     ]
 
 
 def test_index_shows_the_closing_lines_steps_and_digests():
     page = index()
-    for words in ("epsilon 7.3", "recall 0.4", "releases/run-1", "1 min 35 s", "abababababab"):
+    for words in (
+        "epsilon 7.3",
+        "recall 0.4",
+        "releases/run-1",
+        "1 min 35 s",
+        "took 1 min",
+        "abababababab",
+    ):
         assert words in page
     assert "5 of 8" in page
     assert "skipped" in page
@@ -88,7 +106,7 @@ def test_a_refused_run_and_a_simulation_look_like_it():
 
 def test_texts_are_escaped():
     assert "<script>" not in index(run_id="<script>alert(1)</script>")
-    chart = report.bar_chart([Bar("<b>&", 1.0)], x_label="<i>", alt='"><script>')
+    chart = charts.bar_chart([Bar("<b>&", 1.0)], x_label="<i>", alt='"><script>')
     assert not re.search(r"<(b|i|script)>", chart)
 
 
@@ -134,11 +152,11 @@ def test_a_missing_template_is_an_error():
 
 def test_steps_out_of_order_are_an_error():
     with pytest.raises(ArtifactError, match="not listed before"):
-        layout_dag(PLACED[::-1])
+        layout_dag(STEPS[::-1])
 
 
 def test_implied_edges_are_left_out_and_boxes_do_not_overlap():
-    layout = layout_dag(PLACED)
+    layout = layout_dag(STEPS)
     assert len(layout["edges"]) == 4  # plan -> train is implied by plan -> reserve -> train
     places = {(box["x"], box["y"]) for box in layout["boxes"]}
     assert len(places) == len(STEPS)
@@ -197,10 +215,10 @@ def test_index_without_a_certain_gain_is_not_green():
 def test_ticks_of_a_chart_are_those_it_is_given():
     line = Line("spent", [0, 1, 3], [0, 5, 5])
     ticks = [(1, "1\n22 Nov"), (3, "3\n23 Nov")]
-    chart = report.line_chart(
+    chart = charts.line_chart(
         [line],
-        x=report.Axis("record", ticks=ticks),
-        y=report.Axis("epsilon"),
+        x=charts.Axis("record", ticks=ticks),
+        y=charts.Axis("epsilon"),
         alt="a",
         steps=True,
     )
@@ -211,9 +229,9 @@ def test_ticks_of_a_chart_are_those_it_is_given():
 
 def test_numbers_are_written_for_people():
     cases = {0.00123456: "0.00123", 123456.7: "123,457", 8.0: "8", 1e-7: "1e-07", None: "-"}
-    assert {value: report.significant(value) for value in cases} == cases
-    assert report.percent(0.1234) == "12.3 %"
-    assert [report.seconds(s) for s in (0.21, 75, 3700)] == ["0.2 s", "1 min 15 s", "1 h 1 min"]
+    assert {value: formats.significant(value) for value in cases} == cases
+    assert formats.percent(0.1234) == "12.3 %"
+    assert [formats.seconds(s) for s in (0.21, 75, 3700)] == ["0.2 s", "1 min 15 s", "1 h 1 min"]
 
 
 # ---- colours ------------------------------------------------------------------------------------
@@ -248,3 +266,9 @@ def test_text_and_curves_have_contrast(scheme):
 
 def test_every_stand_in_colour_has_a_css_colour():
     assert {charts.INK, charts.SOFT, charts.LINE, *charts.SERIES} == set(charts._CSS)
+
+
+def test_templates_are_compiled_once(monkeypatch):
+    index()
+    monkeypatch.setattr(Environment, "compile", None)
+    assert "Run run-1" in index()

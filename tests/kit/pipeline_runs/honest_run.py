@@ -34,8 +34,7 @@ from fedemb.keys.signatures import Signer, sign_document, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_from_json
-from fedemb.reports import charts
-from fedemb.reports import report as pages
+from fedemb.reports import charts, privacy_report_page
 from fedemb.runtime import planted_bug_suite
 from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.runtime.step_context import StepContext
@@ -72,7 +71,7 @@ def _line_chart(lines, **words):
     return _DRAWN[key]
 
 
-pages.line_chart = _line_chart
+privacy_report_page.line_chart = _line_chart
 ROLES = {document.kind: document.role for document in all_documents()}
 
 

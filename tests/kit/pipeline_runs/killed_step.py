@@ -17,7 +17,7 @@ from fedemb.keys import LocalKeyStore
 from fedemb.runtime import planted_bug_suite
 from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.steps.account_privacy import account
-from fedemb.steps.release_model import marker, release
+from fedemb.steps.release_model import release
 from fedemb.steps.reserve_budget import reserve
 from fedemb.storage import local
 from tests.kit.pipeline_runs import honest_run
@@ -79,8 +79,8 @@ POINTS = {
         "before bundle": (release.parts, "place", "before", always),
         "before signature": (release.parts, "sign_bundle", "before", always),
         "inside tree": (STORE, "_upload", "after", Third()),
-        "before tree": (marker, "create_tree", "before", always),
-        "after tree": (marker, "create_tree", "after", always),
+        "before tree": (STORE, "create_tree", "before", always),
+        "after tree": (STORE, "create_tree", "after", always),
         "before marker": (STORE, "create", "before", _marker),
         "after marker": (STORE, "create", "after", _marker),
         "before ledger": (STORE, "create", "before", _record(4)),

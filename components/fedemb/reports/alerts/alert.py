@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.message import EmailMessage
-from typing import Any, Literal
+from typing import Literal
 
 from fedemb.errors import Interrupted
-from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.canonical_json import JsonFields, json_digest
 from fedemb.reports.headline import Headline, State
 
 Kind = Literal[
@@ -60,7 +60,7 @@ class Alert:
         lines += [f"{name}: {_shown(value)}" for name, value in self.facts.items()]
         return "\n".join(lines)
 
-    def cloud_event(self) -> dict[str, Any]:
+    def cloud_event(self) -> JsonFields:
         """Returns the alert as a CloudEvent 1.0 in structured JSON."""
         return {
             "specversion": "1.0",
@@ -73,7 +73,7 @@ class Alert:
             "data": {"title": self.title, "policy": self.policy, **self.facts},
         }
 
-    def slack(self) -> dict[str, Any]:
+    def slack(self) -> JsonFields:
         """Returns the alert as a message of Slack's incoming webhooks."""
         text = self.text().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         title, _, rest = text.partition("\n")

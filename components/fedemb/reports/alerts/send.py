@@ -6,20 +6,17 @@ contain secrets, so messages name only the host.
 
 from __future__ import annotations
 
-import json
 import os
 import smtplib
 import ssl
-import threading
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from urllib.error import HTTPError
+from functools import partial
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from typing_extensions import override
-
+from fedemb.foundation.canonical_json import JsonFields
+from fedemb.foundation.deadline import in_time
+from fedemb.foundation.http_calls import StatusError, call_json
 from fedemb.reports.alerts.alert import Alert
 
 WEBHOOK, SLACK, EMAIL = "FEDEMB_ALERT_WEBHOOK", "FEDEMB_ALERT_SLACK", "FEDEMB_ALERT_EMAIL"
@@ -42,14 +39,6 @@ class Destination:
     send: Callable[[Alert], None]
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, which could send an alert to another host."""
-
-    @override
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
 def destinations(environment: Mapping[str, str] = os.environ) -> list[Destination]:
     """Returns the configured destinations; a value that is not valid fails when it is used."""
     makers: dict[str, Callable[[str, Alert], None]] = {
@@ -63,53 +52,36 @@ def destinations(environment: Mapping[str, str] = os.environ) -> list[Destinatio
     for variable, maker in makers.items():
         if url := environment.get(variable, "").strip():
             name = f"{variable.removeprefix('FEDEMB_ALERT_').lower()} at {_host(url)}"
-            found.append(Destination(name, _bound(maker, url)))
+            found.append(Destination(name, partial(maker, url)))
     return found
 
 
-def _bound(maker: Callable[[str, Alert], None], url: str) -> Callable[[Alert], None]:
-    return lambda alert: maker(url, alert)
-
-
 def send_alerts(alerts: Sequence[Alert], places: Sequence[Destination] | None = None) -> list[str]:
-    """Sends every alert to every destination.
-
-    Args:
-      alerts: the alerts.
-      places: destinations; None uses those of the environment.
+    """Sends every alert to every destination; by default those of the environment.
 
     Returns: One sentence for each destination that did not accept all alerts. Never raises.
     """
-    found = destinations() if places is None else places
     problems: list[str] = []
-    for place in found if alerts else ():
-        result: list[str] = []
-        thread = threading.Thread(target=_send_all, args=(place, alerts, result), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            result.append("no thread can be started")
-        else:
-            thread.join(SECONDS)
-        why = result[0] if result else f"no answer within {SECONDS:g} s"
-        if why:
+    for place in (destinations() if places is None else places) if alerts else ():
+        late = f"no answer within {SECONDS:g} s"
+        if why := in_time(partial(_send_all, place, alerts), SECONDS, late):
             problems.append(f"alert to {place.name} was not sent: {why}")
     return problems
 
 
-def _send_all(place: Destination, alerts: Sequence[Alert], result: list[str]) -> None:
+def _send_all(place: Destination, alerts: Sequence[Alert]) -> str:
+    """Returns why an alert was not sent; empty: all were."""
     try:
         for alert in alerts:
             place.send(alert)
     except NotSent as error:
-        result.append(str(error))
+        return str(error)
     except Exception as error:
         # Texts of other errors may contain the address, and with it a token or a password.
         reason = getattr(error, "reason", error)
         known = reason.strerror if isinstance(reason, OSError) else None
-        result.append(known or type(error).__name__)
-    else:
-        result.append("")
+        return known or type(error).__name__
+    return ""
 
 
 def _host(url: str) -> str:
@@ -119,21 +91,14 @@ def _host(url: str) -> str:
         return "an address that is not valid"
 
 
-def _post(url: str, body: Mapping[str, Any], content_type: str) -> None:
+def _post(url: str, body: JsonFields, content_type: str) -> None:
     if urlsplit(url).scheme not in ("http", "https"):
         raise NotSent("the address is not an http or https URL")
-    request = urllib.request.Request(
-        url,
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": content_type, "User-Agent": "fedemb"},
-        method="POST",
-    )
-    opener = urllib.request.build_opener(_NoRedirect)
+    headers = {"Content-Type": content_type, "User-Agent": "fedemb"}
     try:
-        with opener.open(request, timeout=SECONDS):
-            return
-    except HTTPError as error:
-        raise NotSent(f"the receiver answered {error.code}") from None
+        call_json(url, headers, body, answers=False)
+    except StatusError as error:
+        raise NotSent(f"the receiver answered {error.status}") from None
 
 
 def _mail(url: str, alert: Alert) -> None:

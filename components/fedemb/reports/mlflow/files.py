@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -91,5 +91,5 @@ def _experiment(tracked: TrackedRun, root: Path) -> Path:
     return folder
 
 
-def _write_yaml(path: Path, content: dict[str, Any]) -> None:
-    write_bytes(path, yaml.safe_dump(content).encode())
+def _write_yaml(path: Path, content: Mapping[str, object]) -> None:
+    write_bytes(path, yaml.safe_dump(dict(content)).encode())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from pathlib import Path
 
 from fedemb.errors import FedEmbError, InputError
+from fedemb.foundation.deadline import in_time
 from fedemb.reports.mlflow.files import write_files
 from fedemb.reports.mlflow.server import send
 from fedemb.reports.mlflow.tracked import TrackedRun
@@ -46,21 +47,15 @@ def log_in_time(tracked: TrackedRun, address: str, seconds: float = SECONDS) -> 
 
     Returns: Why the run was not written; empty: it was. Never raises.
     """
-    problem = [f"the server did not take the run within {seconds:g} seconds"]
+    late = f"the server did not take the run within {seconds:g} seconds"
+    return in_time(partial(_problem, tracked, address), seconds, late)
 
-    def write() -> None:
-        try:
-            log(tracked, address)
-            problem.append("")
-        except FedEmbError as error:
-            problem.append(str(error))
-        except Exception as error:  # a bug here does not change how a run ends
-            problem.append(type(error).__name__)
 
-    thread = threading.Thread(target=write, daemon=True)
+def _problem(tracked: TrackedRun, address: str) -> str:
     try:
-        thread.start()
-    except RuntimeError:
-        return "no thread can be started"
-    thread.join(seconds)
-    return problem[-1]
+        log(tracked, address)
+    except FedEmbError as error:
+        return str(error)
+    except Exception as error:  # a bug here does not change how a run ends
+        return type(error).__name__
+    return ""

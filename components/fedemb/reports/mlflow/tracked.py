@@ -101,21 +101,21 @@ def tracked_run(content: RunContent) -> TrackedRun:
             for name, value in flat_settings(config).items()
             if not name.startswith("storage.")
         },
-        metrics=dict(_metrics(content)),
+        metrics=dict(_metrics(shown)),
         tags={name: _short(value) for name, value in tags.items()},
         artifacts=dict(_artifacts(content)),
     )
 
 
-def _metrics(content: RunContent) -> Iterator[tuple[str, float]]:
-    documents, gain = content.documents, content.shown.headline.figures.gain
-    if "privacy_report" in documents:
-        yield from privacy_figures(documents["privacy_report"].json).items()
-    if "utility_report" in documents:
-        yield from utility_figures(documents["utility_report"].json).items()
+def _metrics(shown: ComparedRun) -> Iterator[tuple[str, float]]:
+    gain = shown.headline.figures.gain
+    if shown.report is not None:
+        yield from privacy_figures(shown.report).items()
+    if shown.utility is not None:
+        yield from utility_figures(shown.utility).items()
     if gain is not None:
         yield from (("gain_low", gain.low), ("gain_high", gain.high))
-    for step, took in content.shown.seconds.items():
+    for step, took in shown.seconds.items():
         yield f"seconds.{step}", took
 
 
