@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedemb.documents.audit import AuditReport, SelfTest, finding
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.reports import charts
 from fedemb.reports.audit_words import LIMITATIONS, attack_sentences, audit_answer
+from fedemb.reports.charts import bar_chart
 from fedemb.reports.formats import figure
 from fedemb.reports.report import render
 
@@ -49,17 +49,12 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
     if report.measured is not None:
         plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
         leak = finding(calibrated) == "leak"
-        bars = [
-            charts.Bar(name, estimate.value, estimate.low, estimate.high, series)
-            for series, (name, estimate) in enumerate(
-                [("score", plain), ("minus before training", calibrated)]
-            )
-        ]
-        alt = "AUROC of the attack with 95 % intervals: " + ", ".join(
-            f"{bar.name} {bar.value:.3f}" for bar in bars
-        )
-        chart = charts.bar_chart(
-            bars, x_label="AUROC (0.5: no signal)", alt=alt, x_limits=(0.0, 1.0), reference=0.5
+        chart = bar_chart(
+            [("score", plain), ("minus before training", calibrated)],
+            x_label="AUROC (0.5: no signal)",
+            alt="AUROC of the attack with 95 % intervals",
+            x_limits=(0.0, 1.0),
+            reference=0.5,
         )
     canaries = report.mechanism and report.mechanism.canaries
     canaries = (

@@ -22,7 +22,7 @@ from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import JsonFields
 from fedemb.foundation.section import Section
 from fedemb.ledger import Ledger
-from fedemb.storage import Store
+from fedemb.storage import Store, open_store
 
 Days = Annotated[int, Field(ge=1)]
 Kind = Literal["private", "working", "public"]
@@ -175,14 +175,16 @@ def find_expired(
     runs: Sequence[KnownRun],
     retention: Retention,
     now: datetime,
-    private: Store | None,
-    public: Store | None,
+    private_root: str | None,
+    public_root: str | None,
 ) -> Iterator[Expired]:
-    """Yields the expired data of runs in those of the two stores that are not None.
+    """Yields the expired data of runs below those of the two roots that are set.
 
     Raises:
       StorageError: a store cannot be listed.
     """
+    private = open_store(private_root) if private_root else None
+    public = open_store(public_root) if public_root else None
     for run in runs:
         kinds: tuple[tuple[Kind, tuple[str, ...]], ...] = (
             ("private", PRIVATE),
@@ -205,12 +207,13 @@ def _in_folder(store: Store, run: KnownRun, kind: Kind, folder: str) -> Iterator
         yield Expired(run, kind, store.uri, folder, names, sum(entry.size for entry in found))
 
 
-def delete(item: Expired, store: Store) -> None:
+def delete(item: Expired) -> None:
     """Deletes expired objects. A repetition after an interruption deletes the rest.
 
     Raises:
       StorageError: an object cannot be deleted.
     """
+    store = open_store(item.uri)
     for name in item.names:
         store.delete(name)
     if store.local_root is not None:

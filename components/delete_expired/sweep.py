@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from fedemb.errors import LedgerError
@@ -14,7 +14,6 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps.delete_expired.retention import (
     Expired,
     KnownRun,
-    Retention,
     check_apart,
     delete,
     find_expired,
@@ -39,19 +38,6 @@ def runs_of(ledger_uri: str) -> list[KnownRun]:
     trust = read_trust(store)
     ledgers = [open_ledger(ledger_uri, name, trust=trust) for name in names]
     return [run for ledger in ledgers for run in known_runs(ledger)]
-
-
-def expired_of(
-    runs: Sequence[KnownRun],
-    retention: Retention,
-    now: datetime,
-    private_root: str | None,
-    public_root: str | None,
-) -> Iterator[Expired]:
-    """Yields the expired data of runs below two roots; see `find_expired`."""
-    private = open_store(private_root) if private_root else None
-    public = open_store(public_root) if public_root else None
-    return find_expired(runs, retention, now, private, public)
 
 
 def listing(found: Sequence[Expired], now: datetime, *, deleted: bool) -> JsonFields:
@@ -81,10 +67,10 @@ def run(context: StepContext, now: datetime | None = None) -> dict[str, float]:
     check_apart(filter(None, (private, public)), [context.ledger_uri])
     runs = runs_of(context.ledger_uri)
     retention = parse_retention(context.retention)
-    found = list(expired_of(runs, retention, now, private, public or None))
+    found = list(find_expired(runs, retention, now, private, public))
     if not context.dry_run:
         for item in found:
-            delete(item, open_store(item.uri))
+            delete(item)
     body = listing(found, now, deleted=not context.dry_run)
     write_bytes(context.artifacts.deleted, json.dumps(body, indent=1).encode())
     objects, size = sum(len(item.names) for item in found), sum(item.size for item in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from markupsafe import Markup
 
 from fedemb.documents.classifier import (
     Classified,
@@ -75,7 +75,7 @@ def _display_name(name: str, report: ClassifierReport) -> str:
     return _NAMES[name]
 
 
-def _reliability_chart(report: ClassifierReport) -> Any:
+def _reliability_chart(report: ClassifierReport) -> Markup | None:
     bins = report.reliability
     if not bins:
         return None
@@ -90,11 +90,7 @@ def _reliability_chart(report: ClassifierReport) -> Any:
     )
 
 
-def _chart(models: list[tuple[str, Classified]]) -> Any:
-    bars = [
-        charts.Bar(name, part.top_1.value, part.top_1.low, part.top_1.high, series)
-        for series, (name, part) in enumerate(models)
-    ]
-    words = ", ".join(f"{bar.name} {bar.value:.3f}" for bar in bars)
-    alt = f"Share of images whose class is named first, with 95 % intervals: {words}"
-    return charts.bar_chart(bars, x_label="top-1", alt=alt, x_limits=(0.0, 1.0))
+def _chart(models: list[tuple[str, Classified]]) -> Markup:
+    figures = [(name, part.top_1) for name, part in models]
+    alt = "Share of images whose class is named first, with 95 % intervals"
+    return charts.bar_chart(figures, x_label="top-1", alt=alt, x_limits=(0.0, 1.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from markupsafe import Markup
 
 from fedemb.documents.utility import Compared, UtilityReport
 from fedemb.reports import charts
@@ -34,19 +34,14 @@ def _models(report: UtilityReport) -> list[tuple[str, UtilityReport | Compared]]
     ]
 
 
-def _recall_chart(report: UtilityReport, rate: str) -> Any:
-    bars = []
-    for series, (name, part) in enumerate(_models(report)):
-        recall = part.recall_at_far[rate]
-        bars.append(charts.Bar(name, recall.value, recall.low, recall.high, series))
-    alt = f"Recall at a false accept rate of {rate}, with 95 % intervals: " + ", ".join(
-        f"{bar.name} {bar.value:.3f}" for bar in bars
-    )
-    limits = (0.0, max(bar.high or bar.value for bar in bars) * 1.08 or 1.0)
-    return charts.bar_chart(bars, x_label="recall", alt=alt, x_limits=limits)
+def _recall_chart(report: UtilityReport, rate: str) -> Markup:
+    figures = [(name, part.recall_at_far[rate]) for name, part in _models(report)]
+    alt = f"Recall at a false accept rate of {rate}, with 95 % intervals"
+    limits = (0.0, max(recall.high or recall.value for _, recall in figures) * 1.08 or 1.0)
+    return charts.bar_chart(figures, x_label="recall", alt=alt, x_limits=limits)
 
 
-def _roc_chart(report: UtilityReport) -> Any:
+def _roc_chart(report: UtilityReport) -> Markup:
     lines = [charts.Line(name, part.roc.far, part.roc.recall) for name, part in _models(report)]
     marks = [(f"FAR {rate}", float(rate)) for rate in report.recall_at_far]
     return charts.line_chart(

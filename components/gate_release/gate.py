@@ -26,7 +26,7 @@ from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger
-from fedemb.reports.formats import plain, signer_name
+from fedemb.reports.formats import people_lines, plain
 from fedemb.reports.lineage import send, write_run
 from fedemb.runtime.step import leading_to
 from fedemb.runtime.step_context import StepContext
@@ -155,11 +155,7 @@ def page(verdict: Verdict, document: VerdictDocument) -> str:
     lines = [f"# {state}", ""]
     for reason in verdict.reasons:
         lines += [f"- `{reason.code}`: {plain(reason.sentence)}; {plain(reason.remedy)}"]
-    for waiver in document.waivers:
-        who = plain(signer_name(waiver.actor))
-        lines += [f"- `{waiver.code}` waived by {who}: {plain(waiver.reason)}"]
-    for approval in document.approvals:
-        lines += [f"- approved by {plain(approval.actor)}, ledger record {approval.sequence}"]
+    lines += people_lines(document)
     if document.checks:
         lines += ["", "| rule | outcome | value | threshold |", "|---|---|---|---|"]
         for check in document.checks:

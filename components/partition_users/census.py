@@ -19,7 +19,7 @@ from fedemb.data.formats.csv_files import lines_in_quotes
 from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.hashing import Hasher
 from fedemb.data.identity import Cell
-from fedemb.data.photos import FORMATS, BadImageError, PhotoReader
+from fedemb.data.photos import FORMATS, PhotoReader
 from fedemb.data.pixels import encode_png
 from fedemb.data.source_parts import loose_files
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
@@ -30,6 +30,7 @@ from fedemb.steps.partition_users.prepare import (
     Prepared,
     Preparer,
     UserPart,
+    image_digests,
     merge,
     new_part,
     settle,
@@ -151,12 +152,8 @@ def _digests(config: RunConfig, source: SourceConfig, hasher: Hasher) -> set[byt
     reader = PhotoReader.of(config.model, config.data.max_pixels)
     files, found = image_files(source), set[bytes]()
     for batch in _batches(source, []):
-        for image in batch.images:
-            try:
-                pixels = reader.read(files.read(image) if files else image)
-            except BadImageError:
-                continue
-            found.add(hasher.image_digest(pixels)[:_DIGEST])
+        for digest in image_digests(batch.images, files, reader, hasher):
+            found.add(digest[:_DIGEST])
     return found
 
 

@@ -11,14 +11,16 @@ import hashlib
 import heapq
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedemb.config import EvaluationByValue, RunConfig
 from fedemb.data.formats.bad_records import BadRecord, excerpt
+from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.hashing import Hasher
 from fedemb.data.identity import NOT_TEXT, Cell, canonical_text
 from fedemb.data.photos import BadImageError, PhotoReader
@@ -285,6 +287,15 @@ class Preparer:
             else:
                 results.append(("", digest, png))
         return results
+
+
+def image_digests(
+    images: Iterable[Cell], files: ImageFiles | None, reader: PhotoReader, hasher: Hasher
+) -> Iterator[bytes]:
+    """Yields the keyed digest of each image that can be read."""
+    for image in images:
+        with suppress(BadImageError):
+            yield hasher.image_digest(reader.read(files.read(image) if files else image))
 
 
 def _bad_label(problem: str) -> str:

@@ -13,8 +13,9 @@ import numpy as np
 
 from fedemb.config import SourceConfig
 from fedemb.data.hashing import shard_of
-from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import Part, image_files
+from fedemb.steps.partition_users.prepare import image_digests
 from fedemb.steps.partition_users.reading import Job, read_batches
 from fedemb.steps.partition_users.shards import WORK, Place
 from fedemb.storage import Store, open_store
@@ -66,13 +67,7 @@ class _Digest(beam.DoFn):
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[tuple[int, bytes]]:
         config = self._job.config
         reader = PhotoReader.of(config.model, config.data.max_pixels)
-        for image in batch[0]:
-            try:
-                data = self._files.read(image) if self._files else image
-                pixels = reader.read(data)
-            except BadImageError:
-                continue
-            digest = self._hasher.image_digest(pixels)
+        for digest in image_digests(batch[0], self._files, reader, self._hasher):
             yield shard_of(digest, config.partition.shards), digest[:8]
 
 

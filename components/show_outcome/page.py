@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedemb.documents.release import ReleaseResult
 from fedemb.reports.dag import lineage_dag
-from fedemb.reports.formats import plain, signer_name
+from fedemb.reports.formats import people_lines, plain
 from fedemb.reports.headline import Headline, RunFacts
 from fedemb.reports.lineage import StepLineage
 from fedemb.reports.report import render
@@ -80,12 +80,8 @@ def summary(shown: Shown) -> str:
     if verdict is not None:
         if verdict.reasons:
             lines += ["", "Rules that deny:", "", *(f"- `{code}`" for code in verdict.reasons)]
-        lines += [""] if verdict.waivers or verdict.approvals else []
-        lines += [
-            f"- `{item.code}` waived by {plain(signer_name(item.actor))}: {plain(item.reason)}"
-            for item in verdict.waivers
-        ]
-        lines += [f"- approved by {plain(item.actor)}" for item in verdict.approvals]
+        if people := people_lines(verdict):
+            lines += ["", *people]
     reports = [(PAGES[name], shown.pages[name]) for name in PAGES if name in shown.pages]
     if reports:
         lines += ["", *(f"- {_link(title, address)}" for title, address in reports)]

@@ -19,6 +19,9 @@ from fedemb.ledger.budget import spent
 from fedemb.ledger.state import Attempt
 from fedemb.steps.watch_budget.forecast import Due, Forecast, forecast
 
+_SHOWN = {"name", "blocks", "declared", "reason"}
+"""Fields of an external charge in the view."""
+
 
 @dataclass(frozen=True)
 class BlockBudget:
@@ -126,10 +129,7 @@ def budget_view(
         blocks=sorted(rows, key=lambda row: (row.remaining, row.block)),
         charges=[
             {
-                "name": record.content(ChargeRecord).name,
-                "blocks": record.content(ChargeRecord).blocks,
-                "declared": record.content(ChargeRecord).declared,
-                "reason": record.content(ChargeRecord).reason,
+                **record.content(ChargeRecord).model_dump(include=_SHOWN),
                 "actor": record.actor,
                 "sequence": record.sequence,
             }

@@ -17,9 +17,9 @@ from fedemb.steps.delete_expired.retention import (
     KnownRun,
     Retention,
     check_apart,
+    find_expired,
     known_runs,
 )
-from fedemb.steps.delete_expired.sweep import expired_of
 from fedemb.storage import open_store
 
 PUBLIC = ("public", "reports", "index.html")
@@ -53,7 +53,7 @@ def expired_runs(
         stores = run.stores()
         kept = (stores["ledger"], stores["keys"], stores["releases"])
         check_apart([stores["private_root"], str(run.public)], kept)
-        for item in expired_of([known], retention, now, stores["private_root"], None):
+        for item in find_expired([known], retention, now, stores["private_root"], None):
             yield run, item
         if known.expired(retention, "public", now) and (found := _public(run, known)):
             yield run, found

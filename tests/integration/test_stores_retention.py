@@ -36,10 +36,10 @@ def test_expired_trees_are_deleted_and_nothing_else(store_uri, tmp_path):
         KnownRun("old", "measured", NOW - timedelta(days=31)),
         KnownRun("new", "measured", NOW - timedelta(days=6)),
     ]
-    found = list(find_expired(runs, Retention(), NOW, store, None))
+    found = list(find_expired(runs, Retention(), NOW, store_uri, None))
     assert {item.folder for item in found} == {f"old/{name}" for name in (*PRIVATE, *WORKING)}
     for item in found:
-        delete(item, store)
+        delete(item)
     left = set(open_store(store_uri).list())
     assert before - left == {name for item in found for name in item.names}
     assert {name.split("/")[0] for name in left} == {"old", "old-2", "older", "new"}
@@ -52,21 +52,22 @@ def test_interrupted_deletion_is_finished_by_the_next(store_uri):
     for number in range(4):
         store.write(f"old/users/part-{number}", b"data")
     runs = [KnownRun("old", "void", NOW - timedelta(days=31))]
-    (item,) = find_expired(runs, Retention(), NOW, store, None)
+    (item,) = find_expired(runs, Retention(), NOW, store_uri, None)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(store, "delete", _fails_at("old/users/part-2", store.delete))
+        fails = _fails_at("old/users/part-2", type(store).delete)
+        patched.setattr(type(store), "delete", fails)
         with pytest.raises(StorageError):
-            delete(item, store)
-    (rest,) = find_expired(runs, Retention(), NOW, store, None)
+            delete(item)
+    (rest,) = find_expired(runs, Retention(), NOW, store_uri, None)
     assert rest.names == ("old/users/part-2", "old/users/part-3")
-    delete(rest, store)
+    delete(rest)
     assert open_store(store_uri).list() == []
 
 
 def _fails_at(name, real):
-    def fails(asked):
+    def fails(store, asked):
         if asked == name:
             raise StorageError("the store does not answer")
-        real(asked)
+        real(store, asked)
 
     return fails

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup, escape
 
+from fedemb.documents.fields import Interval
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -66,16 +68,6 @@ class Line(NamedTuple):
     x: Sequence[float]
     y: Sequence[float]
     band: tuple[Sequence[float], Sequence[float]] | None = None
-
-
-class Bar(NamedTuple):
-    """A value with its interval; `low` and `high` may be None."""
-
-    name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    series: int = 0
 
 
 def new_figure(width: float = 5.0, height: float = 3.0) -> Figure:
@@ -211,42 +203,44 @@ def line_chart(
 
 
 def bar_chart(
-    bars: Sequence[Bar],
+    figures: Sequence[tuple[str, Interval]],
     *,
     x_label: str,
     alt: str,
     x_limits: tuple[float, float] | None = None,
     reference: float | None = None,
 ) -> Markup:
-    """Draws horizontal bars with their intervals, first on top.
+    """Draws named figures as horizontal bars with their intervals, first on top.
 
     Args:
-      bars: the values; `series` selects the colour.
+      figures: name and figure of each bar.
       x_label: axis, with unit.
-      alt: text description of the chart for screen readers.
+      alt: text description of the chart for screen readers; the figures are added.
       x_limits: limits of the value axis.
       reference: the value of no effect; if set, the chart has dots instead of bars.
     """
-    with _axes(height=0.75 + 0.36 * len(bars)) as (figure, axes):
-        positions = list(range(len(bars)))[::-1]
-        colours = [SERIES[bar.series % 4] for bar in bars]
-        values = [bar.value for bar in bars]
+    with _axes(height=0.75 + 0.36 * len(figures)) as (figure, axes):
+        positions = list(range(len(figures)))[::-1]
+        colours = [SERIES[series % 4] for series in range(len(figures))]
+        values = [found.value for _, found in figures]
         if reference is None:
             axes.barh(positions, values, color=colours, height=0.55)
         else:
             axes.axvline(reference, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
             axes.scatter(values, positions, color=colours, s=42, zorder=3)
-            axes.set_ylim(-0.6, len(bars) - 0.4)
-        for position, bar in zip(positions, bars, strict=True):
-            if bar.low is not None and bar.high is not None:
-                axes.plot([bar.low, bar.high], [position] * 2, color=INK, linewidth=1.2, marker="|")
-        axes.set_yticks(positions, [bar.name for bar in bars])
+            axes.set_ylim(-0.6, len(figures) - 0.4)
+        for position, (_, found) in zip(positions, figures, strict=True):
+            axes.plot(
+                [found.low, found.high], [position] * 2, color=INK, linewidth=1.2, marker="|"
+            )  # fmt: skip
+        axes.set_yticks(positions, [name for name, _ in figures])
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         if x_limits is not None:
             axes.set_xlim(*x_limits)
         axes.set_xlabel(x_label)
-        return figure_svg(figure, alt)
+        shown = ", ".join(f"{name} {found.value:.3f}" for name, found in figures)
+        return figure_svg(figure, f"{alt}: {shown}")
 
 
 def histogram_chart(

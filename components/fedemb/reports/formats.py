@@ -6,6 +6,7 @@ import math
 from datetime import datetime
 
 from fedemb.documents.fields import Interval
+from fedemb.documents.verdict import VerdictDocument
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -64,6 +65,20 @@ def plain(text: str) -> str:
     """Escapes a text for a line or a table cell of Markdown: without markup or line breaks."""
     line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return line.replace("[", "\\[").replace("|", "\\|")
+
+
+def people_lines(verdict: VerdictDocument) -> list[str]:
+    """Returns who waived a rule and who approved, as lines of Markdown."""
+    return [
+        *(
+            f"- `{item.code}` waived by {plain(signer_name(item.actor))}: {plain(item.reason)}"
+            for item in verdict.waivers
+        ),
+        *(
+            f"- approved by {plain(item.actor)}, ledger record {item.sequence}"
+            for item in verdict.approvals
+        ),
+    ]
 
 
 def signer_name(actor: str) -> str:

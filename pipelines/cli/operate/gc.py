@@ -104,7 +104,6 @@ def _local(
 ) -> list[Expired]:
     from fedemb.pipelines.run.expired import Kept, delete_public, expired_runs
     from fedemb.steps.delete_expired import retention as data
-    from fedemb.storage import open_store
 
     if not any(runs.glob("*/config.yaml")):
         raise InputError(f"No run in {runs}. Pass the folder of all runs with --runs.")
@@ -124,7 +123,7 @@ def _local(
             if item.kind == "public":
                 delete_public(run)
             else:
-                data.delete(item, open_store(item.uri))
+                data.delete(item)
     return found
 
 
@@ -132,8 +131,7 @@ def _stores(
     config: RunConfig, retention: Retention, now: datetime, *, delete: bool
 ) -> list[Expired]:
     from fedemb.steps.delete_expired import retention as data
-    from fedemb.steps.delete_expired.sweep import expired_of, runs_of
-    from fedemb.storage import open_store
+    from fedemb.steps.delete_expired.sweep import runs_of
 
     storage = config.storage
     if not storage.ledger or not (storage.private_root or storage.public_root):
@@ -144,10 +142,12 @@ def _stores(
     kept = (storage.ledger, storage.keys, storage.releases, storage.rollback_anchor)
     data.check_apart(filter(None, (storage.private_root, storage.public_root)), filter(None, kept))
     known = runs_of(storage.ledger)
-    found = list(expired_of(known, retention, now, storage.private_root, storage.public_root))
+    found = list(
+        data.find_expired(known, retention, now, storage.private_root, storage.public_root)
+    )
     if delete:
         for item in found:
-            data.delete(item, open_store(item.uri))
+            data.delete(item)
     return found
 
 

@@ -7,13 +7,15 @@ from typing import NamedTuple
 import pytest
 from jinja2 import Environment
 
+from fedemb.documents.fields import Interval
 from fedemb.errors import ArtifactError
 from fedemb.reports import charts, formats, report
-from fedemb.reports.charts import Bar, Line
+from fedemb.reports.charts import Line
 from fedemb.reports.dag import layout_dag, lineage_dag
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.run_index import RunIndex, render_run_index
 
+SHARE = Interval(value=0.3, low=0.2, high=0.4)
 STEPS = [
     {"name": name, "after": after, "status": status, "lines": [line], "href": None}
     for name, after, status, line in (
@@ -73,8 +75,8 @@ def example_charts():
             alt="curve",
             diagonal="chance",
         ),
-        charts.bar_chart([Bar("a", 0.3, 0.2, 0.4), Bar("b", 0.5)], x_label="x", alt="bars"),
-        charts.bar_chart([Bar("a", 0.3, 0.2, 0.4)], x_label="x", alt="dots", reference=0.5),
+        charts.bar_chart([("a", SHARE), ("b", SHARE)], x_label="x", alt="bars"),
+        charts.bar_chart([("a", SHARE)], x_label="x", alt="dots", reference=0.5),
         charts.histogram_chart([("a", [1, 2])], [0, 1, 2], x_label="x", y_label="y", alt="counts"),
     ]
 
@@ -106,7 +108,7 @@ def test_a_refused_run_and_a_simulation_look_like_it():
 
 def test_texts_are_escaped():
     assert "<script>" not in index(run_id="<script>alert(1)</script>")
-    chart = charts.bar_chart([Bar("<b>&", 1.0)], x_label="<i>", alt='"><script>')
+    chart = charts.bar_chart([("<b>&", SHARE)], x_label="<i>", alt='"><script>')
     assert not re.search(r"<(b|i|script)>", chart)
 
 

@@ -22,7 +22,7 @@ from fedemb.ledger import read_reservation
 from fedemb.steps.delete_expired.retention import KnownRun, Retention, delete, find_expired
 from fedemb.steps.train_dp_fedemb import train as embeddings
 from fedemb.steps.train_dp_sgd import train as classifier
-from fedemb.storage import LocalStore, open_store
+from fedemb.storage import LocalStore
 from fedemb.storage.fencing import FencingToken
 from fedemb.training import attempt, checkpoint, search
 from fedemb.training.feature_caches import FeatureCaches
@@ -287,7 +287,7 @@ def test_search_killed_while_it_computes_features_resumes_to_the_same_bits(
 def test_features_of_a_killed_search_expire_with_its_working_state(stopped):
     """`fedemb gc` deletes them with the checkpoints of the run."""
     last = datetime(2026, 1, 1, tzinfo=UTC)
-    private = open_store(str(stopped.root / "private"))
+    private = str(stopped.root / "private")
     run = KnownRun(stopped.private.name, "open", last)
     now = last + timedelta(days=2)
     expired = find_expired([run], Retention(open_days=1), now, private, None)
@@ -295,7 +295,7 @@ def test_features_of_a_killed_search_expire_with_its_working_state(stopped):
     names = {path.relative_to(stopped.root / "private").as_posix() for path in blocks(stopped)}
     assert names
     assert names <= set(found.names)
-    delete(found, private)
+    delete(found)
     assert not has_features(stopped)
 
 

@@ -25,8 +25,6 @@ Kind = Literal[
     "budget.unknown",
     "test",
 ]
-INTERRUPTED = Interrupted.exit_code
-"""Exit code of a run that somebody stopped."""
 _KINDS: dict[State, Kind] = {
     "Refused": "run.refused",
     "Stopped": "run.failed",
@@ -97,7 +95,7 @@ def run_alert(headline: Headline, run_id: str, policy: str, time: datetime) -> A
     A run that somebody interrupted needs none.
     """
     kind = _KINDS.get(headline.state)
-    if kind is None or headline.exit_code == INTERRUPTED:
+    if kind is None or headline.exit_code == Interrupted.exit_code:
         return None
     figures = headline.figures
     facts: dict[str, str | float | int | None] = {"exit_code": headline.exit_code}
