@@ -32,9 +32,6 @@ def run(context: StepContext) -> Written[PrivacyReport]:
 
     The content of the public backbone is not read: the digest of all inputs binds it.
 
-    Returns:
-      The signed report.
-
     Raises:
       ArtifactError: a document is missing or broken.
       PlanMismatch: plan, reservation, model or rounds do not match.

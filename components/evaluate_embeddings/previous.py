@@ -25,11 +25,7 @@ _log = logging.getLogger(__name__)
 def compare_with_previous(
     config: RunConfig, old: Path, store: UserStore, subjects: Subjects, embeddings: np.ndarray
 ) -> JsonFields:
-    """Measures `embeddings` [n, dim] as queries against a gallery of the previous release `old`.
-
-    Returns:
-      `Previous` of the utility report.
-    """
+    """Measures `embeddings` [n, dim] as queries against a gallery of the previous release `old`."""
     old_sha = file_digest(old)
     try:
         backbone = load_backbone(old, config.model)

@@ -55,14 +55,11 @@ class Partitioned:
 
 
 def run(context: StepContext) -> JsonObject:
-    """Partitions the private images of a reserved run.
+    """Partitions the private images of a reserved run; returns the public manifest.
 
     Args:
       context: reads `reservation`, only users of whose blocks may train, and the policy's key;
         writes the public manifest `users`.
-
-    Returns:
-      The public manifest.
 
     Raises:
       InputError: a file or column is missing, or a file is damaged.

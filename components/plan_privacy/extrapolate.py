@@ -33,9 +33,6 @@ def extrapolate(
 ) -> Extrapolation:
     """Computes every mechanism's epsilon for more users and for more compute, and draws it.
 
-    Returns:
-      The figure's path, the simulated population, and the points of both panels.
-
     Raises:
       ConfigError: the plan has no noise.
     """

@@ -41,10 +41,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
-    """Writes `backbone.keras` and `pretrained.json`.
-
-    Returns:
-      The content of `pretrained.json`.
+    """Writes `backbone.keras` and `pretrained.json`, and returns the content of the latter.
 
     Raises:
       InputError: the public source is missing or too small.

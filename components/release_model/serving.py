@@ -130,12 +130,10 @@ def save_for_serving(backbone: Model, model: ModelConfig, folder: Path) -> None:
 
 
 def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | None:
-    """Rebuilds the backbone from its file, saves it again and compares.
+    """Rebuilds the backbone from its file and saves it again; returns a difference, or None.
 
     The check ensures that a SavedModel contains only the code's output for the backbone's settings
     and weights: no constant, text or function that contains a head, an update or data.
-
-    Returns: The problem, or None.
 
     Raises:
       ArtifactError: the backbone cannot be loaded.

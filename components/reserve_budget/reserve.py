@@ -77,9 +77,6 @@ def run(
       attempt: None continues the run's latest attempt; its number plus one starts another one,
         which is charged in addition.
 
-    Returns:
-      The reservation document.
-
     Raises:
       InputError: the address of the images is empty.
       ConfigError: the cohorts differ from those of the cohort column, or the column is missing.

@@ -51,11 +51,7 @@ def require_no_privacy(config: RunConfig) -> None:
 
 
 def train(attempt: Attempt[ClientExamples]) -> ServerState:
-    """Trains, or reads the result of an earlier trainer of this attempt from its record.
-
-    Returns:
-      The state after the only round.
-    """
+    """Trains, or reads the result of an earlier trainer of this attempt from its record."""
     from fedemb.privacy.queries import RoundOutput
 
     config, backbone, log = attempt.config, attempt.backbone, attempt.log

@@ -18,10 +18,7 @@ from fedemb.privacy.mechanisms.registry import plan_from_json, public_numbers
 
 
 def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[PrivacyPlan]]:
-    """Reads the plan of a configuration.
-
-    Returns:
-      The mechanism plan, and the document.
+    """Reads the plan of a configuration: the mechanism and its document.
 
     Raises:
       ArtifactError: the plan cannot be read.

@@ -38,7 +38,7 @@ def measure_classifiers(
     grouped: bool,
     averages: Collection[str] = (),
 ) -> Fields:
-    """Measures classifiers on the same images.
+    """Returns the measured fields of a `ClassifierReport`, of models on the same images.
 
     Args:
       probabilities: model name -> float32 `[images, classes]`; `model` is compared with the other
@@ -48,9 +48,6 @@ def measure_classifiers(
       samples: number of bootstrap draws.
       grouped: whether a column names groups.
       averages: names of other averages of the same weights, which are not compared by class.
-
-    Returns:
-      The measured fields of a `ClassifierReport`.
 
     Raises:
       Diverged: a probability is not finite.

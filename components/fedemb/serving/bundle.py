@@ -254,9 +254,7 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
 
 
 def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
-    """Checks that a bundle is complete and signed; parses no file except its manifest.
-
-    Returns: The manifest.
+    """Checks that a bundle is complete and signed; parses no file but its manifest, and returns it.
 
     Raises:
       SignatureInvalid: its manifest or `model.sig` is not signed by a trusted key, or a file is
@@ -274,8 +272,6 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
 
 def check_pinned(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
     """Checks a bundle like `check_seal`, with pinned keys only; its ledger lists the newest keys.
-
-    Returns: The manifest and the ledger of the bundle.
 
     Raises:
       SignatureInvalid: as `check_seal`, or the ledger of the bundle is invalid.

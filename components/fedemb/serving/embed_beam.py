@@ -29,11 +29,7 @@ _DONE = "done.json"
 def embed_on_beam(
     source: PhotoSource, kept: KeptParts, model: ReleasedModel, options: Sequence[str]
 ) -> list[Done]:
-    """Embeds every part that is not stored yet; all workers must reach photos and stored parts.
-
-    Returns:
-      All parts, in any order.
-    """
+    """Embeds every part that is not stored yet; all workers must reach photos and stored parts."""
     copy = join(kept.uri, f"model-{model.space_id}")
     put_tree(model.bundle, copy)
     handler = _Released(copy, tree_digests(model.bundle))

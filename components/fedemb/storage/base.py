@@ -217,13 +217,10 @@ class Store(ABC):
         return digests
 
     def create_tree(self, local: Path, prefix: str) -> str:
-        """Publishes a tree so that files of another writer cannot mix with it.
+        """Publishes a tree so that files of another writer cannot mix with it; returns its name.
 
         Object stores cannot rename: the tree is written to a separate folder below `prefix`, named
         by its content, and becomes valid once an exclusively created object points to that folder.
-
-        Returns:
-          The name of the published tree.
 
         Raises:
           FileExistsError: the name is taken (folders only, where the tree is `prefix` itself).
@@ -234,10 +231,7 @@ class Store(ABC):
         return name
 
     def download_tree(self, prefix: str, local: Path) -> dict[str, str]:
-        """Copies a tree to the local folder; a tree with an index is verified against the index.
-
-        Returns:
-          Digests by name.
+        """Copies a tree to a local folder, verified against its index if any; returns its digests.
 
         Raises:
           ArtifactError: a file of the index is missing, or its content differs from the index.
