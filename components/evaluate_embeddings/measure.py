@@ -105,13 +105,7 @@ def roc_points(verification: Verification) -> dict[str, list[float]]:
 def by_subgroup(
     subjects: Subjects, embeddings: np.ndarray, config: EvaluationConfig, threshold: float
 ) -> JsonFields:
-    """Evaluates every subgroup at its own threshold and at the common threshold.
-
-    Args:
-      subjects: subjects with subgroups.
-      embeddings: [n, dim].
-      config: rates, depths and number of draws.
-      threshold: threshold of the first false accept rate over all subjects.
+    """Evaluates `embeddings` [n, dim] of every subgroup at its own threshold and a common one.
 
     Returns:
       `measured`: a mapping per subgroup, worst recall first; `too_small`: the number of skipped

@@ -100,16 +100,9 @@ def _delete(place: Place, kinds: Sequence[str]) -> None:
 def write_shard(
     place: Place, kind: str, shard: int, *, shards: int, rows: Iterable[UserRow]
 ) -> tuple[list[Written], np.ndarray]:
-    """Writes one shard of users and its index.
+    """Writes one shard of users, given in any order, and its index.
 
     Memory: 20 bytes a user of the shard; their images go over a temporary file.
-
-    Args:
-      place: where the pass writes.
-      kind: `users` or `evaluation`.
-      shard: number of the hash range.
-      shards: how many there are.
-      rows: its users, in any order.
 
     Returns:
       The files, and the user keys in the order of the records, uint64 [users].

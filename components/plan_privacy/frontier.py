@@ -147,11 +147,8 @@ def frontier_svg(
 ) -> str:
     """Returns a stand-alone SVG with five panels; same points, same bytes.
 
-    Args:
-      points: settings of the target: noise on the mean against rounds, and against batch.
-      longer: epsilons at one noise on the mean, against rounds and against batch.
-      noisier: epsilons at one number of rounds, against noise on the mean.
-      target_epsilon: epsilon of `points`; a line in the panels of epsilon.
+    Two panels show the noise on the mean of settings with the target epsilon. Three show epsilon:
+    by rounds and by batch at one noise on the mean, and by noise at one number of rounds.
     """
     styles = _styles([*points, *longer, *noisier])
 

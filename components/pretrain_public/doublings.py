@@ -31,17 +31,10 @@ def train_while_it_helps(
     *,
     seed: int,
 ) -> tuple[float, list[PublicTraining]]:
-    """Trains with `epochs`, twice as many and so on, from the same weights; keeps the best.
+    """Trains with `epochs`, twice as many and so on, in place; keeps the best weights.
 
     Each training is a whole schedule down to a learning rate of zero, because a schedule stopped in
     the middle does not predict the result of a complete one.
-
-    Args:
-      backbone: initial backbone; holds the best weights afterwards.
-      images: public images.
-      labels: classes of the images.
-      config: `epochs` of the first training, and the maximum number of `doublings` after it.
-      seed: seed of the held-out classes, and of each training.
 
     Returns:
       Mean loss of the last epoch of the best training, not finite if the first training failed, and

@@ -28,13 +28,8 @@ _COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": Fal
 def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict[str, float]:
     """Writes the pages `outcome` and `summary`, and a copy of the `verdict`.
 
+    The other outputs of the run are beside `uri`, the address of `outcome`.
     Then it sends an alert and writes the run to MLflow, if they are set. Neither can fail the step.
-
-    Args:
-      context: context of the step.
-      started: how the run was started.
-      uri: address of `outcome`; the run's other outputs are stored next to it.
-      state: final state of the run in Kubeflow; used only if no document determines the state.
 
     Returns: Metrics for the comparison of runs; only those that the run has.
 

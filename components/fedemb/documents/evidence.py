@@ -65,11 +65,8 @@ class Evidence:
 
         A key that was retired between reservation and report is still valid for documents that the
         ledger names by digest at reservation, bind or commit. Other documents could be written
-        later with a retired key, so their keys must be trusted when the report is made.
-
-        Args:
-          reserved: record of the reservation.
-          reported: last record that the privacy report takes into account.
+        later with a retired key, so their keys must be trusted when the report is made: at its last
+        record, not at that of the reservation.
         """
         for document in self.signed:
             yield document, reported if document in self.unnamed else reserved

@@ -148,11 +148,8 @@ def _parts(
 ) -> Fields:
     """Returns accuracy by class or group, lowest first, and the number of parts left out.
 
-    Args:
-      measured: the images.
-      right: model -> chance `[images]` that its first class is right.
-      names: names of the parts.
-      places: int `[images]`, the index of the part of each image.
+    `right` has the chance `[images]` that the first class of a model is right, and `places` the
+    index `[images]` of the part.
     """
     shown, too_small = [], 0
     for place, name in enumerate(names):

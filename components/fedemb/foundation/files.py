@@ -247,12 +247,9 @@ def read_regular(path: Path, limit: int = MOST_TEXT) -> bytes:
 
 
 def read_foreign(path: Path, limit: int, what: str) -> bytes:
-    """Returns the bytes of a regular file from an untrusted source, up to a maximum size.
+    """Returns the bytes of a regular file, or a link to one, from an untrusted source.
 
-    Args:
-      path: the file; a symbolic link to a regular file is followed.
-      limit: maximum number of bytes.
-      what: noun phrase for errors, such as "the trust file".
+    `what` is a noun phrase for errors, such as "the trust file".
 
     Raises:
       InputError: the file is missing, not regular, larger than `limit`, or not readable.

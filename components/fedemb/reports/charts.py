@@ -212,12 +212,7 @@ def bar_chart(
 ) -> Markup:
     """Draws named figures as horizontal bars with their intervals, first on top.
 
-    Args:
-      figures: name and figure of each bar.
-      x_label: axis, with unit.
-      alt: text description of the chart for screen readers; the figures are added.
-      x_limits: limits of the value axis.
-      reference: the value of no effect; if set, the chart has dots instead of bars.
+    With `reference`, the value of no effect, the chart has dots instead of bars.
     """
     with _axes(height=0.75 + 0.36 * len(figures)) as (figure, axes):
         positions = list(range(len(figures)))[::-1]
@@ -251,15 +246,7 @@ def histogram_chart(
     y_label: str,
     alt: str,
 ) -> Markup:
-    """Draws step outlines of histograms that share their edges.
-
-    Args:
-      counts: named heights, each one shorter than `edges`.
-      edges: edges of the bins.
-      x_label: axis, with unit.
-      y_label: axis, with unit.
-      alt: text description of the chart for screen readers.
-    """
+    """Draws step outlines of named histograms, whose heights are one fewer than their edges."""
     with _axes(height=2.6) as (figure, axes):
         for position, (name, heights) in enumerate(counts):
             colour = SERIES[position % 4]

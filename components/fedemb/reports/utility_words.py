@@ -50,11 +50,7 @@ def compared(difference: Interval, than: str) -> str:
 def cost_of_privacy(parts: ClassifiedParts, kind: str) -> str | None:
     """Returns the class or group with the highest cost of private training, and the lowest.
 
-    Args:
-      parts: results by class or group, of a report.
-      kind: `class` or `group`.
-
-    Returns: None without a non-private training to compare with, or with only one part.
+    Returns None without a non-private training to compare with, or with only one part.
     """
     costs = [
         (-other.difference.value, part.name)

@@ -64,14 +64,9 @@ def visible(name: str) -> bool:
 def why_failed(
     bucket: str, code: int | str | None, error: BaseException, *, missing: bool, denied: bool
 ) -> str:
-    """Returns the reason for a bucket error and the next step; the text is equal for every service.
+    """Returns the reason for a bucket error and the next step, with one text for all services.
 
-    Args:
-      bucket: name of the bucket.
-      code: error code of the service; empty or None if the service did not respond.
-      error: connection error, if the service did not respond.
-      missing: whether the code means that the bucket does not exist.
-      denied: whether the code means that the account lacks permission.
+    `missing`: the code means that the bucket does not exist; `denied`: that permission is missing.
     """
     if missing:
         return f"the bucket {bucket} does not exist; create it or fix the address"

@@ -38,11 +38,9 @@ def turns_taken() -> Iterator[list[FencingToken]]:
 
 
 class FencingToken:
-    """The fencing token of one start of a step. May be passed to workers in other processes.
+    """The fencing token of one start of a step, in a store that all its starts share.
 
-    Args:
-      uri: the store that all starts of the step share.
-      step: name of the step, used in the message of a superseded start.
+    It may be passed to workers in other processes.
     """
 
     def __init__(self, uri: str, step: str) -> None:
