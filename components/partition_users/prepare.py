@@ -114,7 +114,7 @@ def settle(
     assigner: Assigner,
     counts: Counter[str],
 ) -> Settled | None:
-    """Decides about a whole user: on which side they are, or, counted by reason, left out."""
+    """Decides which side a whole user is on, or drops the user and counts the reason."""
     cohort, _, train, held_out, trained, held = part
     images, came = train, trained
     if held_out:  # the whole user is held out, whatever else they own

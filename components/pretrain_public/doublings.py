@@ -31,7 +31,7 @@ def train_while_it_helps(
     *,
     seed: int,
 ) -> tuple[float, list[PublicTraining]]:
-    """Trains with `epochs`, twice as many and so on, in place; keeps the best weights.
+    """Trains with `epochs`, then twice as many and so on; the backbone keeps the best weights.
 
     Each training is a whole schedule down to a learning rate of zero, because a schedule stopped in
     the middle does not predict the result of a complete one.

@@ -43,7 +43,7 @@ class Output:
 
 
 def outputs_of(folder: str, reused: Mapping[str, str]) -> list[Output]:
-    """Returns the outputs of a run, after the reused ones, by name and address, of earlier runs.
+    """Returns the outputs of a run; those reused from earlier runs come first.
 
     Raises:
       StorageError: the public root cannot be read.

@@ -9,7 +9,7 @@ from fedemb.steps.watch_budget.view import BudgetView
 
 
 def budget_alerts(view: BudgetView, below: float | None) -> list[Alert]:
-    """Returns an alert for each block with less epsilon left, and one if schedules pass the cap."""
+    """Returns an alert for each block with too little budget, and one if schedules pass the cap."""
     least = 0.0 if below is None else below
     alerts: list[Alert] = []
     for row in view.blocks:

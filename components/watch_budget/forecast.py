@@ -81,7 +81,7 @@ class Forecast:
 
 
 def forecast(terms: PolicyTerms, charges: Sequence[Charge], due: Sequence[Due]) -> Forecast:
-    """Returns the forecast of a block, with its scheduled runs in order of time."""
+    """Returns the forecast of a block; its scheduled runs are in order of time."""
 
     def after(runs: int) -> float:
         try:

@@ -114,7 +114,7 @@ def budget_view(
     schedules: Sequence[str],
     problems: Sequence[str],
 ) -> BudgetView:
-    """Returns the budget of a policy at `now`, with the runs of schedules in order of time."""
+    """Returns the budget of a policy at `now`; scheduled runs are in order of time."""
     terms, state = ledger.terms, ledger.state
     names = sorted({*state.by_block, *(block for run in due for block in run.blocks)})
     rows = [_block(ledger, block, [run for run in due if block in run.blocks]) for block in names]

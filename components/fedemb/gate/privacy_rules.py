@@ -158,7 +158,7 @@ def epsilon(case: Case) -> Iterator[Reason]:
 
 
 def accountants_disagree(pld: float, renyi: float | None) -> bool:
-    """Returns whether the epsilon by PLD exceeds that by RDP, if any, by over `RDP_TOLERANCE`."""
+    """Returns whether the epsilon by PLD exceeds that by RDP by more than `RDP_TOLERANCE`."""
     upper = math.inf if renyi is None else renyi
     return not upper >= (1 - RDP_TOLERANCE) * pld
 

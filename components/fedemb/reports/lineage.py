@@ -95,7 +95,7 @@ def write(
     code_sha: str | None,
     time: datetime | None = None,
 ) -> None:
-    """Writes one event per step, in execution order: COMPLETE, or FAIL; replaces an existing file.
+    """Writes one event per step, COMPLETE or FAIL; replaces an existing file.
 
     The OpenLineage client is not used for the file, because environment settings change its output,
     and the file is signed and published.
@@ -409,7 +409,7 @@ def _read_parents(datasets: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]:
-    """Returns the lineage of an artifact, by default the last output, backwards as lines of text.
+    """Returns the lineage of an artifact as lines of text; by default of the last output.
 
     A repeated artifact is named and not expanded again.
 

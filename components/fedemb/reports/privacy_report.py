@@ -43,7 +43,7 @@ def _adjacency(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
 def build_report(
     evidence: Evidence, plan: MechanismPlan, ledger: Ledger, *, time: str, head_sequence: int
 ) -> PrivacyReport:
-    """Builds the report as of a ledger record, whose UTC time is `time`, from a verified ledger.
+    """Builds the report as of a record of a verified ledger; `time` is the UTC time of the record.
 
     Raises:
       LedgerError: the ledger lacks the reservation, its bind or its commit, or ends before

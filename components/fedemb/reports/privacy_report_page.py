@@ -49,7 +49,7 @@ def report_page(
     ledger: Ledger,
     lineage: Sequence[StepLineage],
 ) -> str:
-    """Renders `privacy_report.html`; the ledger has the spending over time and the waivers."""
+    """Renders `privacy_report.html`; spending over time and waivers come from the ledger."""
     report, cumulative = signed.body, signed.body.cumulative
     block = ledger.state.worst_block([row.block for row in cumulative.blocks])
     last = cumulative.ledger_sequence

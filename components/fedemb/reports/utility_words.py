@@ -79,7 +79,7 @@ def _rate(rate: str) -> str:
 
 
 def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
-    """Describes the requirements of `min_gain_over_public` and `no_worse_than` of a release."""
+    """Describes what the gate requires by `min_gain_over_public` and `no_worse_than`."""
     floors: list[str] = []
     if least is not None:
         floors.append(

@@ -30,7 +30,7 @@ _OPERATORS = 17
 
 
 def export(model: ReleasedModel, form: str, folder: Path) -> Path:
-    """Writes a released model as `model.<form>`, with a form of `FORMS`.
+    """Writes a released model as `model.<form>`; `form` is one of `FORMS`.
 
     Raises:
       InputError: the format is unknown.

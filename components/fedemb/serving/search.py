@@ -52,7 +52,7 @@ class PhotoIndex:
 
 
 def collapsed(index: PhotoIndex, least: float) -> str:
-    """Returns a warning if similarities, or the threshold `least`, are meaningless; else empty."""
+    """Returns a warning if the model does not separate photos; else empty."""
     if least >= _SAME:
         return (
             "the model does not distinguish photos: pairs that do not belong together reach a "
