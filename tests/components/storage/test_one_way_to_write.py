@@ -40,7 +40,6 @@ ELSEWHERE = {
     "components/fedemb/foundation/step_logging.py open": "the null device",
     "components/fedemb/storage/local.py copyfile": "a download into a temporary folder",
     "components/fedemb/storage/local.py rename": "a finished folder to a name that must be free",
-    "components/fedemb/training/diagnostics.py open": "TensorBoard appends; a new name by the time",
     "components/fedemb/keys/local.py open": "destroys a key in place",
     "components/fedemb/training/trainer.py save": "checkpoints, through a store",
     "components/train_dp_fedemb/centralized.py save": "checkpoints, through a store",
