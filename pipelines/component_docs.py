@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -43,10 +42,14 @@ def metadata(name: str, group: str, description: str) -> str:
         "description": description,
         "stability": STABILITY,
         "dependencies": {"kubeflow": [{"name": "Pipelines", "version": f">={KUBEFLOW_VERSION}"}]},
-        "tags": ["differential-privacy", CATEGORIES.get(group, "governance")],
+        "tags": _tags(group),
         "lastVerified": LAST_VERIFIED,
     }
     return "---\n" + yaml.safe_dump(body, sort_keys=False, width=999)
+
+
+def _tags(group: str) -> list[str]:
+    return ["differential-privacy", CATEGORIES.get(group, "governance")]
 
 
 def component_page(step: Step, by_hand: str) -> str:
@@ -63,6 +66,11 @@ def component_page(step: Step, by_hand: str) -> str:
     ]
     kinds = ", ".join(f"`{name}` is {kind.__name__}" for name, kind in step.outputs.items())
     lines = [
+        f"# {step.title}",
+        "",
+        *_stability(),
+        "## Overview",
+        "",
         step.summary,
         "",
         f"Image `{step.image}`; resources `{step.resources}` of the profile. {_care(step)}",
@@ -74,8 +82,17 @@ def component_page(step: Step, by_hand: str) -> str:
         "## Rights",
         "",
         *_rights(step.rights),
+        "## Metadata",
+        "",
+        f"- **Name**: {step.name}",
+        f"- **Stability**: {STABILITY}",
+        f"- **Dependencies**: Kubeflow Pipelines >={KUBEFLOW_VERSION}",
+        f"- **Tags**: {', '.join(_tags(step.group))}",
+        f"- **Last Verified**: {LAST_VERIFIED}",
+        "",
+        CUSTOM,
     ]
-    return _page(step.title, lines, step.name, step.group, by_hand)
+    return "\n".join(lines) + by_hand
 
 
 def pipeline_page(pipelines: Sequence[Pipeline], by_hand: str) -> str:
@@ -94,27 +111,11 @@ def pipeline_page(pipelines: Sequence[Pipeline], by_hand: str) -> str:
     return "\n".join(["# Pipelines", "", *_stability(), *lines, CUSTOM]) + by_hand
 
 
-def _page(title: str, lines: Sequence[str], name: str, group: str, by_hand: str) -> str:
-    facts = yaml.safe_load(metadata(name, group, ""))
-    (needed,) = facts["dependencies"]["kubeflow"]
-    head = [f"# {title}", "", *_stability(), "## Overview", "", *lines, "## Metadata", ""]
-    tail = [
-        f"- **Name**: {name}",
-        f"- **Stability**: {STABILITY}",
-        f"- **Dependencies**: Kubeflow {needed['name']} {needed['version']}",
-        f"- **Tags**: {', '.join(facts['tags'])}",
-        f"- **Last Verified**: {LAST_VERIFIED}",
-        "",
-        CUSTOM,
-    ]
-    return "\n".join([*head, *tail]) + by_hand
-
-
 def _stability() -> list[str]:
     return [f"> **Stability: {STABILITY}** - it may still change.", ""]
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     if not rows:
         return [f"## {title}", "", "None.", ""]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -130,7 +131,7 @@ def _type(kind: str, way: str) -> str:
     return f"`{TYPES.get(kind, kind)}`"
 
 
-def _default(value: Any) -> str | None:
+def _default(value: object) -> str | None:
     if value is None:
         return None
     return f"`{value}`" if value != "" else "empty"

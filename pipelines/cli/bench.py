@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import ConfigError
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
@@ -113,8 +114,6 @@ def _ends(seconds: float, output: Path) -> Iterator[None]:
 
 
 def _keep(output: Path, found: dict[str, Any]) -> None:
-    from fedemb.foundation.files import write_bytes
-
     write_bytes(output, (json.dumps(found, indent=1) + "\n").encode())
 
 

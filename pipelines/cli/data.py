@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
 from fedemb.pipelines.output import say
 
@@ -45,7 +46,6 @@ def check_data(
     Example: fedemb check-data --config mine.yaml
     """
     from fedemb.config.data import BUILTIN
-    from fedemb.errors import InputError
     from fedemb.pipelines.run.load_config import load_config, with_data
     from fedemb.steps.partition_users.check import check
 
@@ -89,7 +89,6 @@ def make_data(
 
     from fedemb.config import BuiltinData
     from fedemb.data.glyphs import write_builtin
-    from fedemb.errors import ConfigError
 
     try:
         builtin = BuiltinData(

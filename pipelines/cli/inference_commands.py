@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import InputError
+from fedemb.foundation.files import read_foreign
 from fedemb.pipelines.cli.data import counted
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released, trust_of
@@ -103,7 +104,6 @@ def search(
     Example: fedemb search query.jpg --in embeddings.parquet --model BUNDLE
     """
     from fedemb.data.photos import MAX_BYTES, BadImageError
-    from fedemb.foundation.files import read_foreign
     from fedemb.serving.search import PhotoIndex, collapsed, require_embeddings, threshold
 
     released = _opened(model, trust)

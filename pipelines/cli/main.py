@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from fedemb.errors import FedEmbError, InputError
+from fedemb.foundation.digests import file_digest
 from fedemb.foundation.extras import missing_extra
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
@@ -183,7 +184,6 @@ def compile_(
     Example: fedemb compile --profile gpu --output dp-fedemb.yaml --image
     light=REF@sha256:... --image cpu=REF@sha256:... --image trainer=REF@sha256:...
     """
-    from fedemb.foundation.digests import file_digest
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
     from fedemb.pipelines.steps import pipeline_named
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import AwaitingApproval, ConfigError, Refused
+from fedemb.errors import AwaitingApproval, ConfigError, FedEmbError, Refused
 from fedemb.foundation.extras import require_modules
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import (
@@ -150,7 +150,6 @@ def _decided(run: RunDirectory) -> int:
 
 def log_to_mlflow(run: RunDirectory, mlflow: str) -> None:
     """Writes an ended run to MLflow; a failure is printed and does not change the exit code."""
-    from fedemb.errors import FedEmbError
     from fedemb.pipelines.run.mlflow_run import log_run
 
     try:

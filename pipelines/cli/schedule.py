@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError, StorageError
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
 from fedemb.pipelines.output import say, say_block, say_json
@@ -207,7 +208,6 @@ def submit(
 
     Example: fedemb submit dp-fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
     """
-    from fedemb.foundation.canonical_json import json_digest
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules import submission
     from fedemb.pipelines.schedules.package import check_package, checked_digest, run_arguments

@@ -37,6 +37,11 @@ def objects_at(tree: Json, *path: str) -> list[JsonObject]:
     return [_checked(item, {}) for item in list_at(tree, *path)]
 
 
+def objects_of(fields: JsonObject) -> list[tuple[str, JsonObject]]:
+    """Returns name and object of each field."""
+    return [(name, _checked(item, {})) for name, item in fields.items()]
+
+
 def text_at(tree: Json, *path: str) -> str:
     """Returns the text at a path."""
     return _checked(value_at(tree, *path), "")

@@ -21,7 +21,14 @@ import yaml
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.foundation.canonical_json import Json, JsonObject
 from fedemb.foundation.step_logging import EVERYTHING
-from fedemb.pipelines.compile.fields import list_at, object_at, objects_at, text_at, value_at
+from fedemb.pipelines.compile.fields import (
+    list_at,
+    object_at,
+    objects_at,
+    objects_of,
+    text_at,
+    value_at,
+)
 
 if TYPE_CHECKING:
     from fedemb.runtime.step import Step
@@ -57,30 +64,25 @@ def violations(documents: Sequence[JsonObject]) -> list[str]:
     return [problem for rule in RULES for problem in rule(spec, platform)]
 
 
-def tasks_of(group: JsonObject) -> dict[str, JsonObject]:
-    """Returns name -> task of the root or of a component; empty unless it is a group."""
-    return {name: object_at(task) for name, task in object_at(group, "dag", "tasks").items()}
-
-
-def dags_of(spec: JsonObject) -> list[dict[str, JsonObject]]:
-    """Returns the tasks of the root and of every group.
+def dags_of(spec: JsonObject) -> list[JsonObject]:
+    """Returns name -> task of the root and of every group.
 
     Raises:
       TypeError: the root has no task.
     """
-    root = tasks_of(object_at(spec, "root"))
+    root = object_at(spec, "root", "dag", "tasks")
     if not root:
         raise TypeError("the pipeline has no task")
-    return [root, *map(tasks_of, _components(spec).values())]
+    return [root, *(object_at(item, "dag", "tasks") for item in _components(spec).values())]
 
 
 def _tasks(spec: JsonObject) -> Iterator[tuple[str, JsonObject]]:
     for tasks in dags_of(spec):
-        yield from tasks.items()
+        yield from objects_of(tasks)
 
 
 def _components(spec: JsonObject) -> dict[str, JsonObject]:
-    return {name: object_at(item) for name, item in object_at(spec, "components").items()}
+    return dict(objects_of(object_at(spec, "components")))
 
 
 def component_of(spec: JsonObject, task: JsonObject) -> JsonObject:
@@ -90,8 +92,7 @@ def component_of(spec: JsonObject, task: JsonObject) -> JsonObject:
 
 def executors_of(spec: JsonObject) -> dict[str, JsonObject]:
     """Returns name -> executor."""
-    found = object_at(spec, "deploymentSpec", "executors")
-    return {name: object_at(executor) for name, executor in found.items()}
+    return dict(objects_of(object_at(spec, "deploymentSpec", "executors")))
 
 
 def options_of(platform: JsonObject) -> JsonObject:
@@ -121,7 +122,7 @@ def _step(spec: JsonObject, task: JsonObject) -> str:
 
 def _inside(spec: JsonObject, task: JsonObject) -> Iterator[tuple[str, JsonObject]]:
     """A task's own tasks, however deep the groups."""
-    for name, inner in tasks_of(component_of(spec, task)).items():
+    for name, inner in objects_of(object_at(component_of(spec, task), "dag", "tasks")):
         yield name, inner
         yield from _inside(spec, inner)
 
@@ -233,7 +234,7 @@ def release_behind_gate(spec: JsonObject, platform: JsonObject) -> Iterator[str]
     del platform
     found = False
     for tasks in dags_of(spec):
-        for name, task in tasks.items():
+        for name, task in objects_of(tasks):
             step, inputs = _step(spec, task), object_at(task, "inputs", "parameters")
             if step != "release-model":
                 if "releases" in inputs and not list(_inside(spec, task)):
@@ -242,8 +243,7 @@ def release_behind_gate(spec: JsonObject, platform: JsonObject) -> Iterator[str]
             found = True
             verdict = object_at(task, "inputs", "artifacts", "verdict")
             producer = text_at(verdict, "taskOutputArtifact", "producerTask")
-            gate = tasks.get(producer)
-            if gate is None or _step(spec, gate) != "gate-release":
+            if producer not in tasks or _step(spec, object_at(tasks, producer)) != "gate-release":
                 yield f"{name} does not take its verdict from gate-release; connect it"
             elif producer not in list_at(task, "dependentTasks"):
                 yield f"{name} does not wait for {producer}; connect it"

@@ -45,7 +45,7 @@ class _Listed(BaseModel):
 
 
 class _Manifest(BaseModel):
-    config: dict[str, object] | None = None
+    config: dict[str, object]
     exit_code: int | None = None
     failed_step: str | None = None
     error: str | None = None
@@ -107,11 +107,6 @@ def published_run(address: str, run_id: str, into: Path) -> RunDirectory:
 
 def _run(public: Store, run_id: str, ledger: str, into: Path) -> RunDirectory:
     manifest = _manifest(public, run_id)
-    if manifest.config is None:
-        raise ArtifactError(
-            f"Run {run_id} was published without its configuration, by an earlier version. Publish "
-            f"it again on its machine: `fedemb run --resume {run_id}`."
-        )
     try:
         config = RunConfig.as_written(manifest.config)
     except ValueError as error:

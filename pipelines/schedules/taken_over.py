@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -16,7 +16,7 @@ import yaml
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.canonical_json import JsonObject
-from fedemb.pipelines.compile.fields import list_at, object_at, text_at
+from fedemb.pipelines.compile.fields import list_at, object_at, objects_of, text_at
 from fedemb.pipelines.compile.rules import (
     RULES,
     component_of,
@@ -108,14 +108,13 @@ def taken_over(
     """
     spec, platform = read_compiled(package)
     _name_reused(spec, {name: uri for of in found.values() for name, uri in of.items()})
-    tasks = next(dag for dag in _dags(spec) if all(step.slug in dag for step in steps))
+    tasks = next(dag for dag in dags_of(spec) if all(step.slug in dag for step in steps))
     slugs = {step.slug for step in steps}
     kinds = {slug: _outputs(spec, object_at(tasks, slug)) for slug in slugs}
     for slug in slugs:
         _remove(spec, platform, object_at(tasks.pop(slug)))
     imported: dict[str, tuple[str, str]] = {}
-    for item in tasks.values():
-        task = object_at(item)
+    for _, task in objects_of(tasks):
         for value in object_at(task, "inputs", "parameters").values():
             source = object_at(value, "taskOutputParameter")
             if source.get("producerTask") in slugs:
@@ -142,7 +141,7 @@ def taken_over(
 def _name_reused(spec: JsonObject, found: Mapping[str, str]) -> None:
     """Tells the exit step where the documents of earlier steps are."""
     for tasks in dags_of(spec):
-        for task in tasks.values():
+        for _, task in objects_of(tasks):
             if given := object_at(task, "inputs", "parameters", "reused"):
                 given["runtimeValue"] = {"constant": json.dumps(dict(found), sort_keys=True)}
 
@@ -184,12 +183,6 @@ def _check(
         raise ConfigError(
             f"Package {package.name} breaks a rule: {problems[0]}. Compile the package again."
         )
-
-
-def _dags(spec: JsonObject) -> Iterator[JsonObject]:
-    for group in (spec["root"], *object_at(spec, "components").values()):
-        if tasks := object_at(group, "dag", "tasks"):
-            yield tasks
 
 
 def _outputs(spec: JsonObject, task: JsonObject) -> JsonObject:

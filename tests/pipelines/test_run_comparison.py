@@ -147,9 +147,9 @@ def test_manifest_of_another_place_is_not_followed(store, tmp_path, capsys):
     assert not list(store.rglob("published"))
 
 
-def test_run_of_an_earlier_version_says_how_to_publish_it_again(store, capsys):
+def test_run_without_its_configuration_says_how_to_publish_it_again(store, capsys):
     manifest(store, "monday", config=None)
-    with pytest.raises(ArtifactError, match=r"without its configuration.*--resume monday"):
+    with pytest.raises(ArtifactError, match=r"is not the manifest.*--resume monday"):
         call(capsys, "runs", store, "--compare", "monday", "tuesday")
     with pytest.raises(InputError, match="No published run friday"):
         call(capsys, "runs", store, "--compare", "friday", "tuesday")

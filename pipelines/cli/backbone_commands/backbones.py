@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.files import require_output
 from fedemb.pipelines.cli.options import JsonOption
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.output import say, say_block, say_json
@@ -71,7 +73,6 @@ def get(
 
     Example: fedemb backbone get efficientnet_lite0 -o lite0.keras --size 128
     """
-    from fedemb.foundation.files import require_output
     from fedemb.models.public_backbone.catalogue import named_backbone
 
     require_output(output)
@@ -117,7 +118,6 @@ def convert(
     Example: fedemb backbone convert dino.safetensors -o dino.keras --architecture dinov2_small
     """
     from fedemb.config import PretrainingConfig
-    from fedemb.foundation.files import require_output
     from fedemb.models.public_backbone.built import write_built
 
     require_output(output)
@@ -169,7 +169,6 @@ def show(
 
     Example: fedemb backbone show lite0.keras
     """
-    from fedemb.foundation.digests import file_digest
     from fedemb.models.public_backbone.card import read_card
 
     card = read_card(file)

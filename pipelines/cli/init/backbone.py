@@ -12,7 +12,7 @@ from fedemb.data.columns import guess_source
 from fedemb.errors import ConfigError, InputError
 from fedemb.models.imported import check_import, image_shape, known_pixels, with_card
 from fedemb.models.public_backbone.card import BackboneCard, Tap, read_card
-from fedemb.pipelines.cli.init.photos import Photos
+from fedemb.pipelines.cli.init.photos import Photos, absolute
 from fedemb.pipelines.cli.init.recipes import (
     COVARIANCE_DIRECTIONS,
     PRINCIPAL_DIRECTIONS,
@@ -123,7 +123,7 @@ def backbone_of(
       ConfigError: the pixel format is unknown or not for this backbone.
       InputError: the file does not exist.
     """
-    uri = start if "://" in start else str(Path(start).resolve())
+    uri = absolute(start)
     if start.endswith(".keras"):
         return _imported(Path(start), uri, photos, pixels, ask)
     if photos:
@@ -162,8 +162,8 @@ def _imported(
     section |= found.model_dump(mode="json", include=fields, exclude_defaults=True)
     if photos:
         _require(photos)
-        place = photos if "://" in photos else str(Path(photos).resolve())
-        section["source"] = guess_source(place, {}).model_dump(mode="json", exclude_defaults=True)
+        found_photos = guess_source(absolute(photos), {})
+        section["source"] = found_photos.model_dump(mode="json", exclude_defaults=True)
     else:
         say("no --public-photos: the features are not standardised, which costs accuracy")
     return Backbone(pretraining=section, shape=image_shape(path), card=read_card(path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.data import counted
 from fedemb.pipelines.cli.init.options import (
     BackboneOptions,
@@ -45,7 +46,6 @@ def init(
 
     Example: fedemb init --data photos/ --users-lower-bound 1000 -o mine.yaml
     """
-    from fedemb.foundation.files import write_bytes
     from fedemb.pipelines.cli.init.classifier import recipe_of, with_head_rates, with_solved_head
     from fedemb.pipelines.cli.init.photos import describe, source_of, survey
     from fedemb.pipelines.cli.init.settings import Promise, as_text, outlook

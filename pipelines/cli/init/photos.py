@@ -103,8 +103,8 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
     formats = (*ENDINGS, "image_folder")
     if options.format_ not in (None, *formats):
         raise ConfigError(f"--format is {options.format_}. Pass one of {', '.join(formats)}.")
-    uri = _absolute(options.data)
-    root = _absolute(options.image_root) if options.image_root else None
+    uri = absolute(options.data)
+    root = absolute(options.image_root) if options.image_root else None
     source = guess_source(uri, named, options.format_, root)
     if source.file_format == "image_folder" and not classify and options.format_ is None:
         refuse_folders_of_no_users(uri, open_store(uri).list())
@@ -119,7 +119,8 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
     return source
 
 
-def _absolute(address: str) -> str:
+def absolute(address: str) -> str:
+    """Returns an address that does not depend on the current folder."""
     return address if "://" in address else str(Path(address).resolve())
 
 

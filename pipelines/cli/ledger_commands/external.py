@@ -5,25 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedemb.errors import InputError
-from fedemb.pipelines.cli.ledger_commands.ledger_write import (
-    KeysOption,
-    LedgerOption,
-    PolicyOption,
-    ReasonOption,
-    RollbackAnchorOption,
-    open_for_people,
-    reason_text,
-)
+from fedemb.foundation.canonical_json import JsonObject, strict_json
+from fedemb.pipelines.cli.ledger_commands.ledger_write import Act, reason_text
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.output import say
-
-if TYPE_CHECKING:
-    from fedemb.foundation.canonical_json import JsonObject
 
 
 class Relation(StrEnum):
@@ -57,11 +47,7 @@ def charge(
     blocks: Annotated[
         list[str] | None, typer.Option("--blocks", help="User blocks; repeatable. [all blocks]")
     ] = None,
-    ledger: LedgerOption,
-    keys: KeysOption,
-    reason: ReasonOption,
-    policy: PolicyOption = None,
-    rollback_anchor: RollbackAnchorOption = None,
+    act: Act,
 ) -> None:
     """Charge a private release that was made elsewhere on the same users. For the policy owner.
 
@@ -72,7 +58,7 @@ def charge(
     from fedemb.ledger.budget import DeclaredCharge
     from fedemb.ledger.external import declared_loss
 
-    opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
+    opened, key_store = act.open()
     event, delta = declared_loss(
         opened.terms.renyi_order,
         event=_read(loss.event),
@@ -93,10 +79,10 @@ def charge(
         "event": event,
         "delta": delta,
         "declared": form,
-        "reason": reason_text(reason),
+        "reason": reason_text(act.reason),
     }
     before = {block: opened.spent(block).epsilon for block in named}
-    record = charge_external(opened, body, key_store, rollback_anchor)
+    record = charge_external(opened, body, key_store, act.rollback_anchor)
     say(f"external charge {name!r} is record {record.sequence}, as declared and not checked")
     for block in named:
         after = opened.spent(block).epsilon
@@ -108,8 +94,6 @@ def charge(
 
 
 def _read(path: Path | None) -> JsonObject | None:
-    from fedemb.foundation.canonical_json import strict_json
-
     if path is None:
         return None
     try:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cli.options import SetOption
 from fedemb.pipelines.output import say
 
@@ -77,7 +79,6 @@ def forget(
     """
     from fedemb.data.hashing import Hasher
     from fedemb.data.identity import rule_named
-    from fedemb.errors import ConfigError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
     from fedemb.ledger import check_high_water, ensure_policy_key, open_ledger, policies, read_trust
@@ -139,8 +140,6 @@ def _read_id() -> str:
     Raises:
       InputError: more than one line; the user would believe that all of them were deleted.
     """
-    from fedemb.errors import InputError
-
     if sys.stdin.isatty():
         return getpass("user id (not shown): ")
     first, *more = sys.stdin.read().rstrip().split("\n")
@@ -158,9 +157,6 @@ def _read_ids(path: Path) -> list[str]:
     Raises:
       InputError: it cannot be read, or holds none.
     """
-    from fedemb.errors import InputError
-    from fedemb.foundation.files import read_regular
-
     try:
         text = read_regular(path, _MOST_IDS).decode()
         found = [line for line in text.split("\n") if line.strip()]
@@ -177,8 +173,6 @@ def _canonical(texts: list[str], names: NameRule) -> list[str]:
     Raises:
       InputError: an id is invalid; nothing was changed.
     """
-    from fedemb.errors import InputError
-
     found: dict[str, None] = {}
     for number, text in enumerate(texts, start=1):
         user_id = names.text(text)
@@ -194,7 +188,6 @@ def _canonical(texts: list[str], names: NameRule) -> list[str]:
 def _rule_of(ledger_uri: str, policy_id: str) -> NameRule | None:
     """The rule of ids of another policy; None if its records cannot be read."""
     from fedemb.data.identity import rule_named
-    from fedemb.errors import FedEmbError
     from fedemb.ledger import open_ledger, read_trust
     from fedemb.storage import open_store
 

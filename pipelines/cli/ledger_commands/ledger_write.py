@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedemb.errors import InputError, Refused
+from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
@@ -33,13 +35,24 @@ ReasonOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """Options of an act on a policy that is recorded with a reason."""
+
+    ledger: LedgerOption
+    keys: KeysOption
+    reason: ReasonOption
+    policy: PolicyOption = None
+    rollback_anchor: RollbackAnchorOption = None
+
+    def open(self) -> tuple[Ledger, KeyStore]:
+        """Returns the ledger and its key store, see `open_for_people`."""
+        return open_for_people(self.ledger, self.keys, self.policy, self.rollback_anchor)
+
+
+@grouped
 def void(
-    run_id: Annotated[str, typer.Argument(help="Run whose reservation is returned.")],
-    ledger: LedgerOption,
-    keys: KeysOption,
-    reason: ReasonOption,
-    policy: PolicyOption = None,
-    rollback_anchor: RollbackAnchorOption = None,
+    *, run_id: Annotated[str, typer.Argument(help="Run whose reservation is returned.")], act: Act
 ) -> None:
     """Return the reservation of a run that will not train; refused once training was bound.
 
@@ -48,7 +61,7 @@ def void(
     """
     from fedemb.ledger.reservation import Reservation
 
-    opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
+    opened, key_store = act.open()
     opened.unlock(key_store)
     found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
     if found is None:
@@ -56,24 +69,22 @@ def void(
             f"The ledger of policy {opened.policy_id!r} has no run {run_id!r}. Run `fedemb "
             "ledger show` to list the runs."
         )
-    record = opened.void(Reservation.of(found.reserve), reason_text(reason), key_store)
+    record = opened.void(Reservation.of(found.reserve), reason_text(act.reason), key_store)
     say(
         f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
         "charges nothing"
     )
 
 
+@grouped
 def waive(
+    *,
     code: Annotated[str, typer.Argument(help="Code of the gate rule, as in the verdict.")],
     model: Annotated[
         Path,
         typer.Option("--model", help="Run directory of the model, or its model.json."),
     ],
-    ledger: LedgerOption,
-    keys: KeysOption,
-    reason: ReasonOption,
-    policy: PolicyOption = None,
-    rollback_anchor: RollbackAnchorOption = None,
+    act: Act,
 ) -> None:
     """Sign a waiver of one gate rule for one model. For the policy owner.
 
@@ -95,7 +106,7 @@ def waive(
             f"Rule {code!r} protects arithmetic or integrity and cannot be waived. Pass one of "
             f"{', '.join(WAIVABLE)}."
         )
-    opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
+    opened, key_store = act.open()
     run_id, weights = _committed(model, opened)
     owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
@@ -103,7 +114,9 @@ def waive(
         if (waiver.code, waiver.model_sha) == (code, weights):
             say(f"{code} is waived for this model already, by record {record.sequence}")
             return
-    record = opened.waive(code=code, model_sha=weights, reason=reason_text(reason), signer=owner)
+    record = opened.waive(
+        code=code, model_sha=weights, reason=reason_text(act.reason), signer=owner
+    )
     say(f"{code} is waived for model {weights[:12]} of run {run_id} as record {record.sequence}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import InputError
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.ledger_commands.ledger import MarksOption, TrustOption
 from fedemb.pipelines.cli.ledger_commands.ledger_write import LedgerOption, RollbackAnchorOption
 from fedemb.pipelines.cli.option_groups import grouped
@@ -63,7 +64,6 @@ def budget(
 
     Example: fedemb budget --ledger policy/ledger --schedules schedules --html budget.html
     """
-    from fedemb.foundation.files import write_bytes
     from fedemb.keys.trust import TrustStore
     from fedemb.ledger import policies
     from fedemb.pipelines.cli.ledger_commands import ledger_summary

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
 from fedemb.pipelines.output import say, say_json
@@ -100,8 +101,6 @@ def plan(
         fields["simulation"] = cheaper
         text += plan_text.simulation_lines(cheaper)
     if output.output is not None:
-        from fedemb.foundation.files import write_bytes
-
         write_bytes(output.output, found.document.data)  # unsigned: no step accepts it
     if output.json_:
         say_json({**price_fields(config, found, output.output), **fields})

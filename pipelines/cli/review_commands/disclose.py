@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
+from fedemb.foundation.canonical_json import JsonFields, canonical_json
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.trusted import TrustOption, trust_of
 from fedemb.pipelines.output import say
-
-if TYPE_CHECKING:
-    from fedemb.foundation.canonical_json import JsonFields
 
 
 def disclose(
@@ -29,8 +28,6 @@ def disclose(
 
     Example: fedemb disclose releases/glyphs/1.0 -o disclosure --trust trust.json
     """
-    from fedemb.foundation.canonical_json import canonical_json
-    from fedemb.foundation.files import write_bytes
     from fedemb.serving.bundle import locate
     from fedemb.steps.release_model.disclosure import disclosure, markdown, registry_yaml
     from fedemb.steps.release_model.verify import read_release

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import InputError
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.options import MlflowOption
 from fedemb.pipelines.output import say
 
@@ -83,7 +84,6 @@ def _named(folder: str, name: str, copies: Path) -> RunDirectory:
 
 
 def _compare(first: RunDirectory, second: RunDirectory, page: Path | None) -> None:
-    from fedemb.foundation.files import write_bytes
     from fedemb.pipelines.run.compare import compared_run
     from fedemb.reports.comparison import comparison_lines, comparison_page
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedemb.errors import ConfigError, Refused
+from fedemb.errors import ConfigError, Refused, StorageError
 from fedemb.foundation.extras import missing_extra
 from fedemb.pipelines.cli.options import JsonOption, RunsOption
 from fedemb.pipelines.cli.quiet import quiet
@@ -104,7 +104,6 @@ def register(
 
     Example: fedemb register BUNDLE --to mlflow+https://mlflow.example
     """
-    from fedemb.errors import StorageError
     from fedemb.serving.bundle import locate
     from fedemb.steps.release_model.registries import Release
     from fedemb.steps.release_model.registries import register as tell
