@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from fedemb.config.policy import StorageConfig
 from fedemb.errors import FedEmbError, StorageError
 from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
@@ -50,13 +51,23 @@ def expired_runs(
         if known is None:
             yield Kept(run.run_id, "its ledger has no reservation of it")
             continue
-        stores = run.stores()
-        kept = (stores["ledger"], stores["keys"], stores["releases"])
-        check_apart([stores["private_root"], str(run.public)], kept)
-        for item in find_expired([known], retention, now, stores["private_root"], None):
+        stores = run.config().storage.model_copy(update=run.stores())
+        check_stores_apart(stores.model_copy(update={"public_root": str(run.public)}))
+        for item in find_expired([known], retention, now, stores.private_root, None):
             yield run, item
         if known.expired(retention, "public", now) and (found := _public(run, known)):
             yield run, found
+
+
+def check_stores_apart(storage: StorageConfig) -> None:
+    """Refuses stores where a deletion of expired data could reach what is kept.
+
+    Raises:
+      ConfigError: two stores overlap.
+    """
+    kept = (storage.ledger, storage.keys, storage.releases, storage.rollback_anchor)
+    roots = (storage.private_root, storage.public_root)
+    check_apart(filter(None, roots), filter(None, kept))
 
 
 def delete_public(run: RunDirectory) -> None:

@@ -13,12 +13,13 @@ from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.compile.fields import text_at
 from fedemb.pipelines.compile.rules import SECRET_VALUES, read_compiled
 from fedemb.pipelines.graph import Pipeline
+from fedemb.pipelines.run.expired import check_stores_apart
 from fedemb.pipelines.schedules.cron import Cron
 from fedemb.pipelines.schedules.kubeflow import Kubeflow
 from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.package import check_package
 from fedemb.pipelines.schedules.planned import planned_text
-from fedemb.steps.delete_expired.retention import Retention, check_apart
+from fedemb.steps.delete_expired.retention import Retention
 from fedemb.steps.watch_budget.forecast import PlannedRuns
 
 NAME = "fedemb-{}"
@@ -52,9 +53,7 @@ def retention_arguments(
             "storage.private_root and storage.ledger must be set for a schedule of retention. "
             "Pass the configuration of your runs with --config."
         )
-    kept = (storage.ledger, storage.keys, storage.releases, storage.rollback_anchor)
-    roots = filter(None, (storage.private_root, storage.public_root))
-    check_apart(roots, filter(None, kept))
+    check_stores_apart(storage)
     return {
         "private_root": storage.private_root,
         "public_root": storage.public_root or "",

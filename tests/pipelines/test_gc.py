@@ -96,6 +96,17 @@ def test_data_is_only_listed_without_delete(run, monkeypatch):
     assert files(run) == before
 
 
+@pytest.mark.parametrize("inside", ["public", "private"])
+def test_rollback_anchor_inside_a_folder_that_expires_is_refused(run, monkeypatch, inside):
+    anchor = {"storage.rollback_anchor": str(run.root / inside / "anchor")}
+    run.change_config(run.config().updated(anchor))
+    later(monkeypatch, 61)
+    before = files(run)
+    with pytest.raises(ConfigError, match="overlap"):
+        call("gc", "--runs", run.root.parent, "--public-days", 60, "--delete")
+    assert files(run) == before
+
+
 def test_delete_keeps_ledger_releases_and_configuration(run, monkeypatch):
     later(monkeypatch, 61)
     text = call("gc", "--runs", run.root.parent, "--public-days", 60, "--delete")

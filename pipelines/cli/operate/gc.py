@@ -117,9 +117,8 @@ def _local(
         if not delete:
             continue
         with run.alone():
-            run.record_deleted(
-                item.kind, now.isoformat()
-            )  # before, because an interrupted deletion is final
+            # Recorded first, because an interrupted deletion is final.
+            run.record_deleted(item.kind, now.isoformat())
             if item.kind == "public":
                 delete_public(run)
             else:
@@ -130,6 +129,7 @@ def _local(
 def _stores(
     config: RunConfig, retention: Retention, now: datetime, *, delete: bool
 ) -> list[Expired]:
+    from fedemb.pipelines.run.expired import check_stores_apart
     from fedemb.steps.delete_expired import retention as data
     from fedemb.steps.delete_expired.sweep import runs_of
 
@@ -139,8 +139,7 @@ def _stores(
             "storage.ledger and one of storage.private_root and storage.public_root must be set "
             "to search stores. Set them, or omit --config to search runs on this machine."
         )
-    kept = (storage.ledger, storage.keys, storage.releases, storage.rollback_anchor)
-    data.check_apart(filter(None, (storage.private_root, storage.public_root)), filter(None, kept))
+    check_stores_apart(storage)
     known = runs_of(storage.ledger)
     found = list(
         data.find_expired(known, retention, now, storage.private_root, storage.public_root)
