@@ -42,7 +42,7 @@ def bench(
     seconds: Annotated[
         float,
         typer.Option(
-            help="Minutes after which no measurement starts; the command ends a fifth later."
+            help="Seconds after which no measurement starts; the command ends a fifth later."
         ),
     ] = 240.0,
     output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench.json"),

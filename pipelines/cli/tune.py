@@ -12,7 +12,7 @@ import typer
 from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import MlflowOption, RunsOption, SetOption
-from fedemb.pipelines.cli.run import NewRun, start
+from fedemb.pipelines.cli.run import NewRun, log_to_mlflow, start
 
 KNOWN = ("mean_trials", "law", "recipes", "method")
 
@@ -47,8 +47,6 @@ def tune(
     with directory.alone():
         exit_code = execute(directory)
     if mlflow:
-        from fedemb.pipelines.cli.run import log_to_mlflow
-
         log_to_mlflow(directory, mlflow)
     sys.exit(exit_code)
 

@@ -29,6 +29,7 @@ from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS, count_of
+from fedemb.runtime.builtin_address import builtin_files
 
 _MINUTES = 3
 """Minutes of a run of the presets with generated images, on two cores."""
@@ -176,7 +177,6 @@ def _stated(config: RunConfig) -> list[str]:
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
     from fedemb.data.glyphs import write_builtin
-    from fedemb.runtime.builtin_address import builtin_files
 
     size = config.model.image_size
     private, public = builtin_files(config.data.builtin, size, parent.resolve())

@@ -36,7 +36,7 @@ NOTES = {
     "utility_report": "un-noised on those held out",
     "audit_report": "Public (figures are private)",
 }
-"""Returns the description of an artifact beside its kind."""
+"""Description of an artifact instead of its kind."""
 
 LEFT_OUT = {*PAGES.values(), "lineage"}
 """Published too, and shown otherwise."""

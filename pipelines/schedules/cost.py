@@ -10,17 +10,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from fedemb.config import RunConfig
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
+from fedemb.ledger import blocks_of
+from fedemb.ledger.budget import Charge, Spent, spent
+from fedemb.ledger.terms import PolicyTerms
 from fedemb.pipelines.schedules.schedule import Schedule
 from fedemb.steps.watch_budget.forecast import charge_of
 from fedemb.storage import open_store
-
-if TYPE_CHECKING:
-    from fedemb.ledger.budget import Charge, Spent
-    from fedemb.ledger.terms import PolicyTerms
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,6 @@ def cost_of(schedule: Schedule, config: RunConfig) -> Cost:
         than a planned policy commits; the sentence says after how many runs.
       UnsupportedAccounting: no accountant is valid for the mechanism.
     """
-    from fedemb.ledger.budget import spent
-
     charge, terms = charge_of(config)
     who = f"schedule {schedule.name} costs"
     runs = {schedule.name: (schedule, charge)}
@@ -86,8 +82,6 @@ def check_together(schedules: Sequence[_Priced]) -> None:
 
 
 def _check_policy(policy_id: str, sharing: Sequence[_Priced]) -> None:
-    from fedemb.ledger import blocks_of
-
     names = ", ".join(schedule.name for schedule, _ in sharing)
     charged = {schedule.name: charge_of(config) for schedule, config in sharing}
     terms = charged[sharing[0][0].name][1]
@@ -153,8 +147,6 @@ def _check(who: str, runs: _Runs, terms: PolicyTerms, cap: float, whose: str) ->
 
 def _price(runs: _Runs, terms: PolicyTerms, until: datetime | None) -> Spent | None:
     """The price of what fires until a moment; None: the policy does not hold so many."""
-    from fedemb.ledger.budget import spent
-
     charges = [
         charge
         for schedule, charge in runs.values()

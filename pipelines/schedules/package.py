@@ -23,6 +23,7 @@ from fedemb.pipelines.compile.rules import (
     variables_of,
     violations,
 )
+from fedemb.pipelines.graph import pipeline_arguments
 from fedemb.pipelines.steps import pipeline_of
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
@@ -115,8 +116,6 @@ def run_arguments(
       ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
         source is on this machine; or an argument contains a secret, which the API keeps.
     """
-    from fedemb.pipelines.graph import pipeline_arguments
-
     names = ("private_root", "ledger", "keys", "releases")
     stores = {name: getattr(config.storage, name) for name in names}
     if missing := [f"storage.{name}" for name, uri in stores.items() if not uri]:

@@ -34,10 +34,9 @@ WAITS = (0.0, 2.0, 5.0)
 class Request:
     """One run that is to be started.
 
-    Args:
+    Attributes:
       package: YAML of `fedemb compile`.
-      config: configuration of the run.
-      experiment: experiment of the run; None: the pipeline's name.
+      experiment: None: the pipeline's name.
       description: guarantee of the run, for people who compare runs. The run has as much of it as
         Kubeflow stores, the version of the pipeline all of it.
       service_account: account that drives the run.

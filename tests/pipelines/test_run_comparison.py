@@ -160,6 +160,8 @@ def test_wrong_words_are_answered(runs, capsys):
         call(capsys, "runs", runs, "--compare", "monday", "monday")
     with pytest.raises(InputError, match="--compare"):
         call(capsys, "runs", runs, "--page", "page.html")
+    with pytest.raises(InputError, match="Drop --compare or --mlflow"):
+        call(capsys, "runs", runs, "--compare", "monday", "tuesday", "--mlflow", runs)
 
 
 def test_classes_and_groups_of_a_classifier_are_compared():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +16,6 @@ from fedemb.pipelines.cli.options import SetOption
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fedemb.data.identity import NameRule
     from fedemb.keys import KeyStore
     from fedemb.ledger import Ledger

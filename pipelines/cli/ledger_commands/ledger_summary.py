@@ -7,10 +7,22 @@ from fedemb.documents.ledger_record import KeysRecord
 from fedemb.errors import InputError, LedgerError, Refused
 from fedemb.foundation.canonical_json import JsonFields
 from fedemb.keys.trust import TrustStore
-from fedemb.ledger import Charge, Ledger, PolicyTerms, policies, read_trust
+from fedemb.ledger import (
+    Charge,
+    Ledger,
+    PolicyTerms,
+    charged_content,
+    policies,
+    read_trust,
+    series_of,
+    terms_of,
+)
+from fedemb.ledger.admission import admit
+from fedemb.ledger.budget import spent
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.terms import ChargedContent
 from fedemb.privacy.accounting.units import count_of
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.storage import Store, open_store
 
 RUNS_SHOWN = 20
@@ -126,9 +138,6 @@ def composition(terms: PolicyTerms) -> str:
 
 def content_of(config: RunConfig) -> ChargedContent:
     """Returns the budget content that a reservation of this configuration would bind."""
-    from fedemb.ledger import charged_content
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
-
     return charged_content(config, plan_mechanism(config))
 
 
@@ -163,9 +172,6 @@ def would_admit(
     ledger: Ledger, config: RunConfig, content: ChargedContent
 ) -> tuple[list[str], str | None]:
     """Blocks a run of this configuration would get, or the sentence it would be refused with."""
-    from fedemb.ledger import terms_of
-    from fedemb.ledger.admission import admit
-
     try:
         ledger.check_terms(terms_of(config, ledger.terms.series))
         return admit(ledger.state, ledger.policy_id, "this run", content), None
@@ -178,10 +184,6 @@ def planned_series(config: RunConfig) -> tuple[int, float] | None:
 
     None: it plans no series.
     """
-    from fedemb.ledger import series_of, terms_of
-    from fedemb.ledger.budget import spent
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
-
     terms = terms_of(config, series_of(config, plan_mechanism(config)))
     if terms.series is None:
         return None
@@ -229,8 +231,6 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
             lines.append(f"  left out, because they were full: {', '.join(sorted(full))}")
         for block in reserved.blocks:
             others = ledger.state.charges(block, without=attempt)
-            from fedemb.ledger.budget import spent
-
             before, after = spent(ledger.terms, others), ledger.spent(block)
             lines.append(
                 f"  {block}: epsilon {after.epsilon:.4g} with it, {before.epsilon:.4g} without it, "

@@ -12,7 +12,7 @@ import typer
 
 from fedemb.errors import InputError
 from fedemb.foundation.files import write_bytes
-from fedemb.pipelines.cli.ledger_commands.ledger import MarksOption, TrustOption
+from fedemb.pipelines.cli.ledger_commands.ledger import MarksOption, TrustOption, check_marks
 from fedemb.pipelines.cli.ledger_commands.ledger_write import LedgerOption, RollbackAnchorOption
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import JsonOption
@@ -67,7 +67,6 @@ def budget(
     from fedemb.keys.trust import TrustStore
     from fedemb.ledger import policies
     from fedemb.pipelines.cli.ledger_commands import ledger_summary
-    from fedemb.pipelines.cli.ledger_commands.ledger import check_marks
     from fedemb.pipelines.schedules.planned import planned_runs
     from fedemb.steps.watch_budget.forecast import scheduled
     from fedemb.steps.watch_budget.view import budget_view

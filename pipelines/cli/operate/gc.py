@@ -49,6 +49,11 @@ class Periods:
         return Retention.model_validate(vars(self))
 
 
+DeleteOption = Annotated[
+    bool, typer.Option("--delete", help="Delete; without it, data is only listed.")
+]
+
+
 @grouped
 def collect(
     *,
@@ -59,9 +64,7 @@ def collect(
     ] = None,
     set_: SetOption = None,
     periods: Periods,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete; without it, data is only listed.")
-    ] = False,
+    delete: DeleteOption = False,
     json_: JsonOption = False,
 ) -> None:
     """List expired data of runs; with --delete, delete it.

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedemb.foundation.canonical_json import JsonFields
 from fedemb.pipelines.cli.ledger_commands.ledger_write import LedgerOption
-from fedemb.pipelines.cli.operate.gc import Periods
+from fedemb.pipelines.cli.operate.gc import DeleteOption, Periods
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
 from fedemb.pipelines.cli.schedule import ClusterOptions, connect
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
-    from fedemb.pipelines.schedules.maintenance import Applied
+    from fedemb.pipelines.graph import Pipeline
 
 CronOption = Annotated[str, typer.Option(help="Six fields, seconds first, UTC.")]
 AccountOption = Annotated[str, typer.Option(help="Service account that drives the run.")]
@@ -31,9 +32,7 @@ def retention(
     set_: SetOption = None,
     cron: CronOption = "0 0 4 * * 0",
     periods: Periods,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete; without it, data is only listed.")
-    ] = False,
+    delete: DeleteOption = False,
     service_account: AccountOption = "fedemb-run",
     cluster: ClusterOptions,
 ) -> None:
@@ -43,20 +42,11 @@ def retention(
     """
     from fedemb.pipelines.retention import RETENTION
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.pipelines.schedules.maintenance import apply_maintenance, retention_arguments
+    from fedemb.pipelines.schedules.maintenance import retention_arguments
 
     loaded = load_config(config, set_ or [])
     arguments = retention_arguments(loaded, periods.retention(), dry_run=not delete)
-    kubeflow = connect(cluster)
-    applied = apply_maintenance(
-        kubeflow,
-        RETENTION,
-        package,
-        cron=cron,
-        arguments=arguments,
-        service_account=service_account,
-    )
-    _say_applied(applied, cron)
+    _apply(RETENTION, package, arguments, cron, service_account, cluster)
     if not delete:
         say("its runs only list expired data; pass --delete to delete it")
 
@@ -82,26 +72,32 @@ def watch(
     --ledger gs://RUNS-fedemb-ledger --schedules schedules --alert-below 1 --host URL
     """
     from fedemb.pipelines.budget import BUDGET
-    from fedemb.pipelines.schedules.maintenance import apply_maintenance, budget_arguments
+    from fedemb.pipelines.schedules.maintenance import budget_arguments
     from fedemb.pipelines.schedules.planned import planned_runs
 
     planned = planned_runs(schedules) if schedules else []
     arguments = budget_arguments(ledger, planned, alert_below)
-    kubeflow = connect(cluster)
+    _apply(BUDGET, package, arguments, cron, service_account, cluster)
+
+
+def _apply(
+    pipeline: Pipeline,
+    package: Path,
+    arguments: JsonFields,
+    cron: str,
+    service_account: str,
+    cluster: ClusterOptions,
+) -> None:
+    from fedemb.pipelines.schedules.maintenance import apply_maintenance
+
     applied = apply_maintenance(
-        kubeflow,
-        BUDGET,
+        connect(cluster),
+        pipeline,
         package,
         cron=cron,
         arguments=arguments,
         service_account=service_account,
     )
-    _say_applied(applied, cron)
-
-
-def _say_applied(applied: Applied, cron: str) -> None:
-    """Prints what became of a recurring run."""
     done = "created" if applied.created else "already scheduled:"
     say(f"{done} recurring run {applied.run_id}, cron {cron!r}")
-    for run_id in applied.deleted:
-        say(f"replaced recurring run {run_id}")
+    say(*(f"replaced recurring run {run_id}" for run_id in applied.deleted))

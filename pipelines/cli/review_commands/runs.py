@@ -40,6 +40,8 @@ def list_runs(
 
     if page is not None and compare is None:
         raise InputError("--page writes a comparison. Pass two runs by --compare.")
+    if mlflow is not None and compare is not None:
+        raise InputError("--mlflow writes the listed runs. Drop --compare or --mlflow.")
     with _copies() as copies:
         if compare is not None:
             first, second = compare
