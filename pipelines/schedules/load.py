@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +20,10 @@ from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
 from fedemb.pipelines.schedules.names import fitted, recurring_run_name
 from fedemb.pipelines.schedules.package import check_package, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
+from fedemb.steps.watch_budget.forecast import PlannedRuns
 
 
-class Read(NamedTuple):
-    """A schedule and its configuration, neither priced nor compared with its package."""
-
+class _Read(NamedTuple):
     schedule: Schedule
     config: RunConfig
 
@@ -78,13 +79,27 @@ def load_schedule(file: Path) -> Loaded:
     return Loaded(schedule, config, package, cost_of(schedule, config))
 
 
-def read_schedules(folder: Path) -> list[Read]:
-    """Reads all schedules of a folder, in order of names, without prices and packages.
+def planned_runs(folder: Path) -> list[PlannedRuns]:
+    """Returns the runs that the enabled schedules of a folder start, for a forecast.
 
     Raises:
-      ConfigError: a file is wrong.
+      ConfigError: a file is not a valid schedule, or the folder has no file.
     """
-    return [_read(file) for file in _files(folder)]
+    return [
+        PlannedRuns(
+            name=item.schedule.name,
+            config=item.config,
+            times=tuple(int(slot.timestamp()) for slot in item.schedule.slots),
+        )
+        for item in map(_read, _files(folder))
+        if item.schedule.enabled
+    ]
+
+
+def planned_text(schedules: Sequence[PlannedRuns]) -> str:
+    """Returns schedules as the parameter `schedules`, which `parse_planned` reads."""
+    fields = {item.name: item.model_dump(mode="json", exclude={"name"}) for item in schedules}
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -97,7 +112,7 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _read(file: Path) -> Read:
+def _read(file: Path) -> _Read:
     try:
         text = read_regular(file).decode()
         if re.search("^deploymentSpec:", text, re.MULTILINE):
@@ -118,7 +133,7 @@ def _read(file: Path) -> Read:
 
     preset = "/" not in schedule.config and not schedule.config.endswith(".yaml")
     source = schedule.config if preset else file.parent / schedule.config
-    return Read(schedule, updated(load_config(source), schedule.overrides))
+    return _Read(schedule, updated(load_config(source), schedule.overrides))
 
 
 def _first_line(error: Exception) -> str:

@@ -16,9 +16,9 @@ from fedemb.pipelines.graph import Pipeline
 from fedemb.pipelines.run.expired import check_stores_apart
 from fedemb.pipelines.schedules.cron import Cron
 from fedemb.pipelines.schedules.kubeflow import Kubeflow
+from fedemb.pipelines.schedules.load import planned_text
 from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.package import check_package
-from fedemb.pipelines.schedules.planned import planned_text
 from fedemb.steps.delete_expired.retention import Retention
 from fedemb.steps.watch_budget.forecast import PlannedRuns
 

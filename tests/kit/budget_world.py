@@ -8,7 +8,7 @@ from fedemb.keys.signatures import Signer
 from fedemb.ledger import charged_content, ensure_trust, series_of, terms_of
 from fedemb.ledger.external import declared_loss
 from fedemb.pipelines.run.load_config import load_config, updated
-from fedemb.pipelines.schedules.planned import planned_runs
+from fedemb.pipelines.schedules.load import planned_runs
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.steps.watch_budget.forecast import scheduled
 from fedemb.steps.watch_budget.view import budget_view

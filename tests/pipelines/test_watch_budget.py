@@ -13,7 +13,7 @@ from fedemb.pipelines.budget import BUDGET
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.rules import read_compiled, violations
-from fedemb.pipelines.schedules.planned import planned_runs, planned_text
+from fedemb.pipelines.schedules.load import planned_runs, planned_text
 from fedemb.runtime.step import declared
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.watch_budget import watch

@@ -67,7 +67,7 @@ def budget(
     from fedemb.keys.trust import TrustStore
     from fedemb.ledger import policies
     from fedemb.pipelines.cli.ledger_commands import ledger_summary
-    from fedemb.pipelines.schedules.planned import planned_runs
+    from fedemb.pipelines.schedules.load import planned_runs
     from fedemb.steps.watch_budget.forecast import scheduled
     from fedemb.steps.watch_budget.view import budget_view
     from fedemb.storage import open_store

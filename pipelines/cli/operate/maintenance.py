@@ -72,8 +72,8 @@ def watch(
     --ledger gs://RUNS-fedemb-ledger --schedules schedules --alert-below 1 --host URL
     """
     from fedemb.pipelines.budget import BUDGET
+    from fedemb.pipelines.schedules.load import planned_runs
     from fedemb.pipelines.schedules.maintenance import budget_arguments
-    from fedemb.pipelines.schedules.planned import planned_runs
 
     planned = planned_runs(schedules) if schedules else []
     arguments = budget_arguments(ledger, planned, alert_below)
