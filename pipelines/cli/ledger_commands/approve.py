@@ -33,7 +33,12 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     open_for_people,
     reason_text,
 )
-from fedemb.pipelines.cli.ledger_commands.on_cluster import OnCluster, Release
+from fedemb.pipelines.cli.ledger_commands.on_cluster import (
+    Release,
+    candidate_of,
+    start_release,
+    waiting_run,
+)
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import RunsOption
 from fedemb.pipelines.cli.schedule import ClusterOptions
@@ -91,9 +96,9 @@ def approve(
     Example: fedemb approve RUN_ID --key ada --host https://kubeflow.example/pipeline
     """
     if cluster.host and not run.exists() and not (evidence.runs / run).exists():
-        on_cluster = OnCluster.connect(str(run), cluster, release)
-        if sign(on_cluster.candidate(), key, evidence, yes=yes):
-            on_cluster.release()
+        kubeflow, waiting = waiting_run(str(run), cluster, release)
+        if sign(candidate_of(waiting), key, evidence, yes=yes):
+            start_release(kubeflow, waiting, cluster, release)
         return
     sign(local_candidate(run, evidence), key, evidence, yes=yes)
 
