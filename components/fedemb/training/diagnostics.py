@@ -82,6 +82,7 @@ class Diagnostics:
         self._started = time.time()
         self._events = io.BytesIO()
         self._writer = RecordWriter(self._events)
+        self._written = 0
 
     def write(self, index: int, figures: dict[str, float]) -> None:
         """Adds the diagnostics of a round."""
@@ -98,16 +99,26 @@ class Diagnostics:
         self._add_event(wall_time=time.time(), step=index, summary=summaries.Summary(value=values))
 
     def flush(self) -> None:
-        """Writes all diagnostics to the store.
+        """Writes the lines, and the events if they grew by a tenth since they were written.
 
         Raises:
           Superseded: the step was started again meanwhile.
         """
         lines = (json.dumps(line, sort_keys=True) + "\n" for line in self._lines)
         self._store.write(_FILE, "".join(lines).encode())
-        if self._events.tell():
-            name = f"events.out.tfevents.{self._started:.6f}.rounds"  # TensorBoard's pattern
-            self._store.write(f"tensorboard/{name}", self._events.getvalue())
+        if self._events.tell() > 1.1 * self._written:
+            self._write_events()
+
+    def close(self) -> None:
+        """Writes all lines and events; raises as `flush`."""
+        self.flush()
+        if self._events.tell() > self._written:
+            self._write_events()
+
+    def _write_events(self) -> None:
+        name = f"events.out.tfevents.{self._started:.6f}.rounds"  # TensorBoard's pattern
+        self._store.write(f"tensorboard/{name}", self._events.getvalue())
+        self._written = self._events.tell()
 
     def _add_event(self, **fields: object) -> None:
         from tensorboard.compat.proto import event_pb2

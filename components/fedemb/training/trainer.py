@@ -231,7 +231,7 @@ class Trainer(Generic[Unit]):
                             "to continue from there."
                         )
         finally:
-            figures.flush()
+            figures.close()
         if self._uncovered:  # all rounds were committed already
             self._save(progress)
         if self._audit is not None:
