@@ -164,7 +164,7 @@ def test_run_with_a_store_that_is_not_there_stops_before_it_makes_anything(
 @pytest.mark.long
 def test_publishing_over_a_cut_connection_is_a_sentence_and_goes_on(through_proxy, tmp_path):
     from fedemb.pipelines.run.artifact_store import Publisher
-    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.directory import RunDirectory, RunState
     from fedemb.pipelines.run.load_config import load_config
 
     store, direct, proxy = through_proxy(upload_limit=1 << 20)
@@ -173,7 +173,7 @@ def test_publishing_over_a_cut_connection_is_a_sentence_and_goes_on(through_prox
     model = run.public / "dp-fedemb-1" / "train-dp-fedemb" / "model"
     model.mkdir(parents=True)
     (model / "backbone.keras").write_bytes(os.urandom(SHARD))
-    ended = {"exit_code": 0, "failed_step": None}
+    ended = RunState(exit_code=0)
     with _sentence("connection failed"):
         Publisher(run, store.uri).finish(ended, lambda *_: None)
     assert proxy.cuts >= 1
