@@ -62,7 +62,7 @@ def test_walk_finds_a_planted_bug(tmp_path, planted, act, step):
 @pytest.mark.slow
 def test_random_kills_write_their_record(tmp_path):
     """As `make kills` calls it, with little of everything."""
-    little = ["--kills", "8", "--minutes", "1", "--training", "1"]
+    little = ["--kills", "8", "--minutes", "5", "--training", "1"]
     done = subprocess.run(
         [sys.executable, str(HERE / "random_kills.py"), str(tmp_path / "record"), *little],
         env={**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE.parent.parent}"},
