@@ -1,6 +1,7 @@
 import io
 import json
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -89,6 +90,13 @@ def _doubled(parquet, tmp_path, **settings):
     return run(_start(pretraining, seed=3), tmp_path, _keys(tmp_path))
 
 
+def _measure(monkeypatch, recall):
+    """Replaces the recall of the images with these labels."""
+    monkeypatch.setattr(
+        doublings, "recall", lambda _, labels, *__, **___: SimpleNamespace(value=recall(labels))
+    )
+
+
 def test_doublings_keep_the_training_that_reads_best_on_classes_that_did_not_train(
     parquet, tmp_path, monkeypatch
 ):
@@ -101,7 +109,7 @@ def test_doublings_keep_the_training_that_reads_best_on_classes_that_did_not_tra
 
     monkeypatch.setattr(doublings, "pretrain", seen)
     recalls = iter([0.2, 0.5, 0.4])
-    monkeypatch.setattr(doublings, "_recall", lambda *_: next(recalls))
+    _measure(monkeypatch, lambda _: next(recalls))
     card = _doubled(parquet, tmp_path, doublings=4)
     assert [(one["epochs"], one["recall"]) for one in card["trainings"]] == [
         (1, 0.2),
@@ -128,11 +136,11 @@ def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed
     monkeypatch.setattr(doublings, "MOST_IMAGES", 12)
     monkeypatch.setattr(doublings, "pretrain", lambda *_, **__: next(losses))
 
-    def _recall(_, images, labels):
+    def _recall(labels):
         measured.append(set(labels))
         return 0.1 * len(measured)
 
-    monkeypatch.setattr(doublings, "_recall", _recall)
+    _measure(monkeypatch, _recall)
     card = _doubled(parquet, tmp_path, doublings=3)
     assert all(len(labels) == 2 for labels in measured), "images are sorted by class"
     assert [one["epochs"] for one in card["trainings"]] == [1, 2]

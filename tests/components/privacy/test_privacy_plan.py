@@ -361,8 +361,9 @@ def test_optimised_blt_beats_the_tree_at_equal_utility():
 def test_step_writes_a_plan_whose_parts_agree(tmp_path):
     config = run_config(GROUP, certify_at=[300_000])
     artifacts = RunArtifacts(privacy_plan=tmp_path / "plan.json")
-    written = run(StepContext(artifacts, config=config, keys=str(tmp_path / "keys")))
-    assert json.loads((tmp_path / "plan.json").read_text()) == written
+    returned = run(StepContext(artifacts, config=config, keys=str(tmp_path / "keys")))
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert returned.json == written
     plan = plan_from_json(written["plan"])
     assert plan == plan_mechanism(config)
     assert event_from_json(written["event"]) == plan.event()
