@@ -108,7 +108,7 @@ def test_base_verifies_a_release_and_reads_its_report(version, wheel, released, 
     )
     assert printed.startswith("verified: ")
     ledger = ("--ledger", trust.parent)
-    assert "epsilon" in outside(base, folder, "fedemb", "report", "quickstart")
+    assert "guarantee: (7.5" in outside(base, folder, "fedemb", "report", "quickstart")
     assert "quickstart" in outside(base, folder, "fedemb", "runs")
     assert "quickstart" in outside(base, folder, "fedemb", "ledger", "show", *ledger)
     outside(base, folder, "fedemb", "ledger", "verify", *ledger)
