@@ -14,9 +14,9 @@ from fedemb.foundation.document import encode
 from fedemb.foundation.files import write_bytes
 
 FAST = ("kept", "own_key", "other_role", "retired_key", "unsigned", "free_text", "twice")
-"""Ways that `make test` tries; the others are tried by night."""
+"""Ways that `make test` tries; `make test-long` tries the others."""
 ATTEMPTS = [
-    pytest.param(name, way, marks=() if way in FAST else pytest.mark.slow)
+    pytest.param(name, way, marks=() if way in FAST else pytest.mark.long)
     for name in forgers.WISHES
     for way in (*forgers.PUBLIC, *forgers.INSIDE, *forgers.SPELLINGS)
 ]

@@ -169,7 +169,7 @@ FAST = ("backup of week 3", "2 records cut", "fork of 3 weeks")
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize(
-    "attack", [pytest.param(a, marks=() if a in FAST else pytest.mark.slow) for a in ATTACKS]
+    "attack", [pytest.param(a, marks=() if a in FAST else pytest.mark.long) for a in ATTACKS]
 )
 def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
     ATTACKS[attack](team)
