@@ -53,7 +53,8 @@ def test_whole_run_in_a_bucket(kind, tmp_path, request):
     assert done.returncode == 0, done.stdout + done.stderr
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert lines["release"].startswith(f"{uri}/releases/embedding/first/")
-    assert lines["artifacts"] == f"14 at {uri}/public/first"
+    published = sum(len(outputs) for outputs in DP_FEDEMB.published().values())
+    assert lines["artifacts"] == f"{published} at {uri}/public/first"
 
     # Nothing lasting and nothing Raw on this machine but the keys; every kind in its own place.
     local = tmp_path / "runs" / "first"
@@ -67,7 +68,10 @@ def test_whole_run_in_a_bucket(kind, tmp_path, request):
     raw = [name for name in names if name.split("/")[-1].startswith(("users-", "evaluation-"))]
     assert raw
     assert all(name.startswith("private/first/") for name in raw)
-    secrets = [path.read_bytes() for path in Path(keys).rglob("*") if path.is_file()]
+    # The rollback marks below `ledger` are digests of records, which the next records contain.
+    folders = [path for path in Path(keys).iterdir() if path.name != "ledger"]
+    secrets = [path.read_bytes() for one in folders for path in one.rglob("*") if path.is_file()]
+    assert len(secrets) > 12
     for name in names:
         content = open_store(uri).read(name)
         assert not any(secret and secret in content for secret in secrets), name
@@ -87,10 +91,11 @@ def test_whole_run_in_a_bucket(kind, tmp_path, request):
         assert checked.returncode == 0, checked.stderr
         assert checked.stdout.startswith("verified: embedding first, of run first")
     tree = _fedemb("lineage", f"{uri}/releases/embedding/first")
-    assert tree.stdout.startswith("release  <- release_model"), tree.stderr
+    first = "release  = releases/embedding/first  <- release_model"
+    assert tree.stdout.startswith(first), tree.stderr
 
     before = {entry.name: entry.version for entry in open_store(uri).entries()}
     again = _fedemb("run", "--resume", str(local))
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "is not run again" in again.stdout
+    assert "no step is run again" in again.stdout
     assert {entry.name: entry.version for entry in open_store(uri).entries()} == before

@@ -19,7 +19,6 @@ from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs.whole_run import (
-    CLASSIFIER_ROUNDS,
     SMALL_CLASSIFIER,
     closing_line,
     fedemb,
@@ -30,8 +29,14 @@ from tests.kit.pipeline_runs.whole_run import (
 STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_dp_sgd".*\})')
 
 
-def _command(runs: Path, *extra: str) -> list[str]:
-    return run_command(runs, "--config", "dp_sgd_quickstart", *extra, overrides=SMALL_CLASSIFIER)
+ROUNDS = 100
+"""Of the killed training: enough that the kill comes before the last."""
+LONGER = (f"mechanism.rounds={ROUNDS}", "mechanism.noise_multiplier=8.0")
+
+
+def _command(runs: Path, *extra: str, longer: tuple[str, ...] = ()) -> list[str]:
+    overrides = [*SMALL_CLASSIFIER, *longer]
+    return run_command(runs, "--config", "dp_sgd_quickstart", *extra, overrides=overrides)
 
 
 def _killed_inside_a_round(command: list[str], log: Path) -> None:
@@ -83,8 +88,9 @@ def runs(tmp_path_factory):
     """Both trainings draw from one reservation's key: what differs is the kill."""
     folder = tmp_path_factory.mktemp("classifier")
     run, copy = folder / "runs" / "only", folder / "copy"
-    _killed_inside_a_round(_command(folder / "runs", "--run-id", "only"), run / "run.log")
-    assert 0 < len(_records(run)) < CLASSIFIER_ROUNDS
+    command = _command(folder / "runs", "--run-id", "only", longer=LONGER)
+    _killed_inside_a_round(command, run / "run.log")
+    assert 0 < len(_records(run)) < ROUNDS
     shutil.copytree(run, copy, symlinks=True)
     for path in _records(run)[0].parent.parent.iterdir():  # as if no round had ever been computed
         if path.name == "rounds":
@@ -114,6 +120,6 @@ def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
     artifacts = RunArtifacts(**{name: run.output(name) for name in inputs}, **made)
     stores = {name: uri for name, uri in run.stores().items() if name != "releases"}
     train.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
-    assert 0 < started < CLASSIFIER_ROUNDS
+    assert 0 < started < ROUNDS
     for name in ("backbone.keras", "rounds.jsonl"):
         assert file_digest(_bundle(runs) / name) == file_digest(tmp_path / name)

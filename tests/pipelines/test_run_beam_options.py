@@ -16,6 +16,7 @@ SMALL = [
     "policy.users_lower_bound=50",
     "policy.delta=1e-2",
     "pretraining.epochs=1",
+    "release.train_despite_noise=the run is small",
     "release.min_gain_over_public=null",  # three rounds of a few hundred people gain nothing
 ]
 

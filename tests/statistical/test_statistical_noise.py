@@ -70,9 +70,9 @@ def test_rounds_tensors_runs_and_neighbours_are_independent():
 
 SCRIPT = """
 import hashlib, sys
-sys.path[:0] = sys.argv[1].split(":")
+sys.path.insert(0, sys.argv[1])
 import numpy as np
-from privacy_worlds import ROOT, make_plan
+from tests.kit.privacy_worlds import ROOT, make_plan
 import tensorflow as tf
 from fedemb.privacy.queries import build_mechanism
 tf.random.set_seed(0)
@@ -91,8 +91,8 @@ print(hashlib.sha256(m.aggregate(0, state).mean.tobytes()).hexdigest())
 
 
 def in_process(root: bytes, mode: str) -> str:
-    tests = Path(__file__).parent.parent
-    arguments = [sys.executable, "-c", SCRIPT, f"{tests.parent}:{tests}", root.hex(), mode]
+    repository = str(Path(__file__).parents[2])
+    arguments = [sys.executable, "-c", SCRIPT, repository, root.hex(), mode]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
     return done.stdout.split()[-1]
 
