@@ -31,7 +31,11 @@ STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_d
 
 ROUNDS = 100
 """Of the killed training: enough that the kill comes before the last."""
-LONGER = (f"mechanism.rounds={ROUNDS}", "mechanism.noise_multiplier=8.0")
+LONGER = (
+    f"mechanism.rounds={ROUNDS}",
+    "mechanism.noise_multiplier=8.0",
+    "training.server.learning_rate=1e-4",  # or the noise makes the probabilities useless
+)
 
 
 def _command(runs: Path, *extra: str, longer: tuple[str, ...] = ()) -> list[str]:
