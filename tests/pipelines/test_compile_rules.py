@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedemb.errors import ConfigError
+from fedemb.pipelines.compile import fields
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.hosts import violations_of_hosts
 from fedemb.pipelines.compile.rules import RULES, read_compiled, violations
@@ -628,3 +629,20 @@ def test_compiled_pipeline_is_the_golden_one(profile, package, request):
     if request.config.getoption("--force-regen"):
         golden.write_text(text)
     assert text == golden.read_text(), "the compiled pipeline changed; review with `make golden`"
+
+
+@pytest.mark.parametrize(
+    ("read", "tree"),
+    [
+        (fields.text_at, {"a": {"b": 1}}),
+        (fields.object_at, {"a": {"b": "text"}}),
+        (fields.list_at, {"a": {"b": {}}}),
+        (fields.objects_at, {"a": {"b": ["text"]}}),
+        (fields.text_at, {"a": ["b"]}),
+    ],
+)
+def test_field_of_another_type_is_never_taken_for_an_absent_one(read, tree):
+    assert not read({"a": {}}, "a", "b")
+    assert not read({}, "a", "b")
+    with pytest.raises(TypeError, match="is not a"):
+        read(tree, "a", "b")
