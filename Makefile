@@ -35,11 +35,11 @@ run: setup $(if $(DATA)$(POLICY),attested) ## Run the pipeline; DATA=file CONFIG
 
 FEDEMB_DATA ?= ../shared/data
 RESULTS := runs/results-$(shell date +%Y%m%d-%H%M%S)
-results: setup attested ## Run the three presets of docs/explanation/results.md and print their table; FEDEMB_DATA=folder
+results: setup attested ## Run the three presets of docs/explanation/results.md and list them; FEDEMB_DATA=folder
 	$(BIN)/fedemb run --runs $(RESULTS) --run-id quickstart
 	for name in omniglot_identities omniglot_writers; do $(BIN)/fedemb run --runs $(RESULTS) --run-id $$name \
 	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet --policy $(RESULTS)/policy-$$name; done
-	$(BIN)/fedemb results $(RESULTS)/quickstart $(RESULTS)/omniglot_identities $(RESULTS)/omniglot_writers
+	$(BIN)/fedemb runs $(RESULTS)
 
 check: setup ## Format, lint, types, layers, plain English
 	$(BIN)/ruff format --check .

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from fedemb.errors import FedEmbError
 from fedemb.reports.alerts.alert import run_alert
 from fedemb.reports.alerts.send import send_alerts
-from fedemb.reports.comparison import ComparedRun
 from fedemb.reports.headline import Headline
 from fedemb.reports.mlflow.log import log_in_time
 from fedemb.reports.mlflow.tracked import PublicDocument, RunContent, tracked_run
@@ -88,15 +87,11 @@ def _content(
     report = papers.report and papers.report.body
     html = {name: pages[output].read() for name, output in _PAGES.items() if output in pages}
     return RunContent(
-        shown=ComparedRun(
-            name=started.run_id,
-            headline=found,
-            config=started.config,
-            report=report,
-            utility=papers.utility and papers.utility.body,
-            pretrained=None,
-        ),
+        name=started.run_id,
+        headline=found,
         config=started.config,
+        report=report,
+        utility=papers.utility and papers.utility.body,
         documents={name: item for name, item in documents.items() if item is not None},
         pages={**html, "outcome": page},
         signatures="not checked",

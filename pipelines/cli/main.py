@@ -142,26 +142,6 @@ def report(
             say("no browser could be started here; open that page where there is one")
 
 
-@app.command()
-def results(
-    named: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Run directories or names, in the order of the rows."
-        ),
-    ],
-    runs: RunsOption = Path("runs"),
-) -> None:
-    """Print the figures of finished runs as a Markdown table.
-
-    Example: fedemb results week-1 week-2
-    """
-    from fedemb.pipelines.cli.review_commands.results import results_table
-    from fedemb.pipelines.run.directory import RunDirectory
-
-    say(*results_table(RunDirectory.named(run, runs) for run in named))
-
-
 @app.command(name="compile")
 def compile_(
     output: Annotated[Path, typer.Option(help="YAML file to write.")],

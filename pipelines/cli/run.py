@@ -39,17 +39,6 @@ class NewRun:
             help="Folder of the privacy ledger, its keys and deletion markers; kept between runs."
         ),
     ] = None
-    artifact_store: Annotated[
-        str | None,
-        typer.Option(
-            help="Bucket or folder (gs://, s3://, path) for public/, private/, ledger/ and "
-            "releases/ of lasting runs; --set storage.NAME=... moves one elsewhere."
-        ),
-    ] = None
-    keys: Annotated[
-        str | None,
-        typer.Option(help="Key store of a lasting ledger: a folder or gsm://project, no bucket."),
-    ] = None
     run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None
 
 
@@ -111,7 +100,8 @@ def run(
     from fedemb.pipelines.run.await_approval import require_deadline
     from fedemb.pipelines.run.command import execute
 
-    _check_options(new, resumed)
+    if resumed.from_ is not None and resumed.resume is None:
+        raise ConfigError("--from resumes a run. Pass its directory by --resume.")
     changed = None
     if resumed.resume is None:
         directory = start(new, set_ or [], runs, dry_run=dry_run, await_approval=await_approval)
@@ -168,17 +158,13 @@ def start(
 ) -> RunDirectory | None:
     """Returns the directory of a new run; None after a dry run."""
     from fedemb.pipelines.cli.dry_run import refusal
-    from fedemb.pipelines.run.artifact_store import store_overrides
     from fedemb.pipelines.run.await_approval import require_deadline
     from fedemb.pipelines.run.command import checked, make_directory
     from fedemb.pipelines.run.directory import checked_run_id
     from fedemb.pipelines.run.load_config import policy_overrides
 
-    stores = [
-        *store_overrides(options.artifact_store, options.keys),
-        *policy_overrides(options.policy),
-    ]
     checked_run_id(options.run_id)
+    stores = policy_overrides(options.policy)
     loaded = checked(options.config, [*stores, *overrides], runs, options.data)
     if await_approval:
         require_deadline(loaded.release.approval_hours)
@@ -214,13 +200,3 @@ def _say(config: RunConfig, reused: Sequence[str], charged: bool) -> None:
     say(*lines)
     if lines[-1].startswith("budget: refused"):
         raise typer.Exit(Refused.exit_code)
-
-
-def _check_options(new: NewRun, resumed: Resumed) -> None:
-    if new.policy is not None and (new.artifact_store or new.keys):
-        raise ConfigError(
-            "--policy is a local folder for ledger and keys and excludes --artifact-store. "
-            "Pass --keys instead."
-        )
-    if resumed.from_ is not None and resumed.resume is None:
-        raise ConfigError("--from resumes a run. Pass its directory by --resume.")

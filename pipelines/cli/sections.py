@@ -14,7 +14,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Plan and run": ("plan", "frontier", "extrapolate", "run", "tune", "runs", "ledger"),
     "Review and release": (
         "report",
-        "results",
         "approve",
         "verify",
         "lineage",

@@ -9,22 +9,21 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
-from fedemb.errors import AwaitingApproval, ConfigError, FedEmbError, Refused, StorageError
+from fedemb.errors import AwaitingApproval, ConfigError, FedEmbError, Refused
 from fedemb.foundation.extras import missing_extra, require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.alerts import alert_run
-from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
+from fedemb.pipelines.run.check_stores import check_stores
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
-from fedemb.pipelines.run.local import PlainView, Status, View, closing_lines, run_pipeline
+from fedemb.pipelines.run.local import PlainView, Status, closing_lines, run_pipeline
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
@@ -200,30 +199,25 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
 def execute(run: RunDirectory, start: str | None = None) -> int:
     """Runs or resumes a run directory, prints the closing lines and returns the exit code.
 
-    A completed run is not run again, unless `start` names a step; outputs that could not be
-    published are published again.
+    A completed run is not run again, unless `start` names a step.
 
     Raises:
       InputError: the step does not exist, or an earlier step has not finished.
     """
     console = Console()
     say(f"run {run.run_id} in {run.root}")
-    public_root = run.config().storage.public_root
-    publisher = Publisher(run, public_root) if public_root else None
     state = run.read_state()
     if start is None and state.exit_code == 0 and state.closing_lines:
         say("Run already completed; no step is run again.")
     else:
         _require_packages(run.config())
-        state = _run(run, console, publisher, steps_taken_over(run, start))
+        state = _run(run, console, steps_taken_over(run, start))
         state.closing_lines = closing_lines(run, state)
         run.write_state(state)
         collect_reports(run)
         write_index(run)
     exit_code = state.exit_code or 0
     say(*state.closing_lines)
-    if publisher is not None:
-        exit_code = _publish(publisher, state, console) or exit_code
     say(f"report: {run.index}")
     if exit_code == AwaitingApproval.exit_code:
         say(f"after the approvals: {run.resumed_by} --from gate_release")
@@ -234,35 +228,12 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     return exit_code
 
 
-def _run(
-    run: RunDirectory, console: Console, publisher: Publisher | None, taken_over: Sequence[str]
-) -> RunState:
-    def publishing(view: View) -> View:
-        return view if publisher is None else PublishingView(view, publisher)
-
+def _run(run: RunDirectory, console: Console, taken_over: Sequence[str]) -> RunState:
     if not console.is_terminal:
-        return run_pipeline(run, publishing(PlainView(say)), taken_over)
+        return run_pipeline(run, PlainView(say), taken_over)
     view = LiveView(pipeline_of(run.config()).steps)
     with Live(view, console=console, refresh_per_second=4):
-        return run_pipeline(run, publishing(view), taken_over)
-
-
-def _publish(publisher: Publisher, state: RunState, console: Console) -> int:
-    """Publishes, with a bar on a terminal, and says how it went; 0, or the exit code of a failure.
-
-    How the run itself ended comes first: only a good end is turned into a failure to publish.
-    """
-    try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("publishing artifacts", total=None)
-            count = publisher.finish(
-                state, lambda done, total: bar.update(task, completed=done, total=total)
-            )
-    except StorageError as error:
-        say(f"artifacts: not all published: {error}")
-        return error.exit_code if state.exit_code == 0 else 0
-    say(f"artifacts: {count} at {publisher.uri}")
-    return 0
+        return run_pipeline(run, view, taken_over)
 
 
 def write_index(run: RunDirectory) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from fedemb.pipelines.run.compare import compared_run
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.report_pages import PAGES
 from fedemb.pipelines.run.signed import (
     readable,
@@ -15,6 +15,7 @@ from fedemb.pipelines.run.signed import (
     signed_utility,
     signed_verdict,
 )
+from fedemb.pipelines.steps import pipeline_of
 from fedemb.reports.mlflow.log import log
 from fedemb.reports.mlflow.tracked import PublicDocument, RunContent, TrackedRun, tracked_run
 
@@ -36,14 +37,19 @@ def tracked(run: RunDirectory) -> TrackedRun:
     Raises:
       ArtifactError: the configuration or the state of the run is damaged.
     """
-    shown = compared_run(run)
-    time = shown.report.time if shown.report else None
-    documents = dict(_documents(run))
+    report = readable(lambda: signed_report(run))
+    utility = readable(lambda: signed_utility(run))
+    config, took = run.config(), run.read_state().seconds
+    time = report.body.time if report else None
     return tracked_run(
         RunContent(
-            shown=shown,
-            config=run.config(),
-            documents=documents,
+            name=run.run_id,
+            headline=run_headline(run),
+            config=config,
+            report=report and report.body,
+            utility=utility and utility.body,
+            seconds={name: took[name] for name in pipeline_of(config).steps if name in took},
+            documents=_documents(run),
             pages={
                 name: path.read_bytes()
                 for name in PAGES

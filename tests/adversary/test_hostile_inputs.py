@@ -179,7 +179,6 @@ SHOWN_BY = {
     "first page": ("privacy_report", render_index),
     "first page, utility": ("utility_report", render_index),
     "runs": ("utility_report", _row),
-    "results": ("utility_report", lambda run: _fedemb("results", run.root)),
 }
 """Who shows a report of a run: which, and how."""
 STEPS = {
@@ -670,7 +669,7 @@ def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(s
 
 
 def test_plan_that_nobody_signed_gives_no_epsilon(shown, allowed):
-    """`fedemb runs` hides no other run for it; `fedemb results` and the closing lines refuse."""
+    """`fedemb runs` hides no other run for it; the closing lines refuse."""
     assert "not signed" not in _fedemb("runs", shown.root.parent)
     fields = json.loads(allowed.plan.read_text())
     fields["guarantee"]["epsilon"] = 0.01
@@ -678,7 +677,5 @@ def test_plan_that_nobody_signed_gives_no_epsilon(shown, allowed):
     row = _fedemb("runs", shown.root.parent)
     assert "not signed" in row
     assert "0.01" not in row
-    with pytest.raises(FedEmbError, match="does not match its content"):
-        _fedemb("results", shown.root)
     with pytest.raises(FedEmbError, match="does not match its content"):
         _closing(shown)

@@ -167,22 +167,7 @@ def build_budget_view(folder, _):
     return "cap reached in week"
 
 
-def build_comparison(folder, _):
-    from fedemb.pipelines.run.compare import compared_run
-    from fedemb.reports.comparison import comparison_page
-    from tests.kit.pipeline_runs.honest_run import start
-    from tests.kit.run_folder import run_folder
-
-    sides = []
-    for name in ("monday", "tuesday-with-a-longer-name-of-a-run"):
-        run = start(folder / name, name, **{"data.source.uri": f"{name}.parquet"}).until_gate()
-        sides.append(compared_run(run_folder(run, folder / "runs")))
-    (folder / "page.html").write_text(comparison_page(*sides))
-    return "Settings that differ"
-
-
 BUILDERS = {
-    "run_comparison": build_comparison,
     "run_index": build_index,
     "utility_report": build_utility,
     "audit_report": build_audit,

@@ -151,42 +151,14 @@ def answering(monkeypatch, s3_environment):
 def test_run_with_a_store_that_is_not_there_stops_before_it_makes_anything(
     scheme, gcs_environment, s3_environment, tmp_path
 ):
-    from fedemb.pipelines.run.artifact_store import store_overrides
     from fedemb.pipelines.run.command import prepare
 
-    uri = f"{scheme}://no-such-bucket-here/x"
-    overrides = [*store_overrides(uri, str(tmp_path / "keys")), "data.source.uri=/photos.parquet"]
+    stores = {"ledger": f"{scheme}://no-such-bucket-here/ledger", "keys": str(tmp_path / "keys")}
+    overrides = [f"storage.{name}={place}" for name, place in stores.items()]
+    overrides += ["data.source.uri=/photos.parquet"]
     with _sentence("bucket no-such-bucket-here does not exist"):
         prepare("quickstart", overrides, tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-def test_publishing_over_a_cut_connection_is_a_sentence_and_goes_on(through_proxy, tmp_path):
-    from fedemb.pipelines.run.artifact_store import Publisher
-    from fedemb.pipelines.run.directory import RunDirectory, RunState
-    from fedemb.pipelines.run.load_config import load_config
-
-    store, direct, proxy = through_proxy(upload_limit=1 << 20)
-    config = load_config("quickstart", ["data.source.uri=/photos.parquet"])
-    run = RunDirectory.create(tmp_path / "runs", "one", config)
-    model = run.public / "dp-fedemb-1" / "train-dp-fedemb" / "model"
-    model.mkdir(parents=True)
-    (model / "backbone.keras").write_bytes(os.urandom(SHARD))
-    ended = RunState(exit_code=0)
-    with _sentence("connection failed"):
-        Publisher(run, store.uri).finish(ended, lambda *_: None)
-    assert proxy.cuts >= 1
-    assert direct.list() == []
-    seen = []
-    proxy.upload_limit = None  # the network is back
-    Publisher(run, store.uri).finish(ended, lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 1)]
-    assert direct.list() == [
-        "one/run.json",
-        "one/train_dp_fedemb/model.tree",
-        "one/train_dp_fedemb/model/backbone.keras",
-    ]
 
 
 def test_large_shard_arrives_through_a_connection_cut_now_and_then(through_proxy, shard):

@@ -187,7 +187,7 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
     rows = {line.split("  ")[0].strip(): line for line in run(capsys, "runs", tmp_path).split("\n")}
     assert "Released" in rows["good"]
     assert epsilon in rows["good"]
-    assert f"{100 * gain.value:+.1f} [" in rows["good"]
+    assert f"{100 * gain.value:+.1f} points [" in rows["good"]
     assert "Refused: gate_release" in rows["bad"]
     assert "Stopped: partition_users" in rows["broken"]
     assert "Stopped: no step reported an error" in rows["new"]

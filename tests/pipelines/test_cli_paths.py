@@ -43,7 +43,6 @@ def run(capsys, *words):
         ("lineage", LONG),
         ("report", LONG),
         ("runs", LONG),
-        ("results", LONG),
         ("run", "--resume", LONG),
         ("init", "--data", LONG, "-o", "m.yaml", "--public", "none", *NEW),
         ("init", "--data", ".", "-o", LONG, "--public", "none", *NEW),

@@ -14,7 +14,7 @@ from fedemb.pipelines.cli.run import log_to_mlflow
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.mlflow_run import log_run, tracked
 from fedemb.pipelines.run.report_pages import collect_reports
-from fedemb.reports.comparison import flat_settings
+from fedemb.reports.mlflow.tracked import flat_settings
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 

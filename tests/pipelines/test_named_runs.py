@@ -11,15 +11,12 @@ from urllib.parse import unquote
 
 import pytest
 
-from fedemb.documents.utility import UtilityReport
 from fedemb.errors import InputError
-from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.reports.report import link
-from fedemb.reports.utility_words import STARTS, deciding_start
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 
@@ -48,7 +45,7 @@ def call(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["report", "results", "lineage"])
+@pytest.mark.parametrize("command", ["report", "lineage"])
 def test_command_takes_the_name_that_runs_lists(command, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder.root.parents[1])
     name = call(capsys, "runs").splitlines()[1].split()[0]
@@ -109,7 +106,7 @@ def test_report_creates_no_page_of_expired_data(old, capsys):
     assert not old.index.exists()
 
 
-@pytest.mark.parametrize("command", ["report", "results", "lineage", "approve"])
+@pytest.mark.parametrize("command", ["report", "lineage", "approve"])
 def test_unknown_name_is_answered_with_the_command_that_lists_names(
     command, folder, capsys, monkeypatch
 ):
@@ -117,27 +114,6 @@ def test_unknown_name_is_answered_with_the_command_that_lists_names(
     key = ("--key", "ada") if command == "approve" else ()
     with pytest.raises(InputError, match=r"No run tuesday.*`fedemb runs runs` lists"):
         call(capsys, command, "tuesday", *key)
-
-
-def test_results_name_the_baseline_that_decided(folder, capsys):
-    header, _, row = call(capsys, "results", folder.root).splitlines()
-    last = (header.split(" | ")[-2], row.split(" | ")[-2])
-    assert last == (
-        "gain in points, over the baseline that decided",
-        "+20.0 [+10.0, +30.0] over the untrained initial weights",
-    )
-
-
-def test_deciding_baseline_is_the_best_of_those_measured(released):
-    report = read(released.utility, UtilityReport).body
-    start = report.public_backbone
-    assert start is not None
-    rate = report.headline_rate
-    better = start.model_copy(
-        update={"recall_at_far": {rate: start.recall_at_far[rate].model_copy(update={"value": 1})}}
-    )
-    assert deciding_start(report) == "the untrained initial weights"
-    assert deciding_start(report.model_copy(update={"raw_pixels": better})) == STARTS["raw_pixels"]
 
 
 def test_card_states_the_whole_embedding_space_id(released):

@@ -3,15 +3,13 @@
 import io
 import json
 
-import pytest
 from rich.console import Console
 
 from fedemb.documents.artifacts import Public
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.foundation.step_logging import EVENT_PREFIX
-from fedemb.pipelines.cli.review_commands.results import price
+from fedemb.pipelines.cli.review_commands.runs import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
-from fedemb.pipelines.run import command as run_command
 from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.load_config import load_config, with_data
@@ -51,40 +49,6 @@ def test_warning_of_a_step_is_shown_and_the_noise_of_libraries_is_not():
         assert "lineage was not sent (ConnectionError)" in text
         assert "noise" not in text
         assert "nothing to see" not in text
-
-
-def test_publishing_shows_a_bar_on_a_terminal_and_a_line_elsewhere(tmp_path, capsys, monkeypatch):
-    class Slow:
-        uri = "gs://team/public/one"
-
-        def finish(self, state, progress):
-            for done in range(1, 4):
-                progress(done, 3)
-            return 3
-
-    def publish(terminal: bool) -> str:
-        file = io.StringIO()
-        console = Console(file=file, force_terminal=terminal, width=80)
-        assert run_command._publish(Slow(), RunState(0), console) == 0
-        return file.getvalue()
-
-    assert "publishing artifacts" in publish(terminal=True)
-    assert publish(terminal=False) == ""
-    assert capsys.readouterr().out == "artifacts: 3 at gs://team/public/one\n" * 2
-
-
-@pytest.mark.parametrize(("ended", "code"), [(0, 4), (3, 0)])
-def test_failure_to_publish_changes_only_a_good_end(ended, code, capsys):
-    from fedemb.errors import StorageError
-
-    class Broken:
-        uri = "gs://team/public/one"
-
-        def finish(self, state, progress):
-            raise StorageError("the store is gone")
-
-    assert run_command._publish(Broken(), RunState(ended), Console()) == code
-    assert "not all published: the store is gone" in capsys.readouterr().out
 
 
 def test_outputs_are_published_by_type():

@@ -190,7 +190,7 @@ class StorageConfig(Section):
     renamed: ClassVar[Mapping[str, str]] = {"witness": "rollback_anchor"}
 
     public_root: Address | None = None
-    """Public and noised artifacts; file, gs:// or s3://."""
+    """Root of the public and noised artifacts of runs on a cluster; gs:// or s3://."""
     private_root: Address | None = None
     """Raw artifacts. Readers of the pipeline UI must not have read access."""
     ledger: Address | None = None

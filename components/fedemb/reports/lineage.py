@@ -7,8 +7,7 @@ other OpenLineage setting is read. An unavailable receiver costs each of these s
 `SEND_SECONDS_IN_ALL` and one log message, and never fails the run.
 
 On a cluster, kfp keeps no outputs of a failed step, so the file of a denied run stays in its pod
-and only the receiver has its events. A local run keeps the file, and publishes it with
-`--artifact-store`.
+and only the receiver has its events. A local run keeps the file.
 
 The lineage does not use ML Metadata or any other Kubeflow store. Parents across runs are inputs:
 the policy, the ledger record of the reservation, the last ledger head in the report, the imported

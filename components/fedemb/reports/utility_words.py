@@ -149,11 +149,6 @@ def best_start(report: AnyUtility) -> str:
     return f"{best} and {words[-1]}, here {_start(report, report.best_start)}"
 
 
-def deciding_start(report: AnyUtility) -> str:
-    """Returns the name of the baseline that the gain is measured against."""
-    return _start(report, report.best_start or "public_backbone")
-
-
 def _start(report: AnyUtility, name: str) -> str:
     if name == "public_backbone" and report.public_kind == "none":
         return "the untrained initial weights"

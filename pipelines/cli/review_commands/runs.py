@@ -1,96 +1,101 @@
-"""`fedemb runs`: lists the runs of a folder or an artifact store, and compares two of them."""
+"""`fedemb runs`: lists the runs of a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import InputError
-from fedemb.foundation.files import write_bytes
+from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.pipelines.cli.options import MlflowOption
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
+    from fedemb.documents.plan import PrivacyPlan
     from fedemb.pipelines.run.directory import RunDirectory
+
+NOT_SIGNED = "not signed, or its ledger is gone"
+"""Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
 
 
 def list_runs(
-    folder: Annotated[
-        str, typer.Argument(help="Folder of all runs, or artifact store (gs://, s3://, path).")
-    ] = "runs",
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="RUN RUN", help="Two runs to compare, by name or directory."),
-    ] = None,
-    page: Annotated[
-        Path | None, typer.Option(help="HTML page to write the comparison to; needs --compare.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs"),
     mlflow: MlflowOption = None,
 ) -> None:
-    """List the runs of a folder with verdict, epsilon and gain, newest first, or compare two.
+    """List the runs of a folder with verdict, epsilon and gain, newest first.
 
-    Example: fedemb runs --compare week-1 week-2 --page comparison.html
+    Example: fedemb runs
     """
-    from fedemb.pipelines.cli.review_commands.results import runs_table
-
-    if page is not None and compare is None:
-        raise InputError("--page writes a comparison. Pass two runs by --compare.")
-    if mlflow is not None and compare is not None:
-        raise InputError("--mlflow writes the listed runs. Drop --compare or --mlflow.")
-    with _copies() as copies:
-        if compare is not None:
-            first, second = compare
-            if first == second:
-                raise InputError(f"--compare got {first} twice. Pass two different runs.")
-            _compare(_named(folder, first, copies), _named(folder, second, copies), page)
-            return
-        found = list(_all(folder, copies))
-        if not found:
-            raise InputError(f"no run in {folder}; start one with `fedemb run`")
-        say(*runs_table(found))
-        if mlflow is not None:
-            from fedemb.pipelines.run.mlflow_run import log_run
-
-            say(*(log_run(run, mlflow) for run in found))
-
-
-@contextmanager
-def _copies() -> Iterator[Path]:
-    """A folder for the documents of published runs."""
-    with TemporaryDirectory(prefix="fedemb-runs-") as folder:
-        yield Path(folder)
-
-
-def _all(folder: str, copies: Path) -> Iterator[RunDirectory]:
     from fedemb.pipelines.run.local import iter_runs
-    from fedemb.pipelines.run.published import is_artifact_store, published_runs
 
-    if is_artifact_store(folder):
-        yield from published_runs(folder, copies, lambda why: say(f"skipped: {why}", err=True))
-    else:
-        yield from iter_runs(Path(folder))
+    found = list(iter_runs(folder))
+    if not found:
+        raise InputError(f"no run in {folder}; start one with `fedemb run`")
+    say(*_table(found))
+    if mlflow is not None:
+        from fedemb.pipelines.run.mlflow_run import log_run
 
-
-def _named(folder: str, name: str, copies: Path) -> RunDirectory:
-    from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.published import is_artifact_store, published_run
-
-    if is_artifact_store(folder):
-        return published_run(folder, name, copies)
-    return RunDirectory.named(Path(name), Path(folder))
+        say(*(log_run(run, mlflow) for run in found))
 
 
-def _compare(first: RunDirectory, second: RunDirectory, page: Path | None) -> None:
-    from fedemb.pipelines.run.compare import compared_run
-    from fedemb.reports.comparison import comparison_lines, comparison_page
+def _table(runs: Iterable[RunDirectory]) -> list[str]:
+    """Returns the lines of a table in text, one row per run; `-`: not measured.
 
-    sides = compared_run(first), compared_run(second)
-    say(*comparison_lines(*sides))
-    if page is not None:
-        write_bytes(page, comparison_page(*sides).encode())
-        say(f"page: {page.resolve()}")
+    The headline is the one of the run's page. Before the privacy report is made, the epsilon of
+    this run is the planned one; a simulation's is a projection to the largest certified population.
+    The gain, over the best start that needs no private data, is in points, with its 95 % interval.
+    """
+    from fedemb.pipelines.run.headline import run_headline
+
+    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "priced for", "gain")]
+    for run in runs:
+        found = run_headline(run)
+        users, epsilon = _price(run)
+        everything, this, _ = found.figures.rows()
+        price = epsilon if epsilon == NOT_SIGNED or this.value == "-" else this.value
+        if found.figures.recipes:
+            price += f" (private search over {found.figures.recipes} recipes)"
+        rows.append((run.run_id, found.title, everything.value, price, users, _gain(run)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _price(run: RunDirectory) -> tuple[str, str]:
+    from fedemb.pipelines.run.signed import signed_plan
+
+    state = run.read_state()
+    if (state.failed_step, state.exit_code) == ("reserve_budget", Refused.exit_code):
+        return "-", "-"  # it spent nothing
+    try:
+        plan = signed_plan(run)
+    except FedEmbError:
+        return "?", NOT_SIGNED
+    return price(run.config().purpose, plan) if plan else ("-", "-")
+
+
+def price(purpose: str, plan: PrivacyPlan) -> tuple[str, str]:
+    """How many units a plan is priced for, and its epsilon."""
+    from fedemb.privacy.accounting.units import count_of
+
+    if purpose == "release":
+        units = count_of(plan.users_lower_bound, plan.guarantee.unit)
+        epsilon = plan.guarantee.epsilon
+        return units, "infinite" if epsilon is None else f"{epsilon:.2f}"
+    if not plan.projections:
+        return "none (simulation)", "-"
+    largest = max(plan.projections, key=lambda item: item.population)
+    epsilon = "infinite" if largest.epsilon is None else f"{largest.epsilon:.2g}"
+    return f"{largest.population:,} (projected)", epsilon
+
+
+def _gain(run: RunDirectory) -> str:
+    from fedemb.pipelines.run.signed import signed_utility
+    from fedemb.reports.formats import points
+
+    try:
+        utility = signed_utility(run)
+    except FedEmbError:
+        return NOT_SIGNED
+    return points(utility.body.gain) if utility and utility.body.gain else "-"

@@ -6,10 +6,11 @@ themselves. Nothing else of a run is read.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fedemb.config import RunConfig
@@ -18,10 +19,11 @@ from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility
 from fedemb.documents.verdict import VerdictDocument
+from fedemb.foundation.addresses import redacted
+from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.document import Written
-from fedemb.reports.comparison import ComparedRun, flat_settings
 from fedemb.reports.figures import privacy_figures, utility_figures
-from fedemb.reports.headline import State
+from fedemb.reports.headline import Headline, State
 from fedemb.reports.privacy_report_words import guarantee_sentence
 
 _RUNS = uuid.UUID("6b1d4d0e-58a0-5b0f-9b0a-3f0c5d6a7e21")
@@ -70,10 +72,15 @@ class TrackedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContent:
-    """Public content of a run."""
+    """Public content of a run; None: it has no such document, or its signature is unknown."""
 
-    shown: ComparedRun
+    name: str
+    headline: Headline
     config: RunConfig
+    report: PrivacyReport | None
+    utility: AnyUtility | None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Step -> duration."""
     documents: Mapping[str, PublicDocument]
     """Name in `DOCUMENTS` -> document."""
     pages: Mapping[str, bytes]
@@ -86,49 +93,64 @@ class RunContent:
 
 def tracked_run(content: RunContent) -> TrackedRun:
     """Returns what MLflow receives of a run."""
-    shown, config = content.shown, content.config
+    config = content.config
     policy_id = config.policy.policy_id
-    tags = _tags(shown, policy_id) | {"fedemb.signatures": content.signatures}
+    tags = _tags(content, policy_id) | {"fedemb.signatures": content.signatures}
     return TrackedRun(
         experiment=config.release_name,
-        name=shown.name,
-        run_id=uuid.uuid5(_RUNS, f"{policy_id}/{shown.name}").hex,
-        status=_STATUS.get(shown.headline.state, "FAILED"),
-        start=int(1000 * (content.end - sum(shown.seconds.values()))),
+        name=content.name,
+        run_id=uuid.uuid5(_RUNS, f"{policy_id}/{content.name}").hex,
+        status=_STATUS.get(content.headline.state, "FAILED"),
+        start=int(1000 * (content.end - sum(content.seconds.values()))),
         end=int(1000 * content.end),
         parameters={
             _NOT_IN_NAMES.sub("_", name): _short(value)
             for name, value in flat_settings(config).items()
             if not name.startswith("storage.")
         },
-        metrics=dict(_metrics(shown)),
+        metrics=dict(_metrics(content)),
         tags={name: _short(value) for name, value in tags.items()},
         artifacts=dict(_artifacts(content)),
     )
 
 
-def _metrics(shown: ComparedRun) -> Iterator[tuple[str, float]]:
-    gain = shown.headline.figures.gain
-    if shown.report is not None:
-        yield from privacy_figures(shown.report).items()
-    if shown.utility is not None:
-        yield from utility_figures(shown.utility).items()
+def flat_settings(config: RunConfig) -> dict[str, str]:
+    """Returns dotted names of all settings with their values as text, without credentials."""
+    found: dict[str, str] = {}
+
+    def walk(prefix: str, value: Json) -> None:
+        if isinstance(value, dict) and value:
+            for name, item in value.items():
+                walk(f"{prefix}.{name}" if prefix else name, item)
+        else:
+            found[prefix] = redacted(value if isinstance(value, str) else json.dumps(value))
+
+    walk("", config.model_dump(mode="json"))
+    return found
+
+
+def _metrics(content: RunContent) -> Iterator[tuple[str, float]]:
+    gain = content.headline.figures.gain
+    if content.report is not None:
+        yield from privacy_figures(content.report).items()
+    if content.utility is not None:
+        yield from utility_figures(content.utility).items()
     if gain is not None:
         yield from (("gain_low", gain.low), ("gain_high", gain.high))
-    for step, took in shown.seconds.items():
+    for step, took in content.seconds.items():
         yield f"seconds.{step}", took
 
 
-def _tags(shown: ComparedRun, policy_id: str) -> dict[str, str]:
-    headline, report = shown.headline, shown.report
+def _tags(content: RunContent, policy_id: str) -> dict[str, str]:
+    headline, report = content.headline, content.report
     tags = {
-        "mlflow.runName": shown.name,
+        "mlflow.runName": content.name,
         "mlflow.source.name": "fedemb",
         "mlflow.source.type": "JOB",
         "mlflow.note.content": headline.sentence(),
         "fedemb.state": headline.state,
         "fedemb.headline": headline.title,
-        "fedemb.run_id": shown.name,
+        "fedemb.run_id": content.name,
         "fedemb.policy_id": policy_id,
     }
     if report is not None:

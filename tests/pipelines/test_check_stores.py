@@ -1,0 +1,86 @@
+"""Which stores a run may have, and which outputs its steps declare."""
+
+from pathlib import Path
+
+import pytest
+
+from fedemb.errors import ConfigError, LedgerError
+from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.graph import build_pipeline
+from fedemb.pipelines.run.check_stores import check_stores
+from fedemb.pipelines.run.load_config import load_config
+
+RUNS = Path("/runs")
+
+
+def _config(*overrides: str):
+    return load_config("quickstart", list(overrides))
+
+
+def _at(root: str, **moved: str):
+    """A configuration whose stores lie below one root, but for the keys."""
+    names = {"public_root": "public", "private_root": "private"}
+    names |= {name: name for name in ("ledger", "releases")}
+    places = {name: f"{root}/{part}" for name, part in names.items()} | moved
+    return _config(*(f"storage.{name}={place}" for name, place in places.items()))
+
+
+def test_keys_are_asked_for_where_the_ledger_lasts():
+    with pytest.raises(ConfigError, match="its keys must last too"):
+        check_stores(_at("/store"), "quickstart", RUNS)
+    check_stores(_at("/store", keys="/keys"), "quickstart", RUNS)
+    check_stores(_config(), "quickstart", RUNS)
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        "keys=/store/ledger",
+        "keys=/store/ledger/keys",
+        "keys=/store/public/keys",
+        "keys=/store",
+        "keys=/store/releases/../ledger",
+        "private_root=/store/public",
+        "private_root=/store/public/raw",
+        "private_root=/store",
+        "private_root=file:///store/releases/raw",
+        "public_root=/store/private/run",
+    ],
+)
+def test_keys_and_private_things_never_lie_beside_what_others_read(moved):
+    name, place = moved.split("=")
+    config = _at("/store", **{"keys": "/keys", name: place})
+    with pytest.raises(ConfigError, match="must be apart"):
+        check_stores(config, "quickstart", RUNS)
+
+
+@pytest.mark.parametrize("public", ["/runs", "/runs/first/private", "/"])
+def test_public_root_never_holds_the_folder_of_runs_nor_the_reverse(public):
+    with pytest.raises(ConfigError, match="must be apart"):
+        check_stores(_config(f"storage.public_root={public}"), "quickstart", RUNS)
+
+
+def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
+    seen = []
+
+    def nothing(self, name):
+        seen.append((self.uri, name))
+        return False
+
+    monkeypatch.setattr("fedemb.storage.s3.S3Store.exists", nothing)
+    config = _at("s3://team/x", keys="/keys")
+    with pytest.raises(LedgerError, match=r"ledger init --config mine\.yaml --ledger s3://te"):
+        check_stores(config, "mine.yaml", RUNS)
+    assert seen == [("s3://team/x/ledger", "trust.json")]
+
+
+def test_every_output_of_the_pipeline_is_known_and_no_other():
+    spec = build_pipeline(DP_FEDEMB, "run").pipeline_spec
+    for name, component in spec.components.items():
+        declared = {
+            output
+            for output, about in component.output_definitions.artifacts.items()
+            if not about.artifact_type.schema_title.endswith("Metrics")  # numbers, not files
+        }
+        known = set(DP_FEDEMB.published()[name.removeprefix("comp-").replace("-", "_")])
+        assert declared == known, name
