@@ -30,12 +30,12 @@ $(STAMP):
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-run: setup $(if $(DATA)$(POLICY),attested) ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARGS="--set a.b=c"
+run: setup ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARGS="--set a.b=c"
 	$(BIN)/fedemb run --config $(CONFIG) $(if $(DATA),--data $(DATA)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
 
 FEDEMB_DATA ?= ../shared/data
 RESULTS := runs/results-$(shell date +%Y%m%d-%H%M%S)
-results: setup attested ## Run the three presets of docs/explanation/results.md and list them; FEDEMB_DATA=folder
+results: setup ## Run the three presets of docs/explanation/results.md and list them; FEDEMB_DATA=folder
 	$(BIN)/fedemb run --runs $(RESULTS) --run-id quickstart
 	for name in omniglot_identities omniglot_writers; do $(BIN)/fedemb run --runs $(RESULTS) --run-id $$name \
 	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet --policy $(RESULTS)/policy-$$name; done
@@ -55,9 +55,9 @@ test: setup ## Format, lint, types, layers, tests; CI runs this and test-long
 test-quick: setup # What `make test` runs beside `make check`
 	$(BIN)/python -m pytest -m "not slow and not long and not planted_bug" $(SIDE_BY_SIDE)
 
-test-long: setup attested ## The planted-bug suite, and tests that take more than a second of a processor
-	$(BIN)/python -m pytest -m "long and not slow and not planted_bug" $(SIDE_BY_SIDE) \
-	  $$(grep -rl --include='test_*.py' 'mark\.long' tests)
+test-long: setup ## The planted-bug suite, and tests that take more than a second of a processor
+	$(BIN)/python -m pytest -m "(long or planted_bug) and not slow and not mutation" \
+	  $(SIDE_BY_SIDE) $$(grep -rlE --include='test_*.py' 'mark\.(long|planted_bug)' tests)
 
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
@@ -133,14 +133,10 @@ $(TIMM_STAMP): | setup
 	@rm -f $(TIMM_VENV)/.installed-*
 	@touch $@
 
-PLANTED := $(BIN)/python -m pytest -q -n 2 --dist load -p tests.kit.planted_bug_record
-planted-bugs: setup ## Plant each known bug, demand red, and write the record a release needs
-	$(PLANTED) -m "planted_bug and not slow"
+planted-bugs: setup ## Plant each known bug and demand that a test fails; builds of wheel and images run it
+	$(BIN)/python -m pytest -q -n 2 --dist load -m "planted_bug and not slow"
 
-attested: setup # The record is of this code, or is made now by the quick part of the suite
-	@$(BIN)/python -m fedemb.runtime.planted_bug_suite || $(PLANTED) -m "planted_bug and not slow and not mutation"
-
-wheel: planted-bugs ## Build the wheel, with the record of the planted-bug suite in it
+wheel: planted-bugs ## Build the wheel, after the planted-bug suite
 	$(BIN)/uv build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
 
 study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
@@ -149,13 +145,17 @@ study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resume
 study-dp-sgd: setup ## What De et al. and Kurakin et al. claim, on small nets; BUDGET=hours, resumes
 	$(BIN)/python -m studies.dp_sgd --data $(FEDEMB_DATA) $(if $(BUDGET),--budget $(BUDGET))
 
-images: setup attested ## Build the light and cpu images with podman or docker
+images: planted-bugs ## Build the light and cpu images, after the planted-bug suite, with podman or docker
 	images/build.sh light cpu
+
+FLAVOURS ?= light cpu
+push-images: planted-bugs ## Build and push images with docker, after the planted-bug suite; REGISTRY=address
+	REGISTRY=$(REGISTRY) docker buildx bake -f images/docker-bake.hcl --push $(FLAVOURS)
 
 test-containers: setup ## Install podman if needed, build the images, run the pipeline in containers, print sizes and times
 	tests/integration/containers.sh
 
-test-cluster: setup attested ## Build a Kubernetes control plane from source, once, and hold infra/ against it
+test-cluster: setup ## Build a Kubernetes control plane from source, once, and hold infra/ against it
 	tests/cluster/run.sh
 
 test-registry: setup ## Build Kubeflow's Model Registry from source, once, and register a release there
@@ -167,4 +167,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) $(TIMM_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference setup links attested wheel run results study study-dp-sgd check test test-long test-full test-timm test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images clean
+.PHONY: help audit mutation docs docs-reference setup links wheel run results study study-dp-sgd check test test-long test-full test-timm test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean

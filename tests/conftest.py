@@ -19,20 +19,19 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
     os.environ.setdefault("TMPDIR", str(MEMORY))
 shapes.install()  # before any room is imported
 
-from fedemb.runtime import planted_bug_suite  # noqa: E402
-from fedemb.runtime.provenance import privacy_code_digest  # noqa: E402
-
 REPOSITORY = Path(__file__).parent.parent
-_PLANTED = pytest.StashKey[set[int]]()
+KNOWN_BUGS = range(1, 22)
+"""Numbers of the bugs in tests/planted_bugs/README.md that the suite plants, each at least once."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` drop any
 def pytest_collection_modifyitems(config, items):
     if [Path(name).resolve() for name in config.args] == [REPOSITORY / "tests"]:
-        marks = [{mark.name for mark in item.iter_markers()} for item in items]
-        whole = [names for names in marks if "planted_bug" in names and "slow" not in names]
-        quick = [names for names in whole if "mutation" not in names]
-        config.stash[_PLANTED] = {len(whole), len(quick)}
+        planted = {
+            n for item in items for mark in item.iter_markers("planted_bug") for n in mark.args
+        }
+        if missing := set(KNOWN_BUGS) - planted:
+            raise pytest.UsageError(f"no test plants the bugs {sorted(missing)}")
     # The longest first: no worker is left alone with a whole pipeline at the end.
     items.sort(key=lambda item: "integration" not in item.path.parts)
 
@@ -44,21 +43,6 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real images at {folder}; set FEDEMB_DATA to the folder that holds them")
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def planted_bugs_are_found(tmp_path_factory):
-    """A record for this code, so that a stale one stops only those tests that start the real thing.
-
-    The packaged record is compared by tests/planted_bugs/test_planted_bug_record.py.
-    """
-    record = tmp_path_factory.mktemp("planted_bugs") / "record.json"
-    planted_bug_suite.write_record(
-        record, passed=50, total=50, privacy_code_sha=privacy_code_digest()
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planted_bug_suite, "RECORD", record)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -82,14 +66,3 @@ def callers_are_named_quickly():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspect, "stack", callers)
         yield
-
-
-@pytest.fixture
-def planted_bugs_collected(request) -> set[int]:
-    """How many tests a record may count: of `make planted-bugs`, and of its quick part.
-
-    Skips unless all tests were collected.
-    """
-    if _PLANTED not in request.config.stash:
-        pytest.skip("only some tests were collected, so how many plant a bug is not known")
-    return request.config.stash[_PLANTED]

@@ -29,9 +29,8 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_sentence
-from fedemb.runtime.planted_bug_suite import record_for
 from fedemb.runtime.private_inputs import People, open_private
-from fedemb.runtime.provenance import code_digest, privacy_code_digest
+from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack
@@ -61,8 +60,7 @@ def run(context: StepContext) -> JsonObject:
       The public report; its figures are None in a release run.
 
     Raises:
-      ArtifactError: an artifact is missing, damaged, or of another run; or the package lacks the
-        record of its planted-bug suite.
+      ArtifactError: an artifact is missing, damaged or of another run.
       SignatureInvalid: model, users or public backbone are not signed by the steps that write them.
       StorageError: the private root cannot be read or written.
     """
@@ -83,7 +81,6 @@ def run(context: StepContext) -> JsonObject:
         "attack": scoring.attack,
         "unit": config.policy.unit,
         "self_test": self_test(scoring),
-        "planted_bug_suite": record_for(config, privacy_code_digest()),
         "lower_bound": None,  # not measured at this level
         "split_by_value": config.partition.evaluation.by == "value",
         "users_at_most": config.audit.max_users,

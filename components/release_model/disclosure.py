@@ -202,8 +202,7 @@ def _algorithm(release: Disclosed) -> Iterator[Statement]:
         f"{mechanism_text.participants(plan)}, {count_of(mechanism.rounds_run, 'round')}, "
         f"clipping norm {mechanism.clip.l2_norm_clip:g}, {mechanism.noise.family} noise of "
         f"multiplier {mechanism.noise_multiplier:g}, sum divided by the public constant "
-        f"{mechanism.normalizer.value:g}. {audit_sentence(audit)} Planted-bug suite: "
-        f"{audit.planted_bug_suite.summary}.",
+        f"{mechanism.normalizer.value:g}. {audit_sentence(audit)}",
         ("privacy_report.mechanism", "privacy_plan.plan", "audit_report"),
     )
     groups = _groups(release)

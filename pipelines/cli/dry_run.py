@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.data.sources import find_parts
-from fedemb.errors import ArtifactError
 from fedemb.ledger import Ledger, policies
 from fedemb.pipelines.cli.ledger_commands.ledger_summary import (
     admission,
@@ -20,8 +19,6 @@ from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.privacy.randomness.trials import trials_at
-from fedemb.runtime.planted_bug_suite import is_throw_away, read_record, record_problem
-from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.steps.partition_users.assignment import columns_of
 from fedemb.steps.plan_privacy.plan import check_first_run
 from fedemb.steps.plan_privacy.prospects import check_prospects
@@ -50,8 +47,6 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
     yield f"budget: {'charged before; resuming costs nothing' if charged else _budget(config)}"
-    if problem := _unsearched(config):
-        yield f"refused: {problem}"
 
 
 def _search(config: RunConfig) -> Iterator[str]:
@@ -98,24 +93,8 @@ def refusal(config: RunConfig) -> str | None:
     check_images(config)
     check_first_run(config)
     check_prospects(config)
-    if problem := _unsearched(config):
-        return problem
     ledger = _begun(config)
     return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
-
-
-def _unsearched(config: RunConfig) -> str | None:
-    """Returns why the planted-bug suite stops the run; None: it does not."""
-    if is_throw_away(config):
-        return None
-    try:
-        record = read_record()
-    except ArtifactError as error:
-        return str(error)
-    problem = record_problem(record, privacy_code_digest())
-    if problem and config.purpose == "release":
-        return f"{problem}. Run `make planted-bugs`, or set purpose: simulation"
-    return None
 
 
 def _begun(config: RunConfig) -> Ledger | None:

@@ -16,6 +16,7 @@ from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import AwaitingApproval, ConfigError, FedEmbError, Refused
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.extras import missing_extra, require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
@@ -28,7 +29,6 @@ from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS, count_of
-from fedemb.runtime.builtin_address import builtin_files
 
 _MINUTES = 3
 """Minutes of a run of the presets with generated images, on two cores."""
@@ -178,7 +178,9 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     from fedemb.data.glyphs import write_builtin
 
     size = config.model.image_size
-    private, public = builtin_files(config.data.builtin, size, parent.resolve())
+    digest = json_digest({**config.data.builtin.model_dump(), "size": size})[:12]
+    folder = parent.resolve() / "builtin-data" / digest
+    private, public = folder / "private.parquet", folder / "public.parquet"
     if not (private.exists() and public.exists()):
         started = time.monotonic()
         write_builtin(config.data.builtin, size, private, public)

@@ -35,8 +35,6 @@ from fedemb.keys import LocalKeyStore, reservation_key_name
 from fedemb.ledger import Ledger, chain
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import lineage
-from fedemb.runtime import planted_bug_suite
-from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.storage.local import LocalStore
 from tests.kit.pipeline_runs import honest_run
 
@@ -232,7 +230,6 @@ def _fix(root: Path) -> None:
     create = LocalKeyStore.create
     LocalKeyStore.create = lambda self, name, key=None: create(self, name, key or _key_bytes(name))
     PLANTED[os.environ.get("PLANTED", "")]()
-    planted_bug_suite.RECORD = root / "record.json"
     tempfile.tempdir = str(root / "tmp")
 
 
@@ -284,25 +281,18 @@ def in_child(
 
 
 def start(root: Path) -> None:
-    """A run of which nothing was done, its configuration, model and record of planted bugs."""
+    """A run of which nothing was done, its configuration and model."""
     run = honest_run.start(root)
     honest_run.write_model_file(run.model / "backbone.keras")  # a zip: it would tell the time
     (root / "settings.yaml").write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
-    digest = privacy_code_digest()
-    planted_bug_suite.write_record(
-        root / "record.json", passed=50, total=50, privacy_code_sha=digest
-    )
 
 
 def warm(root: Path) -> None:
     """Does every step once in this process: what a child needs is imported before it is forked."""
     start(root)
-    kept = planted_bug_suite.RECORD
-    planted_bug_suite.RECORD = root / "record.json"
     with redirect_stdout(io.StringIO()):
         for do in STEPS.values():
             do(honest_run.at(root))
-    planted_bug_suite.RECORD = kept
 
 
 def prepare(root: Path, acts: tuple[str, ...] = tuple(ACTS)) -> dict[str, Path]:

@@ -109,10 +109,6 @@ def _seen_by_the_attack(fields):
     fields["self_test"]["planted_leak"] = {"value": 0.5, "low": 0.4, "high": 0.6}
 
 
-def _more_planted_bugs(fields):
-    fields["planted_bug_suite"].update(passed=99, total=99)
-
-
 def _smaller_bound(fields):
     fields["lower_bound"] = 0.01
 
@@ -133,7 +129,6 @@ def _projection(fields):
         ("utility", _cover),
         ("utility", _person),
         ("audit", _seen_by_the_attack),
-        ("audit", _more_planted_bugs),
         ("audit", _smaller_bound),
         ("audit", _sentence),
         ("audit", _passed),

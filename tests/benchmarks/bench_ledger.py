@@ -27,8 +27,6 @@ RESERVE = """
 import pickle
 from pathlib import Path
 from fedemb.steps.reserve_budget import reserve
-from fedemb.runtime import planted_bug_suite
-planted_bug_suite.RECORD = Path({record!r})
 reserve.run(pickle.loads(Path({context!r}).read_bytes()))
 """
 IMPORTS = {
@@ -48,25 +46,18 @@ def processor_time(script: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def grown(folder: Path, records: int, repeats: int) -> tuple[str, list[Path], Path]:
+def grown(folder: Path, records: int, repeats: int) -> tuple[str, list[Path]]:
     """Makes a ledger of so many records, with its markers.
 
     Returns:
-      The address of the ledger, one pickled context per repeat, and the record of the suite.
+      The address of the ledger and one pickled context per repeat.
     """
     from dataclasses import replace
 
     from fedemb.ledger.high_water import _marked
-    from fedemb.runtime import planted_bug_suite
-    from fedemb.runtime.provenance import privacy_code_digest
     from tests.kit import big_ledger
     from tests.kit.pipeline_runs import honest_run
 
-    suite = folder / "record.json"
-    planted_bug_suite.RECORD = suite
-    planted_bug_suite.write_record(
-        suite, passed=50, total=50, privacy_code_sha=privacy_code_digest()
-    )
     run = honest_run.start(folder / "first")
     run.do_plan()
     run.do_reserve()
@@ -85,7 +76,7 @@ def grown(folder: Path, records: int, repeats: int) -> tuple[str, list[Path], Pa
         shutil.copytree(run.root / "pretrained", later.root / "pretrained")
         contexts.append(later.root / "context")
         contexts[-1].write_bytes(pickle.dumps(later.context()))
-    return run.ledger_uri, contexts, suite
+    return run.ledger_uri, contexts
 
 
 def main() -> None:
@@ -95,14 +86,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        ledger, contexts, suite = grown(Path(folder), arguments.records, arguments.repeats)
+        ledger, contexts = grown(Path(folder), arguments.records, arguments.repeats)
         for name, imports in IMPORTS.items():
             whole: list[float] = []
             for repeat in range(arguments.repeats):
                 scripts = {
                     "ledger show": SHOW.format(ledger=ledger),
                     "ledger verify": VERIFY.format(ledger=ledger),
-                    "reserve": RESERVE.format(record=str(suite), context=str(contexts[repeat])),
+                    "reserve": RESERVE.format(context=str(contexts[repeat])),
                 }
                 whole.append(processor_time(scripts[name]))
             loaded = min(processor_time(imports) for _ in range(arguments.repeats))

@@ -30,7 +30,6 @@ from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.runtime import planted_bug_suite
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.step import declared
 from fedemb.steps.reserve_budget import reserve
@@ -185,13 +184,6 @@ def test_a_refused_run_ends_with_its_code_and_the_last_step_shows_why(world):
 
 
 @pytest.fixture(scope="module")
-def attested():
-    """Without a record of the planted bugs no step audits, and none reserves for a release."""
-    if not planted_bug_suite.RECORD.exists():
-        pytest.skip("the planted bugs were not tried on this checkout; run `make attested`")
-
-
-@pytest.fixture(scope="module")
 def weekly(world):
     """A third run of the policy, over drawn pictures."""
     from tests.kit.pipeline_runs.partition_run import rows_of, write_parquet
@@ -253,7 +245,6 @@ def test_plan_start_partition_training_and_evaluation_are_pods(world, weekly, we
     assert attempt.commit is not None
 
 
-@pytest.mark.usefixtures("attested")
 def test_the_model_is_audited_by_a_pod(world, weekly_pods):
     weekly_pods("audit_privacy", "users", "pretrained", "model")
     out = world.root / "out" / "weekly"
@@ -261,7 +252,7 @@ def test_the_model_is_audited_by_a_pod(world, weekly_pods):
     assert audited.model_sha == file_digest(out / "model" / "backbone.keras")
 
 
-@pytest.mark.usefixtures("attested", "same_code")
+@pytest.mark.usefixtures("same_code")
 def test_a_classifier_comes_from_photos_to_a_release_in_pods(world):
     """The whole pipeline of DP-SGD; what is released is verified by who has only the ledger."""
     config = load_config("dp_sgd_quickstart", SMALL_CLASSIFIER)

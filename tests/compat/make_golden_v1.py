@@ -21,19 +21,12 @@ def main() -> None:
     from fedemb.engine import build_backbone
     from fedemb.foundation.digests import file_digest
     from fedemb.models.loading import save_backbone
-    from fedemb.runtime import planted_bug_suite
-    from fedemb.runtime.provenance import privacy_code_digest
     from fedemb.steps.release_model import release
     from tests.kit.pipeline_runs import honest_run
 
     if GOLDEN.exists():
         sys.exit(f"{GOLDEN} exists; version 1 is written once")
     with tempfile.TemporaryDirectory() as folder:
-        # A record as the tests have it: the golden files pin formats, not what the suite found.
-        planted_bug_suite.RECORD = Path(folder) / "record.json"
-        planted_bug_suite.write_record(
-            planted_bug_suite.RECORD, passed=50, total=50, privacy_code_sha=privacy_code_digest()
-        )
         run = honest_run.start(Path(folder), **{"model.image_size": 8})
         backbone = build_backbone(run.config.model, seed=0)
         start = run.root / "pretrained" / "backbone.keras"

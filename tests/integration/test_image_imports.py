@@ -34,10 +34,6 @@ SERVE = {PACKAGES / "fedemb" / "serving" / name for name in ("export.py", "searc
 """What COMMANDS opens where fedemb[serve] is installed, which no image is; a step must not."""
 BESIDE = {
     COMMANDS: SERVE,
-    # `check_generated` runs only without a valid record of the suite, and every image has one.
-    PACKAGES / "fedemb" / "runtime" / "planted_bug_suite.py": {
-        PACKAGES / "fedemb" / "data" / "glyphs.py"
-    },
 }
 """File -> files that it imports only where a step of an image never comes."""
 

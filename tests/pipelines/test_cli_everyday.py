@@ -13,7 +13,6 @@ from fedemb.errors import ConfigError, InputError, Refused
 from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app, main
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.runtime import planted_bug_suite
 from tests.kit.pipeline_runs import honest_run
 
 HEAVY = (
@@ -81,14 +80,6 @@ def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path, capsy
         run(capsys, "run", "--dry-run", "--set", "mechanism.rounds=0")
 
 
-def test_dry_run_says_that_this_code_was_not_searched(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(planted_bug_suite, "RECORD", tmp_path / "none.json")
-    words = ("run", "--dry-run", "--runs", tmp_path / "runs")
-    assert "planted-bug suite" not in run(capsys, *words)  # generated images, throw-away policy
-    said = run(capsys, *words, "--policy", tmp_path / "policy")
-    assert "refused: The planted-bug suite was not run on this code" in said
-
-
 def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
     policy = tmp_path / "policy"
     words = ("run", "--dry-run", "--policy", policy, "--runs", tmp_path / "runs")
@@ -105,10 +96,7 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
     assert not list((tmp_path / "runs").glob("*/config.yaml"))
 
 
-def test_what_the_steps_after_the_charge_would_refuse_is_refused_before_a_run(
-    tmp_path, capsys, monkeypatch
-):
-    """A missing column, and code without a planted-bug record."""
+def test_missing_column_is_refused_before_a_run(tmp_path, capsys):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -119,10 +107,6 @@ def test_what_the_steps_after_the_charge_would_refuse_is_refused_before_a_run(
     for more in ((), ("--dry-run",)):
         with pytest.raises(InputError, match="has no column 'nope'"):
             run(capsys, *words, *more, *labelled)
-    monkeypatch.setattr(planted_bug_suite, "RECORD", tmp_path / "none.json")
-    for purpose in ("release", "simulation"):
-        with pytest.raises(Refused, match=r"planted-bug suite was not run.*Nothing was read"):
-            run(capsys, *words, "--set", f"purpose={purpose}")
     assert not runs.exists()
 
 

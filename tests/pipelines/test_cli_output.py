@@ -17,9 +17,7 @@ ROOT = Path(__file__).parents[2]
 PRINTS_ITSELF = {
     "components/fedemb/documents/model_files.py stdout.write": "answer of a child, read by us",
     "components/fedemb/documents/model_files.py sys.exit": "an exit code",
-    "components/fedemb/runtime/planted_bug_suite.py sys.exit": "an exit code",
     "components/fedemb/runtime/step.py sys.exit": "an exit code",
-    "components/fedemb/runtime/planted_bug_suite.py stderr.write": "for developers",
     "pipelines/output.py typer.echo": "the shared way",
     "pipelines/cli/ledger_commands/approve.py typer.confirm": "our own question",
     "pipelines/cli/ledger_commands/approve.py typer.prompt": "escaped",

@@ -10,7 +10,6 @@ one matrix product [height, dots] x [dots, width], and thousands of images rende
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ import numpy as np
 
 from fedemb.config import BuiltinData
 from fedemb.data.pixels import encode_png
-from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import new_file
 
 _CHUNK = 500
@@ -255,14 +253,6 @@ def write_builtin(
         _write_private(builtin, image_size, private_path),
         _write(public_path, ((chunk, None) for chunk in public), "public-"),
     )
-
-
-def is_builtin_content(path: Path, builtin: BuiltinData, image_size: int) -> bool:
-    """Returns whether a file has exactly the private generated images; draws them again."""
-    with tempfile.TemporaryDirectory(prefix="fedemb-glyphs-") as scratch:
-        again = Path(scratch) / path.name
-        _write_private(builtin, image_size, again)
-        return path.is_file() and file_digest(path) == file_digest(again)
 
 
 def _write_private(builtin: BuiltinData, image_size: int, path: Path) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from fedemb.config.policy import Unit
-from fedemb.documents.fields import Count, Interval, Name, PlantedBugs, Rate, Sha
+from fedemb.documents.fields import Count, Interval, Name, Rate, Sha
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.foundation.document import Document, Part, Since
 
@@ -96,7 +96,6 @@ class AuditReport(Document):
     level: Name
     attack: Attack
     self_test: SelfTest
-    planted_bug_suite: PlantedBugs
     figures: Literal["open", "private"]
     """`open`: figures are in the report; `private`: they are exact functions of training users and
     stay in the private root."""

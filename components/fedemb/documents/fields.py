@@ -66,21 +66,6 @@ class Tensor(Part):
     shape: list[Count]
 
 
-class PlantedBugs(Part):
-    """Result of a run of the planted-bug suite."""
-
-    passed: Count
-    total: Count
-    privacy_code_sha: Sha
-
-    @property
-    def summary(self) -> str:
-        """Number of passed tests, or why the suite was not run."""
-        if self.total == 0:
-            return "not run: throw-away policy on generated images"
-        return f"{self.passed} of {self.total} passed"
-
-
 class Guarantee(Part):
     """(epsilon, delta) of one user and its computation; `PrivacyGuarantee.to_json`."""
 

@@ -21,7 +21,6 @@ from fedemb.documents.fields import (
     Guarantee,
     Interval,
     Name,
-    PlantedBugs,
     Point,
     Purpose,
     Sha,
@@ -228,7 +227,6 @@ class Audited(Part):
     mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
     independence: Annotated[Independence | None, Since(5, before=None)]
     self_test: SelfTest
-    planted_bug_suite: PlantedBugs
 
 
 class Useful(Part):

@@ -20,8 +20,6 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports.noise_floor import noise_floor
 from fedemb.reports.privacy_report import build_report
-from fedemb.runtime.planted_bug_suite import is_throw_away, record_problem
-from fedemb.runtime.provenance import privacy_code_digest
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
 
@@ -225,15 +223,6 @@ def _audit_result(case: Case) -> Iterator[Reason]:
             "finding is not valid",
             "fix components/audit_privacy",
         )
-    own = privacy_code_digest() if case.same_environment else None
-    problem = record_problem(audit.planted_bug_suite.model_dump(), own)
-    if problem and not _exempt_from_suite(case):
-        yield Reason(
-            "planted_bugs_missed",
-            problem,
-            "run `make planted-bugs` on the code of this run, then audit_privacy and "
-            "account_privacy again; with other code, start a run with a new id",
-        )
     bound, epsilon = audit.lower_bound, case.report.accounting.epsilon
     # null: no bound was measured
     if bound is not None and not (epsilon is not None and 0 <= bound <= epsilon < math.inf):
@@ -248,17 +237,6 @@ def _audit_result(case: Case) -> Iterator[Reason]:
             "the audit report has exact figures of training users, without noise",
             _AUDIT_AGAIN,
         )
-
-
-def _exempt_from_suite(case: Case) -> bool:
-    """Returns whether the suite was not run for a throw-away policy on generated images.
-
-    The policy has no other run, and `reserve_budget` compared the images with the generated ones.
-    """
-    runs = {run_id for run_id, _ in case.ledger.state.attempts}
-    not_run = case.evidence.audit.body.planted_bug_suite.total == 0
-    alone = runs == {case.reservation.run_id}
-    return not_run and alone and is_throw_away(case.evidence.config)
 
 
 def away_from_start(case: Case) -> Iterator[Reason]:

@@ -19,15 +19,12 @@ from fedemb.config.trials import check_recipes, trial_plan
 from fedemb.documents.ledger_record import ReleaseRecord
 from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
 from fedemb.errors import ArtifactError, BudgetExceeded, ConfigError, Refused
-from fedemb.foundation.canonical_json import JsonObject
 from fedemb.gate.privacy_rules import accountants_disagree
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
 from fedemb.reports.noise_floor import noise_floor
-from fedemb.runtime.planted_bug_suite import is_throw_away, record_problem
-from fedemb.runtime.provenance import privacy_code_digest
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +76,6 @@ WHEN: Mapping[str, When] = {
     "audit_full_missing": "later",
     "audit_stale": "later",
     "auditor_blind": "later",
-    "planted_bugs_missed": "refused",
     "audit_refutes": "later",
     "audit_figures_open": "later",
     "noise_receipt_failed": "later",
@@ -119,7 +115,6 @@ def check_before_charge(
     ledger: Ledger,
     *,
     run_id: str,
-    suite: JsonObject,
     start: tuple[Path, str],
 ) -> None:
     """Refuses a release run that the gate would deny later, and warns of waivable reasons.
@@ -132,7 +127,7 @@ def check_before_charge(
       ArtifactError: the public backbone cannot be compared with a model.
       UnsupportedAccounting: the accounting library is too old.
     """
-    for problem, remedy in _problems(config, plan, ledger, run_id, suite):
+    for problem, remedy in _problems(config, plan, ledger, run_id):
         raise Refused(
             f"{problem}, so the gate would deny the release. Nothing was charged. Correct the "
             f"cause: {remedy}"
@@ -149,7 +144,7 @@ def check_before_charge(
 
 
 def _problems(
-    config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str, suite: JsonObject
+    config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str
 ) -> Iterator[tuple[str, str]]:
     """Yields each problem and its remedy, cheapest check first."""
     policy, terms = config.policy, ledger.terms
@@ -158,12 +153,6 @@ def _problems(
             "policy.covers_change_own_data promises more than epsilon holds for",
             "take group_poisson_gaussian, hold users out by hash and name no cohort column, or "
             "leave the promise out",
-        )
-    problem = record_problem(suite, privacy_code_digest())
-    if problem and not is_throw_away(config):
-        yield (
-            problem,
-            "run `make planted-bugs` in the checkout of this code and install or build again",
         )
     others = len(ledger.state.committed_runs() - {run_id})
     if not config.tuning.trials <= others:

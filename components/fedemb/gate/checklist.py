@@ -96,9 +96,8 @@ def _approvals_needed(case: Case) -> str:
 
 def _audit(case: Case) -> str:
     audit = case.evidence.audit.body
-    bugs = audit.planted_bug_suite
     failed = ", ".join(audit.self_test.failed) or "passed"
-    return f"level {audit.level}; self-test {failed}; planted bugs {bugs.summary}"
+    return f"level {audit.level}; self-test {failed}"
 
 
 def _least_gain(case: Case) -> str:

@@ -312,7 +312,6 @@ def _audit(evidence: Evidence) -> dict[str, object]:
             "figures",
             "lower_bound",
             "self_test",
-            "planted_bug_suite",
         }
     )
 

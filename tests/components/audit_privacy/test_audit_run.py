@@ -144,7 +144,6 @@ def found(plain, calibrated, **more):
         "attack": "verification_score",
         "unit": "user",
         "self_test": honest_run.SELF_TEST,
-        "planted_bug_suite": {"passed": 50, "total": 50, "privacy_code_sha": "0" * 64},
         "figures": "open",
         "lower_bound": None,
         "split_by_value": False,

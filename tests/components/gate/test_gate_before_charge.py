@@ -19,7 +19,6 @@ from fedemb.gate import before_charge
 from fedemb.gate.before_charge import WHEN, check_before_charge
 from fedemb.gate.decide import RULES, WAIVABLE
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.runtime import planted_bug_suite
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
@@ -119,11 +118,6 @@ def _without_proof(monkeypatch):
     monkeypatch.setattr(GroupPoissonGaussian, "proof", "")
 
 
-def _suite_of_other_code(monkeypatch):
-    record = {"passed": 50, "total": 50, "privacy_code_sha": "0" * 64}
-    monkeypatch.setattr(planted_bug_suite, "read_record", lambda: record)
-
-
 def _floor_unknown(monkeypatch):
     def breaks(*_):
         raise ArtifactError("the noise floor cannot be computed")
@@ -139,7 +133,6 @@ def _floor_unknown(monkeypatch):
         pytest.param(_priced(np.nan), Refused, "epsilon is nan", id="nan"),
         pytest.param(_accountants_disagree, Refused, "RDP gives", id="accountants"),
         pytest.param(_without_proof, Refused, "no proven guarantee", id="proof"),
-        pytest.param(_suite_of_other_code, Refused, "run on other code", id="suite"),
         pytest.param(_floor_unknown, ArtifactError, "noise floor", id="floor"),
     ],
 )
@@ -188,7 +181,6 @@ def test_delta_that_the_gate_denies_is_not_charged(tmp_path):
     path = context.artifacts.pretrained / "backbone.keras"
     given = {
         "run_id": "monday",
-        "suite": planted_bug_suite.read_record(),
         "start": (path, file_digest(path)),
     }
     check_before_charge(context.config, plan, ledger, **given)

@@ -22,8 +22,6 @@ from fedemb.foundation.document import read
 from fedemb.keys import LocalKeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import read_reservation
-from fedemb.runtime import planted_bug_suite
-from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
@@ -87,31 +85,6 @@ def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_char
     assert not (tmp_path / "ledger").exists()
 
 
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        ({"passed": 50, "total": 50, "privacy_code_sha": "0" * 64}, "other code"),
-        ({"passed": 49, "total": 50}, "passed 49 of 50"),
-        (None, "suite was not run"),
-    ],
-    ids=["stale", "missed", "missing"],
-)
-def test_release_is_refused_uncharged_where_planted_bugs_were_not_all_found(
-    tmp_path, monkeypatch, record, words
-):
-    path = tmp_path / "record.json"
-    monkeypatch.setattr(planted_bug_suite, "RECORD", path)
-    if record is not None:
-        planted_bug_suite.write_record(
-            path, **{"privacy_code_sha": privacy_code_digest(), **record}
-        )
-    release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
-    with pytest.raises((Refused, ArtifactError), match=words):
-        _reserve(tmp_path, release, "monday")
-    ledger = tmp_path / "ledger" / "default"
-    assert not ledger.exists() or [p.name for p in ledger.glob("*.json")] == ["00000000.json"]
-
-
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_nothing_is_charged_where_there_are_no_images(tmp_path, scheme):
     elsewhere = _config(tmp_path, **{"data.source.uri": f"{scheme}{tmp_path}/elsewhere"})
@@ -166,19 +139,6 @@ def test_training_that_began_gets_no_second_root_key(tmp_path):
     with pytest.raises(LedgerError, match=r"started training, is missing in .*other noise"):
         _reserve(tmp_path, config, "monday")
     assert not (tmp_path / "keys" / "reservation").exists()
-
-
-def test_reserved_run_is_not_asked_again_for_its_record(tmp_path, monkeypatch):
-    release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
-    first = _reserve(tmp_path, release, "monday")
-    record = tmp_path / "record.json"
-    planted_bug_suite.write_record(
-        record, passed=49, total=50, privacy_code_sha=privacy_code_digest()
-    )
-    monkeypatch.setattr(planted_bug_suite, "RECORD", record)
-    assert _reserve(tmp_path, release, "monday")["record_sha"] == first["record_sha"]
-    with pytest.raises(Refused, match="passed 49 of 50"):
-        _reserve(tmp_path, release, "tuesday")
 
 
 def _changed_weights(context: StepContext) -> None:

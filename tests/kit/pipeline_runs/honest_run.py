@@ -35,8 +35,6 @@ from fedemb.ledger import read_reservation
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import charts, privacy_report_page
-from fedemb.runtime import planted_bug_suite
-from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.account_privacy import account
 from fedemb.steps.gate_release import gate
@@ -425,7 +423,6 @@ class HonestRun:
             "attack": "verification_score",
             "unit": self.config.policy.unit,
             "self_test": SELF_TEST,
-            "planted_bug_suite": planted_bug_suite.record_for(self.config, privacy_code_digest()),
             "figures": "private",
             "lower_bound": None,
             "split_by_value": False,

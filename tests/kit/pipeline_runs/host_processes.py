@@ -17,8 +17,6 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from fedemb.runtime import planted_bug_suite
-from fedemb.runtime.provenance import privacy_code_digest
 from tests.kit.jax.without_tensorflow import forbid
 from tests.kit.pipeline_runs.training_run import (
     ReadyRun,
@@ -212,11 +210,6 @@ def main(folder, task, *names):
     first.mkdir()
     from fedemb.training import attempt_inputs, hosts
 
-    record = Path(folder, "record.json")
-    planted_bug_suite.RECORD = record  # as tests/conftest.py does
-    planted_bug_suite.write_record(
-        record, passed=50, total=50, privacy_code_sha=privacy_code_digest()
-    )
     for module in ("jax", "keras", "fedemb.steps.train_dp_sgd.train"):
         importlib.import_module(module)  # before the forks
     ready = Host(first / "log", lambda: prepare(first, settings, users=users)).ended()

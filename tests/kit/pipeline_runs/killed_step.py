@@ -14,8 +14,6 @@ from pathlib import Path
 
 from fedemb.errors import FedEmbError
 from fedemb.keys import LocalKeyStore
-from fedemb.runtime import planted_bug_suite
-from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.steps.account_privacy import account
 from fedemb.steps.release_model import release
 from fedemb.steps.reserve_budget import reserve
@@ -111,11 +109,6 @@ def arm(sent, owner, name, when, chosen):
 def main():
     act, point, root, sent = sys.argv[1:]
     run = honest_run.at(Path(root))
-    planted_bug_suite.RECORD = Path(root, "policy", "record.json")
-    digest = privacy_code_digest()
-    planted_bug_suite.write_record(
-        planted_bug_suite.RECORD, passed=50, total=50, privacy_code_sha=digest
-    )
     reached = arm(signal.Signals[sent], *POINTS[act][point]) if point != "-" else [point]
     try:
         getattr(run, f"do_{act}")()

@@ -10,7 +10,6 @@ GATE = "tests/components/gate/test_gate_rules.py"
 STEPS = "tests/pipelines/test_steps.py"
 INPUTS = "tests/components/private_inputs/test_private_inputs.py"
 
-THROW_AWAY = "tests/components/gate/test_gate_throw_away.py"
 
 DEADLINE = "tests/components/gate/test_gate_approval_deadline.py"
 
@@ -177,50 +176,6 @@ MUTANTS = (
         ),
         "tests/components/gate/test_gate_approvals.py::"
         "test_terms_of_the_release_are_those_that_were_approved",
-    ),
-    one(
-        19,
-        "lasting_policies_need_no_suite",
-        (
-            modules.PLANTED_BUG_SUITE,
-            "is_throw_away",
-            "generated and config.storage.ledger is None",
-            "generated",
-        ),
-        f"{THROW_AWAY}::test_own_images_and_lasting_policies_need_the_suite[lasting policy]",
-    ),
-    one(
-        19,
-        "own_images_need_no_suite",
-        (
-            modules.PLANTED_BUG_SUITE,
-            "is_throw_away",
-            "generated and config.storage.ledger is None",
-            "config.storage.ledger is None",
-        ),
-        f"{THROW_AWAY}::test_own_images_and_lasting_policies_need_the_suite[own images]",
-    ),
-    one(
-        19,
-        "generated_images_are_not_compared",
-        (
-            modules.PLANTED_BUG_SUITE,
-            "check_generated",
-            "not is_builtin_content(path, config.data.builtin, config.model.image_size)",
-            "not path",
-        ),
-        f"{THROW_AWAY}::test_images_that_differ_from_the_generated_ones_need_the_suite[release]",
-    ),
-    one(
-        19,
-        "a_policy_of_several_runs_is_thrown_away",
-        (
-            modules.ARTIFACT_RULES,
-            "_exempt_from_suite",
-            "not_run and alone and is_throw_away(case.evidence.config)",
-            "not_run and is_throw_away(case.evidence.config)",
-        ),
-        f"{THROW_AWAY}::test_gate_denies_a_second_run_of_the_policy_without_the_suite",
     ),
     one(
         16,

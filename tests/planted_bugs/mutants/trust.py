@@ -45,14 +45,13 @@ MUTANTS = (
         (
             modules.RESERVE,
             "run",
-            "check_before_charge(config, plan, ledger, run_id=run_id, suite=suite, start=start)",
+            "check_before_charge(config, plan, ledger, run_id=run_id, start=start)",
             (
                 "(ledger.reserve(run_id=run_id, attempt=attempt, content={"
                 "**charged_content(config, plan), 'plan_sha': plan.digest, "
                 "'config_sha': config_digest(config), 'code_sha': code_digest(config), "
                 "'input': _bound_input(config, keys, run_id)}), "
-                "check_before_charge(config, plan, ledger, run_id=run_id, suite=suite, "
-                "start=start))"
+                "check_before_charge(config, plan, ledger, run_id=run_id, start=start))"
             ),
         ),
         f"{CHARGE}::test_start_that_is_not_finite_is_not_charged",
