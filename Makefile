@@ -78,7 +78,7 @@ golden: setup ## Rewrite golden files; review the diff
 
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: setup ## Compile requirements/*.in to hashed locks
-	cd requirements && for name in cpu dev light gpu tpu serve; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
+	cd requirements && for name in cpu dev light gpu tpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
 	cd requirements && for name in audit bootstrap build docs mutation timm; do $(COMPILE) $$name.in -o $$name.txt; done
 
 DOCS_VENV := .venv-docs

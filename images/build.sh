@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ $# -eq 0 ]; then
-  echo "name one or more of: cpu gpu tpu light serve" >&2
+  echo "name one or more of: cpu gpu tpu light" >&2
   exit 2
 fi
 engine=${ENGINE:-}
@@ -25,7 +25,7 @@ if [ "$engine" = podman ]; then
 fi
 for flavour in "$@"; do
   if [ ! -f "requirements/$flavour.txt" ]; then
-    echo "no flavour $flavour: there are cpu gpu tpu light serve" >&2
+    echo "no flavour $flavour: there are cpu gpu tpu light" >&2
     exit 2
   fi
   image=${REGISTRY:-localhost}/fedemb-$flavour:$version

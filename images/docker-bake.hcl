@@ -1,4 +1,4 @@
-// docker buildx bake -f images/docker-bake.hcl [cpu gpu tpu light serve]
+// docker buildx bake -f images/docker-bake.hcl [cpu gpu tpu light]
 variable "REGISTRY" { default = "fedemb" }
 variable "VERSION" { default = "0.1.0" }
 variable "REVISION" { default = "unknown" }
@@ -12,12 +12,12 @@ group "default" {
 }
 
 group "all" {
-  targets = ["cpu", "gpu", "tpu", "light", "serve"]
+  targets = ["cpu", "gpu", "tpu", "light"]
 }
 
 target "flavour" {
   name       = flavour
-  matrix     = { flavour = ["cpu", "gpu", "tpu", "light", "serve"] }
+  matrix     = { flavour = ["cpu", "gpu", "tpu", "light"] }
   context    = "."
   dockerfile = "images/Dockerfile"
   target     = "runtime"

@@ -23,7 +23,7 @@ from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
-from fedemb.pipelines.cli.inference_commands import embed, export, search, serve
+from fedemb.pipelines.cli.embed import embed
 from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.forget import forget
@@ -80,9 +80,6 @@ app.command()(register)
 app.command()(disclose)
 app.command()(lineage)
 app.command()(embed)
-app.command()(search)
-app.command()(export)
-app.command()(serve)
 app.command()(forget)
 app.command(name="gc")(collect)
 app.command()(bench)

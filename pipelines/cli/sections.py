@@ -20,7 +20,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "register",
         "disclose",
     ),
-    "Use a model": ("embed", "search", "export", "serve"),
+    "Use a model": ("embed",),
     "Operate": (
         "compile",
         "submit",

@@ -157,7 +157,7 @@ except FedEmbError as error:
 peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 print(peak, time.process_time() - started, bytes_read() - before, said)
 """
-"""What `embed`, `search`, `export` and `serve` do first.
+"""What `embed` does first.
 
 Prints peak memory, seconds, bytes read and the error.
 """

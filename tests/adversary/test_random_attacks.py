@@ -10,8 +10,7 @@ from fedemb.foundation.digests import file_digest
 from fedemb.keys.local import LocalKeyStore
 from fedemb.pipelines import output
 from fedemb.pipelines.schedules import package
-from fedemb.serving import bundle, embed_photos
-from fedemb.serving.serve import Bodies
+from fedemb.serving import bundle
 from tests.adversary.attacks import KINDS, World, runs
 from tests.adversary.random_attacks import attack_all, distinct
 
@@ -19,8 +18,6 @@ QUICK = {
     "credentials in addresses",
     "outputs to devices, pipes and links",
     "control characters in names",
-    "malformed requests",
-    "concurrent bodies of requests",
     "keys that others may change or read",
     "exchanged private folders",
     "changed packages",
@@ -67,10 +64,8 @@ WEAKENED = {
     "credentials in addresses": (addresses, "credentials_in", lambda _: ""),
     "outputs to devices, pipes and links": (files, "_require_regular_or_new", lambda _: None),
     "control characters in names": (output, "escaped", str),
-    "malformed embeddings": (embed_photos, "_require_rows", lambda *_: None),
     "keys that others may change or read": (LocalKeyStore, "_check_folders", lambda *_: None),
     "exchanged private folders": (VerifiedFolder, "__init__", lambda *_: None),
-    "concurrent bodies of requests": (Bodies, "_refused", lambda *_: None),
     "changed packages": (package, "file_digest", lambda _: file_digest(runs.PACKAGE)),
     "changed bundles": (bundle, "check_files", lambda *_: None),
 }

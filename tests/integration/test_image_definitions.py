@@ -12,7 +12,7 @@ import pytest
 from fedemb.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-FLAVOURS = ["cpu", "gpu", "light", "serve", "tpu"]
+FLAVOURS = ["cpu", "gpu", "light", "tpu"]
 DOCKERFILE = (ROOT / "images" / "Dockerfile").read_text()
 
 

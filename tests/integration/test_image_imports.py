@@ -22,20 +22,6 @@ NOT_IN_TRAINER = {
     "tensorflow_privacy": "the same",
 }
 """Of gpu and tpu, where JAX trains."""
-NOT_IN_SERVE = {
-    "google": "keys in Secret Manager: a server opens no ledger",
-    "s3fs": "buckets: a server reads a folder",
-    "jax": "blt.optimise: a server plans nothing",
-    "jax_privacy": "the same",
-    "model_signing": "bundle.check_signature: the manifest names the same files",
-}
-COMMANDS = ROOT / "pipelines" / "cli" / "inference_commands.py"
-SERVE = {PACKAGES / "fedemb" / "serving" / name for name in ("export.py", "search.py", "serve.py")}
-"""What COMMANDS opens where fedemb[serve] is installed, which no image is; a step must not."""
-BESIDE = {
-    COMMANDS: SERVE,
-}
-"""File -> files that it imports only where a step of an image never comes."""
 
 
 @cache
@@ -75,8 +61,7 @@ def needed(start: list[Path]) -> dict[str, Path]:
         for name in imports(file.read_text()):
             top = name.partition(".")[0]
             if top in OURS:
-                beside = BESIDE.get(file.resolve(), set())
-                todo.extend(path for path in files_of(name) if path not in beside)
+                todo.extend(files_of(name))
             elif top not in sys.stdlib_module_names:
                 found.setdefault(name, file)
     return found
@@ -121,14 +106,17 @@ def roots(flavour: str) -> list[Path]:
     """The files of an image that its steps start with; `pretrain_public` then runs in cpu."""
     if flavour == "cpu":
         folders = (ROOT / "components", ROOT / "pipelines")
-        return [file for folder in folders for file in folder.rglob("*.py") if file not in SERVE]
+        return [file for folder in folders for file in folder.rglob("*.py")]
     steps = (ROOT / "components").glob("*/component.py")
     image = "light" if flavour == "light" else "trainer"
     found = [file for file in steps if f'image="{image}"' in file.read_text()]
     found = [file for file in found if file.parent.name != "pretrain_public"]
     assert len(found) >= 3
     if image == "trainer":
-        found += [PACKAGES / "fedemb" / "training" / "hosts.py", *COMMANDS.parent.glob("bench.py")]
+        found += [
+            PACKAGES / "fedemb" / "training" / "hosts.py",
+            *(ROOT / "pipelines" / "cli").glob("bench.py"),
+        ]
     return found
 
 
@@ -151,27 +139,6 @@ def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_impo
     ):
         planted = re.sub(rf"^{package}==.*$", "", lock, flags=re.M)
         assert {name for name in missing(names, planted, NOT_IN_LIGHT) if name.startswith(module)}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flavour", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize(
-    ("module", "package"), [("export", "tf2onnx"), ("search", "faiss"), ("serve", "uvicorn")]
-)
-def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, package, tmp_path):
-    planted = tmp_path / "step.py"
-    planted.write_text(f"from fedemb.serving.{module} import anything\n")
-    lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
-    assert package in missing(needed([*roots(flavour), planted]), lock, KNOWN.get(flavour, {}))
-
-
-def test_image_that_serves_has_what_the_server_opens():
-    lock = (ROOT / "requirements" / "serve.txt").read_text()
-    folder = PACKAGES / "fedemb" / "serving"
-    names = needed([folder / "serve.py", folder / "released.py", folder / "bundle.py"])
-    assert {"fastapi", "tensorflow"} <= {name.partition(".")[0] for name in names}
-    assert not missing(names, lock, NOT_IN_SERVE)
-    assert "apache-beam" not in lock
 
 
 def test_light_steps_never_come_near_tensorflow_or_beam():

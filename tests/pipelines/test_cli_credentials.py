@@ -38,8 +38,6 @@ PARSERS = {
         ("embed", "AT/x", "-m", BUNDLE, *TRUST, "-o", "TMP/e.parquet"),
         ("embed", "AT/x.parquet", "-m", BUNDLE, *TRUST, "-o", "TMP/e.parquet"),
         ("embed", "TMP", "-m", BUNDLE, *TRUST, "-o", "AT/e.parquet"),
-        ("search", "TMP/a.jpg", "--in", "AT/e.parquet", "-m", BUNDLE, *TRUST),
-        ("search", "TMP/a.jpg", "--in", "TMP/e.parquet", "-m", "AT/x", *TRUST),
         ("verify", "AT/x", *TRUST),
         ("verify", BUNDLE, *TRUST, "--ledger", "AT/x"),
         ("ledger", "show", "--ledger", "AT/x"),

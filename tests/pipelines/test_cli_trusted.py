@@ -19,13 +19,8 @@ from tests.kit.pipeline_runs import honest_run
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "v1"
 TRUST = GOLDEN / "ledger" / "trust.json"
-IMAGE = f"registry.example/fedemb-serve@sha256:{'0' * 64}"
 COMMANDS = {
     "embed": ("embed", "photos", "-m", "BUNDLE"),
-    "search": ("search", "photo.jpg", "--in", "e.parquet", "-m", "BUNDLE"),
-    "export": ("export", "BUNDLE", "--to", "onnx", "-o", "out"),
-    "serve": ("serve", "BUNDLE"),
-    "manifest": ("serve", "BUNDLE", "--manifest", "gs://releases/glyphs/1.0", "--image", IMAGE),
     "register": ("register", "BUNDLE", "--to", "https://registry.example"),
 }
 

@@ -36,14 +36,6 @@ _EXTRAS = {
         "google_crc32c": "google-crc32c",
         "s3fs": "s3fs",
     },
-    "serve": {
-        "faiss": "FAISS",
-        "fastapi": "FastAPI",
-        "onnx": "ONNX",
-        "onnxruntime": "ONNX Runtime",
-        "tf2onnx": "tf2onnx",
-        "uvicorn": "Uvicorn",
-    },
 }
 """Extra -> module -> its name for users; a module of several extras is listed in one of them."""
 _OWNERS = {

@@ -244,18 +244,3 @@ def read_regular(path: Path, limit: int = MOST_TEXT) -> bytes:
     if data is None:
         raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes")
     return data
-
-
-def read_foreign(path: Path, limit: int, what: str) -> bytes:
-    """Returns the bytes of a regular file, or a link to one, from an untrusted source.
-
-    `what` is a noun phrase for errors, such as "the trust file".
-
-    Raises:
-      InputError: the file is missing, not regular, larger than `limit`, or not readable.
-    """
-    try:
-        return read_regular(path, limit)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"{what} {path} cannot be read: {why}; name another file") from error

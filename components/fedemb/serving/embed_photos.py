@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from fedemb.errors import InputError
-from fedemb.foundation.files import open_regular, require_output
-from fedemb.serving.photo_parts import Done, KeptParts, PhotoSource, Pixels, require_space
+from fedemb.foundation.files import require_output
+from fedemb.serving.photo_parts import Done, KeptParts, PhotoSource, Pixels
 from fedemb.serving.released import ReleasedModel
 from fedemb.storage import open_store
-
-_LENGTH_ERROR = 1e-3
-"""Maximum deviation of an embedding's length from 1."""
 
 
 class Embedded(NamedTuple):
@@ -102,71 +97,3 @@ def _embed_here(
             done.append(part)
             progress(sum(part.photos for part in done))
     return done
-
-
-def read_embeddings(path: Path, space_id: str, dim: int) -> tuple[list[str], np.ndarray]:
-    """Reads the embeddings of one space from an untrusted file.
-
-    Args:
-      path: Parquet with the columns `name` and `embedding`.
-      space_id: embedding-space id of the model.
-      dim: dimension of an embedding.
-
-    Returns:
-      Names, and float32 [photos, dim] of unit length; rows without an embedding are left out.
-
-    Raises:
-      InputError: the file is missing, has no embedding, or has an invalid embedding.
-      Refused: the embeddings belong to another space.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with open_regular(path) as file:
-            table = pq.read_table(file)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise InputError(f"{path} holds no embeddings; write it with `fedemb embed`") from error
-    require_space(table.schema, space_id, path)
-    if problem := _not_embeddings(table.schema):
-        raise InputError(f"{path} {problem}; write it with `fedemb embed`")
-    table = table.filter(table["embedding"].is_valid())
-    if not len(table):
-        raise InputError(
-            f"{path} has no embedding, because no photo was readable; embed other photos"
-        )
-    names = table["name"].to_pylist()
-    column = table["embedding"].combine_chunks()
-    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-    _require_rows(path, lengths == dim, f"has another number of values than {dim}")
-    values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, dim)
-    _require_rows(path, np.isfinite(values).all(axis=1), "has a value that is not finite")
-    distance = np.abs(np.linalg.norm(values, axis=1) - 1.0)
-    _require_rows(path, distance <= _LENGTH_ERROR, "is not of unit length")
-    _require_rows(path, np.array([name is not None for name in names]), "has no name")
-    return names, values
-
-
-def _not_embeddings(schema: Any) -> str:
-    """Returns the problem with the columns of a file of embeddings; empty if valid."""
-    import pyarrow as pa
-
-    for column in ("name", "embedding"):
-        if len(schema.get_all_field_indices(column)) != 1:
-            return f"does not have one column {column!r}"
-    kind = schema.field("embedding").type
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    if not any(is_list(kind) for is_list in lists) or not pa.types.is_floating(kind.value_type):
-        return f"has the column 'embedding' of type {kind}, expected a list of floats"
-    name = schema.field("name").type
-    if not (pa.types.is_string(name) or pa.types.is_large_string(name)):
-        return f"has the column 'name' of type {name}, expected text"
-    return ""
-
-
-def _require_rows(path: Path, good: np.ndarray, problem: str) -> None:
-    if not good.all():
-        row = int(np.argmin(good))
-        raise InputError(
-            f"{path} is damaged: the embedding of photo {row} {problem}; embed the photos again"
-        )

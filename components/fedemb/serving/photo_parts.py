@@ -40,7 +40,7 @@ from fedemb.foundation.addresses import split_address
 from fedemb.storage import Store, open_store
 
 if TYPE_CHECKING:
-    from pyarrow import Schema
+    pass
 
 SPACE = b"embedding_space_id"
 _CLASSES = b"classes"
@@ -265,8 +265,14 @@ class KeptParts:
             return None
         with store.as_file(name) as path:
             table = pq.read_table(path)
-        require_space(table.schema, self.space_id, f"{self.uri}/{name}")
-        if table.schema.metadata.get(_PHOTOS) != _digest(photos):
+        stored = table.schema.metadata or {}
+        space = stored.get(SPACE, b"none").decode()
+        if space != self.space_id:
+            raise Refused(
+                f"{self.uri}/{name} has embeddings of the space {space}, but the model has the "
+                f"space {self.space_id}; embed the photos again with this model"
+            )
+        if stored.get(_PHOTOS) != _digest(photos):
             raise Refused(
                 f"{self.uri} was made of other photos than there are now; remove it, and embed "
                 "all of them again"
@@ -332,17 +338,3 @@ class KeptParts:
                 path.unlink(missing_ok=True)
         with suppress(OSError):  # the folder contains other files
             folder.rmdir()
-
-
-def require_space(schema: Schema, space_id: str, path: str | Path) -> None:
-    """Checks that the embeddings of a file belong to a space.
-
-    Raises:
-      Refused: the file names another space, or no space.
-    """
-    found = (schema.metadata or {}).get(SPACE, b"none").decode()
-    if found != space_id:
-        raise Refused(
-            f"{path} has embeddings of the space {found}, but the model has the space {space_id}; "
-            "embed the photos again with this model"
-        )

@@ -4,9 +4,9 @@ An attack succeeds if the product accepts what it must refuse, ends in anything 
 errors, or leaves the effect that the attacker wanted.
 """
 
-from tests.adversary.attacks import evidence, inputs, runs, services
+from tests.adversary.attacks import evidence, inputs, runs
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted
 
-KINDS: tuple[Kind, ...] = (*inputs.KINDS, *services.KINDS, *evidence.KINDS, *runs.KINDS)
+KINDS: tuple[Kind, ...] = (*inputs.KINDS, *evidence.KINDS, *runs.KINDS)
 
 __all__ = ["KINDS", "Attack", "Kind", "World", "attempted"]

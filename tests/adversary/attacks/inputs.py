@@ -11,10 +11,6 @@ import stat
 import unicodedata
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.photos import BadImageError
 from fedemb.errors import FedEmbError
@@ -23,13 +19,10 @@ from fedemb.foundation.addresses import split_address
 from fedemb.keys import open_key_store
 from fedemb.pipelines import output
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.serving import embed_photos
 from fedemb.storage import open_store
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted
 
 SECRET = "TOPSECRET"
-DIMENSION = 8
-SPACE = "f" * 64
 
 
 # ---- credentials in addresses --------------------------------------------------------------------
@@ -153,62 +146,6 @@ def _terminal(world: World, draw: random.Random) -> Attack:
     return Attack(f"{way.__name__} of {text!r}", act)
 
 
-# ---- stored embeddings ---------------------------------------------------------------------------
-
-
-DAMAGES = (
-    *("ragged", "nan", "infinite", "long", "short", "zero", "scaled", "text", "whole numbers"),
-    *("no name", "number as name", "null", "inner null", "other space", "no space"),
-)
-
-
-def _embeddings(world: World, draw: random.Random) -> Attack:
-    rows = draw.randrange(1, 9)
-    row = draw.randrange(rows)
-    good = np.eye(DIMENSION, dtype=np.float32)[:rows]
-    vectors: list[object] = [vector.tolist() for vector in good]
-    names: list[object] = [f"{number}.jpg" for number in range(rows)]
-    kind: object = pa.list_(pa.float32())
-    name_kind: object = pa.string()
-    way = draw.choice(DAMAGES)
-    change = {
-        "ragged": [1.0] * draw.choice([0, 1, DIMENSION - 1, DIMENSION + 1, 2 * DIMENSION]),
-        "nan": [float("nan"), *good[row][1:].tolist()],
-        "infinite": [float("inf"), *good[row][1:].tolist()],
-        "zero": [0.0] * DIMENSION,
-        "scaled": (good[row] * draw.choice([0.5, 1.01, -3.0, 1e30])).tolist(),
-        "null": None,
-        "inner null": [None, *good[row][1:].tolist()],
-    }
-    if way in change:
-        vectors[row] = change[way]
-    if way == "null":
-        vectors = [None] * rows
-    if way == "long":
-        vectors = [[*vector.tolist(), 0.0] for vector in good]
-    if way == "short":
-        vectors = [vector.tolist()[:-1] for vector in good]
-    if way == "text":
-        vectors, kind = ["1 0 0"] * rows, pa.string()
-    if way == "whole numbers":
-        vectors, kind = [[1] + [0] * (DIMENSION - 1)] * rows, pa.list_(pa.int32())
-    if way == "no name":
-        names[row] = None
-    if way == "number as name":
-        names, name_kind = list(range(rows)), pa.int64()
-    space = {"other space": "0" * 64, "no space": ""}.get(way, SPACE)
-
-    def act() -> str:
-        path = world.fresh() / "e.parquet"
-        table = pa.table({"name": pa.array(names, name_kind), "embedding": pa.array(vectors, kind)})
-        if space:
-            table = table.replace_schema_metadata({"embedding_space_id": space})
-        pq.write_table(table, path)
-        return attempted(lambda: embed_photos.read_embeddings(path, SPACE, DIMENSION))
-
-    return Attack(f"{way}, row {row} of {rows}", act)
-
-
 # ---- configurations ------------------------------------------------------------------------------
 
 
@@ -293,7 +230,6 @@ KINDS = (
     Kind("credentials in addresses", _address, 60),
     Kind("outputs to devices, pipes and links", _output, 60),
     Kind("control characters in names", _terminal, 50),
-    Kind("malformed embeddings", _embeddings, 40),
     Kind("hostile configurations", _configuration, 40),
     Kind("keys that others may change or read", _key_mode, 20),
     Kind("files that are not photos of a user", _photo, 20),

@@ -1,4 +1,4 @@
-"""A released bundle in use: photos embedded, stopped, gone on with, and searched."""
+"""A released bundle in use: photos embedded, stopped, and gone on with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,11 @@ from typer.testing import CliRunner
 
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused
-from fedemb.pipelines.cli.inference_commands import embed, search
+from fedemb.pipelines.cli.embed import embed
 from fedemb.serving import photo_parts
-from fedemb.serving.embed_photos import embed_photos, read_embeddings
-from fedemb.serving.export import FORMS
-from fedemb.serving.export import export as export_model
+from fedemb.serving.embed_photos import embed_photos
 from fedemb.serving.photo_parts import SPACE, KeptParts, PhotoSource
 from fedemb.serving.released import ReleasedModel
-from fedemb.serving.search import PhotoIndex, collapsed, require_embeddings, threshold
 
 BUNDLE = Path(__file__).parents[2] / "golden" / "v1" / "bundle"
 ENDINGS = {
@@ -68,7 +64,8 @@ def test_every_photo_is_a_row_and_what_is_none_has_a_reason(model, folder, tmp_p
     reasons = {row["name"]: row["reason"] for row in table.to_pylist() if row["reason"]}
     assert reasons == {"none.jpg": "not_decodable", "deep/er/empty.png": "image_empty"}
     assert table.schema.metadata[SPACE].decode() == model.space_id
-    names, values = read_embeddings(output, model.space_id, 8)
+    read = table.filter(table["embedding"].is_valid())
+    names, values = read["name"].to_pylist(), np.stack(read["embedding"].to_pylist())
     place = names.index("deep/jpeg_exif_6.jpg")
     (photo,) = (photo for photo in hostile_photos() if photo.name == "jpeg exif 6")
     wanted = model.embed(model.reader.read(photo.data)[None])[0]
@@ -172,14 +169,6 @@ def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
     assert pq.read_table(tmp_path / "e.parquet")["name"].to_pylist() == ["caf?.jpg"]
 
 
-def test_search_among_no_photo_that_could_be_read_is_a_sentence(model, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jpg").write_bytes(b"none")
-    embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet")
-    with pytest.raises(InputError, match="no photo was readable"):
-        read_embeddings(tmp_path / "e.parquet", model.space_id, 8)
-
-
 @pytest.mark.parametrize("name", ["deep/jpeg_exif_1.jpg", "none.jpg", "aaa.jpg"])
 def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch, name):
     """One is new, or is another photo under the name that it had."""
@@ -191,6 +180,18 @@ def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch,
     output.unlink()
     (folder / name).write_bytes((folder / "deep" / "jpeg_exif_6.jpg").read_bytes())
     with pytest.raises(Refused, match="other photos"):
+        embed_photos(str(folder), model, output)
+
+
+def test_parts_of_another_space_are_refused(model, folder, tmp_path, monkeypatch):
+    output = tmp_path / "e.parquet"
+    monkeypatch.setattr(KeptParts, "remove", lambda _: None)
+    embed_photos(str(folder), model, output)
+    output.unlink()
+    for part in (tmp_path / "e.parquet.parts").glob("*.parquet"):
+        table = pq.read_table(part)
+        pq.write_table(table.replace_schema_metadata({SPACE: b"es-other"}), part)
+    with pytest.raises(Refused, match="space es-other"):
         embed_photos(str(folder), model, output)
 
 
@@ -258,33 +259,6 @@ def test_parquet_rows_are_named_by_a_column_or_by_their_place(model, tmp_path):
         assert pq.read_table(output)["name"].to_pylist() == wanted
 
 
-def test_nearest_to_a_photo_is_the_photo_however_it_was_stored(model, folder, tmp_path):
-    output = tmp_path / "e.parquet"
-    embed_photos(str(folder), model, output)
-    index = PhotoIndex(output, model)
-    wide = next(photo for photo in hostile_photos() if photo.name == "jpeg wide")
-    (best, similarity), *_ = index.nearest(wide.data, 3)
-    assert best == "deep/jpeg_wide.jpg"
-    assert similarity == pytest.approx(1, abs=1e-5)
-
-
-def test_embeddings_of_another_space_are_refused(model, folder, tmp_path):
-    output = tmp_path / "e.parquet"
-    embed_photos(str(folder), model, output)
-    other = pq.read_table(output).replace_schema_metadata({SPACE: b"es-other"})
-    pq.write_table(other, tmp_path / "other.parquet")
-    with pytest.raises(Refused, match="space es-other"):
-        PhotoIndex(tmp_path / "other.parquet", model)
-
-
-def test_threshold_is_one_that_was_measured(model):
-    rate, least = threshold(BUNDLE, None)
-    assert (rate, least) == ("0.001", 0.7)
-    assert threshold(BUNDLE, "0.1") == ("0.1", 0.3)
-    with pytest.raises(InputError, match=r"one of 0\.001, 0\.1"):
-        threshold(BUNDLE, "0.5")
-
-
 def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, monkeypatch):
     from fedemb.data import photos
 
@@ -325,32 +299,6 @@ def test_a_classifier_writes_probabilities_under_the_names_of_its_classes(
     chances = np.stack(read["probabilities"].to_pylist())
     np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-5)
     assert [classes[best] for best in chances.argmax(axis=1)] == read["class"].to_pylist()
-    with pytest.raises(InputError, match="search needs embeddings"):
-        require_embeddings(classifier)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["model", "classifier"])
-def test_every_export_is_read_back_and_gives_the_same(request, tmp_path, form, kind):
-    model = request.getfixturevalue(kind)
-    path = export_model(model, form, tmp_path)
-    size, channels = model.reader.image_size, model.reader.channels
-    pixels = np.random.default_rng(1).integers(0, 256, (5, size, size, channels), np.uint8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the runtimes, about their own future
-        found = FORMS[form][1](path.read_bytes())(pixels)
-    np.testing.assert_allclose(found, model.embed(pixels), atol=1e-4)
-
-
-def test_export_that_gives_something_else_is_not_written(model, tmp_path, monkeypatch):
-    honest = model.embed
-    monkeypatch.setattr(model, "embed", lambda images: honest(images) + np.float32(1e-3))
-    with pytest.raises(Refused, match=r"differ by 0\.001"):
-        export_model(model, "keras", tmp_path)
-    assert not (tmp_path / "model.keras").exists()
-    with pytest.raises(InputError, match="onnx, tflite, keras"):
-        export_model(model, "pickle", tmp_path)
 
 
 def test_what_is_no_bundle_is_a_sentence(tmp_path):
@@ -363,19 +311,13 @@ def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
         next(PhotoSource(str(tmp_path / "photos.csv")).units())
 
 
-def test_commands_embed_and_search(folder, tmp_path):
+def test_command_embed(folder, tmp_path):
     app = typer.Typer()
     app.command()(embed)
-    app.command()(search)
-    runner, output = CliRunner(), str(tmp_path / "e.parquet")
     used = ("-m", str(BUNDLE), "--trust", str(BUNDLE.parent / "ledger" / "trust.json"))
-    done = runner.invoke(app, ["embed", str(folder), *used, "-o", output])
+    done = CliRunner().invoke(app, [str(folder), *used, "-o", str(tmp_path / "e.parquet")])
     assert done.exit_code == 0, done.output
     assert "2 without an embedding" in done.output
-    query = str(folder / "deep" / "jpeg_tall.jpg")
-    found = runner.invoke(app, ["search", query, "--in", output, *used, "-k", "2"])
-    assert found.exit_code == 0, found.output
-    assert found.output.splitlines()[0].split() == ["1.000", "match", "deep/jpeg_tall.jpg"]
 
 
 def test_grey_bundle_reads_grey(model):
@@ -383,77 +325,3 @@ def test_grey_bundle_reads_grey(model):
     sink = io.BytesIO()
     grey.save(sink, "PNG")
     assert set(model.reader.read(sink.getvalue()).ravel()) == {77}
-
-
-def stored(path, model, rows, kind=None, **columns):
-    """A file of embeddings as somebody else wrote it, of this model's space."""
-    table = {
-        "name": [f"{n}.jpg" for n in range(len(rows))],
-        "embedding": pa.array(rows, kind or pa.list_(pa.float32())),
-        **columns,
-    }
-    schema = {SPACE: model.space_id.encode()}
-    pq.write_table(pa.table(table).replace_schema_metadata(schema), path)
-    return path
-
-
-def unit(place):
-    return [1.0 if n == place else 0.0 for n in range(8)]
-
-
-@pytest.mark.parametrize(
-    ("rows", "problem"),
-    [
-        ([unit(0)[:7], [*unit(1), 0.0]], "photo 0 has another number of values than 8"),
-        ([unit(0), [*unit(1), *unit(2)]], "photo 1 has another number of values than 8"),
-        ([unit(0), [float("nan")] * 8], "photo 1 has a value that is not finite"),
-        ([unit(0), [float("inf"), *unit(1)[1:]]], "photo 1 has a value that is not finite"),
-        ([unit(0), [None, *unit(0)[1:]]], "photo 1 has a value that is not finite"),
-        ([unit(0), [2.0, *unit(1)[1:]]], "photo 1 is not of unit length"),
-        ([unit(0), [0.0] * 8], "photo 1 is not of unit length"),
-    ],
-)
-def test_damaged_embeddings_are_refused_and_no_vector_moves(model, tmp_path, rows, problem):
-    path = stored(tmp_path / "theirs.parquet", model, rows)
-    with pytest.raises(InputError, match=problem) as refused:
-        PhotoIndex(path, model)
-    assert "theirs.parquet" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("columns", "problem"),
-    [
-        ({"name": [1]}, "the column 'name' of type int64"),
-        ({"embedding": [7.0]}, "the column 'embedding' of type double"),
-        ({"embedding": [["a"] * 8]}, "expected a list of floats"),
-        ({"name": pa.array([None], pa.string())}, "photo 0 has no name"),
-    ],
-)
-def test_file_of_other_columns_is_refused(model, tmp_path, columns, problem):
-    path = stored(tmp_path / "theirs.parquet", model, [unit(0)], **columns)
-    with pytest.raises(InputError, match=problem):
-        PhotoIndex(path, model)
-
-
-def test_embeddings_of_every_list_type_are_read(model, tmp_path):
-    for kind in (pa.list_(pa.float32(), 8), pa.large_list(pa.float32()), pa.list_(pa.float64())):
-        fixed = pa.types.is_fixed_size_list(kind)  # Arrow reads none back that is null
-        rows = [unit(3), unit(2) if fixed else None, unit(1)]
-        path = stored(tmp_path / "theirs.parquet", model, rows, kind)
-        names, values = read_embeddings(path, model.space_id, 8)
-        assert names == ["0.jpg", *["1.jpg"] * fixed, "2.jpg"]
-        assert values.tolist() == [row for row in rows if row]
-
-
-def test_stored_embeddings_in_a_pipe_are_not_waited_for(model, tmp_path):
-    os.mkfifo(tmp_path / "pipe.parquet")
-    with pytest.raises(InputError, match="holds no embeddings"):
-        PhotoIndex(tmp_path / "pipe.parquet", model)
-
-
-def test_model_that_does_not_distinguish_photos_is_named(model, tmp_path):
-    same = PhotoIndex(stored(tmp_path / "a.parquet", model, [unit(0)] * 3), model)
-    apart = PhotoIndex(stored(tmp_path / "b.parquet", model, [unit(0), unit(1)]), model)
-    assert "does not distinguish these 3 photos" in collapsed(same, 0.9)
-    assert "does not distinguish photos" in collapsed(apart, 0.99999)
-    assert not collapsed(apart, 0.9)

@@ -2,10 +2,13 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
@@ -19,10 +22,12 @@ from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
+from fedemb.pipelines.cli.main import app
 from fedemb.reports import privacy_report_words as words
 from fedemb.serving import bundle
 from fedemb.steps.release_model import release
 from fedemb.steps.release_model.serving import load_whitelisted, save_preprocessing
+from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.verified import problems_of
 
@@ -80,6 +85,56 @@ def test_serving_signature_maps_pixels_to_unit_embeddings(released):
     found = loaded.signatures["serving_default"](images=tf.constant(images))["embeddings"].numpy()
     np.testing.assert_allclose(found, embed_pixels(released.backbone, images), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+PAGE = (REPOSITORY / "docs" / "how_to" / "use_the_model.md").read_text()
+
+
+def code_of(title: str) -> str:
+    """The code block of a section of the page about a released model."""
+    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return "\n".join(line[4:] for line in section.split("\n") if line.startswith("    "))
+
+
+@pytest.mark.long
+def test_examples_of_the_page_give_the_same_embeddings(released, tmp_path, monkeypatch):
+    import onnxruntime
+    import tensorflow as tf
+
+    monkeypatch.chdir(tmp_path)
+    address = released.document["uri"]
+    Path("photos").mkdir()
+    for number, photo in enumerate(hostile_photos()):
+        Path("photos", f"{number:02d}.img").write_bytes(photo.data)
+    app(args=["embed", "photos", "-m", address, "--trust", str(trust(released))],
+        standalone_mode=False)  # fmt: skip
+
+    loaded = {"bundle": address, "paths": sorted(Path("photos").iterdir())}
+    exec(code_of("Load in Python"), loaded)
+    search: dict = {}
+    exec(code_of("Search"), search)
+    pixels, wanted = loaded["pixels"], search["vectors"]
+    np.testing.assert_allclose(loaded["vectors"], wanted, atol=1e-5)
+    found = (wanted @ wanted[0])[search["nearest"][0]]  # in several encodings one photo is as near
+    np.testing.assert_allclose(search["similarity"][0], found, atol=1e-5)
+    np.testing.assert_allclose(found[0], 1, atol=1e-5)
+
+    for line in code_of("Convert").replace("BUNDLE", address).splitlines():
+        program, *words = line.split()
+        command = [Path(sys.executable).with_name(program), *words]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession("model.onnx")
+    np.testing.assert_allclose(session.run(None, {"images": pixels})[0], wanted, atol=1e-4)
+    lite = tf.lite.Interpreter("model.tflite").get_signature_runner("serving_default")
+    np.testing.assert_allclose(lite(images=pixels)["embeddings"], wanted, atol=1e-4)
+
+    service = yaml.safe_load(code_of("Serve"))["spec"]["predictor"]["model"]
+    assert service["modelFormat"] == {"name": "tensorflow"}
+    signature = loaded["model"].signatures["serving_default"]
+    (_, inputs) = signature.structured_input_signature
+    assert [(name, item.dtype) for name, item in inputs.items()] == [("images", tf.uint8)]
+    assert list(signature.structured_outputs) == ["embeddings"]
 
 
 def test_released_model_reads_every_photo_as_training_did(released):

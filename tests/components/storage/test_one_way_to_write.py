@@ -24,8 +24,6 @@ ELSEWHERE = {
     "components/fedemb/data/group_index.py new_file": MEMORY,
     "components/fedemb/data/group_index.py write_table": MEMORY,
     "components/fedemb/data/hostile_photos.py save": MEMORY,
-    "components/fedemb/serving/export.py save": SCRATCH,
-    "components/fedemb/serving/export.py write_bytes": SCRATCH,
     "components/fedemb/engine/feature_cache.py save": "features, through a store",
     "components/fedemb/engine/feature_cache.py savez": MEMORY,
     "components/fedemb/training/feature_caches.py save": "features, through a store",

@@ -1,0 +1,72 @@
+"""`fedemb embed`: loads a bundle only if it is unchanged since its release, see `trusted`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedemb.errors import InputError
+from fedemb.pipelines.cli.data import counted
+from fedemb.pipelines.cli.quiet import quiet
+from fedemb.pipelines.cli.trusted import TrustOption, require_released
+from fedemb.pipelines.output import say
+
+OUTPUTS = (".parquet",)
+"""File endings that `fedemb embed` writes."""
+
+
+def embed(
+    photos: Annotated[str, typer.Argument(help="Folder of photos, Parquet, or tar shards.")],
+    model: Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="File NAME.parquet to write, here or in a bucket.")
+    ] = "embeddings.parquet",
+    id_column: Annotated[
+        str | None, typer.Option(help="Parquet, tar: column that names the rows.")
+    ] = None,
+    beam: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beam",
+            help="Option of the Beam engine that spreads the photos over workers, see "
+            "docs/how_to/partition.md; repeatable.",
+        ),
+    ] = None,
+    trust: TrustOption = None,
+) -> None:
+    """Embed or classify photos with a released model; resumes after a stop.
+
+    For classifiers, writes `probabilities` and `class` instead of `embedding`. A file that is not a
+    photo gets a `reason` instead.
+
+    Example: fedemb embed photos/ --model BUNDLE -o embeddings.parquet
+    """
+    if not output.endswith(OUTPUTS):
+        raise InputError(
+            f"The output {output} has no known file ending. Use one of: {', '.join(OUTPUTS)}."
+        )
+    require_released(model, trust)
+    with quiet():
+        from fedemb.serving.embed_photos import embed_photos
+        from fedemb.serving.released import ReleasedModel
+        from fedemb.steps.partition_users.check import LEFT_OUT
+
+        released = ReleasedModel(model)
+    with counted("embedding photos") as progress:
+        done = embed_photos(
+            photos,
+            released,
+            output,
+            id_column=id_column,
+            beam_options=beam or (),
+            progress=progress,
+        )
+    classes = released.config.model.classes
+    what = "probabilities" if classes else "an embedding"
+    without = f", {done.bad:,} without {what} (see column reason)" if done.bad else ""
+    say(f"{output}: {done.photos:,} photos{without}")
+    if done.side_files:
+        say(f"{done.side_files:,} left out: {LEFT_OUT['side_file']}")
+    say(f"classes: {', '.join(classes)}" if classes else f"embedding space: {released.space_id}")
