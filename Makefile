@@ -73,7 +73,7 @@ bench: setup ## Time the engine against the plain loop: W1, W2, and W3 of DP-SGD
 	$(BIN)/python -m tests.benchmarks.bench_unit_gradient
 
 golden: setup ## Rewrite golden files; review the diff
-	-$(BIN)/python -m pytest -q -k "golden" --force-regen tests/components/config tests/components/gate tests/pipelines
+	-$(BIN)/python -m pytest -q -k "golden" --force-regen tests/pipelines
 	git diff --stat tests/golden
 
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header

@@ -45,6 +45,14 @@ def data_dir() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def small_release(tmp_path_factory) -> Path:
+    """Folder with `bundle` and `ledger` of a released model."""
+    from tests.kit.pipeline_runs import small_release
+
+    return small_release.make(tmp_path_factory.mktemp("small_release"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def callers_are_named_quickly():
     """KFP asks for all callers and their sources, at each setting of a task, to learn one name.

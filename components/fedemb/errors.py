@@ -45,10 +45,6 @@ class ArtifactError(FedEmbError):
     exit_code = 2
 
 
-class LaterVersion(ArtifactError):
-    """A document was written by a later version of the package."""
-
-
 class StorageError(FedEmbError):
     """A store cannot be reached, written or read: permission, credentials, disk, network."""
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from fedemb.config import EvaluationByHash, EvaluationByValue, RunConfig
 from fedemb.data.hashing import Hasher
-from fedemb.data.identity import Cell
+from fedemb.data.identity import Cell, name_text
 
 _REMEMBERED = 1 << 16
 
@@ -64,18 +64,17 @@ class Assigner:
         self._has_cohorts = columns.cohort is not None
         self._cohorts = frozenset(config.partition.cohorts)
         self._shared = config.data.source.label_scope == "global" and columns.label is not None
-        self._text = text = hasher.names.text
-        named = map(text, config.model.classes)
+        named = map(name_text, config.model.classes)
         self._classes = {name: number for number, name in enumerate(named)}
         evaluation = config.partition.evaluation
         self._by_hash = evaluation if isinstance(evaluation, EvaluationByHash) else None
         self._listed: frozenset[str] = frozenset()
         if self._by_hash:
-            self._listed = frozenset(map(str, map(text, self._by_hash.classes)))
+            self._listed = frozenset(map(str, map(name_text, self._by_hash.classes)))
             self._held_classes = hasher.held_out_classes(self._listed, self._by_hash.fraction)
         self._values: set[str | None] = set()
         if isinstance(evaluation, EvaluationByValue):
-            self._values = {text(value) for value in evaluation.values} - {None}
+            self._values = {name_text(value) for value in evaluation.values} - {None}
         self._user = lru_cache(_REMEMBERED)(self._decide_user)
         self._class = lru_cache(_REMEMBERED)(self._decide_class)
 
@@ -91,7 +90,7 @@ class Assigner:
         user_key, user_held, may_train, deleted = self._user(user_id)
         class_id, class_held = self._class(label, b"" if self._shared else user_key)
         if self._by_hash is None:
-            user_held = class_held = self._text(value) in self._values
+            user_held = class_held = name_text(value) in self._values
         dropped = ""
         if self._classes:  # users are held out, classes never: the list is public
             class_id, class_held = self._classes.get(label, -1), user_held

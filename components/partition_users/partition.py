@@ -23,7 +23,6 @@ from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.hashing import KeyRef
-from fedemb.data.identity import rule_named
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.ledger_record import BindRecord
@@ -83,10 +82,9 @@ def run(context: StepContext) -> JsonObject:
     commitments = _begun_with(context, reservation)
     if commitments is None:
         _check_input(config, reservation, commitment)
-        names = rule_named(context.ledger.terms.identifiers)
         partitioned = partition_images(
             config,
-            keys=KeyRef(context.keys_uri, config.policy.policy_id, names=names),
+            keys=KeyRef(context.keys_uri, config.policy.policy_id),
             root=shards.run_root(context.private_root, run_id),
             blocks=frozenset(reservation.blocks),
             header={**mine, "deletion_marks": _commit_to_marks(config, commitment)},

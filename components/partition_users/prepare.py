@@ -22,7 +22,14 @@ from fedemb.config import EvaluationByValue, RunConfig
 from fedemb.data.formats.bad_records import BadRecord, excerpt
 from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.hashing import Hasher
-from fedemb.data.identity import NOT_TEXT, Cell, canonical_text
+from fedemb.data.identity import (
+    NOT_TEXT,
+    Cell,
+    canonical_text,
+    is_whole_decimal,
+    name_problem,
+    name_text,
+)
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.pixels import canonical_image
 from fedemb.data.sources import Batch, image_files
@@ -230,7 +237,7 @@ class Preparer:
 
     def _rows(self, batch: Batch, prepared: Prepared) -> Iterator[_Row]:
         """Rows of users and classes this run may touch; others are rejected or counted."""
-        names, rule = self._columns, self._hasher.names
+        names = self._columns
         evaluation = self._config.partition.evaluation
         split = evaluation.column if isinstance(evaluation, EvaluationByValue) else None
         wanted = (names.user_id, names.label, names.cohort, names.subgroup, split)
@@ -241,14 +248,14 @@ class Preparer:
                 self.examples.setdefault(image.reason, image.read)
                 _reject(prepared, image.reason, "", "", image.read)
                 continue
-            user_id, label, cohort, subgroup = map(rule.text, values)
+            user_id, label, cohort, subgroup = map(name_text, values)
             if not names.user_id:
                 user_id = _own_unit(image)
-            elif user_id is not None and rule.folds(values[0]):
+            elif user_id is not None and is_whole_decimal(values[0]):
                 prepared.counts["user_id_as_decimal"] += 1
             reason = (
-                (rule.problem(values[0]) if user_id is None else "")
-                or (_bad_label(rule.problem(values[1])) if names.label and label is None else "")
+                (name_problem(values[0]) if user_id is None else "")
+                or (_bad_label(name_problem(values[1])) if names.label and label is None else "")
                 or ("cohort_missing" if names.cohort and cohort is None else "")
             )
             if reason or user_id is None:

@@ -11,7 +11,6 @@ from apache_beam.pvalue import PValue
 
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.hashing import KeyRef
-from fedemb.data.identity import CURRENT, NameRule
 from fedemb.data.sources import Part, read_part, split_part
 from fedemb.steps.partition_users.shards import Place
 
@@ -39,7 +38,6 @@ def read_batches(
     name: str,
     *,
     spread: bool,
-    names: NameRule = CURRENT,
 ) -> PValue:
     """Batches of a source, as `(images, columns)`.
 
@@ -56,7 +54,7 @@ def read_batches(
     if source.file_format == "tfrecord":
         from fedemb.steps.partition_users.tfrecords import read_tfrecords
 
-        batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns, names)
+        batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)
     else:
         batches = listed | f"{name}Read" >> beam.ParDo(_Read(source, columns))
     return batches | f"{name}Spread" >> beam.Reshuffle() if spread else batches

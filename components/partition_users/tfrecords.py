@@ -16,7 +16,7 @@ from apache_beam.pvalue import PCollection, PValue
 
 from fedemb.config import SourceConfig
 from fedemb.data.formats.tfrecord_files import iter_tfrecord
-from fedemb.data.identity import Cell, NameRule
+from fedemb.data.identity import Cell, name_text
 from fedemb.data.records import encode_example, example_values
 from fedemb.data.sources import Batch, Part, apply_where, named_labels, passing
 
@@ -26,8 +26,8 @@ ROWS = 256
 class _Records(beam.DoFn):
     """Part -> serialised Examples with the named features only, all of them bytes."""
 
-    def __init__(self, source: SourceConfig, columns: list[str], names: NameRule):
-        self._image, self._columns, self._names = source.columns.image, columns, names
+    def __init__(self, source: SourceConfig, columns: list[str]):
+        self._image, self._columns = source.columns.image, columns
         self._passing = passing(source)
 
     def process(self, part: Part) -> Iterator[bytes]:
@@ -36,18 +36,18 @@ class _Records(beam.DoFn):
             features = {
                 name: [data]
                 for name in self._columns
-                if (data := _as_bytes(values.get(name), self._names)) is not None
+                if (data := _as_bytes(values.get(name))) is not None
             }
             if isinstance(image := values.get(self._image), bytes):
                 features[self._image] = [image]
             yield encode_example(features)
 
 
-def _as_bytes(value: Cell, names: NameRule) -> bytes | None:
-    """A value as bytes that `names` reads as it reads the value."""
+def _as_bytes(value: Cell) -> bytes | None:
+    """A value as bytes that are read as the value is."""
     if isinstance(value, bytes) or value is None:
         return value
-    text = names.text(value)
+    text = name_text(value)
     return (f"{value:e}" if text is None and isinstance(value, float) else text or "").encode()
 
 
@@ -67,9 +67,7 @@ def _to_batch(record_batch: Any, source: SourceConfig, columns: list[str]) -> It
 
 
 @beam.ptransform_fn
-def read_tfrecords(
-    parts: PCollection[Part], source: SourceConfig, columns: list[str], names: NameRule
-) -> PValue:
+def read_tfrecords(parts: PCollection[Part], source: SourceConfig, columns: list[str]) -> PValue:
     """Reads parts of TFRecord files into `(images, columns)` batches."""
     from tensorflow_metadata.proto.v0 import schema_pb2 as generated
     from tfx_bsl.public import tfxio
@@ -84,7 +82,7 @@ def read_tfrecords(
     )
     return (
         parts
-        | "Records" >> beam.ParDo(_Records(source, wanted, names)).with_output_types(bytes)
+        | "Records" >> beam.ParDo(_Records(source, wanted)).with_output_types(bytes)
         | "Decode" >> records.BeamSource(batch_size=ROWS)
         | "Batches" >> beam.FlatMap(_to_batch, source, wanted)
     )

@@ -182,9 +182,7 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     """Adds the partition of the private images to a pipeline."""
     place, number = job.place, job.config.partition.shards
     source = job.config.data.source
-    batches = read_batches(
-        pipeline, source, parts, columns_of(job.config), "", spread=job.spread, names=job.keys.names
-    )
+    batches = read_batches(pipeline, source, parts, columns_of(job.config), "", spread=job.spread)
     users, counts, rejects = _three_ways(batches, "Prepare", _Prepare(job))
     cap = MergeUser(job.config.partition.max_images_per_user)
     capped = users | "CapPerUser" >> beam.CombinePerKey(cap)

@@ -23,14 +23,13 @@ from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import BundleManifest
 from fedemb.documents.utility import utility_kind
-from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
+from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import InputError
 from fedemb.foundation.canonical_json import Json, ToJson
 from fedemb.foundation.deadline import in_time
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import read
 from fedemb.foundation.http_calls import SECONDS, call_json, list_at, value_at
-from fedemb.gate.checklist import one_line
 from fedemb.reports.headline import RunFacts, headline
 from fedemb.reports.mlflow.server import MlflowServer, pairs
 from fedemb.reports.privacy_report_words import guarantee_sentence
@@ -58,12 +57,12 @@ class Release:
         """Reads a verified bundle."""
         manifest = read(bundle / parts.MANIFEST, BundleManifest).body
         signed = read(bundle / parts.REPORT, PrivacyReport)
-        config = RunConfig.as_written(json.loads((bundle / "config.json").read_bytes()))
+        config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
         utility = read(bundle / "utility_report.json", utility_kind(config.task)).body
         report, gain = signed.body, utility.gain
         verdict = read(bundle / "verdict.json", VerdictDocument).body
         facts = RunFacts(verdict, report, utility, released=True)
-        shown = headline(facts, waivers=_waivers(bundle, verdict, report))
+        shown = headline(facts)
         approved = ", ".join(item.actor for item in verdict.approvals)
         figures = {
             "epsilon": report.accounting.epsilon,
@@ -100,23 +99,6 @@ class Release:
             properties=properties,
             metrics={name: value for name, value in figures.items() if value is not None},
         )
-
-
-def _waivers(
-    bundle: Path, verdict: VerdictDocument, report: PrivacyReport
-) -> list[AppliedWaiver] | None:
-    """Returns the waivers of a version 1 verdict, which has only codes; None for later versions."""
-    if verdict.waivers or not verdict.waived:
-        return None
-    lines = (bundle / "ledger.jsonl").read_bytes().splitlines()
-    found: list[AppliedWaiver] = []
-    for item in report.waivers:
-        if item.code in verdict.waived:
-            record = json.loads(lines[item.sequence])
-            fields = {"code": item.code, "sequence": item.sequence, "actor": record["actor"]}
-            reason = one_line(record["body"]["reason"])
-            found.append(AppliedWaiver.model_validate({**fields, "reason": reason}))
-    return found
 
 
 def register(release: Release, address: str) -> str:

@@ -168,13 +168,10 @@ def _allowed(
             f"The gate denies the release just before it is published: {reasons}. See `fedemb "
             "ledger explain`."
         )
-    if verdict.version > 1:  # version 1 has only codes of waivers
-        signed = applied_waivers(ledger, again.waived, report.body)
-        if verdict.body.waivers != signed:
-            raise GateDenied(
-                "the waivers that the verdict names are not those of the ledger; run gate_release "
-                "again"
-            )
+    if verdict.body.waivers != applied_waivers(ledger, again.waived, report.body):
+        raise GateDenied(
+            "the waivers that the verdict names are not those of the ledger; run gate_release again"
+        )
     return verdict
 
 

@@ -158,7 +158,7 @@ def _facts(
 
 def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
     written = json_object((bundle / "config.json").read_bytes(), "config.json")
-    config = RunConfig.as_written(written)
+    config = RunConfig.model_validate(written)
     paths = {name: bundle / file for name, file in parts.DOCUMENTS.items()}
     evidence = gather(config, RunArtifacts(**paths, model=bundle))
     return evidence, read(bundle / parts.REPORT, PrivacyReport)
@@ -198,14 +198,16 @@ def _check_attestation(
             "The verdict does not allow this model with this report. Fetch the bundle again."
         )
     allowed_as = (verdict.body.name, verdict.body.version)
-    if verdict.version > 1 and allowed_as != (manifest.name, manifest.version):
+    if allowed_as != (manifest.name, manifest.version):
         raise SignatureInvalid(
             "The verdict allows a release of another name or version. Fetch the bundle again."
         )
 
 
 def _check_serving(bundle: Path) -> None:
-    config = RunConfig.as_written(json_object((bundle / "config.json").read_bytes(), "config.json"))
+    config = RunConfig.model_validate(
+        json_object((bundle / "config.json").read_bytes(), "config.json")
+    )
     saved = bundle / parts.SAVED_MODEL
     try:
         from fedemb.steps.release_model.serving import check_parity, serving_problem

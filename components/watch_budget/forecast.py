@@ -128,7 +128,7 @@ def parse_planned(text: str) -> list[PlannedRuns]:
         try:
             given = dict(fields) if isinstance(fields, dict) else {}
             tree = given.pop("config", None)
-            config = RunConfig.as_written(tree if isinstance(tree, dict) else {})
+            config = RunConfig.model_validate(tree if isinstance(tree, dict) else {})
             found.append(PlannedRuns.model_validate({"name": name, "config": config, **given}))
         except ValidationError as error:
             raise ConfigError(

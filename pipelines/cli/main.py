@@ -108,7 +108,7 @@ def report(
     ] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Print or open the report of a run; rewrites pages of earlier versions.
+    """Print or open the report of a run.
 
     Example: fedemb report week-1 --open
     """
@@ -126,10 +126,6 @@ def report(
             raise InputError(f"run {found.run_id} has no privacy report yet; let it finish first")
         say_json(signed.json)
         return
-    from fedemb.pipelines.run.command import rewrite_pages
-
-    if problem := rewrite_pages(found):
-        say(problem, err=True)
     say(*found.read_state().closing_lines)
     say(f"report: {found.index}")
     if open_:

@@ -15,9 +15,9 @@ from rich.text import Text
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
-from fedemb.errors import AwaitingApproval, ConfigError, FedEmbError, Refused
+from fedemb.errors import AwaitingApproval, ConfigError, Refused
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.foundation.extras import missing_extra, require_modules
+from fedemb.foundation.extras import require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.alerts import alert_run
@@ -243,30 +243,6 @@ def write_index(run: RunDirectory) -> None:
     from fedemb.pipelines.run.index import render_index
 
     write_bytes(run.index, render_index(run).encode())
-
-
-def rewrite_pages(run: RunDirectory) -> str | None:
-    """Writes the pages of a finished run again, as this version of fedemb shows them.
-
-    Pages that do not exist are not created: their data may have expired.
-
-    Returns:
-      The reason if the pages are kept as they are, otherwise None.
-    """
-    if not run.index.is_file():
-        return None
-    try:
-        with run.alone():
-            collect_reports(run)
-            write_index(run)
-    except FedEmbError as error:
-        return f"The pages of the run were not rewritten: {error}"
-    except ImportError as error:
-        missing = missing_extra(error)
-        if missing is None:
-            raise
-        return f"The pages of the run were not rewritten: {missing}"
-    return None
 
 
 class LiveView:

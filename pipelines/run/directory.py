@@ -216,7 +216,7 @@ class RunDirectory:
         Raises:
           ArtifactError: it was changed or cut and is no longer a valid configuration.
         """
-        return self._own("config.yaml", lambda text: RunConfig.as_written(parse_yaml(text)))
+        return self._own("config.yaml", lambda text: RunConfig.model_validate(parse_yaml(text)))
 
     def change_config(self, config: RunConfig) -> None:
         """Freezes another configuration, and keeps the one before as `config.<n>.yaml`."""

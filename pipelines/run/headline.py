@@ -51,15 +51,11 @@ def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
 def _waivers(
     run: RunDirectory, verdict: Written[VerdictDocument] | None, report: Written[PrivacyReport]
 ) -> list[AppliedWaiver] | None:
-    """The waivers of a release whose verdict does not name who signed them; None: it does.
-
-    Without a verdict, every waiver that the report states counts.
-    """
-    if verdict is not None and verdict.version > 1:
+    """The waivers that the report states if the release has no verdict, otherwise None."""
+    if verdict is not None:
         return None
     stated = [item.code for item in report.body.waivers]
-    codes = dict.fromkeys(stated if verdict is None else verdict.body.waived)
-    return applied_waivers(ledger_of(run), list(codes), report.body)
+    return applied_waivers(ledger_of(run), list(dict.fromkeys(stated)), report.body)
 
 
 def overdue(run: RunDirectory, report: Written[PrivacyReport]) -> bool:

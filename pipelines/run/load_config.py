@@ -15,9 +15,8 @@ from fedemb.config.data import BUILTIN
 from fedemb.config.mechanism import mechanism_sections
 from fedemb.errors import ConfigError
 from fedemb.foundation.files import read_regular, require_folder
-from fedemb.foundation.section import CREDENTIALS, Section
+from fedemb.foundation.section import CREDENTIALS
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
-from fedemb.pipelines.output import say
 
 PRESETS = Path(__file__).parent.parent / "configs"
 _UNION_TAGS = ("hash", "value")
@@ -84,8 +83,6 @@ def _with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> RunConfig
     """
     for override in overrides:
         _set(tree, override)
-    for old, new in former_settings(tree).items():
-        say(f"warning: {old} is the former name of {new}; use {new}", err=True)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -99,17 +96,6 @@ def _with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> RunConfig
         if dotted in wants_text and text not in ("", "null", "~"):
             _replace(tree, dotted, text)
     return validate(tree)
-
-
-def former_settings(tree: Mapping[str, object]) -> dict[str, str]:
-    """Returns former name -> name, with dots, of the settings in a tree that were renamed."""
-    return {
-        f"{name}.{old}": f"{name}.{new}"
-        for name, field in RunConfig.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-        for old, new in field.annotation.renamed.items()
-        if isinstance(inner := tree.get(name), dict) and old in inner
-    }
 
 
 def policy_overrides(folder: Path | None) -> list[str]:

@@ -27,7 +27,7 @@ import fedemb.documents
 from fedemb import errors
 from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import DESCRIPTIONS
-from fedemb.foundation.document import Document, Since
+from fedemb.foundation.document import Document
 from fedemb.gate.before_charge import WHEN
 from fedemb.gate.decide import RULES, WAIVABLE
 from fedemb.pipelines.cli.main import app
@@ -401,36 +401,33 @@ def documents() -> list[type[Document]]:
     return [found[name] for name in sorted(found)]
 
 
-def field_rows(document: type[Document]) -> Iterator[tuple[str, str, str]]:
-    """Yields name, first version and description of every field."""
+def field_rows(document: type[Document]) -> Iterator[tuple[str, str]]:
+    """Yields name and description of every field."""
     described = field_texts(document)
-    for name, field in document.model_fields.items():
-        since = [mark.version for mark in field.metadata if isinstance(mark, Since)]
-        yield code(name), str(since[0]) if since else "1", described.get(name, "")
+    for name in document.model_fields:
+        yield code(name), described.get(name, "")
 
 
 def documents_page() -> str:
-    """Returns the page of documents and their versions."""
+    """Returns the page of documents."""
     found = documents()
     rows = [
         (
             f"[`{item.kind}`](#{item.kind})",
-            item.newest,
             item.role or "not signed",
             first_line(item.__doc__ or ""),
         )
         for item in found
     ]
-    lines = [*table(("kind", "version", "signed as", "content"), rows)]
+    lines = [*table(("kind", "signed as", "content"), rows)]
     for item in found:
         lines += [f"## {item.kind}", ""]
-        lines += table(("field", "since version", "description"), list(field_rows(item)))
+        lines += table(("field", "description"), list(field_rows(item)))
     opening = (
-        "All signed or versioned JSON documents. A file holds `schema` "
-        "(`fedemb/<kind>/<version>`), the fields, and `signature`. Readers reject unknown kinds, "
-        "versions and fields. Older versions stay readable."
+        "All JSON documents of a run. A file holds `schema` (`fedemb/<kind>/1`), the fields, and "
+        "`signature`. Readers reject every other schema or field."
     )
-    return page("Documents and versions", opening, lines)
+    return page("Documents", opening, lines)
 
 
 # ---- steps --------------------------------------------------------------------------------------

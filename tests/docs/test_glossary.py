@@ -56,11 +56,7 @@ def options(command, prefix: str = "fedemb") -> Iterator[str]:
 PUBLIC = {
     "settings": list(settings()),
     "options": list(options(typer.main.get_command(app))),
-    "documents": [
-        f"{kind.kind}.{name}"
-        for kind in all_documents()
-        for name in fields_of(kind, kind.kind, kind.newest)
-    ],
+    "documents": [f"{kind.kind}.{name}" for kind in all_documents() for name in fields_of(kind)],
     "ledger records": list(BODIES),
 }
 

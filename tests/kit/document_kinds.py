@@ -1,4 +1,4 @@
-"""Every kind of document, and the JSON schema of each: what golden files and sweeps go over."""
+"""Every kind of document, and the JSON schema of each: what sweeps go over."""
 
 import ast
 import importlib
@@ -10,11 +10,11 @@ from textwrap import dedent
 from typing import Any, cast, get_args
 
 import fedemb.documents as room
-from fedemb.foundation.document import Document, Part, Renamed, Since
+from fedemb.foundation.document import Document, Part
 
 
 def json_schema(document: type[Document]) -> dict[str, Any]:
-    """The JSON schema of the newest version of a document, for those who read it elsewhere."""
+    """The JSON schema of a document, for those who read it elsewhere."""
     schema = document.model_json_schema()
     for part in {document, *_below(document)}:
         inner = schema.get("$defs", {}).get(part.__name__, {"properties": {}})
@@ -23,7 +23,7 @@ def json_schema(document: type[Document]) -> dict[str, Any]:
             continue
         for name, text in field_texts(part).items():
             properties[part.model_fields[name].alias or name]["description"] = text
-    schema["properties"]["schema"] = {"const": f"fedemb/{document.kind}/{document.newest}"}
+    schema["properties"]["schema"] = {"const": document.schema_name()}
     schema["required"] = sorted([*schema["required"], "schema"])
     if document.role is not None:
         text = {"type": "string", "maxLength": 256}
@@ -46,18 +46,12 @@ def all_documents() -> Iterator[type[Document]]:
     yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
 
 
-def fields_of(part: type[Part], kind: str, version: int) -> Iterator[str]:
-    """Dotted names of all fields that a document of a version has, parts included, in order."""
-    late = part._late({"kind": kind, "version": version})
-    names = {
-        mark.before if isinstance(mark := late.get(name), Renamed) else name: field
-        for name, field in part.model_fields.items()
-        if not isinstance(late.get(name), Since)
-    }
-    for name, field in sorted(names.items()):
+def fields_of(part: type[Part]) -> Iterator[str]:
+    """Dotted names of all fields of a document, parts included, in order."""
+    for name, field in sorted(part.model_fields.items()):
         yield name
         for inner in _parts(field.annotation):
-            yield from (f"{name}.{deeper}" for deeper in fields_of(inner, kind, version))
+            yield from (f"{name}.{deeper}" for deeper in fields_of(inner))
 
 
 def field_texts(part: type[Part]) -> dict[str, str]:
@@ -89,11 +83,3 @@ def _parts(annotation: Any) -> Iterator[type[Part]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _parts(argument)
-
-
-def parts_that_grew(part: type[Part]) -> set[type[Part]]:
-    """The parts of a document, itself included, that have a field of a later version."""
-    inside = {inner for field in part.model_fields.values() for inner in _parts(field.annotation)}
-    marks = [mark for field in part.model_fields.values() for mark in field.metadata]
-    grown = {part} if any(isinstance(mark, Since) for mark in marks) else set()
-    return grown.union(*(parts_that_grew(inner) for inner in inside))

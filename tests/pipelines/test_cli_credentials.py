@@ -1,5 +1,6 @@
 """A secret in an address is refused where addresses are parsed, and printed by no command."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from fedemb.pipelines.cli import main as cli
 from fedemb.storage import open_store
 
 ROOT = Path(__file__).parents[2]
-BUNDLE = str(ROOT / "tests/golden/v1/bundle")
-TRUST = ("--trust", str(ROOT / "tests/golden/v1/ledger/trust.json"))
+BUNDLE = "RELEASE/bundle"
+TRUST = ("--trust", "RELEASE/ledger/trust.json")
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
 PARSERS = {
     "components/fedemb/foundation/addresses.py",
@@ -46,11 +47,13 @@ PARSERS = {
     ],
     ids=lambda words: " ".join(words[:3]).replace("TMP", "folder"),
 )
-def test_no_command_shows_a_secret_of_an_address(words, scheme, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_no_command_shows_a_secret_of_an_address(words, scheme, small_release, tmp_path, capsys):
     at = f"{scheme}://AKIAKEY:TOPSECRET@bucket"
-    given = [word.replace("AT/", f"{at}/").replace("TMP", str(tmp_path)) for word in words]
-    with pytest.raises(SystemExit) as stopped:
+    names = {"AT/": f"{at}/", "TMP": str(tmp_path), "RELEASE": str(small_release)}
+    given = list(words)
+    for name, meant in names.items():
+        given = [word.replace(name, meant) for word in given]
+    with contextlib.chdir(tmp_path), pytest.raises(SystemExit) as stopped:
         cli.main(given)
     shown = capsys.readouterr()
     assert stopped.value.code not in (0, 1)

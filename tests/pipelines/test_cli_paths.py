@@ -14,8 +14,8 @@ from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules.load import load_schedule
 
 ROOT = Path(__file__).parents[2]
-BUNDLE = str(ROOT / "tests/golden/v1/bundle")
-TRUST = ("--trust", str(ROOT / "tests/golden/v1/ledger/trust.json"))
+BUNDLE = "RELEASE/bundle"
+TRUST = ("--trust", "RELEASE/ledger/trust.json")
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
 LONG = "a" * 5000
 
@@ -51,9 +51,10 @@ def run(capsys, *words):
     ],
     ids=lambda words: " ".join(word if len(word) < 60 else "LONG" for word in words[:4]),
 )
-def test_path_that_is_too_long_is_one_sentence(words, tmp_path, capsys, monkeypatch):
+def test_path_that_is_too_long_is_one_sentence(words, small_release, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, error = run(capsys, *words)
+    given = [word.replace("RELEASE", str(small_release)) for word in words]
+    code, error = run(capsys, *given)
     assert code in (2, 3, 4)
     assert "Traceback" not in error
 
@@ -96,9 +97,11 @@ def test_text_is_read_up_to_its_limit(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["junk", "empty", "zip", "cut"])
-def test_public_model_that_is_malformed_is_one_sentence(tmp_path, capsys, damage, monkeypatch):
+def test_public_model_that_is_malformed_is_one_sentence(
+    small_release, tmp_path, capsys, damage, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    whole = (Path(BUNDLE) / "backbone.keras").read_bytes()
+    whole = (small_release / "bundle" / "backbone.keras").read_bytes()
     broken = {"junk": b"junk", "empty": b"", "zip": b"PK\x05\x06" + bytes(18), "cut": whole[:-200]}
     Path("bad.keras").write_bytes(broken[damage])
     cli_data = ("make-data", "in", "--users", "100", "--public-classes", "2")

@@ -14,11 +14,8 @@ from fedemb.keys.signatures import Signer, sign_document, trust_of
 from fedemb.pipelines.cli.main import app
 from fedemb.serving import released as module
 from fedemb.steps.release_model import registries
-from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 
-GOLDEN = REPOSITORY / "tests" / "golden" / "v1"
-TRUST = GOLDEN / "ledger" / "trust.json"
 COMMANDS = {
     "embed": ("embed", "photos", "-m", "BUNDLE"),
     "register": ("register", "BUNDLE", "--to", "https://registry.example"),
@@ -43,8 +40,8 @@ def looked_into(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def bundle(tmp_path):
-    shutil.copytree(GOLDEN / "bundle", tmp_path / "bundle")
+def bundle(tmp_path, small_release):
+    shutil.copytree(small_release, tmp_path, dirs_exist_ok=True)
     return tmp_path / "bundle"
 
 
@@ -53,7 +50,7 @@ def _run(command, bundle, *more):
     app(args=[*words, *more], standalone_mode=False)
 
 
-def _trust(path=TRUST):
+def _trust(path="ledger/trust.json"):
     return ("--trust", str(path))
 
 
@@ -71,8 +68,8 @@ def _extra(bundle):
 
 
 def _link(bundle):
-    (bundle / "backbone.keras").unlink()
-    (bundle / "backbone.keras").symlink_to(GOLDEN / "bundle" / "backbone.keras")
+    (bundle / "backbone.keras").rename(bundle.parent / "backbone.keras")
+    (bundle / "backbone.keras").symlink_to(bundle.parent / "backbone.keras")
 
 
 def _missing(bundle):
@@ -162,7 +159,7 @@ def test_bundle_is_loaded_under_the_keys_of_its_owner(bundle, command, monkeypat
     """Control for the tests above."""
     with pytest.raises(Loaded):
         _run(command, bundle, *_trust())
-    monkeypatch.setenv("FEDEMB_TRUST", str(TRUST))
+    monkeypatch.setenv("FEDEMB_TRUST", "ledger/trust.json")
     with pytest.raises(Loaded):
         _run(command, bundle)
 
@@ -176,11 +173,11 @@ def test_where_nothing_says_whom_to_trust_nothing_is_loaded(bundle, command):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_bundle_in_a_run_is_held_against_the_ledger_of_the_run(tmp_path, own):
+def test_bundle_in_a_run_is_held_against_the_ledger_of_the_run(tmp_path, small_release, own):
     """A bundle of somebody else does not pass for your own by lying in the folder of a run."""
     run = tmp_path / "week-1"
-    shutil.copytree(GOLDEN / "bundle", bundle := run / "releases" / "glyphs" / "1.0")
-    shutil.copytree(GOLDEN / "ledger", run / "policy" / "ledger")
+    shutil.copytree(small_release / "bundle", bundle := run / "releases" / "glyphs" / "1.0")
+    shutil.copytree(small_release / "ledger", run / "policy" / "ledger")
     if not own:
         keys = open_key_store(str(tmp_path / "keys"))
         trust_of(keys).save(run / "policy" / "ledger" / "trust.json")

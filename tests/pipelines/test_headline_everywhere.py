@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fedemb.pipelines.cli.review_commands.results import runs_table
 
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.verdict import VerdictDocument
@@ -18,6 +17,7 @@ from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
 from fedemb.keys.signatures import Signer
 from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.cli.review_commands.runs import _table as runs_table
 from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.report_pages import collect_reports

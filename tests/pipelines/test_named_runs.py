@@ -2,9 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -13,7 +10,6 @@ import pytest
 
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.reports.report import link
@@ -54,56 +50,6 @@ def test_command_takes_the_name_that_runs_lists(command, folder, capsys, monkeyp
     assert by_name == call(capsys, command, folder.root)
     assert by_name == call(capsys, command, name, "--runs", folder.root.parent)
     assert by_name
-
-
-@pytest.fixture
-def old(folder, tmp_path):
-    """The run with pages of an earlier version."""
-    shutil.copytree(folder.root, tmp_path / "runs" / folder.run_id)
-    made = RunDirectory.open(tmp_path / "runs" / folder.run_id)
-    for page in (made.index, made.reports / "verdict.html"):
-        page.write_text("a page of an earlier version")
-    return made
-
-
-def test_report_rewrites_pages_of_an_earlier_version(old, folder, capsys):
-    call(capsys, "report", old.root)
-    assert old.index.read_text() == render_index(old)
-    new, first = ((run.reports / "verdict.html").read_text() for run in (old, folder))
-    assert new == first
-
-
-def test_report_keeps_pages_of_a_running_run_and_of_forged_evidence(old, capsys):
-    with old.alone():
-        app(args=["report", str(old.root)], standalone_mode=False)
-    assert "not rewritten: run monday is running already" in capsys.readouterr().err
-    utility = old.output("utility_report")
-    utility.write_text(utility.read_text().replace("monday", "friday"))
-    app(args=["report", str(old.root)], standalone_mode=False)
-    said = capsys.readouterr()
-    assert "not rewritten: " in said.err
-    assert f"report: {old.index}" in said.out
-    assert old.index.read_text() == "a page of an earlier version"
-
-
-def test_report_without_the_optional_packages_keeps_the_pages(old):
-    """As in an installation without extras, which reads reports of others."""
-    code = (
-        "import sys\n"
-        "for name in ('kfp', 'tensorflow', 'keras', 'apache_beam'): sys.modules[name] = None\n"
-        "from fedemb.pipelines.cli.main import main\n"
-        f"main(['report', {str(old.root)!r}])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"report: {old.index}" in done.stdout
-    assert "not rewritten: " in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_report_creates_no_page_of_expired_data(old, capsys):
-    old.index.unlink()
-    call(capsys, "report", old.root)
-    assert not old.index.exists()
 
 
 @pytest.mark.parametrize("command", ["report", "lineage", "approve"])

@@ -5,28 +5,21 @@ import re
 import shutil
 
 import pytest
-import yaml
 
 from fedemb.config import FREE_SECTIONS, RunConfig, digest
 from fedemb.config.digest import config_digest
 from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
-from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.section import Section
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.local import closing_lines
 from fedemb.pipelines.run.resume import measured_otherwise, paths_taken_over, steps_taken_over
-from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs import honest_run
 
 
 class _Changed(Section):
     setting: int = 1
-
-
-class _Later(RunConfig):
-    a_new_section: int = 1
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
@@ -37,8 +30,6 @@ def test_every_section_is_bound_unless_it_is_one_of_four():
     for name, changed in other.items():
         same = config_digest(changed) == whole
         assert same == (name in {"evaluation", "audit", "release", "storage"}), name
-    assert config_digest(_Later.model_validate(config.model_dump())) != whole
-    assert config_digest(_Later.as_written(config.model_dump())) == whole
     for name in FREE_SECTIONS:
         assert config_digest(other[name], name) != config_digest(config, name)
 
@@ -129,24 +120,6 @@ def test_evaluation_may_change_and_the_configuration_before_is_kept(run):
         "config.1.yaml",
         "config.2.yaml",
     ]
-
-
-def test_run_of_an_older_version_stays_bound_to_what_that_version_wrote(run):
-    """A later version knows one setting more; the digest that was paid for stays the same."""
-    path = run.root / "config.yaml"
-    older = yaml.safe_load(path.read_text())
-    del older["training"]["backend"], older["evaluation"]["centralized_baseline"]
-    path.write_text(yaml.safe_dump(older, sort_keys=False))
-    paid = json_digest({name: older[name] for name in older if name not in FREE_SECTIONS})
-
-    changed = measured_otherwise(run, ["evaluation.bootstrap_samples=77"], "evaluate_embeddings")
-    assert config_digest(run.config()) == config_digest(changed) == paid
-    run.change_config(changed)
-    assert config_digest(run.config()) == paid
-    paths = paths_taken_over(run, steps_taken_over(run, "evaluate_embeddings"))
-    context = StepContext.of_component({"config": paths["plan_privacy"]["config"]})
-    assert config_digest(context.config) == paid
-    assert context.config.evaluation == changed.evaluation
 
 
 def test_steps_that_run_again_are_told_the_configuration_as_it_is_now(run):

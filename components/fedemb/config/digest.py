@@ -10,7 +10,7 @@ def config_digest(config: RunConfig, *free: str) -> str:
     """Returns the SHA-256 of the configuration sections that a reservation binds (`config_sha`).
 
     Args:
-      config: the configuration; read older files with `RunConfig.as_written`.
+      config: the configuration.
       *free: names of free sections to bind as well. A utility report binds `evaluation` and an
         audit report binds `audit`, so a report made with other settings has another digest.
     """

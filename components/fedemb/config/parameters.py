@@ -133,7 +133,7 @@ def _json(text: object, name: str) -> JsonObject:
 
 def _checked(kind: type[T], tree: Mapping[str, object]) -> T:
     try:
-        return kind.as_written(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -186,8 +185,6 @@ class ReleaseConfig(Section):
 
 class StorageConfig(Section):
     """Root addresses of the stores; null: below the run directory."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"witness": "rollback_anchor"}
 
     public_root: Address | None = None
     """Root of the public and noised artifacts of runs on a cluster; gs:// or s3://."""

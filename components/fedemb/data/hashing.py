@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedemb.data.identity import CURRENT, NameRule
 from fedemb.keys import derive, open_key_store, partition_key
 
 KEY_BYTES = 8
@@ -44,8 +43,6 @@ class KeyRef:
     policy_id: str
     throwaway: bytes = b""
     """Key used instead of the store if not empty, for previews without a policy."""
-    names: NameRule = CURRENT
-    """Name rule of the policy, which defines when two IDs are the same user."""
 
     def hasher(self) -> Hasher:
         """Fetches the key.
@@ -54,16 +51,14 @@ class KeyRef:
           StorageError: the key store cannot be read.
         """
         if self.throwaway:
-            return Hasher(self.throwaway, self.names)
-        key = partition_key(open_key_store(self.keys_uri), self.policy_id)
-        return Hasher(key, self.names)
+            return Hasher(self.throwaway)
+        return Hasher(partition_key(open_key_store(self.keys_uri), self.policy_id))
 
 
 class Hasher:
-    """Keyed hashes, one subkey per purpose, of names by the rule of a policy."""
+    """Keyed hashes of names, one subkey per purpose."""
 
-    def __init__(self, key: bytes, names: NameRule = CURRENT):
-        self.names = names
+    def __init__(self, key: bytes):
         self._keys = {purpose: derive(key, purpose) for purpose in _PURPOSES}
 
     def _word(self, purpose: str, message: bytes) -> int:

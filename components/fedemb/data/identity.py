@@ -13,10 +13,6 @@ Rule `nfkc-number/2`:
 - Null, NaN, empty text, and bytes that are not UTF-8 (a raw UUID) are not valid names.
 
 Merging too many users is the safe error: two people with one name are protected together.
-
-A policy never changes its rule, because another rule would assign the same people to other users.
-`nfkc-strip/1`, the rule of earlier policies, distinguishes `"7.0"` from `"7"` and accepts every
-float.
 """
 
 from __future__ import annotations
@@ -25,12 +21,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Hashable
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Literal, TypeAlias
-
-from fedemb.errors import LedgerError
+from typing import TypeAlias
 
 _INVISIBLE = ("Cc", "Cf", "Cs")
 """Invisible Unicode categories: control, format (zero width), lone surrogates."""
@@ -52,56 +45,32 @@ class SinglePrecision(float):
     """A value of a column of single or half precision."""
 
 
-@dataclass(frozen=True)
-class NameRule:
-    """One version of the rule."""
-
-    version: Literal["nfkc-strip/1", "nfkc-number/2"] = "nfkc-number/2"
-
-    def text(self, value: Cell) -> str | None:
-        """Returns the canonical spelling of a value; None if it is not a valid name."""
-        value = _plain(value)
-        if self.version == "nfkc-strip/1":
-            return canonical_text(value)
-        return None if value is None else _number_text(value)
-
-    def problem(self, value: Cell) -> str:
-        """Returns the reason why a value for which `text` is None is not a user ID."""
-        value = _plain(value)
-        if self.version == "nfkc-strip/1":
-            return MISSING
-        if isinstance(value, bytes) and not _is_utf8(value):
-            return NOT_TEXT
-        number = isinstance(value, float) and not math.isnan(value)
-        return INEXACT if number or canonical_text(value) else MISSING
-
-    def folds(self, value: Cell) -> bool:
-        """Returns whether a value is a whole number written as a decimal."""
-        value = _plain(value)
-        if isinstance(value, float | Decimal):
-            return True
-        text = canonical_text(value) if isinstance(value, str | bytes) else None
-        return text is not None and _WHOLE.fullmatch(text) is not None
+RULE = "nfkc-number/2"
+"""Name of the rule, which the terms of a policy hold."""
 
 
-CURRENT = NameRule()
-"""Rule of new policies, public data and filters."""
+def name_text(value: Cell) -> str | None:
+    """Returns the canonical spelling of a value; None if it is not a valid name."""
+    value = _plain(value)
+    return None if value is None else _number_text(value)
 
 
-def rule_named(identifiers: str) -> NameRule:
-    """Returns the rule that the terms of a policy name first in `identifiers`.
+def name_problem(value: Cell) -> str:
+    """Returns the reason why a value for which `name_text` is None is not a user ID."""
+    value = _plain(value)
+    if isinstance(value, bytes) and not _is_utf8(value):
+        return NOT_TEXT
+    number = isinstance(value, float) and not math.isnan(value)
+    return INEXACT if number or canonical_text(value) else MISSING
 
-    Raises:
-      LedgerError: this version of the package does not support the rule.
-    """
-    version = identifiers.partition(";")[0]
-    for known in (NameRule("nfkc-strip/1"), CURRENT):
-        if known.version == version:
-            return known
-    raise LedgerError(
-        f"The policy identifies users by the rule {version!r}, which this version of fedemb "
-        "does not support. Use the version that the policy started with, or a later one."
-    )
+
+def is_whole_decimal(value: Cell) -> bool:
+    """Returns whether a value is a whole number written as a decimal."""
+    value = _plain(value)
+    if isinstance(value, float | Decimal):
+        return True
+    text = canonical_text(value) if isinstance(value, str | bytes) else None
+    return text is not None and _WHOLE.fullmatch(text) is not None
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -147,7 +116,7 @@ def _number_text(value: Hashable) -> str | None:
 
 
 def canonical_text(value: Cell) -> str | None:
-    r"""Returns the spelling of a value by `nfkc-strip/1`, used for file names and old policies.
+    r"""Returns the spelling of a value as text, used for file names.
 
     >>> canonical_text("  Ada\u00a0Lo\u0308we "), canonical_text(7.0), canonical_text("")
     ('Ada Löwe', '7', None)

@@ -24,7 +24,7 @@ from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part, path_values
 from fedemb.data.formats.tfrecord_files import iter_tfrecord
 from fedemb.data.formats.webdataset_files import iter_samples
-from fedemb.data.identity import CURRENT, Cell, SinglePrecision
+from fedemb.data.identity import Cell, SinglePrecision, name_text
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.records import example_values
 from fedemb.data.source_parts import check_parquet, csv_image_root, find_parts, split_part
@@ -92,7 +92,7 @@ def named_labels(source: SourceConfig, batch: Batch) -> Batch:
     if not names or column is None or column not in batch.columns:
         return batch
     known = {str(number): name for number, name in enumerate(names)}
-    labels = [known.get(CURRENT.text(value) or "") for value in batch.columns[column]]
+    labels = [known.get(name_text(value) or "") for value in batch.columns[column]]
     return Batch(batch.images, {**batch.columns, column: labels})
 
 
@@ -100,8 +100,8 @@ def apply_where(source: SourceConfig, batch: Batch) -> Batch:
     """Returns the rows that match the filter `where`, and all bad records."""
     keep = np.ones(len(batch), bool)
     for column, values in source.where.items():
-        allowed = {CURRENT.text(value) for value in values}
-        keep &= [CURRENT.text(value) in allowed for value in batch.columns[column]]
+        allowed = {name_text(value) for value in values}
+        keep &= [name_text(value) in allowed for value in batch.columns[column]]
     keep |= [isinstance(image, BadRecord) for image in batch.images]
     if keep.all():
         return batch
@@ -367,7 +367,7 @@ def _decoded(
 
     def decode(row: tuple[Cell, Cell]) -> tuple[np.ndarray, str] | None:
         try:
-            name = "any" if any_class else CURRENT.text(row[1])
+            name = "any" if any_class else name_text(row[1])
             data = files.read(row[0]) if files else row[0]
             return (reader.read(data), name) if name else None
         except BadImageError:

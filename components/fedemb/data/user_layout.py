@@ -1,6 +1,6 @@
 """Layout of a folder of users: file names and sizes shared by writers and readers.
 
-    manifest.json                       schema `fedemb/user_store/2`, private counts, digests
+    manifest.json                       schema `fedemb/user_store/1`, private counts, digests
     users-00000-of-00004.arrayrecord    user records, sorted by user key over all shards
     users-00000-of-00004.parquet        user_key, images: one line per record of the shard
     groups-00003-00000-of-00062.arrow   `users/` only: a range of the groups of grouping 3
@@ -16,8 +16,8 @@ from typing import NotRequired, TypedDict, cast
 
 from fedemb.foundation.json_files import read_json
 
-STORE_SCHEMA = "fedemb/user_store/2"
-GROUPS_SCHEMA = "fedemb/groups/2"
+STORE_SCHEMA = "fedemb/user_store/1"
+GROUPS_SCHEMA = "fedemb/groups/1"
 WRITER_OPTIONS = "group_size:1,uncompressed"
 """One record per chunk for random reads; PNGs cannot be compressed further."""
 GROUPS_PER_FILE = 1 << 14

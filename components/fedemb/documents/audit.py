@@ -5,12 +5,12 @@ The report stores figures only; pass or fail and findings are computed from them
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedemb.config.policy import Unit
 from fedemb.documents.fields import Count, Interval, Name, Rate, Sha
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
-from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.document import Document, Part
 
 MOST_ALARMS = 7
 """Maximum false alarms in 40 nulls with 95 % intervals: 2 on average, above 7 in under 0.2 %."""
@@ -86,7 +86,6 @@ class AuditReport(Document):
     """Written by audit_privacy."""
 
     kind: ClassVar[str] = "audit_report"
-    newest: ClassVar[int] = 4
     role: ClassVar[str | None] = "audit"
 
     run_id: Name
@@ -103,13 +102,13 @@ class AuditReport(Document):
     """Lower bound on epsilon; None: not measured at this level."""
     split_by_value: bool
     """Whether held-out users are from another population."""
-    unit: Annotated[Unit, Since(2, before="user")]
+    unit: Unit
     """Unit whose membership is attacked."""
     users_at_most: Count
     bootstrap_samples: Count
     measured: AttackFigures | None
     """Figures; None: private, too few users on one side, or model outputs that are not finite."""
-    mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
+    mechanism: MechanismAudit | None
     """Audit of the mechanism by the trainer; None at level `monitoring`."""
-    independence: Annotated[Independence | None, Since(3, before=None)]
+    independence: Independence | None
     """The trainer's comparison of noise and coins of the rounds."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import model_validator
 
 from fedemb.config.policy import Unit
 from fedemb.documents.fields import Code, Count, Interval, Name, Sha, Share, Spread, SubgroupName
 from fedemb.documents.starts import OverStarts
-from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.document import Document, Part
 
 
 class Classified(Part):
@@ -21,7 +21,7 @@ class Classified(Part):
     log_loss: Interval
     calibration_error: Share
     """Mean gap between confidence and accuracy, over 15 equal bins of confidence (ECE)."""
-    calibration_interval: Annotated[Spread | None, Since(4, before=None)]
+    calibration_interval: Spread | None
     """95 % interval of the draws, corrected for chance. Chance adds a gap in every bin, so that a
     calibrated model has an error above 0 and its draws are even larger. Near 0 the interval is too
     short."""
@@ -67,7 +67,7 @@ class ClassifiedPart(Part):
     images: Count
     units: Count
     top_1: Interval
-    compared: Annotated[list[ComparedPart], Since(4, before=[])]
+    compared: list[ComparedPart]
     """Other models, except those that ignore the images."""
 
 
@@ -119,7 +119,6 @@ class ClassifierReport(Document, OverStarts):
     """Written by evaluate_classifier."""
 
     kind: ClassVar[str] = "classifier_report"
-    newest: ClassVar[int] = 5
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name
@@ -138,16 +137,16 @@ class ClassifierReport(Document, OverStarts):
     public_backbone: ComparedClassifier | None
     """Public backbone from which private training started."""
     untrained: ComparedClassifier | None
-    most_frequent: Annotated[ComparedClassifier | None, Since(2, before=None)]
+    most_frequent: ComparedClassifier | None
     """Baseline that predicts, for each image, the shares of the classes among these images."""
     centralized: ComparedClassifier | None
     """Model trained without privacy; simulations only."""
     previous_release: ComparedClassifier | None
-    averages: Annotated[MeasuredAverages | None, Since(3, before=None)]
+    averages: MeasuredAverages | None
     """Other averages; None: only the released average was kept, or nothing was measured."""
-    reliability: Annotated[list[ReliabilityBin] | None, Since(5, before=None)]
+    reliability: list[ReliabilityBin] | None
     """Confidence against accuracy; bins of too few units are left out. None: nothing measured."""
-    confusion: Annotated[Confusion | None, Since(5, before=None)]
+    confusion: Confusion | None
     """None: nothing was measured, or there are more than 30 classes."""
     by_class: ClassifiedParts | None
     by_group: ClassifiedParts | None

@@ -9,18 +9,15 @@ Specification: docs/explanation/ledger.md#rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    SerializationInfo,
     SerializeAsAny,
     StringConstraints,
     WithJsonSchema,
-    field_serializer,
     field_validator,
 )
 from pydantic_core.core_schema import ValidationInfo
@@ -170,8 +167,6 @@ BODIES: dict[str, type[Part]] = {
     "release": ReleaseRecord,
 }
 """Kind of record -> type of its content."""
-_FORMER_KINDS = {"look": "evaluation"}
-"""Kind of record in version 1 -> its name since version 2."""
 
 
 class LedgerRecord(Document):
@@ -179,7 +174,6 @@ class LedgerRecord(Document):
 
     model_config = ConfigDict(serialize_by_alias=True)
     kind: ClassVar[str] = "ledger_record"
-    newest: ClassVar[int] = 2
     compact: ClassVar[bool] = True
 
     policy_id: Name
@@ -195,32 +189,13 @@ class LedgerRecord(Document):
     actor: Name
     body: Annotated[SerializeAsAny[Part], WithJsonSchema({"type": "object"})]
 
-    @field_validator("act", mode="before")
-    @classmethod
-    def _read_former_kind(cls, value: object, info: ValidationInfo) -> object:
-        if not _is_version_1(info.context):
-            return value
-        if value in _FORMER_KINDS.values():
-            raise ValueError(f"act {value!r} needs record version 2. Set version to 2.")
-        return _FORMER_KINDS.get(value, value) if isinstance(value, str) else value
-
-    @field_serializer("act")
-    def _write_former_kind(self, act: str, info: SerializationInfo) -> str:
-        if not _is_version_1(info.context):
-            return act
-        return next((old for old, new in _FORMER_KINDS.items() if new == act), act)
-
     @field_validator("body", mode="plain")
     @classmethod
     def _of_its_kind(cls, value: object, info: ValidationInfo) -> Part:
         body = BODIES.get(info.data.get("act", ""))
         if body is None:
             raise ValueError("unknown kind of record; this version may be too old")
-        return body.model_validate(value, context=info.context)
-
-
-def _is_version_1(context: Mapping[str, object] | None) -> bool:
-    return context is not None and context["version"] == 1
+        return body.model_validate(value)
 
 
 class LedgerHead(Document):

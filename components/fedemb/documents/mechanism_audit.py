@@ -7,10 +7,10 @@ data. Canary figures depend only on keys and plan, and are reported in full.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from fedemb.documents.fields import Code, Count
-from fedemb.foundation.document import Part, Renamed
+from fedemb.foundation.document import Part
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -48,10 +48,6 @@ class Replay(Part):
     rounds: Count
     failed: list[Code]
     """Codes of failed checks."""
-
-
-_CANARIES = {"audit_report": 4, "model": 4, "privacy_report": 6}
-"""Document -> version since which the canaries' figures have their name."""
 
 
 class CanaryFigures(Part):
@@ -142,7 +138,7 @@ class MechanismAudit(Part):
     receipts: Receipts
     fold: Fold
     replay: Replay
-    canaries: Annotated[CanaryFigures | None, Renamed(_CANARIES, before="witness")]
+    canaries: CanaryFigures | None
     """Canary results; None: the mechanism's rounds share their noise."""
     lower_bounds: LowerBounds | None
 

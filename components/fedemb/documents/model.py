@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from fedemb.documents.fields import AnyJson, Count, Name, Sha, Share, Tensor
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
-from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.document import Document, Part
 
 
 class PublicTraining(Part):
@@ -21,7 +21,6 @@ class Pretrained(Document):
     """`pretrained.json`, written by pretrain_public beside `backbone.keras`."""
 
     kind: ClassVar[str] = "pretrained"
-    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "pretrain"
 
     pretraining_kind: Name
@@ -33,10 +32,10 @@ class Pretrained(Document):
     classes: Count
     final_loss: float | None
     seed: int
-    trainings: Annotated[list[PublicTraining], Since(2, before=[])]
+    trainings: list[PublicTraining]
     """Trainings with `pretraining.doublings`, in order; the one with the highest recall was
     kept."""
-    constant_images: Annotated[Count, Since(3, before=0)]
+    constant_images: Count
     """Public images that the constants of an imported backbone's features were computed from."""
 
 
@@ -44,7 +43,6 @@ class ModelCard(Document):
     """`model.json`, written by train_dp_fedemb beside `backbone.keras`."""
 
     kind: ClassVar[str] = "model"
-    newest: ClassVar[int] = 5
     role: ClassVar[str | None] = "trainer"
 
     run_id: Name
@@ -61,11 +59,11 @@ class ModelCard(Document):
     backbone: Name
     embedding_dim: Count
     tensors: list[Tensor]
-    mechanism_audit: Annotated[MechanismAudit | None, Since(2, before=None)]
+    mechanism_audit: MechanismAudit | None
     """Audit of the mechanism; None: the run has no noise, or the trainer has not audited it yet."""
-    independence: Annotated[Independence | None, Since(3, before=None)]
-    """Comparison of noise and coins; None: as above, or an older trainer did not compare them."""
-    recipe: Annotated[Name | None, Since(5, before=None)]
+    independence: Independence | None
+    """Comparison of noise and coins; None: as above."""
+    recipe: Name | None
     """Recipe of the best trial of a private search; None: the run is not a search."""
 
 
@@ -111,13 +109,12 @@ class RoundHead(Document):
     """Head of a round's record in the trainer's working state."""
 
     kind: ClassVar[str] = "round"
-    newest: ClassVar[int] = 2
 
     inputs_sha: Sha
     public: RoundLine
     mechanism_state: AnyJson
     """`Mechanism.round_state()` after the round; in version 1 with the tags of all rounds."""
-    tags_sha: Annotated[Sha | None, Since(2, before=None)]
+    tags_sha: Sha | None
     """`TagChain.sha` after the round; None: rounds are independent."""
     mean_sha: Sha
     """SHA-256 of the bytes after the head: the noised mean, or no bytes."""

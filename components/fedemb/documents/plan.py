@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedemb.documents.fields import (
     AnyJson,
@@ -16,7 +16,7 @@ from fedemb.documents.fields import (
     Purpose,
     Sha,
 )
-from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.document import Document, Part
 from fedemb.foundation.runtime_env import Backend
 
 
@@ -37,14 +37,13 @@ class PrivacyPlan(Document):
     """Written by plan_privacy; read with `plan_document`, which compares it with the config."""
 
     kind: ClassVar[str] = "privacy_plan"
-    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "plan"
 
     config_sha: Sha
     purpose: Purpose
     plan: AnyJson
     """`MechanismPlan.to_json()`."""
-    backend: Annotated[Backend, Since(2, before="tensorflow")]
+    backend: Backend
     event: AnyJson
     relation: Name
     guarantee: Guarantee

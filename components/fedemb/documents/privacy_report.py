@@ -7,7 +7,7 @@ is displayed by code; `reports.privacy_report_words` contains the text.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedemb.documents.audit import SelfTest
 from fedemb.documents.fields import (
@@ -30,7 +30,7 @@ from fedemb.documents.fields import (
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.documents.users import Commitments
 from fedemb.documents.utility import Recall, SpaceId
-from fedemb.foundation.document import Document, Part, Renamed, Since
+from fedemb.foundation.document import Document, Part
 from fedemb.foundation.runtime_env import Backend
 
 
@@ -59,7 +59,7 @@ class Unit(Part):
     multi_owner: Literal["not_covered"]
     population_lower_bound: Count
     exclusions: list[Code]
-    held_out_share: Annotated[Share | None, Since(2, before=None)]
+    held_out_share: Share | None
     """Expected share of held-out users; None: users with the configured values are held out."""
 
 
@@ -120,9 +120,9 @@ class MechanismFacts(Part):
     clip: Clip
     noise_multiplier: float
     noise: Noise
-    normalizer: Annotated[Normalizer, Renamed({"privacy_report": 7}, before="normaliser")]
+    normalizer: Normalizer
     matrix: Matrix | None
-    backend: Annotated[Backend, Since(3, before="tensorflow")]
+    backend: Backend
 
 
 class Accounting(Part):
@@ -195,9 +195,9 @@ class Tuning(Part):
     data: Code
     trials: Count
     other_runs_before: Count
-    simulations_before: Annotated[Count, Since(2, before=0)]
+    simulations_before: Count
     """Number of simulations on the same users before this run, which were not charged."""
-    search: Annotated[PrivateSearch | None, Since(9, before=None)]
+    search: PrivateSearch | None
 
 
 class EvaluationData(Part):
@@ -224,8 +224,8 @@ class Audited(Part):
     code_sha: Sha
     figures: Literal["open", "private"]
     lower_bound: float | None
-    mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
-    independence: Annotated[Independence | None, Since(5, before=None)]
+    mechanism: MechanismAudit | None
+    independence: Independence | None
     self_test: SelfTest
 
 
@@ -277,12 +277,12 @@ class ReleaseTerms(Part):
     min_gain_over_public: float | None
     """Floor of the gain; None: no floor."""
     no_worse_than: Literal["previous_release"] | None
-    name: Annotated[Name | None, Since(5, before=None)]
+    name: Name | None
     """Name of the release. Approvers sign the report, and with it name and version."""
-    version: Annotated[Name | None, Since(5, before=None)]
-    train_despite_noise_sha: Annotated[Sha | None, Since(6, before=None)]
+    version: Name | None
+    train_despite_noise_sha: Sha | None
     """SHA-256 of the reason to train despite the noise; None: the noise needed no reason."""
-    approval_hours: Annotated[float | None, Since(8, before=None)]
+    approval_hours: float | None
     """Hours after `time` of the report within which approvals count; None: no deadline."""
 
 
@@ -290,7 +290,6 @@ class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 9
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose
@@ -313,7 +312,7 @@ class PrivacyReport(Document):
     assumptions: list[Code]
     limitations: list[Code]
     waivers: list[Waived]
-    release: Annotated[ReleaseTerms | None, Since(4, before=None)]
+    release: ReleaseTerms | None
     provenance: Provenance
 
     @property

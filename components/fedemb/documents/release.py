@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from fedemb.documents.fields import Address, Count, Name, Sha
-from fedemb.foundation.document import Document, Since
+from fedemb.foundation.document import Document
 
 
 class BundleManifest(Document):
     """`manifest.json`: digest of every file of a bundle, except the signature files."""
 
     kind: ClassVar[str] = "bundle"
-    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "release"
 
     name: Name
     version: Name
     files: dict[Name, Sha]
-    sizes: Annotated[dict[Name, Count] | None, Since(2, before=None)]
+    sizes: dict[Name, Count] | None
     """File name -> size in bytes; readers read at most this number of bytes."""
 
 

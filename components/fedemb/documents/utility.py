@@ -11,7 +11,7 @@ from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.fields import Count, Depth, Interval, Name, Rate, Sha, SubgroupName
 from fedemb.documents.starts import OverStarts
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.document import Document, Part
 
 SpaceId = Annotated[str, StringConstraints(pattern=r"^es-[0-9a-f]{20}$")]
 
@@ -47,8 +47,8 @@ class Retrieved(Part):
     mean_average_precision: Interval
     nearest_neighbour: Interval
     queries: Count
-    identities_with_match: Annotated[Count | None, Since(3, before=None)]
-    """Number of identities with at least two images; None: not counted by older reports."""
+    identities_with_match: Count | None
+    """Number of identities with at least two images; None: not counted."""
 
 
 class Figures(Part):
@@ -129,7 +129,6 @@ class UtilityReport(Document, OverStarts):
     """Written by evaluate_embeddings."""
 
     kind: ClassVar[str] = "utility_report"
-    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name
@@ -148,7 +147,7 @@ class UtilityReport(Document, OverStarts):
     roc: Roc
     public_backbone: Compared | None
     """Public backbone from which private training started."""
-    frozen_features: Annotated[Compared | None, Since(2, before=None)]
+    frozen_features: Compared | None
     """Features below the projection, compared as if they were the embedding."""
     untrained: Compared | None
     raw_pixels: Compared | None

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import StringConstraints, model_validator
 
 from fedemb.documents.fields import Code, Count, Name, Sha
-from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.document import Document, Part
 
 Line = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """One line of text, shown unchanged."""
@@ -57,7 +57,6 @@ class VerdictDocument(Document):
     """Written by gate_release, whose log and page contain the text of the reasons."""
 
     kind: ClassVar[str] = "verdict"
-    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "gate"
 
     allow: bool
@@ -69,16 +68,16 @@ class VerdictDocument(Document):
     model_sha: Sha | None
     """SHA-256 of the model; None if a denied model could not be read."""
     report_sha: Sha | None
-    name: Annotated[Name | None, Since(2, before=None)]
+    name: Name | None
     """Name under which the model may be released; None if denied because it could not be read."""
-    version: Annotated[Name | None, Since(2, before=None)]
-    checks: Annotated[list[RuleOutcome], Since(2, before=[])]
+    version: Name | None
+    checks: list[RuleOutcome]
     """Outcome of each rule, in the order of evaluation; empty in a simulation."""
-    waivers: Annotated[list[AppliedWaiver], Since(2, before=[])]
-    approvals: Annotated[list[GivenApproval], Since(2, before=[])]
-    approvals_needed: Annotated[Count | None, Since(2, before=None)]
+    waivers: list[AppliedWaiver]
+    approvals: list[GivenApproval]
+    approvals_needed: Count | None
     """Number of approvals that the policy requires; None: the ledger could not be read."""
-    ledger_sequence: Annotated[Count | None, Since(2, before=None)]
+    ledger_sequence: Count | None
     """Last ledger record that the gate read; None: the ledger could not be read."""
 
     @model_validator(mode="after")

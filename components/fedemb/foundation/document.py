@@ -1,20 +1,9 @@
-"""Model of all documents that are signed or read back: strict, versioned and extensible.
+"""Model of all documents that are signed or read back.
 
-A document is a class with a `kind` and a newest version. In a file it is the JSON object
-`{"schema": "fedemb/<kind>/<version>", **fields, "signature": ...}`. Reading refuses an unknown
-kind, version or field, a missing field, a number that is not finite, a repeated key, another
+A document is a class with a `kind`. In a file it is the JSON object
+`{"schema": "fedemb/<kind>/1", **fields, "signature": ...}`. Reading refuses another schema, an
+unknown field, a missing field, a number that is not finite, a repeated key, another
 spelling of the same content, and content above the size limits.
-
-A later version can add a field, and files of older versions stay readable:
-
-    class UtilityReport(Document):
-        kind: ClassVar[str] = "utility_report"
-        newest: ClassVar[int] = 2
-        images_per_second: Annotated[float | None, Since(2, before=None)]
-
-A file of version 1 must not have the field and is read with the value `before`. A file of version 2
-must have it. A field is never removed and never changes its meaning. `Renamed` marks a field that
-had another name in older versions.
 """
 
 from __future__ import annotations
@@ -25,21 +14,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import ClassVar, Generic, Self, TypeAlias, TypeVar, Unpack
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    SerializationInfo,
     ValidationError,
-    ValidationInfo,
-    model_serializer,
-    model_validator,
 )
-from pydantic_core.core_schema import SerializerFunctionWrapHandler
 from typing_extensions import override
 
-from fedemb.errors import ArtifactError, LaterVersion
+from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import (
     Json,
     JsonObject,
@@ -52,44 +36,6 @@ from fedemb.foundation.files import write_bytes
 
 _LONGEST_SIGNATURE = 256
 """Maximum characters of a field of a signature."""
-_SCHEMA = re.compile(r"fedemb/([a-z_]{1,40})/([1-9][0-9]{0,3})")
-
-
-@dataclass(frozen=True)
-class Since:
-    """Annotation of a field that was added in a version of the document."""
-
-    version: int
-    before: Json
-    """Value of the field in older documents, as JSON."""
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """Annotation of a field that had another name before a version of the document."""
-
-    since: Mapping[str, int]
-    """Kind of document -> version that introduced the new name, for a part of several documents."""
-    before: str
-    """Name of the field in older documents."""
-
-
-class _Context(TypedDict):
-    """Document that a part is read from or written to."""
-
-    kind: str
-    version: int
-
-
-@functools.cache
-def _late_fields(part: type[Part], kind: str, version: int) -> dict[str, Since | Renamed]:
-    return {
-        name: mark
-        for name, field in part.model_fields.items()
-        for mark in field.metadata
-        if (isinstance(mark, Since) and mark.version > version)
-        or (isinstance(mark, Renamed) and mark.since[kind] > version)
-    }
 
 
 class Part(BaseModel):
@@ -100,69 +46,36 @@ class Part(BaseModel):
     @classmethod
     @override
     def __pydantic_init_subclass__(cls, **kwargs: Unpack[ConfigDict]) -> None:
-        """Refuses optional fields, which would change versions that were written without them."""
+        """Refuses optional fields: a document without one would be read as another."""
         optional = [name for name, field in cls.model_fields.items() if not field.is_required()]
         if optional:
             raise TypeError(
                 f"{cls.__name__}.{optional[0]} has a default, and every field of a document is "
-                "written; mark a new field with Since and raise `newest`"
+                "written; remove the default"
             )
-
-    @classmethod
-    def _late(cls, context: _Context | None) -> dict[str, Since | Renamed]:
-        """Returns the fields that the file's version lacks or has under another name."""
-        return _late_fields(cls, context["kind"], context["version"]) if context else {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_older(cls, value: object, info: ValidationInfo[_Context | None]) -> object:
-        late = cls._late(info.context)
-        if not late or not isinstance(value, dict):
-            return value
-        fields = cast("dict[str, object]", value)
-        if late.keys() & fields.keys():
-            raise ValueError("a field of a later version")
-        fields = dict(fields)
-        for name, mark in late.items():
-            if isinstance(mark, Since):
-                fields[name] = mark.before
-            elif mark.before in fields:
-                fields[name] = fields.pop(mark.before)
-        return fields
-
-    @model_serializer(mode="wrap")
-    def _write_older(
-        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo[_Context | None]
-    ) -> dict[str, object]:
-        fields = handler(self)
-        late = self._late(info.context)
-        for name, mark in late.items():
-            value = fields.pop(name)
-            if isinstance(mark, Renamed):
-                fields[mark.before] = value
-        return fields
 
 
 class Document(Part):
     """A document of one kind."""
 
     kind: ClassVar[str]
-    newest: ClassVar[int] = 1
-    """Version that is written; all earlier versions can be read."""
     compact: ClassVar[bool] = False
     """Whether the document is written as one line of canonical JSON instead of indented."""
     role: ClassVar[str | None] = None
     """Role whose key signs the document; None: only one step writes and reads it, unsigned."""
 
-    def content(self, version: int | None = None) -> JsonObject:
+    @classmethod
+    def schema_name(cls) -> str:
+        """Returns the value of `schema` in the document's file."""
+        return f"fedemb/{cls.kind}/1"
+
+    def content(self) -> JsonObject:
         """Returns the JSON object without its signature, which is the signed content."""
-        number = version or self.newest
-        fields = self.model_dump(mode="json", context={"kind": self.kind, "version": number})
-        return {"schema": f"fedemb/{self.kind}/{number}", **fields}
+        return {"schema": self.schema_name(), **self.model_dump(mode="json")}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, object]) -> Self:
-        """Returns a document of the newest version from JSON fields.
+        """Returns a document from JSON fields.
 
         Raises:
           ArtifactError: a field is missing, unknown or malformed; the message names the field.
@@ -187,7 +100,6 @@ class Written(Generic[D_co]):
     """A document as stored in a file: content, signature and exact bytes."""
 
     body: D_co
-    version: int
     signature: Mapping[str, str] | None
     data: bytes
 
@@ -199,7 +111,7 @@ class Written(Generic[D_co]):
     @functools.cached_property
     def content(self) -> JsonObject:
         """Returns the content that the signature covers."""
-        return self.body.content(self.version)
+        return self.body.content()
 
     @functools.cached_property
     def _canonical(self) -> tuple[bytes, bytes]:
@@ -261,7 +173,7 @@ def written(document: D, signature: Mapping[str, str] | None = None) -> Written[
     content = document.content()
     whole = content if signature is None else _signed(content, signature)
     data = encode(whole, compact=document.compact)
-    return Written(document, document.newest, signature, data)
+    return Written(document, signature, data)
 
 
 def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> Written[D]:
@@ -274,38 +186,26 @@ def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> W
       exact: False skips the comparison of the bytes with those of `written`; the caller must check.
 
     Raises:
-      LaterVersion: a later version of the package wrote the document.
-      ArtifactError: the document has another kind, an unknown or missing field, or bytes
+      ArtifactError: the document has another schema, an unknown or missing field, or bytes
         that are not canonical (blanks, repeated keys, another spelling of a number).
     """
     what = f"the {expected.kind} document {name}"
     fields = json_object(data, what)
     schema = fields.pop("schema", None)
-    found = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
-    wrong = (
-        f"{what} has schema {str(schema)[:60]!r}, expected fedemb/{expected.kind}/1 to "
-        f"{expected.newest}"
-    )
-    if found is None or found[1] != expected.kind:
+    if schema != expected.schema_name():
         raise ArtifactError(
-            f"{wrong}; run the step that writes it with this version of the package"
-        )
-    if int(found[2]) > expected.newest:
-        raise LaterVersion(
-            f"{wrong}; read it with the version of fedemb that wrote it or a later one, or run the "
+            f"{what} has schema {str(schema)[:60]!r}, expected {expected.schema_name()}; run the "
             "step that writes it with this version of the package"
         )
-    version = int(found[2])
     signature = _signature(fields.pop("signature", None), what)
     try:
-        context = {"kind": expected.kind, "version": version}
-        body = expected.model_validate(fields, context=context)
+        body = expected.model_validate(fields)
     except ValidationError as error:
         raise ArtifactError(
             f"{problem_of(error)} of {what} is unknown, missing or not of its form; run its step "
             "again with this version"
         ) from error
-    result = Written(body, version, signature, data)
+    result = Written(body, signature, data)
     if exact and not result.is_exact:
         raise ArtifactError(f"{what} was changed after it was written; run its step again")
     return result

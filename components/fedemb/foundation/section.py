@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    model_serializer,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -56,18 +50,10 @@ Address = Annotated[str, AfterValidator(_without_credentials)]
 configuration would then contain."""
 
 
-_AS_WRITTEN = "as_written"
-"""Key of the validation context: settings missing in the file are not written out."""
-
-
 class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, no NaN or infinity.
 
-    All settings are written out, including defaults. A setting that an older version did not have
-    is read as its default, and is omitted when the section is written again. So the digest that a
-    reservation binds stays the same when a later version adds a setting. The default of a new
-    setting must be the previous behaviour and must never change. (The settings of a mechanism are
-    also in its plan, which has a separate version.)
+    All settings are written out, including defaults, so that a digest covers them.
     """
 
     model_config = ConfigDict(
@@ -77,56 +63,3 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         hide_input_in_errors=True,  # an address may hold a password
     )
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Former name -> name of a setting. Files with the former name stay readable. A section that a
-    run wrote keeps the former name, so that its digest stays the same."""
-
-    @classmethod
-    def as_written(cls, tree: object) -> Self:
-        """Returns the section that a run wrote, possibly with an older version.
-
-        Args:
-          tree: JSON of a complete section, not the partial settings of a user's file.
-
-        Raises:
-          pydantic.ValidationError: the JSON is not a valid section.
-        """
-        return cls.model_validate(tree, context={_AS_WRITTEN: True})
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _complete(
-        cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
-    ) -> Self:
-        former = cls._former_names(value)
-        section = handler(_with_current_names(value, former) if former else value)
-        context = cast("Mapping[str, bool] | None", info.context)
-        if context and context.get(_AS_WRITTEN):
-            section.model_fields_set.difference_update(former.values())
-            section.model_fields_set.update(former)
-        elif section is not value:  # an existing section that is passed through stays as read
-            section.model_fields_set.update(cls.model_fields)
-        return section
-
-    @classmethod
-    def _former_names(cls, value: Any) -> dict[str, str]:
-        return {
-            old: new for old, new in cls.renamed.items() if isinstance(value, dict) and old in value
-        }
-
-    @model_serializer(mode="wrap")
-    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        known, written = self.model_fields_set, handler(self)
-        former = {old: written[new] for old, new in self.renamed.items() if old in known}
-        return {**{name: value for name, value in written.items() if name in known}, **former}
-
-
-def _with_current_names(value: Any, former: Mapping[str, str]) -> dict[str, Any]:
-    fields = dict(cast("dict[str, Any]", value))
-    for old, new in former.items():
-        setting = fields.pop(old)
-        if setting is not None and fields.get(new, setting) not in (None, setting):
-            raise ValueError(f"{old} is the former name of {new}; set only {new}")
-        fields[new] = fields.get(new) if setting is None else setting
-    return fields

@@ -178,7 +178,7 @@ def _mechanism_evidence(case: Case) -> Iterator[Reason]:
             "train with this version, or create a policy with audit_level: monitoring",
         )
     compared = audit.independence
-    if audit.mechanism is not None and compared is None and case.evidence.audit.version > 2:
+    if audit.mechanism is not None and compared is None:
         yield Reason(
             "independence_missing",
             "the trainer did not compare the noise and the coins of the rounds",
@@ -346,7 +346,7 @@ def rebuilt(case: Case) -> Iterator[Reason]:
         table = [row.model_dump(mode="json") for row in case.report.cumulative.blocks]
         cumulative = built.cumulative.model_copy(update={"block_table_sha": json_digest(table)})
         built = built.model_copy(update={"accounting": accounting, "cumulative": cumulative})
-    expected = built.content(case.signed.version)
+    expected = built.content()
     for path in differences(expected, case.signed.content, tolerance=tolerance):
         yield Reason(
             "report_differs",

@@ -44,13 +44,11 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "unit": (utility.unit, config.policy.unit),
             "classes": (utility.classes, len(config.model.classes)),
         }
-        if utility.measured and case.evidence.utility.version > 2:  # not measured before
+        if utility.measured:
             server = case.trained_config.training.server
             kept = (server.ema_decay, *server.other_ema_decays) if server.other_ema_decays else ()
             wanted["averages"] = (utility.decays, kept)
-    if case.same_environment:
-        wanted["version"] = (case.evidence.utility.version, utility.newest)
-    if utility.measured and case.evidence.utility.version > 1:  # older reports lack some of them
+    if utility.measured:
         wanted["starts"] = (set(utility.measured_starts), set(starts_of(config)))
     for name, (found, expected) in wanted.items():
         if found != expected:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypedDict, TypeVar
 
 from fedemb.documents.ledger_record import LedgerRecord
-from fedemb.errors import ArtifactError, LaterVersion, LedgerError
+from fedemb.errors import ArtifactError, LedgerError
 from fedemb.foundation.canonical_json import ToJson, canonical_json
 from fedemb.foundation.document import Part, Written, parse, written
 from fedemb.keys.signatures import Signer
@@ -166,14 +166,10 @@ def decode_record(data: bytes, name: str, *, canonical: bool = True) -> Record:
       canonical: False skips the check for canonical encoding; the hash chain covers it.
 
     Raises:
-      LedgerError: not a canonical record, or of a later version.
+      LedgerError: not a canonical record.
     """
     try:
         document = parse(data, LedgerRecord, name, exact=canonical)
-    except LaterVersion as error:
-        raise LedgerError(
-            f"a later version of fedemb wrote ledger record {name}; use that version or a later one"
-        ) from error
     except (ArtifactError, RecursionError) as error:
         problem = str(error).partition(";")[0]
         raise LedgerError(

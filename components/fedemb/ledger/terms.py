@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypedDict, cast
 
 from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig, SourceConfig
 from fedemb.config.policy import Unit
-from fedemb.data.identity import CURRENT, rule_named
+from fedemb.data.identity import RULE
 from fedemb.documents.fields import Purpose
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import Json, JsonObject, json_digest
@@ -28,12 +28,6 @@ _SETTINGS = {
     "identifiers": "the rule of ids (of images without a user column: data.source.format)",
 }
 """Configuration field of a term; every other term is `policy.<name>`."""
-
-
-_LATER = {"covers_change_own_data": False, "rollback_anchor_sha": "", "trust_sha": ""}
-"""Values of these terms in policies created before the terms existed."""
-_FORMER = {"witness_sha": "rollback_anchor_sha"}
-"""Name of a term in older policies -> its name."""
 _SHA = re.compile(r"([0-9a-f]{64})?")
 
 
@@ -96,7 +90,7 @@ class PolicyTerms:
     approvals: int = 0
     """Number of people who must approve a release."""
     series: PlannedSeries | None = None
-    identifiers: str = f"{CURRENT.version};hmac-sha256/1;cohort-bucket/1"
+    identifiers: str = f"{RULE};hmac-sha256/1;cohort-bucket/1"
     """Versions of the id rule, the user hash and the block rule. A policy keeps its first id rule,
     see `fedemb.data.identity`; a change of the other two needs another policy. If images are units
     and identified by name, `identifiers_of` adds that."""
@@ -123,10 +117,7 @@ class PolicyTerms:
           LedgerError: a field is unknown, missing, of another type or out of bounds.
         """
         try:
-            named = {_FORMER.get(name, name): value for name, value in body.items()}
-            if len(named) < len(body):
-                raise ValueError("a term is listed twice")
-            values = _typed(cls, {**_LATER, **named})
+            values = _typed(cls, body)
             plan = cast("JsonObject", values.pop("series"))
             users = UserTerms(**_typed(UserTerms, values.pop("users")))
             series = PlannedSeries(**_typed(PlannedSeries, plan)) if plan else None
@@ -155,7 +146,6 @@ class PolicyTerms:
     def differences(self, asked: Self) -> list[str]:
         """Returns the differences from the requested terms, by configuration field."""
         ours, theirs = _flat(self), _flat(asked)
-        theirs["identifiers"] = _by_rule_of(self.identifiers, asked.identifiers)
         free = {"trust_sha"} if self.rollback_anchor_sha else {"trust_sha", "rollback_anchor_sha"}
         return [
             f"{_SETTINGS.get(name, f'policy.{name}')} is {theirs[name]!r} where the policy has "
@@ -193,16 +183,6 @@ def _flat(terms: PolicyTerms) -> JsonObject:
     body = terms.to_json()
     users = body.pop("users")
     return {**cast("JsonObject", users), **body}
-
-
-def _by_rule_of(ours: str, theirs: str) -> str:
-    """Returns the identifiers of a configuration with the policy's id rule.
-
-    A configuration does not set the id rule, so an earlier known rule is not a difference.
-    """
-    if theirs.partition(";")[0] != CURRENT.version:
-        return theirs
-    return f"{rule_named(ours).version};{theirs.partition(';')[2]}"
 
 
 def series_of(config: RunConfig, plan: MechanismPlan) -> PlannedSeries | None:
@@ -251,7 +231,7 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
             cohort_column=source.columns.cohort,
             blocks_per_cohort=partition.blocks_per_cohort,
             shared_label_column=source.columns.label if source.label_scope == "global" else None,
-            evaluation=_held_out(partition),
+            evaluation=partition.evaluation.model_dump(mode="json"),
         ),
         unit=policy.unit,
         identifiers=identifiers_of(source),
@@ -264,17 +244,8 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
 
 
 def rollback_anchor_sha(policy_id: str, rollback_anchor: str | None) -> str:
-    """Returns a digest of the policy's rollback anchor; every bundle publishes the terms.
-
-    The label keeps the former name, so that the digests of existing policies stay valid.
-    """
-    return json_digest(["witness/1", policy_id, rollback_anchor]) if rollback_anchor else ""
-
-
-def _held_out(partition: PartitionConfig) -> JsonObject:
-    """Returns the held-out rule as stored; omits `classes` as policies before class lists did."""
-    said = partition.evaluation.model_dump(mode="json")
-    return {name: value for name, value in said.items() if name != "classes" or value}
+    """Returns a digest of the policy's rollback anchor; every bundle publishes the terms."""
+    return json_digest(["rollback_anchor/1", policy_id, rollback_anchor]) if rollback_anchor else ""
 
 
 class ChargedContent(TypedDict):

@@ -210,7 +210,7 @@ def _by_verdict(facts: RunFacts, waivers: Sequence[AppliedWaiver] | None) -> _Fo
     if not facts.released:
         return None
     if waivers is None:
-        waivers = () if verdict is None else _waivers(verdict)
+        waivers = () if verdict is None else verdict.waivers
     return ("Released with a waiver", waived(waivers), None) if waivers else ("Released", "", None)
 
 
@@ -257,16 +257,6 @@ def waived(waivers: Sequence[AppliedWaiver]) -> str:
     who = signer_name(first.actor)
     also = f" (and {len(waivers) - 1} more)" if len(waivers) > 1 else ""
     return f"{who}{also}: {first.reason or _spaced(first.code)}"
-
-
-def _waivers(verdict: VerdictDocument) -> tuple[AppliedWaiver, ...]:
-    """Returns the waivers of a verdict; version 1 has only their codes."""
-    if verdict.waivers or not verdict.waived:
-        return tuple(verdict.waivers)
-    return tuple(
-        AppliedWaiver(code=code, actor="unnamed", reason=_spaced(code), sequence=0)
-        for code in verdict.waived
-    )
 
 
 def _approvals(verdict: VerdictDocument, report: PrivacyReport | None) -> str:

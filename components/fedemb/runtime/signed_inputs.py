@@ -123,9 +123,9 @@ def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> P
 
 
 def _model_of(start: Pretrained) -> ModelConfig | None:
-    """Returns its model configuration, possibly of an older version; None if not readable."""
+    """Returns its model configuration; None if not readable."""
     try:
-        return ModelConfig.as_written(start.model)
+        return ModelConfig.model_validate(start.model)
     except ValidationError:
         return None
 

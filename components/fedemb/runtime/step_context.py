@@ -81,7 +81,7 @@ class StepContext:
         if "mechanism" in values:  # pipeline parameters, from which `config` is built
             given["config"] = run_config(values)
         elif "config" in given:
-            given["config"] = RunConfig.as_written(json.loads(given["config"]))
+            given["config"] = RunConfig.model_validate(json.loads(given["config"]))
         elif "pretraining" in values:
             given["public_start"] = public_start(values)
         paths = {

@@ -46,7 +46,9 @@ class ReleasedModel:
         import tensorflow as tf
 
         try:
-            self.config = RunConfig.as_written(json.loads((bundle / "config.json").read_bytes()))
+            self.config = RunConfig.model_validate(
+                json.loads((bundle / "config.json").read_bytes())
+            )
             self._loaded = tf.saved_model.load(str(bundle / "saved_model"))
             self.signature: Any = self._loaded.signatures["serving_default"]
             self.space_id = embedding_space_id(

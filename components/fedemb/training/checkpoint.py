@@ -11,7 +11,7 @@ from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.privacy.queries import MechanismState
 from fedemb.storage import Store
 
-SCHEMA = "fedemb/checkpoint/2"
+SCHEMA = "fedemb/checkpoint/1"
 _NAME = "checkpoint.npz"
 
 

@@ -74,7 +74,7 @@ def _built(job: bytes) -> JaxRounds[Any, Any]:
     """Returns the chief's rounds, with a mechanism that has no keys."""
     head, file = job.split(b"\n", 1)
     described = json.loads(head)
-    config = RunConfig.as_written(described["config"])
+    config = RunConfig.model_validate(described["config"])
     if code_digest(config) != described["code_sha"]:
         raise PlanMismatch(
             "the code of this host is not that of the chief, and would give other bits; give all "

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cli.options import SetOption
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
-    from fedemb.data.identity import NameRule
     from fedemb.keys import KeyStore
     from fedemb.ledger import Ledger
     from fedemb.ledger.state import Attempt
@@ -77,7 +75,6 @@ def forget(
     Example: fedemb forget --config mine.yaml --policy policy --ids deleted.txt
     """
     from fedemb.data.hashing import Hasher
-    from fedemb.data.identity import rule_named
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
     from fedemb.ledger import check_high_water, ensure_policy_key, open_ledger, policies, read_trust
@@ -92,21 +89,19 @@ def forget(
     ledgers = open_store(storage.ledger)
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
     # Without terms the folder or policy is wrong: a new key would be made and no user deleted.
-    names = rule_named(ledger.terms.identifiers)
-    user_ids = _canonical(texts, names)
+    user_ids = _canonical(texts)
     keys = open_key_store(storage.keys)
     # An older ledger would not name every release.
     check_high_water(ledger, keys, storage.rollback_anchor)
     ensure_policy_key(ledger, keys)
-    hasher = Hasher(partition_key(keys, policy_id), names)
+    hasher = Hasher(partition_key(keys, policy_id))
     user_keys = list(map(hasher.user_key, user_ids))
     marks = map(hasher.deletion_mark, user_keys)
     fresh = [mark_deleted(storage.deletion_marks, keys, policy_id, m, lost=lost) for m in marks]
     _say_deleted(fresh, one=ids is None)
     who = "this user" if len(user_ids) == 1 else "these users"
     others = [other for other in policies(ledgers) if other != policy_id]
-    rules = {other: _rule_of(storage.ledger, other) for other in others}
-    if elsewhere := _not_deleted(texts, rules, keys, storage.deletion_marks):
+    if elsewhere := _not_deleted(user_ids, others, keys, storage.deletion_marks):
         be = f"{who} is" if len(user_ids) == 1 else f"{who} are"
         say(ELSEWHERE.format(who=be, policies=", ".join(elsewhere)))
     blocks = ledger.terms.users.blocks_per_cohort
@@ -166,15 +161,17 @@ def _read_ids(path: Path) -> list[str]:
     return found
 
 
-def _canonical(texts: list[str], names: NameRule) -> list[str]:
+def _canonical(texts: list[str]) -> list[str]:
     """The ids as partitions of a policy know them, each once.
 
     Raises:
       InputError: an id is invalid; nothing was changed.
     """
+    from fedemb.data.identity import name_text
+
     found: dict[str, None] = {}
     for number, text in enumerate(texts, start=1):
-        user_id = names.text(text)
+        user_id = name_text(text)
         if user_id is None:
             where = "standard input" if len(texts) == 1 else f"id {number}"
             raise InputError(
@@ -184,32 +181,16 @@ def _canonical(texts: list[str], names: NameRule) -> list[str]:
     return list(found)
 
 
-def _rule_of(ledger_uri: str, policy_id: str) -> NameRule | None:
-    """The rule of ids of another policy; None if its records cannot be read."""
-    from fedemb.data.identity import rule_named
-    from fedemb.ledger import open_ledger, read_trust
-    from fedemb.storage import open_store
-
-    try:
-        ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
-        return rule_named(ledger.terms.identifiers)
-    except FedEmbError:
-        return None
-
-
-def _not_deleted(
-    texts: list[str], rules: Mapping[str, NameRule | None], keys: KeyStore, uri: str
-) -> list[str]:
+def _not_deleted(user_ids: list[str], policies: list[str], keys: KeyStore, uri: str) -> list[str]:
     """Returns the policies under which a user is not deleted: each has markers by its own key."""
     from fedemb.data.hashing import Hasher
     from fedemb.keys import partition_key, policy_key_name
     from fedemb.keys.deletion_marks import read_deletion_marks
 
     found: list[str] = []
-    for policy_id, names in rules.items():
-        if names and keys.exists(policy_key_name(policy_id)):  # else no marker exists
-            hasher = Hasher(partition_key(keys, policy_id), names)
-            user_ids = filter(None, map(names.text, texts))
+    for policy_id in policies:
+        if keys.exists(policy_key_name(policy_id)):  # else no marker exists
+            hasher = Hasher(partition_key(keys, policy_id))
             marks = {hasher.deletion_mark(hasher.user_key(user_id)) for user_id in user_ids}
             if marks <= set(read_deletion_marks(uri, policy_id)):
                 continue

@@ -11,35 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedemb.data.identity import (
-    CURRENT,
     INEXACT,
     MISSING,
     NOT_TEXT,
-    NameRule,
     SinglePrecision,
-    canonical_text,
-    rule_named,
+    is_whole_decimal,
+    name_problem,
+    name_text,
 )
-from fedemb.errors import LedgerError
-
-EARLIER = NameRule("nfkc-strip/1")
-RULES = pytest.mark.parametrize("rule", [EARLIER, CURRENT], ids=lambda rule: rule.version)
 
 
-@RULES
 @given(text=st.text())
-def test_name_is_settled_and_the_same_for_all_spellings(rule: NameRule, text: str) -> None:
-    canonical = rule.text(text)
+def test_name_is_settled_and_the_same_for_all_spellings(text: str) -> None:
+    canonical = name_text(text)
     if canonical is None:
         return
-    assert rule.text(canonical) == canonical
+    assert name_text(canonical) == canonical
     canonical.encode()
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         spelled = f" \t{unicodedata.normalize(form, canonical)}\u200b\n"
-        assert rule.text(spelled) == canonical
+        assert name_text(spelled) == canonical
 
 
-@RULES
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -70,28 +63,28 @@ def test_name_is_settled_and_the_same_for_all_spellings(rule: NameRule, text: st
         ({}, None),
     ],
 )
-def test_user_id_has_one_spelling(rule: NameRule, value: object, expected: str | None) -> None:
-    assert rule.text(value) == expected
+def test_user_id_has_one_spelling(value: object, expected: str | None) -> None:
+    assert name_text(value) == expected
 
 
 @pytest.mark.parametrize(
     "value", ["7.0", b"7.0", " 7.000 ", "\uff17.0", Decimal("7.00"), 7.0, np.float32(7)]
 )
 def test_whole_number_written_as_a_decimal_is_the_same_user(value: object) -> None:
-    assert CURRENT.text(value) == CURRENT.text(7) == "7"
-    assert CURRENT.folds(value)
+    assert name_text(value) == name_text(7) == "7"
+    assert is_whole_decimal(value)
 
 
 @given(number=st.integers(-(2**53) + 1, 2**53 - 1))
 def test_all_types_of_a_whole_number_are_one_user(number: int) -> None:
     spelled = (number, float(number), str(number), f"{number}.0", str(number).encode())
-    assert {CURRENT.text(value) for value in spelled} == {str(number)}
+    assert {name_text(value) for value in spelled} == {str(number)}
 
 
 @pytest.mark.parametrize("value", ["007.0", "+7.0", "7.", ".0", "1.0.0", "7.01"])
 def test_text_that_no_number_is_written_as_stays(value: str) -> None:
-    assert CURRENT.text(value) == value
-    assert not CURRENT.folds(value)
+    assert name_text(value) == value
+    assert not is_whole_decimal(value)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +102,13 @@ def test_text_that_no_number_is_written_as_stays(value: str) -> None:
     ],
 )
 def test_decimal_that_lost_digits_names_nobody_and_says_why(value: object) -> None:
-    assert CURRENT.text(value) is None
-    assert CURRENT.problem(value) == INEXACT
+    assert name_text(value) is None
+    assert name_problem(value) == INEXACT
 
 
 def test_largest_exact_numbers_are_ids() -> None:
-    assert CURRENT.text(float(2**53 - 1)) == str(2**53 - 1)
-    assert CURRENT.text(SinglePrecision(2**24 - 1)) == str(2**24 - 1)
+    assert name_text(float(2**53 - 1)) == str(2**53 - 1)
+    assert name_text(SinglePrecision(2**24 - 1)) == str(2**24 - 1)
 
 
 @pytest.mark.parametrize(
@@ -123,18 +116,5 @@ def test_largest_exact_numbers_are_ids() -> None:
     [(None, MISSING), (float("nan"), MISSING), ("", MISSING), (b"\xff" * 16, NOT_TEXT)],
 )
 def test_reason_of_a_value_that_is_no_id(value: object, problem: str) -> None:
-    assert CURRENT.text(value) is None
-    assert CURRENT.problem(value) == problem
-
-
-def test_earlier_policies_keep_their_users() -> None:
-    kept = rule_named("nfkc-strip/1;hmac-sha256/1;cohort-bucket/1")
-    assert kept == EARLIER
-    assert (kept.text("7.0"), kept.text(float(2**60))) == ("7.0", str(2**60))
-    assert kept.text("1.5e+16") == "1.5e+16"
-    assert canonical_text("7.0") == "7.0"
-
-
-def test_policy_of_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(LedgerError, match="nfkc-future/9"):
-        rule_named("nfkc-future/9;hmac-sha256/1;cohort-bucket/1")
+    assert name_text(value) is None
+    assert name_problem(value) == problem

@@ -24,7 +24,7 @@ from fedemb.data.formats.csv_files import LARGEST_ROW, csv_columns, lines_in_quo
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part
 from fedemb.data.formats.tfrecord_files import LARGEST_RECORD, iter_tfrecord
-from fedemb.data.identity import CURRENT
+from fedemb.data.identity import name_problem, name_text
 from fedemb.data.photos import MAX_PIXELS, BadImageError, PhotoReader
 from fedemb.errors import InputError
 from tests.components.partition_users.test_partition_sources import write_tfrecord
@@ -251,8 +251,8 @@ def test_lines_inside_quotes_are_counted(tmp_path, rows, lines, end):
 
 @pytest.mark.parametrize("number", ["1" * 5000 + ".0", Decimal("1e9999"), Decimal("-1e9999")])
 def test_number_with_more_digits_than_python_converts_is_no_name(number):
-    assert CURRENT.text(number) is None
-    assert CURRENT.problem(number) == "user_id_inexact"
+    assert name_text(number) is None
+    assert name_problem(number) == "user_id_inexact"
 
 
 def test_every_limit_is_in_the_reference():

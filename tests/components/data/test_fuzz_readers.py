@@ -32,7 +32,7 @@ from fedemb.data.group_index import (
     split_groups,
 )
 from fedemb.data.hashing import Hasher
-from fedemb.data.identity import CURRENT
+from fedemb.data.identity import name_problem, name_text
 from fedemb.data.photos import BadImageError
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.data.user_layout import STORE_SCHEMA, groups_name, index_name
@@ -401,8 +401,8 @@ VALUES = st.one_of(
 @given(value=VALUES)
 @settings(max_examples=500, deadline=None)
 def test_any_value_is_one_name_or_has_a_reason(value):
-    name = CURRENT.text(value)
-    assert CURRENT.problem(value) if name is None else CURRENT.text(name) == name
+    name = name_text(value)
+    assert name_problem(value) if name is None else name_text(name) == name
 
 
 @given(name=st.text(max_size=12))

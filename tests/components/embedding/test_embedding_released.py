@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,6 @@ from fedemb.serving.embed_photos import embed_photos
 from fedemb.serving.photo_parts import SPACE, KeptParts, PhotoSource
 from fedemb.serving.released import ReleasedModel
 
-BUNDLE = Path(__file__).parents[2] / "golden" / "v1" / "bundle"
 ENDINGS = {
     "jpeg": "jpg",
     "png": "png",
@@ -36,8 +34,8 @@ ENDINGS = {
 
 
 @pytest.fixture(scope="module")
-def model():
-    return ReleasedModel(BUNDLE)
+def model(small_release):
+    return ReleasedModel(small_release / "bundle")
 
 
 @pytest.fixture
@@ -222,9 +220,11 @@ def test_beam_gives_the_same_file_and_goes_on_after_a_stop(model, folder, tmp_pa
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".parts")] == []
 
 
-def test_workers_take_no_model_but_the_one_that_was_verified(model, folder, tmp_path):
+def test_workers_take_no_model_but_the_one_that_was_verified(
+    small_release, model, folder, tmp_path
+):
     copy = tmp_path / "e.parquet.parts" / f"model-{model.space_id}"
-    shutil.copytree(BUNDLE, copy)
+    shutil.copytree(small_release / "bundle", copy)
     (copy / "extra.txt").write_text("not of the release")
     with pytest.raises(Refused, match="not the one that was verified"):
         embed_photos(
@@ -311,10 +311,11 @@ def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
         next(PhotoSource(str(tmp_path / "photos.csv")).units())
 
 
-def test_command_embed(folder, tmp_path):
+def test_command_embed(small_release, folder, tmp_path):
     app = typer.Typer()
     app.command()(embed)
-    used = ("-m", str(BUNDLE), "--trust", str(BUNDLE.parent / "ledger" / "trust.json"))
+    bundle, trust = small_release / "bundle", small_release / "ledger" / "trust.json"
+    used = ("-m", str(bundle), "--trust", str(trust))
     done = CliRunner().invoke(app, [str(folder), *used, "-o", str(tmp_path / "e.parquet")])
     assert done.exit_code == 0, done.output
     assert "2 without an embedding" in done.output

@@ -136,7 +136,7 @@ def _reasons(run, report, body):
     config = run.config
     case = SimpleNamespace(
         evidence=SimpleNamespace(
-            utility=SimpleNamespace(body=body, version=report.version),
+            utility=SimpleNamespace(body=body),
             model=read(run.root / "model" / "model.json", ModelCard),
             config=config,
             written=config.model_dump(mode="json"),

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fedemb.pipelines.cli.review_commands.results import runs_table
 
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
@@ -15,6 +14,7 @@ from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.cli.review_commands.runs import _table as runs_table
 from fedemb.pipelines.run import await_approval as waiting
 from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.index import render_index

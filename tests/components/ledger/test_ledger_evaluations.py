@@ -1,14 +1,11 @@
 """Every measurement on evaluation people is a signed record, counted one by one."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fedemb.errors import LedgerError, Refused, Superseded
-from fedemb.foundation.document import encode
-from fedemb.keys.signatures import Signer, sign_document
-from fedemb.ledger.records import decode_record
+from fedemb.keys.signatures import Signer
 from tests.kit import ledger_kit as kit_
 
 MODEL = kit_.sha("model")
@@ -112,20 +109,3 @@ def test_evaluation_signs_evaluations_and_nothing_else(kit):
     ledger = kit.reader()
     with pytest.raises(LedgerError, match="'ledger'"):
         ledger._append("void", lambda: {"reservation": 0, "reason": "x"}, signer=evaluator(kit))
-
-
-def test_record_of_version_1_is_read_under_its_former_name(kit):
-    """Ledgers that exist hold `look` records; their bytes and signatures stay valid."""
-    record = committed(kit).record_evaluation("monday", MODEL, evaluator(kit))
-    content = record.document.body.content(1)
-    assert (content["schema"], content["kind"]) == ("fedemb/ledger_record/1", "look")
-    data = encode(sign_document(content, evaluator(kit)), compact=True)
-    read = decode_record(data, record.name)
-    read.verify(kit.reader().chain.trust)
-    assert (read.kind, read.document.json) == ("evaluation", json.loads(data))
-    for wrong in (
-        data.replace(b'"kind":"look"', b'"kind":"evaluation"'),
-        data.replace(b"ledger_record/1", b"ledger_record/2"),
-    ):
-        with pytest.raises(LedgerError, match="is broken"):
-            decode_record(wrong, record.name, canonical=False)

@@ -91,15 +91,6 @@ def test_other_spellings_and_structures_are_denied(kit, change):
     assert _denied(kit, 1, change(original))
 
 
-def test_record_of_a_later_version_is_denied_without_advice_to_restore_a_backup(kit):
-    name, data = "weekly/00000001.json", kit.path(1).read_bytes()
-    later = data.replace(b"fedemb/ledger_record/2", b"fedemb/ledger_record/99")
-    assert later != data
-    with pytest.raises(LedgerError, match=f"a later version of fedemb wrote ledger record {name}"):
-        decode_record(later, name)
-    assert _denied(kit, 1, later)
-
-
 def test_records_swapped_or_replayed_are_denied(kit):
     first, second = kit.path(3).read_bytes(), kit.path(4).read_bytes()
     assert _denied(kit, 4, first)

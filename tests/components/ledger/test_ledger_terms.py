@@ -5,8 +5,7 @@ import math
 import pytest
 
 from fedemb.errors import LedgerError
-from fedemb.foundation.canonical_json import json_digest
-from fedemb.ledger.terms import PolicyTerms, rollback_anchor_sha
+from fedemb.ledger.terms import PolicyTerms
 from tests.kit import ledger_kit
 
 LEAST = ledger_kit.terms().users_lower_bound
@@ -68,30 +67,10 @@ def test_an_evaluation_in_no_block_is_refused():
         PolicyTerms.from_json(body)
 
 
-def test_former_name_of_a_term_is_read_and_both_names_are_refused():
-    terms = ledger_kit.terms(rollback_anchor_sha="a" * 64)
-    body = terms.to_json()
-    former = {**body, "witness_sha": body.pop("rollback_anchor_sha")}
-    former.pop("rollback_anchor_sha", None)
-    assert PolicyTerms.from_json(former) == terms
-    with pytest.raises(LedgerError, match="a term is listed twice"):
-        PolicyTerms.from_json({**former, "rollback_anchor_sha": "b" * 64})
-
-
-def test_digest_of_a_rollback_anchor_is_that_of_existing_policies():
-    """The digest is in the first record of every policy, so its label never changes."""
-    digest = rollback_anchor_sha("weekly", "gs://anchor")
-    assert digest == json_digest(["witness/1", "weekly", "gs://anchor"])
-
-
 def test_terms_that_nobody_named_promise_and_allow_nothing():
     terms = ledger_kit.terms()
     assert terms.approvals == 0
     assert terms.unit == "user"
     assert terms.unplanned_runs == "refuse"
-    body = terms.to_json()
-    for name in ("covers_change_own_data", "rollback_anchor_sha", "trust_sha"):
-        body.pop(name, None)  # of a policy from before these terms
-    earlier = PolicyTerms.from_json(body)
-    assert earlier.covers_change_own_data is False
-    assert (earlier.rollback_anchor_sha, earlier.trust_sha) == ("", "")
+    assert terms.covers_change_own_data is False
+    assert (terms.rollback_anchor_sha, terms.trust_sha) == ("", "")

@@ -284,11 +284,11 @@ def test_artifact_of_another_schema_version_is_one_sentence(
         GroupIndex.load(as_committed(folder)).members(0, 0)
     assert "expected 'fedemb/groups/9'" in sentence(error)
     manifest = folder / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"user_store/2", b"user_store/9"))
+    manifest.write_bytes(manifest.read_bytes().replace(b"user_store/1", b"user_store/9"))
     for reader in (UserStore, GroupIndex):
         with pytest.raises(ArtifactError) as error:
             reader(as_committed(folder))
-        assert "expected 'fedemb/user_store/2'" in sentence(error)
+        assert "expected 'fedemb/user_store/1'" in sentence(error)
 
 
 @pytest.mark.parametrize("option", ["--runner=NoSuchRunner", "--direct_num_workers=many"])

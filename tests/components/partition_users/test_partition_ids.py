@@ -11,16 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedemb.data.hashing import Hasher
-from fedemb.data.identity import CURRENT, NameRule, rule_named
+from fedemb.data.identity import name_problem, name_text
 from fedemb.data.records import example_class
-from fedemb.data.sources import Batch
 from fedemb.steps.partition_users.check import check
-from fedemb.steps.partition_users.prepare import Preparer
 from fedemb.steps.partition_users.tfrecords import _as_bytes
-from tests.kit.pipeline_runs.partition_run import KEY, Partitioner, make_config, picture, user_key
+from tests.kit.pipeline_runs.partition_run import Partitioner, make_config, picture, user_key
 
-EARLIER = NameRule("nfkc-strip/1")
 ALL_TRAIN = {"partition__evaluation": {"by": "hash", "fraction": 1e-9}}
 
 
@@ -118,26 +114,9 @@ def test_raw_uuids_are_named_as_the_cause(partition: Partitioner, tmp_path: Path
     assert partition(uri, **ALL_TRAIN).counts["user_id_not_text"] == 2
 
 
-def test_policy_begun_under_the_earlier_rule_keeps_its_users() -> None:
-    ids = ["7", "7.0", 7.0, float(2**60)]
-    batch = Batch([picture(n) for n in range(4)], {"user_id": ids, "label": ["a"] * 4})
-    hasher = Hasher(KEY, EARLIER)
-    prepared = Preparer(make_config("x.parquet"), hasher, None, set().__contains__).prepare(batch)
-    came = {key: part[4] + part[5] for key, part in prepared.parts.items()}
-    expected = {"7": 2, "7.0": 1, str(2**60): 1}
-    assert came == {hasher.user_key(name): count for name, count in expected.items()}
-
-
-@pytest.mark.parametrize("rule", [EARLIER, CURRENT], ids=lambda rule: rule.version)
 @pytest.mark.parametrize("value", [7, 7.0, 7.5, float(2**60), -3, b"7.0", b"\xff", None])
-def test_worker_hands_on_what_the_rule_reads_in_the_value(rule: NameRule, value: Any) -> None:
-    handed = _as_bytes(value, rule)
-    assert rule.text(handed) == rule.text(value)
-    if rule.text(value) is None:
-        assert rule.problem(handed) == rule.problem(value)
-
-
-def test_terms_name_the_rule_of_new_policies() -> None:
-    from fedemb.ledger.terms import PolicyTerms
-
-    assert rule_named(PolicyTerms.identifiers) == CURRENT
+def test_worker_hands_on_what_the_rule_reads_in_the_value(value: Any) -> None:
+    handed = _as_bytes(value)
+    assert name_text(handed) == name_text(value)
+    if name_text(value) is None:
+        assert name_problem(handed) == name_problem(value)

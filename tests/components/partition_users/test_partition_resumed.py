@@ -1,35 +1,26 @@
 """A resumed training keeps its original users, also those deleted since."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from fedemb.data.client_data import UserStore
 from fedemb.data.hashing import Hasher
-from fedemb.data.identity import CURRENT, NameRule
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
 from fedemb.keys import partition_key
 from fedemb.keys.deletion_marks import mark_deleted
-from fedemb.ledger import read_reservation, terms
-from fedemb.ledger.terms import PolicyTerms
+from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.partition_users import partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 from tests.kit.ledger_kit import connect
 from tests.kit.pipeline_runs.partition_run import (
-    context_of,
     make_config,
-    reserve_for,
     rows_of,
     write_parquet,
 )
 from tests.kit.public_start import sign_start
-from tests.kit.verified_folder import as_committed
-
-EARLIER = NameRule("nfkc-strip/1")
 
 
 class Team:
@@ -95,24 +86,3 @@ def test_commitments_do_not_tell_whether_who_was_forgotten_had_trained(tmp_path)
     found = partition.run(made.context())["commitments"]
     for kind, before in made.manifest["commitments"].items():
         assert found[kind] != before
-
-
-@pytest.mark.parametrize("rule", [EARLIER, CURRENT], ids=lambda rule: rule.version)
-def test_partition_goes_by_the_rule_of_ids_that_the_policy_began_with(tmp_path, rule):
-    """Users of an earlier policy would else be other users, and so would their budgets."""
-    rows = [{**row, "user_id": "7.0"} for row in rows_of(1)] + rows_of(29)[3:]
-    config = make_config(write_parquet(tmp_path / "rows.parquet", rows))
-    context = context_of(config, tmp_path)
-    began = PolicyTerms.identifiers.replace(CURRENT.version, rule.version)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(terms, "identifiers_of", lambda _: began)
-        reserve_for(config, tmp_path)
-    partition.run(context)
-    expected = Hasher(partition_key(context.keys, config.policy.policy_id)).user_key(
-        {EARLIER: "7.0", CURRENT: "7"}[rule]
-    )
-    stores = [
-        UserStore(as_committed(Path(context.private(kind)))) for kind in ("users", "evaluation")
-    ]
-    keys = {record.user_key for store in stores for record in store.read(range(len(store)))}
-    assert int.from_bytes(expected, "big") in keys

@@ -25,7 +25,7 @@ class Compact:
     def __init__(self, content):
         self._content = content
 
-    def content(self, version):
+    def content(self):
         return self._content
 
 
@@ -33,10 +33,10 @@ class Compact:
 @pytest.mark.parametrize("signature", [SIGNATURE, None])
 def test_signed_bytes_are_canonical_json_of_content(signature, content):
     whole = content if signature is None else {**content, "signature": signature}
-    written = Written(Compact(content), 1, signature, canonical_json(whole))
+    written = Written(Compact(content), signature, canonical_json(whole))
     assert written.signed_bytes == canonical_json(content)
     assert written.is_exact
-    assert not Written(Compact(content), 1, signature, written.data + b" ").is_exact
+    assert not Written(Compact(content), signature, written.data + b" ").is_exact
 
 
 @pytest.mark.parametrize("depth", [64, 65, 70])

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedemb.runtime.step_context import StepContext
-from tests.kit.pipeline_runs.stopped_step import context_of, record_planted_bugs
+from tests.kit.pipeline_runs.stopped_step import context_of
 
 SECRET = "Ada-Lovelace-1815"
 
@@ -66,7 +66,6 @@ def main(step: str, fault: str, folder: str) -> None:
     """See the module."""
     from fedemb.runtime.step import declared
 
-    record_planted_bugs(Path(folder))
     context = context_of(step, Path(folder))
     declaration = declared(step)
     paths, given = vars(context.artifacts)["_paths"], dict(vars(context)["_given"])

@@ -311,13 +311,6 @@ MUTANTS = (
         "test_rows_in_a_quote_that_is_not_closed_are_counted_one_by_one",
     ),
     one(
-        8,
-        "policy_changes_the_rule_it_began_with",
-        (modules.HASHING, "hasher", "Hasher(key, self.names)", "Hasher(key)"),
-        "tests/components/partition_users/test_partition_resumed.py::"
-        "test_partition_goes_by_the_rule_of_ids_that_the_policy_began_with",
-    ),
-    one(
         9,
         "users_of_full_groups_spill_into_the_next",
         (

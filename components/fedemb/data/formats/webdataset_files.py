@@ -15,7 +15,7 @@ from fedemb.data.formats.bad_records import BadRecord
 from fedemb.data.formats.image_files import KNOWN_ENDINGS, is_side_file
 from fedemb.data.formats.parts import Part
 from fedemb.data.formats.tar_files import Member, iter_members
-from fedemb.data.identity import CURRENT, Cell
+from fedemb.data.identity import Cell, name_text
 from fedemb.data.photos import MAX_BYTES
 from fedemb.foundation.canonical_json import Json, JsonObject
 
@@ -186,7 +186,7 @@ def _values(sample: Sample, columns: Sequence[str]) -> dict[str, Cell]:
         if column == KEY:
             found = [sample.key]
         values[column] = found[0] if found else None
-        if any(CURRENT.text(value) != CURRENT.text(found[0]) for value in found):
+        if any(name_text(value) != name_text(found[0]) for value in found):
             sample.reject("values_differ", sample.key)
     return values
 
