@@ -27,12 +27,7 @@ from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.plan_privacy.prospects import (
-    check_prospects,
-    prospects,
-    remedy,
-    temperature_for_noise,
-)
+from fedemb.steps.plan_privacy.noise_limits import check_noise, temperature_for_noise
 
 _TOO_CERTAIN = 1.5
 """Maximum ratio of the temperature that the noise needs to the configured one."""
@@ -55,7 +50,7 @@ def run(context: StepContext) -> Written[PrivacyPlan]:
     """
     require_backend(context.config.training.backend)
     check_first_run(context.config)
-    check_prospects(context.config)
+    check_noise(context.config)
     body = document(context.config)
     for warning in warnings(context.config).values():
         _log.warning("%s", warning)
@@ -130,9 +125,6 @@ def check_first_run(config: RunConfig) -> None:
         )
 
 
-_CHANCE = {"uncertain": "possible but not certain", "hopeless": "unlikely"}
-
-
 def warnings(config: RunConfig) -> dict[str, str]:
     """Returns warnings about allowed but questionable settings: code to sentence."""
     plan, policy = plan_mechanism(config), config.policy
@@ -155,14 +147,6 @@ def warnings(config: RunConfig) -> dict[str, str]:
             f"partition.virtual_clients={clients:,} exceeds the {policy.users_lower_bound:,} users "
             "of policy.users_lower_bound, so many of them are empty, and the noise is larger "
             "relative to the update than printed; set fewer clients, with several users each"
-        )
-    likely = prospects(config, plan)
-    if likely is not None and likely.region != "helpful":
-        limits = likely.limits
-        found["noise_beyond_the_study"] = (
-            f"a gain from private training is {_CHANCE[likely.region]}: the noise {likely.measure} "
-            f"is {likely.noise:.2g} clipping norms, and measured gains are certain up to "
-            f"{limits.helpful:g} and unlikely above {limits.hopeless:g}. {remedy(config, likely)}"
         )
     divisor = temperature_for_noise(config, plan)
     if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:

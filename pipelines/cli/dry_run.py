@@ -20,8 +20,8 @@ from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.privacy.randomness.trials import trials_at
 from fedemb.steps.partition_users.assignment import columns_of
+from fedemb.steps.plan_privacy.noise_limits import check_noise
 from fedemb.steps.plan_privacy.plan import check_first_run
-from fedemb.steps.plan_privacy.prospects import check_prospects
 from fedemb.storage import open_store
 
 
@@ -41,7 +41,7 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         yield "guarantee: none (simulation)"
     else:
         check_first_run(config)
-        check_prospects(config)
+        check_noise(config)
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
         yield from _search(config)
         if (planned := planned_series(config)) and planned[0] > 1:
@@ -92,7 +92,7 @@ def refusal(config: RunConfig) -> str | None:
     """
     check_images(config)
     check_first_run(config)
-    check_prospects(config)
+    check_noise(config)
     ledger = _begun(config)
     return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
 

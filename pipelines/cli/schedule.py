@@ -94,12 +94,12 @@ def apply(
     """
     from fedemb.pipelines.schedules import reconcile, replace
     from fedemb.pipelines.schedules.load import load_schedules
-    from fedemb.steps.plan_privacy.prospects import check_prospects
+    from fedemb.steps.plan_privacy.noise_limits import check_noise
 
     kubeflow = connect(cluster)
     schedules = load_schedules(folder)
     for item in schedules:
-        check_prospects(item.config)
+        check_noise(item.config)
     _say_rare(schedules)
     there = objects(kubeflow.namespace)
     changes = reconcile.plan(kubeflow, schedules, _now(), there)
@@ -212,13 +212,13 @@ def submit(
     from fedemb.pipelines.schedules import submission
     from fedemb.pipelines.schedules.package import check_package, checked_digest, run_arguments
     from fedemb.reports.privacy_report_words import guarantee_sentence
+    from fedemb.steps.plan_privacy.noise_limits import check_noise
     from fedemb.steps.plan_privacy.plan import document
-    from fedemb.steps.plan_privacy.prospects import check_prospects
 
     kubeflow = None if dry_run else connect(cluster)
     loaded = load_config(config, set_ or [])
     if options.resume is None:
-        check_prospects(loaded)
+        check_noise(loaded)
     check_package(package, config=loaded)
     say(f"package: sha256 {checked_digest(package, cluster.profile or ())}")
     beam_options = tuple(options.beam_option or ())

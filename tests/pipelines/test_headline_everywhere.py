@@ -17,7 +17,7 @@ from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
 from fedemb.keys.signatures import Signer
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.review_commands.runs import _table as runs_table
+from fedemb.pipelines.cli.review_commands.runs import runs_table
 from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.report_pages import collect_reports

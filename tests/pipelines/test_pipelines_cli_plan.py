@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import cache
 
 import pytest
@@ -170,7 +171,8 @@ def test_words_say_no_more_than_there_is(tmp_path):
         (["--noise-multiplier", "4"], "--population, --clients-per-round, --rounds"),
         (NUMBERS, "exactly one of"),
         ([*NUMBERS, "--noise-multiplier", "4", "--target-epsilon", "2"], "exactly one of"),
-        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "0.01"], "users_lower_bound"),
+        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "0.01"], "users-lower-bound 99\\."),
+        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "5e-5"], "users-lower-bound 19999\\."),
         ([*NUMBERS, "--noise-multiplier", "0"], "noise_multiplier"),
         ([*NUMBERS, "--noise-multiplier", "nan"], "noise_multiplier"),
         ([*NUMBERS, "--target-epsilon", "-1"], "target_epsilon"),
@@ -266,3 +268,15 @@ def test_options_of_a_group_reach_the_command_once():
     names = [parameter.name for parameter in typer.main.get_command(app).params]
     assert len(names) == len(set(names))
     assert {"config", "population", "tuning_trials", "simulate_at", "explain"} <= set(names)
+
+
+@pytest.mark.parametrize("delta", [1e-7, 3e-7, 1e-3, 0.4])
+def test_suggested_bound_and_delta_are_accepted(tmp_path, delta):
+    numbers = ["--population", "10000000", *NUMBERS[2:], "--noise-multiplier", "4"]
+    with pytest.raises(ConfigError) as refused:
+        call(tmp_path, *numbers, "--delta", str(delta))
+    suggested = re.findall(r"(--[a-z-]+) ([\d.e-]*\d)", str(refused.value).partition("Pass")[2])
+    assert [option for option, _ in suggested] == ["--delta", "--users-lower-bound"]
+    for option, value in suggested:
+        kept = [] if option == "--delta" else ["--delta", str(delta)]
+        call(tmp_path, *numbers, *kept, option, value)

@@ -59,7 +59,6 @@ class PrivacyPlan(Document):
         Literal[
             "clients_mostly_empty",
             "delta_above_customary",
-            "noise_beyond_the_study",
             "probabilities_too_certain",
             "rounds_mostly_empty",
         ]

@@ -18,7 +18,7 @@ from fedemb.pipelines.cli.init.recipes import (
 from fedemb.pipelines.cli.init.settings import Promise, Settings, images_section, policy_section
 from fedemb.privacy.mechanisms.registry import LeastSquares, PoissonGaussian, plan_mechanism
 from fedemb.steps.partition_users.census import Census
-from fedemb.steps.plan_privacy.prospects import prospects, temperature_for_noise
+from fedemb.steps.plan_privacy.noise_limits import temperature_for_noise, training_noise
 
 _LABELS_SHOWN = 50
 
@@ -90,9 +90,9 @@ def classifier_settings(
 
 def with_solved_head(settings: Settings, config: RunConfig, start: Backbone) -> Settings:
     """Returns the settings with a head solved from one round, where the noise makes it better."""
-    found = prospects(config, plan_mechanism(config))
+    found = training_noise(config, plan_mechanism(config))
     constants = start.imported and start.card and start.constants("principal_directions")
-    if not constants or found is None or found.noise < recipes.SOLVED_FROM_NOISE:
+    if not constants or found is None or found[1] < recipes.SOLVED_FROM_NOISE:
         return settings
     directions = min(recipes.SOLVED_DIRECTIONS, start.width)
     model = {**settings["model"], **constants}
@@ -132,10 +132,10 @@ def with_head_rates(
       The two numbers by name; empty if more than a head is trained.
     """
     plan = plan_mechanism(config)
-    found = prospects(config, plan)
-    if found is None or found.recipe != "head":
+    found = training_noise(config, plan)
+    if found is None or found[0] != "head":
         return {}
-    rate = head_learning_rate(found.noise, recipe)
+    rate = head_learning_rate(found[1], recipe)
     settings["training"].setdefault("server", {})["learning_rate"] = rate
     changed = config.updated({"training.server.learning_rate": rate})
     divisor = temperature_for_noise(changed, plan)

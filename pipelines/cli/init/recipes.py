@@ -179,7 +179,7 @@ IMPORTED_HEAD = ClassifierRecipe(
 
 
 SOLVED_FROM_NOISE = 0.025
-"""Noise of a trained head (`Prospects.noise`) from which a head solved from one round is better:
+"""Noise of a trained head (`training_noise`) from which a head solved from one round is better:
 CIFAR-10 on EfficientNet-Lite2 (studies/photos), 45,000 images: 80.9 and 79.4 at noise 0.014, 78.6
 and 78.6 at 0.027; 10,000 images: 77.7 and 78.3 at 0.032, 73.9 and 76.8 at 0.061."""
 SOLVED_DIRECTIONS = 150
@@ -195,7 +195,7 @@ def head_learning_rate(noise: float, recipe: ClassifierRecipe) -> float:
     0.0072, 0.014 and 0.027, and with 10,000 images 10 and 5 at 0.032 and 0.061 (studies/photos).
 
     Args:
-      noise: length of the noise of the whole training / clipping norm (`Prospects.noise`).
+      noise: length of the noise of the whole training / clipping norm (`training_noise`).
       recipe: recipe of the head.
     """
     return float(f"{min(recipe.most_learning_rate, recipe.rate_times_noise / noise):.2g}")

@@ -29,8 +29,8 @@ from fedemb.pipelines.cli.planning.planned import calibrated
 from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.mechanisms.registry import Covariance, GroupPoissonGaussian, plan_mechanism
 from fedemb.reports.mechanism_text import participants
+from fedemb.steps.plan_privacy.noise_limits import noise_on_mean
 from fedemb.steps.plan_privacy.plan import warnings
-from fedemb.steps.plan_privacy.prospects import noise_on_mean, prospects
 
 
 class Settings(TypedDict):
@@ -47,7 +47,6 @@ class Settings(TypedDict):
     policy: Section
 
 
-_LIKELY = {"helpful": "likely", "uncertain": "possible", "hopeless": "unlikely"}
 _LEAST_CLIENTS = 8
 """Smallest expected number of virtual clients in a round, if there are as many."""
 
@@ -165,9 +164,6 @@ def outlook(config: RunConfig) -> list[str]:
     """Returns lines about the noise of a configuration, and warnings."""
     plan, found = plan_mechanism(config), warnings(config)
     noise = f"{participants(plan)}; noise on the mean: {noise_on_mean(plan):.2g} clipping norms"
-    expected = prospects(config, plan)
-    if expected is not None:
-        noise += f"; a gain is {_LIKELY[expected.region]}"
     lines = [noise, *(f"warning: {text}" for text in found.values())]
     epsilon = config.policy.epsilon_cap
     if epsilon > PROTECTS_UP_TO:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
@@ -93,11 +91,13 @@ def _virtual_clients(numbers: PlanNumbers) -> int:
 def _delta(numbers: PlanNumbers, bound: int) -> float:
     customary = float(bound**-1.1)
     delta = customary if numbers.delta is None else numbers.delta
-    if math.isclose(delta * bound, 1.0, rel_tol=1e-6):
+    if delta >= 1 / bound:
+        fitting = int(1 / delta)
+        while delta >= 1 / fitting:
+            fitting -= 1
         raise ConfigError(
-            f"--delta {delta:g} equals 1 / {bound}, and a guarantee needs a smaller delta. Pass "
-            f"--delta {customary:.2g}, or for the projection of a published epsilon "
-            f"--users-lower-bound {bound - 1}."
+            f"--delta {delta:g} is not below 1 / {bound}. Pass --delta {customary:.2g}, or for the "
+            f"projection of a published epsilon --users-lower-bound {fitting}."
         )
     return delta
 

@@ -33,14 +33,14 @@ def list_runs(
     found = list(iter_runs(folder))
     if not found:
         raise InputError(f"no run in {folder}; start one with `fedemb run`")
-    say(*_table(found))
+    say(*runs_table(found))
     if mlflow is not None:
         from fedemb.pipelines.run.mlflow_run import log_run
 
         say(*(log_run(run, mlflow) for run in found))
 
 
-def _table(runs: Iterable[RunDirectory]) -> list[str]:
+def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     """Returns the lines of a table in text, one row per run; `-`: not measured.
 
     The headline is the one of the run's page. Before the privacy report is made, the epsilon of

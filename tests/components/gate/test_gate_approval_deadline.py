@@ -14,7 +14,7 @@ from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.review_commands.runs import _table as runs_table
+from fedemb.pipelines.cli.review_commands.runs import runs_table
 from fedemb.pipelines.run import await_approval as waiting
 from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.index import render_index

@@ -395,16 +395,11 @@ def test_more_virtual_clients_than_users_are_warned_about():
     assert "1,001 exceeds the 1,000 users" in warnings(more)["clients_mostly_empty"]
 
 
-def test_noise_beyond_the_study_and_empty_rounds_are_warned_about():
+def test_mostly_empty_rounds_are_warned_about():
     def found(**changes):
         return warnings(run_config({**GROUP, **changes}))
 
     clients = plan_mechanism(run_config(GROUP)).normalizer
-    assert "noise_beyond_the_study" not in found(noise_multiplier=0.00099 * clients)
-    assert (
-        "is 0.0011 clipping norms"
-        in found(noise_multiplier=0.0011 * clients)["noise_beyond_the_study"]
-    )
     assert "rounds_mostly_empty" not in found()
     empty = found(sampling_probability=GROUP["sampling_probability"] * 0.9 / clients)
     assert "0.9 virtual clients" in empty["rounds_mostly_empty"]
