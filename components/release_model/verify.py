@@ -30,7 +30,6 @@ from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_report_words import all_runs, report_sentence
 from fedemb.serving import bundle as parts
-from fedemb.steps.release_model.disclosure import Disclosed
 from fedemb.steps.release_model.headline import release_headline
 
 
@@ -76,22 +75,6 @@ def verify_release(
     except (ArtifactError, SignatureInvalid) as error:  # raised while locating the bundle
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
-
-
-def read_release(bundle: Path, pinned: TrustStore) -> Disclosed:
-    """Returns the signed content of a release, by the owner's keys. Does not evaluate the gate.
-
-    Raises:
-      SignatureInvalid: the bundle is not what was released.
-      ArtifactError: a document in it cannot be read.
-    """
-    manifest, copy = parts.check_origin(bundle, pinned)
-    evidence, report = _read_evidence(bundle)
-    copy.chain.trust.check(report, at=report.body.cumulative.ledger_sequence)
-    verdict = read(bundle / "verdict.json", VerdictDocument)
-    copy.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
-    _check_name(manifest, evidence, report)
-    return Disclosed(manifest, evidence, report, copy, tuple(verdict.body.waived))
 
 
 def _problems(

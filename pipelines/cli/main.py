@@ -36,7 +36,6 @@ from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
-from fedemb.pipelines.cli.review_commands.disclose import disclose
 from fedemb.pipelines.cli.review_commands.runs import list_runs
 from fedemb.pipelines.cli.review_commands.verify import lineage, register, verify_release
 from fedemb.pipelines.cli.run import run
@@ -77,7 +76,6 @@ app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)
 app.command()(register)
-app.command()(disclose)
 app.command()(lineage)
 app.command()(embed)
 app.command()(forget)

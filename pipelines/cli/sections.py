@@ -18,7 +18,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "verify",
         "lineage",
         "register",
-        "disclose",
     ),
     "Use a model": ("embed",),
     "Operate": (

@@ -1,1 +1,1 @@
-"""Commands that review and release: runs, results, verify, register, lineage, disclose."""
+"""Commands that review and release: runs, verify, register, lineage."""
