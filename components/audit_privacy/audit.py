@@ -18,7 +18,6 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
-from fedemb.config.trials import trial_plan
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
 from fedemb.documents.audit import AttackFigures, AuditReport
@@ -91,7 +90,7 @@ def run(context: StepContext) -> JsonObject:
     private = AuditReport.of_fields({**fields, "figures": "open", "measured": figures})
     closed = AuditReport.of_fields({**fields, "figures": "private", "measured": None})
     signer = Signer.newest(context.keys, "audit")
-    plan = trial_plan(plan_mechanism(config), config, model.recipe)
+    plan = plan_mechanism(config)
     store.write("audit.json", written(private, signer.sign(private.content())).data)
     store.write("audit.html", audit_page(private, plan).encode())
     report = private if config.purpose == "simulation" else closed

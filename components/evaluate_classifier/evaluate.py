@@ -138,7 +138,7 @@ def _figures(
         {"decay": decay, **cast("Fields", measured.pop(name))} for name, decay in averages.items()
     ]
     if others:
-        released = config.tuned(card.recipe).training.server.ema_decay
+        released = config.training.server.ema_decay
         measured["averages"] = {"released_decay": released, "others": others}
     return nothing | measured
 

@@ -10,7 +10,6 @@ import logging
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
-from fedemb.config.trials import check_recipes
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.errors import ConfigError
 from fedemb.foundation.document import Fields, Written
@@ -44,8 +43,7 @@ def run(context: StepContext) -> Written[PrivacyPlan]:
 
     Raises:
       ConfigError: the mechanism cannot run on this partition, its policy cannot compose or pay its
-          privacy loss, a recipe of a search costs more than is priced, or the pipeline's images
-          have another backend.
+          privacy loss, or the pipeline's images have another backend.
       UnsupportedAccounting: no accountant is valid for it.
     """
     require_backend(context.config.training.backend)
@@ -63,7 +61,6 @@ def document(config: RunConfig) -> PrivacyPlan:
     """Returns the content of the plan without writing it; see `run`."""
     plan = plan_mechanism(config)
     policy = config.policy
-    check_recipes(config, plan)
     check_composition(config, plan)
     guarantee = guarantee_of(plan, policy.delta)
     fields: Fields = {
@@ -106,12 +103,11 @@ def check_first_run(config: RunConfig) -> None:
     Called before any training, and before a policy with a permanent cap is created.
 
     Raises:
-      ConfigError: the run exceeds the cap, or a recipe of its search costs more than is priced.
+      ConfigError: the run exceeds the cap.
     """
     plan, policy = plan_mechanism(config), config.policy
     if config.purpose != "release" or not plan.private:
         return
-    check_recipes(config, plan)
     check_composition(config, plan)
     terms = terms_of(config, series_of(config, plan))
     first = spent(terms, [Charge.planned(charged_content(config, plan))])

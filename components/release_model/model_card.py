@@ -142,7 +142,7 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
     report, audit = signed.body, evidence.audit.body
     unit, cumulative = report.unit.unit, report.cumulative
     rests_on = assumptions(unit)
-    not_covered = limitations(unit, search=report.tuning.search is not None)
+    not_covered = limitations(unit)
     waivers = [ledger.chain.records[item.sequence] for item in report.waivers]
     return [
         "## Privacy",

@@ -15,7 +15,6 @@ from fedemb.runtime.step import Rights, step
     rights=Rights(
         private={
             "users": "read",
-            "evaluation": "read",  # scores the trials of a private search
             "train": "write",
             "diagnostics": "write",
         },

@@ -18,7 +18,6 @@ from fedemb.pipelines.cli.ledger_commands.ledger_summary import (
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
-from fedemb.privacy.randomness.trials import trials_at
 from fedemb.steps.partition_users.assignment import columns_of
 from fedemb.steps.plan_privacy.noise_limits import check_noise
 from fedemb.steps.plan_privacy.plan import check_first_run
@@ -43,30 +42,9 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         check_first_run(config)
         check_noise(config)
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
-        yield from _search(config)
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
     yield f"budget: {'charged before; resuming costs nothing' if charged else _budget(config)}"
-
-
-def _search(config: RunConfig) -> Iterator[str]:
-    """Returns the price of a private search beside that of one trial, as lines."""
-    search = config.tuning.search
-    if search is None:
-        return
-    one = guarantee_of(plan_mechanism(config).replaced(search=None), config.policy.delta)
-    half, most = (
-        trials_at(int(share * 2**256), search.law, search.mean_trials) for share in (0.5, 0.9)
-    )
-    yield (
-        f"  private search over {len(search.recipes)} recipes: this epsilon is of the whole search;"
-        f" one trial alone would cost {one.epsilon:.4g}"
-    )
-    yield (
-        f"  trials: {search.mean_trials:g} on average ({search.law} law); half of all searches run "
-        f"at most {half}, 9 of 10 at most {most}. Epsilon assumes that the number that ran stays "
-        "secret"
-    )
 
 
 def check_images(config: RunConfig) -> None:

@@ -41,7 +41,6 @@ from fedemb.pipelines.cli.review_commands.verify import lineage, register, verif
 from fedemb.pipelines.cli.run import run
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.sections import SectionedGroup
-from fedemb.pipelines.cli.tune import tune
 from fedemb.pipelines.output import say, say_block, say_json
 
 app = typer.Typer(
@@ -57,7 +56,6 @@ config_app = typer.Typer(help="Show and explain configurations.", no_args_is_hel
 app.add_typer(config_app, name="config")
 app.command()(init)
 app.command()(run)
-app.command()(tune)
 app.command(name="runs")(list_runs)
 app.command()(check_data)
 app.command()(make_data)

@@ -11,7 +11,7 @@ from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest, tree_digest
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.headline import run_headline
-from fedemb.pipelines.run.report_pages import PAGES, trained_plan
+from fedemb.pipelines.run.report_pages import PAGES
 from fedemb.pipelines.run.signed import (
     ledger_of,
     signed_audit,
@@ -21,6 +21,7 @@ from fedemb.pipelines.run.signed import (
 )
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
 from fedemb.reports.dag import DagStep
 from fedemb.reports.formats import seconds
@@ -134,7 +135,7 @@ def _report(name: str, run: RunDirectory) -> tuple[str, str, str]:
     sentences = {
         "privacy_report": "Guarantee, cost and assumptions. Signed.",
         "utility_report": f"How well the model does on {many} that never trained.",
-        "audit_report": audit_answer(audit.body, trained_plan(run)) if audit else "",
+        "audit_report": audit_answer(audit.body, plan_mechanism(run.config())) if audit else "",
         "verdict": "Every rule of the gate: value, threshold, and whether it passed. Signed.",
     }
     return TITLES[name], f"reports/{name}.html", sentences[name]

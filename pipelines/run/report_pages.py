@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedemb.config.trials import trial_plan
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.run_artifacts import RunArtifacts
@@ -15,12 +14,10 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import (
     ledger_of,
     signed_audit,
-    signed_model,
     signed_report,
     signed_utility,
     signed_verdict,
 )
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.report import WAY_BACK
 
@@ -76,16 +73,6 @@ def evidence_of(run: RunDirectory) -> Evidence:
     return read_evidence(run.config(), artifacts)
 
 
-def trained_plan(run: RunDirectory) -> MechanismPlan:
-    """Returns the plan that trained the newest model; of a search, that of its best trial.
-
-    Raises:
-      FedEmbError: the card of the model is broken, or its signature does not hold.
-    """
-    config, card = run.config(), signed_model(run)
-    return trial_plan(plan_mechanism(config), config, card and card.body.recipe)
-
-
 def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     """None: the newest documents are not those that the privacy report names, so it has no page.
 
@@ -98,7 +85,7 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     if name == "audit_report":
         from fedemb.steps.audit_privacy.page import audit_page
 
-        return audit_page(report.body, trained_plan(run))
+        return audit_page(report.body, plan_mechanism(run.config()))
     if name == "utility_report":
         if isinstance(report.body, ClassifierReport):
             from fedemb.steps.evaluate_classifier.page import classifier_page

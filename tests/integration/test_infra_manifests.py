@@ -212,9 +212,7 @@ def test_rights_follow_the_table_of_artifacts():
         for folder in ("users", "evaluation", "diagnostics")
     }
     assert reads["users"] == {"partition", "train", "evaluate", "audit"}
-    # Training scores the trials of a private search on held-out users.
-    assert reads["evaluation"] == {"partition", "train", "evaluate", "audit"}
-    assert GROUPS["train"]["private"]["evaluation"] == "read"
+    assert reads["evaluation"] == {"partition", "evaluate", "audit"}
     assert reads["diagnostics"] == {"train"}
     deletes = {group for group in GROUPS if "delete" in GROUPS[group]["private"].values()}
     assert deletes == {"delete"}

@@ -107,14 +107,6 @@ CLASSIFICATION = {
     "training__algorithm": "dp_sgd",
     "training__unit_gradient__microbatch": 8,
     "policy__policy_id": "classes",
-    "tuning": {
-        "data": "search",
-        "method": "the training reads held-out users to score its trials",
-        "search": {
-            "mean_trials": 1.01,
-            "recipes": {"a": {}, "b": {"training.server.learning_rate": 0.5}},
-        },
-    },
     "evaluation__previous_release": None,
     "storage__deletion_marks": "gs://private/classes/deletion_marks",
 }

@@ -220,27 +220,6 @@ def test_audit_answers_yes_or_no_before_its_evidence(released, tmp_path):
     assert unknown.startswith("Unknown: ")
 
 
-def test_audit_of_a_search_compares_with_the_recipe_that_won(tmp_path):
-    """Fewer rounds than the configuration has are not a failure of the audit."""
-    recipes = {"short": {"mechanism.rounds": 4}, "clip": {"mechanism.l2_norm_clip": 0.5}}
-    search = {"mean_trials": 3, "law": "geometric", "recipes": recipes}
-    tuning = {"data": "search", "method": "two recipes", "search": search}
-    run = honest_run.start(tmp_path / "run", tuning=tuning)
-    run.do_plan()
-    run.do_reserve()
-    run.do_pretrain()
-    run.do_partition()
-    run.do_train(recipe="short")
-    run.do_measure()
-    run.do_account()
-    run.do_gate()
-    folder = run_folder(run, tmp_path / "runs")
-    collect_reports(folder)
-    shown = title((folder.reports / "audit_report.html").read_text())
-    assert shown == "Yes: the priced mechanism ran; all checks passed."
-    assert shown in render_index(folder)
-
-
 def test_forged_verdict_is_not_shown(waiting, tmp_path):
     folder = run_folder(waiting, tmp_path / "runs", **DENIED)
     path = folder.output("verdict")

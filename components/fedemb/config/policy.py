@@ -13,7 +13,6 @@ from pydantic import (
     model_validator,
 )
 
-from fedemb.config.search import SearchConfig
 from fedemb.foundation.section import Address, Name, Section, WebAddress
 from fedemb.privacy.accounting.units import Unit
 
@@ -85,30 +84,21 @@ class TuningConfig(Section):
     Reading the results of private runs costs privacy (Papernot and Steinke, arXiv 2110.03620).
     """
 
-    data: Literal["undeclared", "public", "private", "search"] = "undeclared"
+    data: Literal["undeclared", "public", "private"] = "undeclared"
     """Data used for tuning; a release requires a value. `public`: public images, at no privacy
-    cost; `private`: runs on private users, each charged in the ledger of this policy; `search`: a
-    private search inside this run, charged as a whole."""
-    trials: NonNegativeInt = 0
+    cost; `private`: runs on private users, each charged in the ledger of this policy."""
+    private_runs: NonNegativeInt = 0
     """`private` only: number of tuning runs. The same number of other runs must be charged before
     this run."""
     method: Annotated[str, Field(max_length=500)] = ""
-    """Short description of the tuning images and the search method, at most 500 characters."""
-    search: SearchConfig | None = None
-    """`search` only: the private search; null: none."""
+    """Short description of the tuning images and the method, at most 500 characters."""
 
     @model_validator(mode="after")
     def _whole_declaration(self) -> Self:
-        if (self.data == "private") != (self.trials > 0):
+        if (self.data == "private") != (self.private_runs > 0):
             raise ValueError(
-                f"tuning.data={self.data} and tuning.trials={self.trials} contradict each "
-                "other. Set trials to the number of private runs, at least 1 with data: private, "
-                "else 0."
-            )
-        if (self.data == "search") != (self.search is not None):
-            raise ValueError(
-                f"tuning.data={self.data} and tuning.search contradict each other. Set data: "
-                "search together with a search, as `fedemb tune` does."
+                f"tuning.data={self.data} and tuning.private_runs={self.private_runs} contradict "
+                "each other. Set private_runs to at least 1 with data: private, else to 0."
             )
         if (self.data == "undeclared") != (not self.method.strip()):
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from fedemb.config.data import DataConfig, EvaluationByHash, PartitionConfig, SourceConfig
 from fedemb.config.mechanism import AnyMechanism
@@ -18,7 +18,6 @@ from fedemb.config.policy import (
     TuningConfig,
 )
 from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
-from fedemb.errors import ConfigError
 from fedemb.foundation.section import Section
 
 SCHEMA_VERSION = 1
@@ -109,13 +108,12 @@ class RunConfig(Section):
         self._check_features()
         self._check_covariance()
         self._check_held_out_classes()
-        self._check_recipes()
         if self.purpose == "release":
             if self.tuning.data == "undeclared":
                 raise ValueError(
                     "tuning.data is not set, but a release declares how its hyperparameters were "
-                    "chosen. Set tuning.data to public, or to private with tuning.trials, and "
-                    "describe the choice in tuning.method."
+                    "chosen. Set tuning.data to public, or to private with tuning.private_runs, "
+                    "and describe the choice in tuning.method."
                 )
             if self.training.algorithm == "centralized":
                 raise ValueError(
@@ -128,51 +126,6 @@ class RunConfig(Section):
                     "privacy. Set purpose: simulation, or drop the baseline."
                 )
         return self
-
-    def tuned(self, recipe: str | None) -> RunConfig:
-        """Returns the configuration of one trial of the search; itself without a recipe.
-
-        Args:
-          recipe: name of a declared recipe; None: the run is not a search.
-
-        Raises:
-          ConfigError: the recipe is not declared.
-          pydantic.ValidationError: the recipe is not valid; checked when the search is read.
-        """
-        if recipe is None:
-            return self
-        search = self.tuning.search
-        if search is None or recipe not in search.recipes:
-            raise ConfigError(
-                f"recipe {recipe[:64]!r} is not in tuning.search.recipes. Name a declared recipe"
-            )
-        alone = TuningConfig(data="public", method="one trial of a private search")
-        return self.model_copy(update={"tuning": alone}).updated(search.recipes[recipe])
-
-    def _check_recipes(self) -> None:
-        """Checks that every trial of a search is a valid run.
-
-        Raises:
-          ValueError: a recipe is not valid, or the mechanism has no noise.
-        """
-        search = self.tuning.search
-        if search is None:
-            return
-        if not self.mechanism.private or self.training.algorithm == "centralized":
-            raise ValueError(
-                f"tuning.search needs a mechanism with noise, got {self.mechanism.kind} and "
-                f"{self.training.algorithm}. Set another mechanism, or remove tuning.search"
-            )
-        for name in search.names:
-            try:
-                self.tuned(name)
-            except ValidationError as error:
-                first = error.errors(include_url=False, include_input=False)[0]
-                place = ".".join(map(str, first["loc"]))
-                raise ValueError(
-                    f"recipe {name!r} of tuning.search is not valid: {place or 'it'}: "
-                    f"{first['msg']}. Correct the recipe"
-                ) from error
 
     def public_start(self) -> PublicStart:
         """Returns the settings that public pretraining depends on."""

@@ -63,8 +63,6 @@ class ModelCard(Document):
     """Audit of the mechanism; None: the run has no noise, or the trainer has not audited it yet."""
     independence: Independence | None
     """Comparison of noise and coins; None: as above."""
-    recipe: Name | None
-    """Recipe of the best trial of a private search; None: the run is not a search."""
 
 
 class Average(Part):

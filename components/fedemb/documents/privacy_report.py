@@ -173,31 +173,14 @@ class Cumulative(Part):
     ledger_head: Sha
 
 
-class PrivateSearch(Part):
-    """Private search that trained the model as its best trial; the recipes are in the config."""
-
-    law: Code
-    """Law of the secret number of trials."""
-    mean_trials: float
-    recipes: Count
-    """Number of declared recipes."""
-    recipes_sha: Sha
-    """SHA-256 of the canonical JSON of the declared recipes."""
-    recipe: Name
-    """Recipe of the best trial."""
-    epsilon_one_trial: Epsilon
-    """Epsilon of one trial; the guarantee is that of the whole search."""
-
-
 class Tuning(Part):
     """Declared choice of hyperparameters; the method is in the configuration."""
 
     data: Code
-    trials: Count
+    private_runs: Count
     other_runs_before: Count
     simulations_before: Count
     """Number of simulations on the same users before this run, which were not charged."""
-    search: PrivateSearch | None
 
 
 class EvaluationData(Part):

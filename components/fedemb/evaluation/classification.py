@@ -80,21 +80,6 @@ def measure_classifiers(
     }
 
 
-def top_1(probabilities: np.ndarray, subjects: Subjects) -> float:
-    """Returns the top-1 accuracy over units, without an interval; ties count by share.
-
-    Args:
-      probabilities: float32 `[images, classes]`.
-      subjects: at least one image.
-
-    Raises:
-      Diverged: a probability is not finite.
-    """
-    require_finite(probabilities)
-    measured = _Measured.of(subjects, 2)
-    return measured.mean(measured.top(probabilities, 1)).value
-
-
 @dataclass(frozen=True)
 class _Measured:
     """Images that all models are measured on, and their common bootstrap draws.

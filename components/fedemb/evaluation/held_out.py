@@ -134,31 +134,21 @@ def _users(store: UserStore) -> Iterator[UserRecord]:
         yield from store.read(np.arange(start, min(start + PIECE, len(store))))
 
 
-def scores_trials(user_key: int) -> bool:
-    """Returns whether the user of a keyed hash scores the trials of a search; about half do."""
-    return user_key % 2 == 0
-
-
 def apply_models(
     store: UserStore,
     models: Mapping[str, Model],
     config: RunConfig,
     apply: Callable[..., np.ndarray],
-    *,
-    scoring: bool = False,
 ) -> tuple[Subjects, dict[str, np.ndarray]]:
     """Applies every model to the images of a store; images are decoded once and not kept.
 
-    Users are read in the order of their keyed hash, so a limit selects a random subset. If the run
-    is a private search, one half of the users scores its trials, and only the other half is used
-    otherwise.
+    Users are read in the order of their keyed hash, so a limit selects a random subset.
 
     Args:
       store: evaluation users.
       models: name -> model.
       config: configuration of the run; `evaluation.max_images` and `batch_size` apply.
       apply: `(model, images, batch_size)` to float32 [n, width]: `embed` or `classify`.
-      scoring: whether the half that scores the trials of a search is used.
 
     Returns:
       The subjects, and name -> float32 [n, width].
@@ -179,10 +169,7 @@ def apply_models(
                 pieces[name].append(found)
             waiting.clear()
 
-    users_read = _users(store)
-    if config.tuning.search is not None:
-        users_read = (user for user in users_read if scores_trials(user.user_key) == scoring)
-    for user in first_images(users_read, config.evaluation.max_images):
+    for user in first_images(_users(store), config.evaluation.max_images):
         labels.extend(user.labels)
         users.extend([user.user_key] * len(user.images))
         subgroups.extend([user.subgroup] * len(user.images))

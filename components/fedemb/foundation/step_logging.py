@@ -44,10 +44,6 @@ ONE_BY_ONE = (
     "features are computed one image at a time, because on this machine the bits of a feature "
     "depend on the other images of its batch"
 )
-SEARCHING = (
-    "private search over %d recipes; no progress is shown, because it would reveal the number of "
-    "trials"
-)
 STOPPING = "asked to stop: finishing the current round"
 HOSTS = "training on %d hosts"
 MEASURED = "measured: %s"
@@ -61,7 +57,6 @@ LINES = frozenset(
         ROUND,
         FEATURES,
         ONE_BY_ONE,
-        SEARCHING,
         STOPPING,
         HOSTS,
         MEASURED,

@@ -106,7 +106,7 @@ def rounds(case: Case) -> Iterator[Reason]:
     commit = attempt.commit.content(CommitRecord)
     started = commit.rounds_started
     ran = evidence.model.body.rounds_run
-    planned = case.trained_plan
+    planned = case.plan
     if not ran <= started <= case.reservation.rounds == case.plan.rounds:
         yield Reason(
             "more_rounds_than_reserved",
@@ -184,12 +184,12 @@ def _mechanism_evidence(case: Case) -> Iterator[Reason]:
             "the trainer did not compare the noise and the coins of the rounds",
             "train with this version",
         )
-    if compared is not None and (problem := compared.problem(case.trained_plan.rounds)):
+    if compared is not None and (problem := compared.problem(case.plan.rounds)):
         yield Reason(
             "independence_failed", problem, "do not release; the priced mechanism did not run"
         )
     if audit.mechanism is not None:
-        for code, words in audit.mechanism.failed(case.trained_plan).items():
+        for code, words in audit.mechanism.failed(case.plan).items():
             yield Reason(code, words, "do not release; the priced mechanism did not run")
 
 
@@ -241,7 +241,7 @@ def _audit_result(case: Case) -> Iterator[Reason]:
 
 def away_from_start(case: Case) -> Iterator[Reason]:
     """Checks that the model moved from its public backbone as far as the noise implies."""
-    evidence, plan = case.evidence, case.trained_plan
+    evidence, plan = case.evidence, case.plan
     if not case.same_environment:  # a bundle does not contain the public backbone
         return
     if evidence.backbones is None:
@@ -256,7 +256,7 @@ def away_from_start(case: Case) -> Iterator[Reason]:
             f"the public backbone has the digest {shas[0][:16]}, but the model was trained from "
             f"{evidence.model.body.initial_weights_sha[:16]}; resume from pretrain_public"
         )
-    floor = noise_floor(case.trained_config, plan, start)
+    floor = noise_floor(case.evidence.config, plan, start)
     if floor is None:
         return
     distance, changed = stored_move(*evidence.backbones, floor.start_share, shas)

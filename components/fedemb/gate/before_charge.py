@@ -15,10 +15,9 @@ from typing import Literal
 
 from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
-from fedemb.config.trials import check_recipes, trial_plan
 from fedemb.documents.ledger_record import ReleaseRecord
 from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
-from fedemb.errors import ArtifactError, BudgetExceeded, ConfigError, Refused
+from fedemb.errors import ArtifactError, BudgetExceeded, Refused
 from fedemb.gate.privacy_rules import accountants_disagree
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting import accounting
@@ -66,9 +65,6 @@ WHEN: Mapping[str, When] = {
     "accountants_disagree": "refused",
     "tuning_invalid": "later",
     "tuning_not_charged": "refused",
-    "search_not_reserved": "later",
-    "recipe_not_declared": "later",
-    "recipe_above_price": "refused",
     "approvals_invalid": "later",
     "not_approved": "later",
     "no_approval_by_deadline": "later",
@@ -155,16 +151,12 @@ def _problems(
             "leave the promise out",
         )
     others = len(ledger.state.committed_runs() - {run_id})
-    if not config.tuning.trials <= others:
+    if not config.tuning.private_runs <= others:
         yield (
-            f"tuning.trials={config.tuning.trials} private runs were compared, but the ledger of "
+            f"{config.tuning.private_runs} private runs were compared, but the ledger of "
             f"policy {policy.policy_id!r} has {others} other runs",
             "tune under this policy, or on public images",
         )
-    try:
-        check_recipes(config, plan)
-    except ConfigError as error:
-        yield str(error), "change the recipe"
     if not (plan.private and plan.proof):
         yield (
             f"mechanism {plan.kind} under {plan.relation.name} has no proven guarantee",
@@ -221,9 +213,7 @@ def _check_start(config: RunConfig, plan: MechanismPlan, path: Path, sha: str) -
             "would deny the model. Nothing was charged. Import another file, or lower "
             "pretraining.learning_rate"
         )
-    search = config.tuning.search
-    for recipe in search.names if search else (None,):
-        noise_floor(config.tuned(recipe), trial_plan(plan, config, recipe), path)
+    noise_floor(config, plan, path)
 
 
 def _warnings(config: RunConfig, ledger: Ledger, run_id: str) -> Iterator[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from fedemb.config import RunConfig
-from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.plan_document import check_plan
 from fedemb.documents.privacy_report import PrivacyReport
@@ -74,16 +72,6 @@ class Case:
         """Returns the mechanism plan that is priced, after comparing it with the configuration."""
         evidence = self.evidence
         return check_plan(evidence.plan.body, evidence.config)
-
-    @property
-    def trained_config(self) -> RunConfig:
-        """Returns the configuration that trained the model: of the best trial of a search."""
-        return self.evidence.config.tuned(self.evidence.model.body.recipe)
-
-    @property
-    def trained_plan(self) -> MechanismPlan:
-        """Returns the mechanism that trained the model: of the best trial of a search."""
-        return trial_plan(self.plan, self.evidence.config, self.evidence.model.body.recipe)
 
     @property
     def reservation(self) -> Reservation:

@@ -125,16 +125,11 @@ def _least_change(case: Case) -> str:
 
 
 def _tuning(case: Case) -> str:
-    if case.evidence.config.tuning.search is not None:
-        return f"recipe {case.evidence.model.body.recipe}"
     return f"{case.report.tuning.other_runs_before} other runs in the ledger before this one"
 
 
-def _trials(case: Case) -> str:
-    search = case.evidence.config.tuning.search
-    if search is not None:
-        return f"one of the {len(search.recipes)} recipes of the search that was reserved"
-    return f"at least {case.evidence.config.tuning.trials} private tuning runs in the ledger"
+def _tuning_runs(case: Case) -> str:
+    return f"at least {case.evidence.config.tuning.private_runs} private tuning runs in the ledger"
 
 
 _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
@@ -149,13 +144,13 @@ _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
         lambda case: f"{case.attempt.status}, purpose {case.reservation.purpose}",
     ),
     "not_what_was_reserved": ("the inputs that were reserved and bound", _bound),
-    "rounds_invalid": (lambda case: f"all {case.trained_plan.rounds} planned rounds", _rounds),
+    "rounds_invalid": (lambda case: f"all {case.plan.rounds} planned rounds", _rounds),
     "mechanism_invalid": (
         "a mechanism with a proof and a valid accountant",
         lambda case: f"{case.plan.kind} under {case.plan.relation.name}",
     ),
     "epsilon_invalid": (_caps, _epsilon),
-    "tuning_invalid": (_trials, _tuning),
+    "tuning_invalid": (_tuning_runs, _tuning),
     "audit_invalid": ("of this model, passed, nothing refuted", _audit),
     "noise_floor_unknown": (
         "at least as far from the public backbone as the planned noise moves it",

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fedemb.config.adjacency import covers_change_own_data
-from fedemb.config.trials import check_recipes
-from fedemb.errors import ConfigError
 from fedemb.gate.case import RERUN, Case, Reason, waiver
 from fedemb.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
@@ -189,33 +187,12 @@ def approvals(case: Case) -> Iterator[Reason]:
 
 
 def tuning(case: Case) -> Iterator[Reason]:
-    """Checks that the runs that chose the hyperparameters are charged, and the recipe declared."""
-    config, recipe = case.evidence.config, case.evidence.model.body.recipe
-    search = config.tuning.search
-    if search is None and recipe is not None:
-        yield Reason(
-            "search_not_reserved",
-            f"the model is the best trial of a private search (recipe {recipe!r}), but one run was "
-            "reserved",
-            "run `fedemb tune`, which reserves the whole search",
-        )
-    if search is not None:
-        if recipe not in search.recipes:
-            yield Reason(
-                "recipe_not_declared",
-                f"recipe {recipe!r} of the model is not one of the {len(search.recipes)} recipes "
-                "of the search that was reserved",
-                "declare the recipe and start a new search",
-            )
-        try:
-            check_recipes(config, case.plan)
-        except ConfigError as error:
-            yield Reason("recipe_above_price", str(error), "start a new search")
-    trials, found = case.evidence.config.tuning.trials, case.report.tuning.other_runs_before
-    if not trials <= found:
+    """Checks that the private runs that chose the hyperparameters are charged."""
+    runs, found = case.evidence.config.tuning.private_runs, case.report.tuning.other_runs_before
+    if not runs <= found:
         yield Reason(
             "tuning_not_charged",
-            f"{trials} private runs were compared to choose the hyperparameters, but the ledger "
+            f"{runs} private runs were compared to choose the hyperparameters, but the ledger "
             f"has {found} other runs before this one",
             "tune under this policy, or on public images",
         )

@@ -45,7 +45,7 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "classes": (utility.classes, len(config.model.classes)),
         }
         if utility.measured:
-            server = case.trained_config.training.server
+            server = case.evidence.config.training.server
             kept = (server.ema_decay, *server.other_ema_decays) if server.other_ema_decays else ()
             wanted["averages"] = (utility.decays, kept)
     if utility.measured:

@@ -72,12 +72,12 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: ChargedConte
                 "with composition: renyi"
             )
         blocks = _unfinished_series(state, policy_id, blocks, terms.series.runs)
-    trials = {block: state.spent(block, [charge]) for block in blocks}
+    after_charge = {block: state.spent(block, [charge]) for block in blocks}
     # Written so that NaN excludes a block.
-    paying = [block for block in blocks if trials[block].epsilon <= terms.epsilon_cap]
+    paying = [block for block in blocks if after_charge[block].epsilon <= terms.epsilon_cap]
     if not paying:
-        block = min(blocks, key=lambda name: trials[name].epsilon)
-        before, after = state.spent(block), trials[block]
+        block = min(blocks, key=lambda name: after_charge[name].epsilon)
+        before, after = state.spent(block), after_charge[block]
         series = after.method == "planned_series"
         raise BudgetExceeded(
             f"run {run_id!r} would raise block {block!r} from epsilon={before.epsilon:.4g} to "

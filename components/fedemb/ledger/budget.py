@@ -29,7 +29,6 @@ from typing import Literal, Self, TypedDict
 from dp_accounting.dp_event import (
     DpEvent,
     NoOpDpEvent,
-    RepeatAndSelectDpEvent,
     SelfComposedDpEvent,
 )
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -41,8 +40,6 @@ from fedemb.privacy.accounting.sampler_share import with_sampler_share
 
 LEAST_DELTA = 2.0**-49
 """Least delta per charge, above the share of a noise sampler; below it no epsilon is certified."""
-_SEARCH = b'"repeat_and_select"'
-"""Bytes in the event of every private search."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +77,6 @@ class Charge:
         """SHA-256 digest of the reserved event."""
         return sha256_hex(self.event)
 
-    @property
-    def trainings(self) -> int:
-        """Trainings that count for the share of the noise sampler; a search has several."""
-        return _trainings(self.event)
-
-    @property
-    def search(self) -> str:
-        """The private search that was charged, as text; empty if one run was charged."""
-        body: JsonObject = json.loads(self.event) if _SEARCH in self.event else {}
-        if body.get("type") != "repeat_and_select":
-            return ""
-        return f"private search, {body['mean']:g} trials on average"
-
 
 class DeclaredCharge(TypedDict):
     """Content of the record of an external charge, see `documents.ledger_record.ChargeRecord`."""
@@ -129,10 +113,9 @@ class Spent:
 def lowered(event: DpEvent, rounds: int, charged: int) -> DpEvent:
     """Returns the event of the rounds that were started, if the run composes equal rounds.
 
-    A mechanism whose whole run is one event (tree, BLT) stays charged in full, and so does a
-    search: the rounds are those of its best trial.
+    A mechanism whose whole run is one event (tree, BLT) stays charged in full.
     """
-    if charged >= rounds or isinstance(event, RepeatAndSelectDpEvent):
+    if charged >= rounds:
         return event
     if charged == 0:
         return NoOpDpEvent()
@@ -178,15 +161,6 @@ def _event(data: bytes) -> DpEvent:
     from fedemb.privacy.accounting.events import event_from_json
 
     return event_from_json(json.loads(data))
-
-
-@lru_cache(maxsize=4096)
-def _trainings(event: bytes) -> int:
-    if _SEARCH not in event:
-        return 1
-    from fedemb.privacy.accounting.accounting import trainings_of
-
-    return trainings_of(_event(event))
 
 
 def in_series(terms: PolicyTerms, charge: Charge) -> bool:
@@ -235,13 +209,12 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
     order = terms.renyi_order
     external = any(item.external for item in charges)
     left = delta - math.fsum(item.delta for item in charges)
-    trainings = sum(item.trainings for item in charges)
-    if external and not left > trainings * LEAST_DELTA:
+    if external and not left > len(charges) * LEAST_DELTA:
         # Declared losses were spent elsewhere and are recorded even without any delta left.
         return Spent(math.inf, terms.delta, "renyi_filter", order, len(charges))
     try:
         epsilon = with_sampler_share(
-            lambda share: renyi_epsilon(divergence, order, share), left, trainings
+            lambda share: renyi_epsilon(divergence, order, share), left, len(charges)
         )
     except ValueError as error:
         raise LedgerError(

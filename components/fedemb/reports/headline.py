@@ -94,8 +94,6 @@ class Figures:
     """Epsilon of the unit charged most, over all runs of the policy; None without a report."""
     epsilon_run: float | None = None
     """Epsilon of this run; None without a report."""
-    recipes: int | None = None
-    """Number of recipes of a private search, whose epsilon is that of this run; None: no search."""
     cap: float | None = None
     delta: float | None = None
     unit: Unit = "user"
@@ -110,12 +108,10 @@ class Figures:
         found = cls()
         if report is not None:
             accounting, cumulative = report.accounting, report.cumulative
-            search = report.tuning.search
             found = replace(
                 found,
                 epsilon_all=_or_infinite(cumulative.max_block_epsilon),
                 epsilon_run=_or_infinite(accounting.epsilon),
-                recipes=search and search.recipes,
                 cap=cumulative.cap,
                 delta=cumulative.delta,
                 unit=report.unit.unit,
@@ -132,24 +128,16 @@ class Figures:
             Figure(
                 f"Epsilon of one {self.unit}, all runs", _epsilon(self.epsilon_all), of_cap + at
             ),
-            Figure(
-                "Epsilon of this run",
-                _epsilon(self.epsilon_run),
-                f"{at.strip()}{f'; {self._best_of()}' if self.recipes else ''}",
-            ),
+            Figure("Epsilon of this run", _epsilon(self.epsilon_run), at.strip()),
             Figure("Gain over the best baseline", _points(self.gain), self._interval()),
         )
 
     def sentence(self) -> str:
         """Returns the same metrics in one line."""
-        run = f"this run, {self._best_of()}" if self.recipes else "this run"
         return (
             f"epsilon of one {self.unit} {_epsilon(self.epsilon_all)} (all runs), "
-            f"{_epsilon(self.epsilon_run)} ({run}); gain {points(self.gain)}"
+            f"{_epsilon(self.epsilon_run)} (this run); gain {points(self.gain)}"
         )
-
-    def _best_of(self) -> str:
-        return f"best of a private search over {self.recipes} recipes; epsilon of the whole search"
 
     def _interval(self) -> str:
         return f"95 % interval {_range(self.gain)}; over {self.over}" if self.gain else ""

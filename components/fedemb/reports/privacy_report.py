@@ -14,7 +14,6 @@ import math
 
 from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
-from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.ledger_record import BindRecord, WaiverRecord
 from fedemb.documents.privacy_report import PrivacyReport
@@ -70,22 +69,19 @@ def build_report(
         "unit": _unit(config, plan),
         "adjacency": _adjacency(config, plan),
         "mechanism": {
-            **_mechanism(trial_plan(plan, config, model.recipe), attempt, model.key_injected),
+            **_mechanism(plan, attempt, model.key_injected),
             "plan_sha": plan.digest,
             "backend": evidence.plan.body.backend,
         },
         "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
-        "tuning": {
-            **_tuning(config, ledger, reservation),
-            "search": _search(config, plan, model.recipe),
-        },
+        "tuning": _tuning(config, ledger, reservation),
         "evaluation": {"data": "held_out_users", "charged": False},
         "pretraining": _pretraining(config, evidence),
         "audit": _audit(evidence),
         "utility": _utility(evidence),
         "assumptions": list(assumptions(plan.unit)),
-        "limitations": list(limitations(plan.unit, search=plan.search is not None)),
+        "limitations": list(limitations(plan.unit)),
         "waivers": _waivers(ledger, model.weights_sha, head_sequence),
         "release": _release_terms(config, reservation.run_id),
         "provenance": _provenance(evidence, reservation, attempt.bind),
@@ -107,25 +103,9 @@ def _tuning(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dict
     state, sequence = ledger.state, reservation.sequence
     return {
         "data": config.tuning.data,
-        "trials": config.tuning.trials,
+        "private_runs": config.tuning.private_runs,
         "other_runs_before": len(state.committed_runs(before=sequence) - {reservation.run_id}),
         "simulations_before": len(state.simulations(before=sequence)),
-    }
-
-
-def _search(config: RunConfig, plan: MechanismPlan, recipe: str | None) -> dict[str, object] | None:
-    """Returns the fields of `PrivateSearch`; None if the run is not a search."""
-    search = config.tuning.search
-    if search is None:
-        return None
-    trial = guarantee_of(plan.replaced(search=None), config.policy.delta)
-    return {
-        "law": search.law,
-        "mean_trials": search.mean_trials,
-        "recipes": len(search.recipes),
-        "recipes_sha": json_digest(search.recipes),
-        "recipe": recipe,
-        "epsilon_one_trial": finite(trial.epsilon),
     }
 
 

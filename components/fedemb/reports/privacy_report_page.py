@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from fedemb.config.trials import trial_plan
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import Written
@@ -38,9 +37,8 @@ _TICKS = 6
 
 def _no_floor(evidence: Evidence, plan: MechanismPlan) -> str | None:
     """Returns why the report has no noise floor; None if it has one."""
-    config, recipe = evidence.config, evidence.model.body.recipe
     backbone = (evidence.backbones or [None])[0]
-    return why_no_floor(config.tuned(recipe), trial_plan(plan, config, recipe), backbone)
+    return why_no_floor(evidence.config, plan, backbone)
 
 
 def report_page(
@@ -74,7 +72,7 @@ def report_page(
         unit=UNITS[plan.unit],
         method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
         assumptions=words.assumptions(plan.unit),
-        limitations=words.limitations(plan.unit, search=plan.search is not None),
+        limitations=words.limitations(plan.unit),
         plan=plan,
         backend=words.BACKENDS[report.mechanism.backend],
         sampler=TEXTS[plan.kind].sampler,

@@ -46,19 +46,12 @@ def assumptions(unit: Unit) -> dict[str, str]:
     return {code: words for code, words in rows.items() if code not in others[unit]}
 
 
-def limitations(unit: Unit, *, search: bool = False) -> dict[str, str]:
-    """Returns the limitations of the guarantee of a run or a private search, by code."""
+def limitations(unit: Unit) -> dict[str, str]:
+    """Returns the limitations of the guarantee by code."""
     words = UNITS[unit]
     several = {"owners_of_several": words.covered} if unit == "image" else {}
-    searched = {
-        "search_selection": f"Half of the held-out {words.many} chose the best trial, the other "
-        "half is measured. The choice depends on the first half, and that is not covered.",
-        "search_time": "Epsilon of the search assumes that the number of trials stays secret. "
-        "Observers who can measure how long the training takes can estimate it.",
-    }
     return {
         **several,
-        **(searched if search else {}),
         "evaluation_users": f"Held-out evaluation {words.many} are not covered: the utility "
         "figures are exact on them.",
         "declared_tuning": "The choice of hyperparameters is declared, not observed: each "
@@ -92,20 +85,6 @@ def guarantee_sentence(guarantee: Guarantee) -> str:
     return str(PrivacyGuarantee.from_json(guarantee.model_dump()))
 
 
-def search_sentence(report: PrivacyReport) -> str | None:
-    """Returns what the report says about a private search; None if the run is not a search."""
-    search = report.tuning.search
-    if search is None:
-        return None
-    one = search.epsilon_one_trial
-    return (
-        f"the model is the best of a private search over {search.recipes} recipes (recipe "
-        f"{search.recipe}), and epsilon is that of the whole search: "
-        f"{search.mean_trials:g} trials on average, {search.law} law; one trial alone has "
-        f"epsilon {'infinite' if one is None else format(one, '.4g')}"
-    )
-
-
 def report_sentence(report: PrivacyReport) -> str:
     """Returns the guarantee of a report as one sentence, with covered and uncovered users.
 
@@ -115,11 +94,9 @@ def report_sentence(report: PrivacyReport) -> str:
     covered = "also covered is" if report.adjacency.covers_change_own_data else "not covered is"
     change, many = UNITS[unit].change, UNITS[unit].many
     held_out = f"about {share:.3g} of all {many}" if share else "those with the held-out values"
-    searched = search_sentence(report)
     return (
         f"{guarantee_sentence(report.guarantee)}; {covered} one {unit} that {change}; "
         f"{many} held out for evaluation ({held_out}) are measured exactly and have no guarantee"
-        f"{f'; {searched}' if searched else ''}"
     )
 
 

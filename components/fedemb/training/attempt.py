@@ -24,7 +24,6 @@ from typing import Generic, NamedTuple
 import numpy as np
 
 from fedemb.config import RunConfig, TrainingConfig
-from fedemb.config.search import SearchConfig
 from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.engine.hosts import connect, is_multi_host
@@ -52,7 +51,6 @@ from fedemb.training.attempt_inputs import AttemptInputs
 from fedemb.training.averages import write_averages
 from fedemb.training.bound_attempt import BoundAttempt
 from fedemb.training.feature_caches import FeatureCaches
-from fedemb.training.search import TrainedTrial, TrialInputs, find_best, silent, trial_inputs
 from fedemb.training.train_job import hosts_of_the_step
 from fedemb.training.trainer import Attempt, Rounds, Trained, Unit
 
@@ -110,8 +108,6 @@ def run_attempt(
     """
     _check_key(context.config, root_key)
     inputs = AttemptInputs.read(context)
-    if inputs.config.tuning.search is not None:
-        _require_searchable(build_rounds)
     with _workers(inputs.config.training) as workers:
         finished = _Training(
             context=context,
@@ -130,8 +126,6 @@ class _Finished(NamedTuple):
 
     bound: BoundAttempt
     """The attempt."""
-    trained: BoundAttempt
-    """The best trial of a search, otherwise the attempt."""
     backbone: Model
     """Backbone of the trained model."""
     state: ServerState
@@ -140,7 +134,7 @@ class _Finished(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Training(Generic[Unit]):
-    """Training of an attempt, alone or as a private search; fields as in `run_attempt`."""
+    """Training of an attempt; fields as in `run_attempt`."""
 
     context: StepContext
     step: str
@@ -152,67 +146,39 @@ class _Training(Generic[Unit]):
 
     def finished(self) -> _Finished:
         """Runs all rounds that are not committed yet."""
-        search = self.inputs.config.tuning.search
-        return self._alone() if search is None else self._searched(search)
-
-    def _alone(self) -> _Finished:
-        started = self._rehearsed(self.inputs)
-        bound, features = self._bound()
+        started = self._rehearsed()
+        bound = BoundAttempt.bind(self.context, self.step, self.inputs)
+        features = FeatureCaches(bound.store, self.inputs.inputs_sha)
         state = self._state(bound, started, features)
         features.delete()
-        return _Finished(bound, bound, started[0], state)
+        return _Finished(bound, started[0], state)
 
-    def _searched(self, search: SearchConfig) -> _Finished:
-        for recipe in search.names:  # before any private byte, so that the charge can be refunded
-            self._rehearsed(trial_inputs(self.inputs, recipe, 0))
-        bound, features = self._bound()
-
-        def run(trial: BoundAttempt) -> TrainedTrial:
-            started = self._started(trial.inputs)
-            state = self._state(trial, started, features)
-            _release(trial.inputs.config, started[0], state)
-            return TrainedTrial(started[0], state)
-
-        public = self._backbone(self.inputs.config)
-        best = find_best(
-            self.context, bound, public, run, features=features, root_key=self.root_key
-        )
-        with silent():
-            backbone, state = run(best)
-        return _Finished(bound, best, backbone, state)
-
-    def _backbone(self, config: RunConfig) -> Model:
-        path = self.context.artifacts.pretrained / "backbone.keras"
-        return load_backbone(path, config.model)
-
-    def _started(self, inputs: AttemptInputs) -> tuple[Model, Rounds[Unit] | None]:
+    def _started(self) -> tuple[Model, Rounds[Unit] | None]:
         """Returns the public backbone and the rounds that train it."""
-        config, backbone = inputs.config, self._backbone(inputs.config)
+        config = self.inputs.config
+        path = self.context.artifacts.pretrained / "backbone.keras"
+        backbone = load_backbone(path, config.model)
         if self.build_rounds is None:
             return backbone, None
-        mechanism = KeylessMechanism(inputs.plan)
+        mechanism = KeylessMechanism(self.inputs.plan)
         return backbone, self.build_rounds(config, backbone, mechanism, *self.workers)
 
-    def _rehearsed(self, inputs: AttemptInputs) -> tuple[Model, Rounds[Unit] | None]:
+    def _rehearsed(self) -> tuple[Model, Rounds[Unit] | None]:
         """Returns `_started`, with rounds that were rehearsed on generated records.
 
         The attempt is not bound yet, so the charge of a run whose rounds are refused can be
         refunded.
         """
         try:
-            backbone, rounds = self._started(inputs)
+            backbone, rounds = self._started()
             if rounds is not None:
-                _rehearse(rounds[0], inputs.config.training)
+                _rehearse(rounds[0], self.inputs.config.training)
         except (ConfigError, Refused) as error:
             raise type(error)(
                 f"{error} No private image was read. If this was the first start of the run, "
-                f"refund its charge: fedemb ledger void {inputs.run_id}"
+                f"refund its charge: fedemb ledger void {self.inputs.run_id}"
             ) from error
         return backbone, rounds
-
-    def _bound(self) -> tuple[BoundAttempt, FeatureCaches]:
-        bound = BoundAttempt.bind(self.context, self.step, self.inputs)
-        return bound, FeatureCaches(bound.store, self.inputs.inputs_sha)
 
     def _state(
         self,
@@ -226,7 +192,7 @@ class _Training(Generic[Unit]):
             return state
         inputs, keys = bound.inputs, bound.attempt_keys(self.root_key)
         backbone, rounds = started
-        diagnostics = FencedStore(open_store(self._diagnostics(inputs)), bound.token)
+        diagnostics = FencedStore(open_store(self.context.private("diagnostics")), bound.token)
         with open_private(self.context, "users", attempt=inputs.reservation.attempt) as folder:
             trained = self.train(
                 Attempt(
@@ -250,26 +216,12 @@ class _Training(Generic[Unit]):
         bound.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
         return trained.state
 
-    def _diagnostics(self, inputs: AttemptInputs) -> str:
-        """Returns the address of the diagnostics; every trial of a search has its own."""
-        if isinstance(inputs, TrialInputs):
-            return self.context.private("diagnostics", f"trial-{inputs.number:06d}")
-        return self.context.private("diagnostics")
-
-
-def _require_searchable(build_rounds: object) -> None:
-    if build_rounds is None or is_multi_host():
-        raise ConfigError(
-            "A private search trains on one host, with a mechanism that has noise. Remove `hosts` "
-            "from the profile, or remove tuning.search."
-        )
-
 
 def _publish(artifacts: RunArtifacts, finished: _Finished) -> JsonObject:
     """Writes the model and its public round log, and commits the attempt; returns the card."""
-    bound, trained, backbone, state = finished
-    _release(trained.inputs.config, backbone, state)
-    lines = trained.log.lines(state.rounds)
+    bound, backbone, state = finished
+    _release(bound.inputs.config, backbone, state)
+    lines = bound.log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
     card = _write_model(artifacts, finished)
     bound.token.check()
@@ -286,10 +238,9 @@ def _last_state(bound: BoundAttempt) -> ServerState | None:
 
 def _write_model(artifacts: RunArtifacts, finished: _Finished) -> Written[ModelCard]:
     """Writes model, card and averages; returns the card. See `_publish`."""
-    bound, trained, backbone, state = finished
+    bound, backbone, state = finished
     inputs, plain = bound.inputs, plain_form(backbone)
-    config, reservation = trained.inputs.config, inputs.reservation
-    recipe = trained.inputs.recipe if isinstance(trained.inputs, TrialInputs) else None
+    config, reservation = inputs.config, inputs.reservation
     fields = {
         "run_id": inputs.run_id,
         "attempt": reservation.attempt,
@@ -299,12 +250,11 @@ def _write_model(artifacts: RunArtifacts, finished: _Finished) -> Written[ModelC
         "inputs_sha": inputs.inputs_sha,
         "initial_weights_sha": inputs.initial_weights_sha,
         "weights_sha": save_backbone(plain, artifacts.model / "backbone.keras"),
-        "key_injected": bound.key_injected or trained.key_injected,
+        "key_injected": bound.key_injected,
         "rounds_run": state.rounds,
-        **json_object(trained.store.read(_EVIDENCE), _EVIDENCE),
+        **json_object(bound.store.read(_EVIDENCE), _EVIDENCE),
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
-        "recipe": recipe,
         "tensors": [{"name": v.path, "shape": list(v.shape)} for v in plain.weights],
     }
     card = bound.write_card(artifacts.model / "model.json", ModelCard.of_fields(fields))

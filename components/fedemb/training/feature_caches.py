@@ -1,4 +1,4 @@
-"""Feature caches of an attempt; trials of a search with the same inputs of features share one.
+"""Feature caches of an attempt.
 
 Features follow from the images and the frozen trunk only: no key, coin or noise is part of them.
 """
@@ -22,10 +22,10 @@ from fedemb.storage import Store
 
 
 class FeatureCaches:
-    """Opens the feature cache of a training; trainings with the same inputs share one cache.
+    """Opens the feature cache of a training; inputs of features select one cache.
 
     Args:
-      store: signed working state of the attempt; for a search, that of the whole search.
+      store: signed working state of the attempt.
       inputs_sha: digest of the inputs of the attempt: users, code, configuration, public backbone.
     """
 

@@ -66,7 +66,7 @@ class Attempt(Generic[Unit]):
     log: RoundLog
     """Round records of the attempt."""
     features: FeatureCaches
-    """Caches of frozen features; the trials of a search share them."""
+    """Caches of frozen features."""
     diagnostics: Store
     """Store for un-noised diagnostics."""
     workers: int

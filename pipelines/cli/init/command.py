@@ -166,5 +166,5 @@ def _next_steps(output: Path, bound: int, photos: Photos) -> None:
         f"  fedemb run --config {output} --policy FOLDER",
         "The run is a simulation: it charges no budget and releases nothing. For a release, set "
         "purpose: release and tuning.",
-        "The first run with a policy folder fixes the policy. Use a separate folder for trials.",
+        "The first run with a policy folder fixes the policy. Use a separate folder for tests.",
     )

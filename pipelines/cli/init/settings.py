@@ -182,7 +182,7 @@ _COMMENTS = {
     "mechanism": "noise_multiplier: smallest value for policy.epsilon_cap. For another epsilon: "
     "fedemb plan --target-epsilon E --config FILE --write FILE",
     "policy": "Privacy budget of these users. The first run with a --policy folder fixes it, also "
-    "a simulation: use a separate folder for trials. users_lower_bound: a number you can always "
+    "a simulation: use a separate folder for tests. users_lower_bound: a number you can always "
     "promise. Budgets of two policies on the same users add up.",
 }
 

@@ -215,8 +215,6 @@ def _show_runs(opened: Ledger) -> None:
         record, charge = attempt.reserve, attempt.charge
         charged = charge.rounds_charged if attempt.charged else 0
         said = f"charged {charged} of {charge.rounds} rounds"
-        if charge.search:
-            said = f"charged in full, {charge.search}"
         by = "" if record.actor == "unnamed" else f"  by {record.actor}"
         say(
             f"  {record.time[:16].replace('T', ' ')} UTC  {record.run_id:<24} "

@@ -83,7 +83,6 @@ def summary(ledger: Ledger) -> JsonFields:
                 "status": attempt.status,
                 "rounds_reserved": charge.rounds,
                 "rounds_charged": charge.rounds_charged if attempt.charged else 0,
-                "search": charge.search,
                 "blocks": attempt.reserved.blocks,
                 "time": record.time,
                 "actor": record.actor,
@@ -224,8 +223,6 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
             f"record {record.sequence}, by {record.actor} at {record.time}"
         )
         lines.append(f"  {_standing(attempt.status, attempt.charged, charge)}")
-        if charge.search:
-            lines.append(f"  {charge.search}: charged in full as one search")
         full = set(reserved.blocks_requested) - set(reserved.blocks)
         if full:
             lines.append(f"  left out, because they were full: {', '.join(sorted(full))}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,27 +17,6 @@ from fedemb.pipelines.output import say, say_json
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
     from fedemb.pipelines.cli.planning.planned import Priced
-
-
-class TuningLaw(StrEnum):
-    """Laws of the number of trials."""
-
-    logarithmic = "logarithmic"
-    geometric = "geometric"
-    poisson = "poisson"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """A search over settings, priced with the plan."""
-
-    tuning_trials: Annotated[
-        float | None, typer.Option(help="Mean number of trials of a search to price as well.")
-    ] = None
-    tuning_law: Annotated[
-        TuningLaw | None,
-        typer.Option(help="Law of the number of trials; default: logarithmic."),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +41,6 @@ def plan(
     context: typer.Context,
     source: ConfigSource,
     numbers: PlanNumbers,
-    search: Search,
     simulate_at: Annotated[
         str | None,
         typer.Option(help="Share of batch and noise to simulate the run at, such as 1/16 (TAN)."),
@@ -81,18 +58,12 @@ def plan(
     from fedemb.pipelines.cli.planning.planned import config_of, price_fields, priced
     from fedemb.privacy.planning.frontier import simulation_at
 
-    if search.tuning_law is not None and search.tuning_trials is None:
-        raise ConfigError(
-            "--tuning-law has no effect without --tuning-trials. Pass the mean number of trials."
-        )
     config = config_of(context, source, numbers)
     if output.write is not None:
         _write_config(config, source, output.write, simulate_at)
     found = priced(config)
     fields: dict[str, object] = {}
     text: list[str] = []
-    if search.tuning_trials is not None:
-        fields["tuning"] = _tuning(found, search.tuning_trials, search.tuning_law, text)
     if output.explain:
         fields["explanation"] = paragraphs = _explanation(config, found)
         text += [line for paragraph in paragraphs for line in ("", paragraph)]
@@ -127,19 +98,6 @@ def _write_config(
     new = not path.exists()
     write_mechanism(path, simulated(config, simulate_at) if simulate_at else config)
     say(f"wrote {'the new file ' if new else ''}{path}", err=True)
-
-
-def _tuning(
-    found: Priced, trials: float, law: TuningLaw | None, text: list[str]
-) -> dict[str, object]:
-    """Returns the price of a search as JSON; adds its lines to a text."""
-    from fedemb.privacy.planning.tuning import conditions, price_tuning
-
-    named = (law or TuningLaw.logarithmic).value
-    price = price_tuning(found.mechanism, found.guarantee.delta, trials, named)
-    valid = conditions(trials, named)
-    text += ["", f"search: {price}", "valid only if", *(f"  - {item}" for item in valid)]
-    return {**price.to_json(), "sentence": str(price), "conditions": valid}
 
 
 def _explanation(config: RunConfig, found: Priced) -> list[str]:

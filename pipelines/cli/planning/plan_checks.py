@@ -12,7 +12,7 @@ from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 
-_NEEDS_NOISE = ("noise_multiplier", "target_epsilon", "tuning_trials")
+_NEEDS_NOISE = ("noise_multiplier", "target_epsilon")
 
 
 def _given(context: typer.Context, name: str) -> bool:

@@ -55,8 +55,6 @@ def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
         users, epsilon = _price(run)
         everything, this, _ = found.figures.rows()
         price = epsilon if epsilon == NOT_SIGNED or this.value == "-" else this.value
-        if found.figures.recipes:
-            price += f" (private search over {found.figures.recipes} recipes)"
         rows.append((run.run_id, found.title, everything.value, price, users, _gain(run)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

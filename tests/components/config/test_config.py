@@ -39,7 +39,7 @@ def test_every_setting_has_words():
         ("partition.virtual_clients=0", "greater than 0"),
         ("model.channels=2", "1 or 3"),
         ("tuning={data: private, method: a grid}", "contradict each other"),
-        ("tuning={data: public, method: a grid, trials: 3}", "contradict each other"),
+        ("tuning={data: public, method: a grid, private_runs: 3}", "contradict each other"),
         ("tuning={}", "tuning.data is not set"),
         ("tuning={data: public}", "Set both or neither"),
         ("tuning={method: a grid}", "Set both or neither"),

@@ -81,7 +81,7 @@ IMAGES = {"max_examples": 5, "one_image": False}
 
 
 def test_nothing_stays_behind_a_finished_run(tmp_path):
-    """Also features of an earlier process, and of other recipes of a search."""
+    """Also features of an earlier process, and of other settings."""
     store, loads = open_store(str(tmp_path)), _Loads()
     for most in (5, 6):
         caches = FeatureCaches(store, "a" * 8)
@@ -95,7 +95,7 @@ def test_nothing_stays_behind_a_finished_run(tmp_path):
     assert loads.seen[12:] == [0], "deleted features are not kept in memory"
 
 
-def test_trainings_with_the_same_inputs_share_features_also_after_a_stop(tmp_path):
+def test_the_same_inputs_share_features_also_after_a_stop(tmp_path):
     store, loads = open_store(str(tmp_path)), _Loads()
     caches = FeatureCaches(store, "a" * 8)
     cache = caches.open(build_backbone(MODEL, 0), IMAGES)

@@ -158,9 +158,9 @@ def test_cause_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, change
             id="promise",
         ),
         pytest.param(
-            {"tuning": {"data": "private", "trials": 1, "method": "grid"}},
+            {"tuning": {"data": "private", "private_runs": 1, "method": "grid"}},
             "has 0 other runs",
-            id="trials",
+            id="private_runs",
         ),
     ],
 )

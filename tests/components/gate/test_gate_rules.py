@@ -418,23 +418,22 @@ def test_evidence_of_another_card_than_the_trainer_s_is_denied(run):
 
 def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
     """With two compared runs: refused uncharged after one other run, allowed after two."""
-    first = honest_run.start(tmp_path / "first", "trial-1").until_gate()
-    tuned = {"tuning": {"data": "private", "trials": 2, "method": "grid of clip norms"}}
+    first = honest_run.start(tmp_path / "first", "compared-1").until_gate()
+    tuned = {"tuning": {"data": "private", "private_runs": 2, "method": "grid of clip norms"}}
     final = honest_run.start(tmp_path / "final", "final", first.policy_root, **tuned)
     final.do_plan()
     with pytest.raises(Refused, match=r"has 1 other runs.*Nothing was charged"):
         final.do_reserve()
     assert ("final", 1) not in final.ledger().state.attempts
-    honest_run.start(tmp_path / "second", "trial-2", first.policy_root).until_gate()
+    honest_run.start(tmp_path / "second", "compared-2", first.policy_root).until_gate()
     final.until_gate()
     assert verdict_of(final).allow
     found = json.loads(final.report.read_text())["tuning"]
     assert found == {
         "data": "private",
-        "trials": 2,
+        "private_runs": 2,
         "other_runs_before": 2,
         "simulations_before": 0,
-        "search": None,
     }
 
 
@@ -445,7 +444,7 @@ def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_r
     early = honest_run.start(tmp_path / "early", "early", first.policy_root)
     early.do_plan()
     early.do_reserve()
-    tuned = {"tuning": {"data": "private", "trials": 1, "method": "grid of clip norms"}}
+    tuned = {"tuning": {"data": "private", "private_runs": 1, "method": "grid of clip norms"}}
     again = honest_run.start(tmp_path / "again", first.run_id, first.policy_root, **tuned)
     again.do_plan()
     with pytest.raises(Refused, match="has 0 other runs"):

@@ -375,7 +375,7 @@ def test_closed_attempt_takes_no_other_rounds_log_or_model(kit, field):
         ledger.commit(reservation, **other, signer=kit.trainer)
 
 
-def test_only_charged_runs_committed_in_time_count_as_trials(kit):
+def test_only_charged_runs_committed_in_time_count_as_private_runs(kit):
     ledger = kit.open()
     for name, purpose, committed in (
         ("release", "release", True),

@@ -16,14 +16,12 @@ from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price, supports
 from fedemb.privacy.accounting.events import RandomAllocationDpEvent, event_from_json, repeated
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.accounting.sampler_share import sampler_delta
 from fedemb.privacy.mechanisms import tree_sensitivity
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
 from fedemb.privacy.planning import calibration
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.projection import project
-from fedemb.privacy.planning.tuning import conditions, price_tuning
 from fedemb.privacy.randomness import toeplitz
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
@@ -500,19 +498,3 @@ def test_calibration_ends_below_the_grid_of_losses():
     assert price(found.event(), found.relation, 1e-6).epsilon <= 1e-4 < least
     with pytest.raises(ConfigError, match=r"no noise_multiplier up to 1e\+06"):
         with_target_epsilon(make_plan(rounds=10_000), 1e-6, 1e-9)
-
-
-def test_searching_costs_more_than_one_run_and_less_than_all():
-    plan = make_plan(rounds=100, sampling_probability=0.02, noise_multiplier=2.0)
-    one = price(plan.event(), plan.relation, 1e-6, "rdp").epsilon
-    ten = price(dpe.SelfComposedDpEvent(plan.event(), 10), plan.relation, 1e-6, "rdp").epsilon
-    search = price_tuning(plan, 1e-6, 10, "logarithmic").epsilon
-    assert one < search < ten
-    # Ten trials on average draw ten runs' worth of noise.
-    found = price_tuning(plan, 1e-6, 10, "geometric")
-    assert found.sampler_delta == sampler_delta(found.epsilon, 10)
-    assert len(conditions(10, "geometric")) == 5
-    with pytest.raises(ConfigError, match="mean"):
-        price_tuning(plan, 1e-6, 1.0, "geometric")
-    with pytest.raises(ConfigError, match="not_private"):
-        price_tuning(make_plan("not_private"), 1e-6, 10, "geometric")

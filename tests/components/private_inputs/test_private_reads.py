@@ -37,22 +37,11 @@ ALLOWED = {
         "bind",
         "context.private('train', f'attempt-{reservation.attempt}')",
     ),
-    # The same for each trial of a search, inside the claimed folder.
-    (
-        "components/fedemb/training/search.py",
-        "_bound_trial",
-        "context.private('train', f'attempt-{reservation.attempt}', name)",
-    ),
     # Written only; the trainer appends to figures that only the data owner reads.
     (
         "components/fedemb/training/attempt.py",
-        "_diagnostics",
+        "_state",
         "self.context.private('diagnostics')",
-    ),
-    (
-        "components/fedemb/training/attempt.py",
-        "_diagnostics",
-        "self.context.private('diagnostics', f'trial-{inputs.number:06d}')",
     ),
     ("components/audit_privacy/audit.py", "run", "context.private('audit')"),
     ("components/partition_users/partition.py", "run", "context.private_root"),

@@ -18,7 +18,6 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
-from fedemb.config.trials import trial_plan
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
@@ -343,11 +342,10 @@ class HonestRun:
             private_root=PRIVATE_ROOT,
         )
 
-    def do_train(self, tensors=TENSORS, *, recipe=None):
-        """Binds, pretends to train, commits; `recipe`: that of the best trial of a search."""
+    def do_train(self, tensors=TENSORS):
+        """Binds, pretends to train, commits."""
         reservation = read_reservation(self.reservation)
-        planned = plan_from_json(json.loads(self.plan.read_text())["plan"])
-        mechanism = trial_plan(planned, self.config, recipe)
+        mechanism = plan_from_json(json.loads(self.plan.read_text())["plan"])
         self.do_bind()
         event = event_to_json(mechanism.round_event)
         lines = [
@@ -378,7 +376,6 @@ class HonestRun:
             "code_sha": reservation.code_sha,
             "mechanism_audit": mechanism_audit(mechanism),
             "independence": {"rounds": mechanism.rounds, "failed": []},
-            "recipe": recipe,
         }
         self.sign(self.model / "model.json", ModelCard.of_fields(body))
         self.do_commit()

@@ -14,60 +14,9 @@ INPUTS = "tests/components/private_inputs/test_private_inputs.py"
 DEADLINE = "tests/components/gate/test_gate_approval_deadline.py"
 
 FEATURES = "tests/components/embedding/test_embedding_feature_cache.py"
-SEARCH = "tests/components/privacy/test_search_price.py"
-TRIALS = "tests/components/training/test_search.py"
+KEPT = "tests/components/training/test_kept_features.py"
 
 MUTANTS = (
-    one(
-        16,
-        "search_priced_as_one_run",
-        (
-            "fedemb.privacy.mechanisms.mechanism",
-            "MechanismPlan.event",
-            "self.searched(self.event_of(count))",
-            "self.event_of(count)",
-        ),
-        f"{SEARCH}::test_whole_search_is_priced_and_not_one_trial",
-    ),
-    one(
-        16,
-        "search_gives_back_rounds_of_its_best_trial",
-        (
-            "fedemb.ledger.budget",
-            "lowered",
-            "isinstance(event, RepeatAndSelectDpEvent)",
-            "False",
-        ),
-        f"{SEARCH}::test_search_stays_charged_in_full_whatever_the_best_trial_ran",
-    ),
-    one(
-        16,
-        "recipes_may_cost_more_than_is_priced",
-        ("fedemb.config.trials", "check_recipes", "not np.all(loss <= limit)", "False"),
-        f"{SEARCH}::test_recipe_that_costs_more_than_is_priced_is_refused",
-    ),
-    one(
-        16,
-        "recipes_are_compared_at_the_lowest_order_only",
-        (
-            "fedemb.config.trials",
-            "check_recipes",
-            "not np.all(loss <= limit)",
-            "loss[0] > limit[0]",
-        ),
-        f"{SEARCH}::test_recipe_that_costs_more_than_is_priced_is_refused",
-    ),
-    one(
-        16,
-        "recipe_whose_price_is_nan_passes",
-        (
-            "fedemb.config.trials",
-            "check_recipes",
-            "not np.all(loss <= limit)",
-            "np.any(loss > limit)",
-        ),
-        f"{SEARCH}::test_recipe_whose_price_is_no_number_is_refused",
-    ),
     one(
         26,
         "external_charge_is_lowered_like_a_stopped_run",
@@ -81,26 +30,8 @@ MUTANTS = (
         "test_external_charge_of_any_length_counts_in_full",
     ),
     one(
-        16,
-        "search_counts_one_share_of_the_sampler",
-        ("fedemb.ledger.budget", "_trainings", "trainings_of(_event(event))", "1"),
-        f"{SEARCH}::test_search_stays_charged_in_full_whatever_the_best_trial_ran",
-    ),
-    one(
-        11,
-        "trials_drawn_from_public_inputs",
-        ("fedemb.training.search", "draw_recipes", "keys.root_key", "bytes(32)"),
-        f"{TRIALS}::test_trials_follow_from_the_secret_key_and_the_attempt",
-    ),
-    one(
-        6,
-        "trials_of_one_recipe_share_their_noise",
-        ("fedemb.training.search", "TrialInputs.inputs_sha", "self.number", "0"),
-        f"{TRIALS}::test_two_trials_of_one_recipe_share_no_coins_and_no_noise",
-    ),
-    one(
         7,
-        "trials_share_features_of_other_images",
+        "features_of_other_images_are_taken",
         (
             "fedemb.training.feature_caches",
             "FeatureCaches.open",
@@ -111,7 +42,7 @@ MUTANTS = (
     ),
     one(
         7,
-        "trials_share_features_of_another_trunk",
+        "features_of_another_trunk_are_taken",
         (
             "fedemb.training.feature_caches",
             "trunk_digest",
@@ -122,26 +53,20 @@ MUTANTS = (
     ),
     one(
         4,
-        "features_of_a_search_are_not_verified",
+        "kept_features_are_not_verified",
         (
             "fedemb.training.attempt",
-            "_bound",
+            "_Training.finished",
             "FeatureCaches(bound.store, self.inputs.inputs_sha)",
             "FeatureCaches(bound.store._store, self.inputs.inputs_sha)",
         ),
-        f"{TRIALS}::test_features_that_the_search_did_not_write_are_refused",
+        f"{KEPT}::test_features_that_the_training_did_not_write_are_refused",
     ),
     one(
         7,
-        "features_of_a_search_are_not_deleted",
-        ("fedemb.training.search", "find_best", "features.delete()", "None"),
-        f"{TRIALS}::test_search_killed_while_it_computes_features_resumes_to_the_same_bits",
-    ),
-    one(
-        21,
-        "trials_of_a_search_show_their_rounds",
-        ("fedemb.training.search", "silent", "logging.disable(logging.CRITICAL)", "None"),
-        f"{TRIALS}::test_nothing_public_shows_the_number_of_trials",
+        "kept_features_are_not_deleted",
+        ("fedemb.training.attempt", "_Training.finished", "features.delete()", "None"),
+        f"{KEPT}::test_training_killed_while_it_computes_features_resumes_to_the_same_bits",
     ),
     one(
         19,

@@ -62,7 +62,7 @@ MUTANTS = (
         (
             modules.BEFORE_CHARGE,
             "_check_start",
-            "noise_floor(config.tuned(recipe), trial_plan(plan, config, recipe), path)",
+            "noise_floor(config, plan, path)",
             "None",
         ),
         CHARGE,

@@ -12,7 +12,6 @@ Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid); each entr
 | MixtureOfGaussians                  | ADD_OR_REMOVE, SPECIAL |                        |
 | RandomAllocation(Gaussian)          | ADD_OR_REMOVE (ours)   |                        |
 | ZCDp                                |                        | all                    |
-| RepeatAndSelect                     |                        | those of its event     |
 
 ONE and SPECIAL are REPLACE_ONE and REPLACE_SPECIAL; * is the project's quadrature in `renyi`.
 dp-accounting's RDP of a Gaussian under REPLACE_ONE is the add-or-remove value, half of the correct
@@ -109,9 +108,8 @@ def price(
       delta: total failure probability. The sampler's share is subtracted before accounting, so the
           guarantee holds at this delta for the noise that is actually drawn.
       accountant: `auto` uses PLD if it is valid, since it is tighter, otherwise RDP.
-      runs: number of training runs in the event; each has its share of the sampler, and a search
-          counts as its mean number of trials. 0 assumes ideal noise, as published figures do; drawn
-          noise is never ideal.
+      runs: number of training runs in the event; each has its share of the sampler. 0
+          assumes ideal noise, as published figures do; drawn noise is never ideal.
       rounds: number of training rounds, for display; by default the repetitions of the event.
       unit: privacy unit of the event.
 
@@ -131,9 +129,7 @@ def price(
         accountant=curve_.accountant,
         rounds=rounds_of(event) if rounds is None else rounds,
         unit=unit,
-        sampler_delta=sampler_delta(epsilon, runs * trainings_of(event))
-        if math.isfinite(epsilon)
-        else 0.0,
+        sampler_delta=sampler_delta(epsilon, runs) if math.isfinite(epsilon) else 0.0,
     )
 
 
@@ -202,23 +198,6 @@ def rounds_of(event: dpe.DpEvent) -> int | None:
     return event.count if isinstance(event, dpe.SelfComposedDpEvent) else None
 
 
-def trainings_of(event: dpe.DpEvent) -> int:
-    """Returns the number of trainings that count for the sampler's share: 1, or a search's mean.
-
-    The mean bounds the total variation of a search, because every trial draws its own noise and the
-    number of trials is independent of it.
-    """
-    match event:
-        case dpe.RepeatAndSelectDpEvent():
-            return math.ceil(event.mean) * trainings_of(event.event)
-        case dpe.SelfComposedDpEvent():
-            return trainings_of(event.event)
-        case dpe.ComposedDpEvent():
-            return max(map(trainings_of, event.events), default=1)
-        case _:
-            return 1
-
-
 class _Curve:
     """The privacy curve of one event under one accountant."""
 
@@ -231,7 +210,6 @@ class _Curve:
         quick: bool = False,
     ):
         library_version()
-        self._trainings = trainings_of(event)
         choices: tuple[Literal["pld", "rdp"], ...] = (
             ("pld", "rdp") if accountant == "auto" else (accountant,)
         )
@@ -248,7 +226,7 @@ class _Curve:
             self._get = functools.partial(_renyi_epsilon, values)
 
     def epsilon(self, delta: float, runs: int) -> float:
-        epsilon = with_sampler_share(self._get, delta, runs * self._trainings)
+        epsilon = with_sampler_share(self._get, delta, runs)
         if math.isnan(epsilon):
             raise UnsupportedAccounting(
                 f"the {self.accountant} accountant returned NaN at delta={delta:g}; raise delta or "
@@ -291,7 +269,7 @@ def _is_gaussian_composition(event: dpe.DpEvent) -> bool:
     return isinstance(event, dpe.GaussianDpEvent)
 
 
-def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -> bool:  # noqa: PLR0911, PLR0912
+def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -> bool:  # noqa: PLR0911
     """Implements the dispatch table."""
     is_pld = accountant == "pld"
     match event:
@@ -317,8 +295,6 @@ def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -
             return is_pld and relation is _ADD and isinstance(event.event, dpe.GaussianDpEvent)
         case dpe.ZCDpEvent():
             return not is_pld
-        case dpe.RepeatAndSelectDpEvent():
-            return not is_pld and _valid(event.event, relation, accountant)
         case _:
             return False
 
@@ -330,20 +306,6 @@ def _rdp_walk(event: dpe.DpEvent, relation: NeighboringRelation, orders: Floats)
         case dpe.ComposedDpEvent():
             parts = [_rdp_walk(inner, relation, orders) for inner in event.events]
             return cast("Floats", np.sum(parts, axis=0)) if parts else np.zeros_like(orders)
-        case dpe.RepeatAndSelectDpEvent():
-            # The bound at one order also uses a second order, the best of all.
-            every = np.union1d(RDP_ORDERS, orders)
-            inner = _rdp_walk(event.event, relation, every)
-            found = np.asarray(
-                _rdp._compute_rdp_repeat_and_select(  # pyright: ignore[reportPrivateUsage]
-                    cast("Sequence[float]", every),
-                    cast("Sequence[float]", inner),
-                    event.mean,
-                    event.shape,
-                ),
-                dtype=np.float64,
-            )
-            return found[np.searchsorted(every, orders)]
         case dpe.PoissonSampledDpEvent() if relation is _ONE:
             gaussian = cast("dpe.GaussianDpEvent", event.event)
             return group_pair_rdp(event.sampling_probability, gaussian.noise_multiplier, orders)

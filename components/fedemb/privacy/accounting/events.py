@@ -76,12 +76,6 @@ def _numbers(value: object, where: str) -> list[float]:
     return [check(item, where) for item in cast("list[object]", value)]
 
 
-def _shape(value: object, where: str) -> float:
-    if value in ("infinity", math.inf):
-        return math.inf
-    return _number(0, open_low=False)(value, where)
-
-
 class _Nested(Enum):
     """Fields that hold other events."""
 
@@ -120,10 +114,6 @@ _SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, _Check | _Nested]]] = {
     "zcdp": (
         dpe.ZCDpEvent,
         {"rho": _number(0, open_low=False), "xi": _number(0, open_low=False)},
-    ),
-    "repeat_and_select": (
-        dpe.RepeatAndSelectDpEvent,
-        {"event": _EVENT, "mean": _number(1, open_low=False), "shape": _shape},
     ),
 }
 _NAMES = {cls: name for name, (cls, _) in _SCHEMA.items()}

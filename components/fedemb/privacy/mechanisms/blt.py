@@ -75,7 +75,6 @@ class Blt(BltConfig, RoundRobinPlan):
             virtual_clients=numbers.virtual_clients,
             groupings=numbers.groupings,
             unit=numbers.unit,
-            search=numbers.search,
             blt_decay=self.blt_decay,
             blt_scale=self.blt_scale,
             matrix_sensitivity=self.matrix_sensitivity,

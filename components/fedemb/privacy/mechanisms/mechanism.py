@@ -26,7 +26,6 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, mode
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import JsonObject, json_digest
 from fedemb.privacy.accounting.units import Unit
-from fedemb.privacy.mechanisms.search import SearchTerms
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfig
 from fedemb.privacy.randomness.grid import GRID_BITS, MOST_GRID_BITS, check_room
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
 
 SCHEMA = "fedemb/mechanism_plan/2"
-SEARCH_SCHEMA = "fedemb/mechanism_plan/3"
-"""Schema of the plan of a private search; older versions of the package refuse it."""
 LEAST_NOISE = 1e-6
 """Minimum of both noise multipliers of an adaptive clip, whose inverse squares are added."""
 
@@ -56,7 +53,6 @@ class PublicNumbers:
     users_lower_bound: int
     max_images_per_user: int = 1
     unit: Unit = "user"
-    search: SearchTerms | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +126,6 @@ class MechanismPlan(MechanismConfig):
     """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
     grid_bits: int = Field(default=GRID_BITS, le=MOST_GRID_BITS)
     """Updates and noise are multiples of clip / 2^grid_bits."""
-    search: SearchTerms | None = None
-    """Private search whose trials are runs of this plan; null: one run."""
 
     # ---- construction -------------------------------------------------------------------------
 
@@ -148,7 +142,6 @@ class MechanismPlan(MechanismConfig):
                 "virtual_clients": numbers.virtual_clients,
                 "groupings": numbers.groupings,
                 "unit": numbers.unit,
-                "search": numbers.search,
                 **cls.derived(section, numbers),
             }
         )
@@ -312,8 +305,6 @@ class MechanismPlan(MechanismConfig):
     def event(self, rounds: int | None = None) -> dpe.DpEvent:
         """Returns the event of a run that stopped after `rounds` rounds; all by default.
 
-        A search has the event of all its trials.
-
         Raises:
           ValueError: `rounds` is negative or above the planned number.
         """
@@ -324,11 +315,7 @@ class MechanismPlan(MechanismConfig):
             raise ValueError(
                 f"rounds={count} must be in 0..{self.rounds}, the planned rounds; lower it"
             )
-        return self.searched(self.event_of(count)) if count else dpe.NoOpDpEvent()
-
-    def searched(self, trial: dpe.DpEvent) -> dpe.DpEvent:
-        """Returns the event of the search with trials of this event; `trial` without a search."""
-        return trial if self.search is None else self.search.event(trial)
+        return self.event_of(count) if count else dpe.NoOpDpEvent()
 
     def event_of(self, rounds: int) -> dpe.DpEvent:
         """Returns the event of the first `rounds` rounds, at least one."""
@@ -405,10 +392,7 @@ class MechanismPlan(MechanismConfig):
 
     def to_json(self) -> JsonObject:
         """Returns the plan as a JSON object; `registry.plan_from_json` reads it."""
-        fields = self.model_dump(mode="json")
-        if self.search is None:
-            fields.pop("search", None)
-        return {"schema": SCHEMA if self.search is None else SEARCH_SCHEMA, **fields}
+        return {"schema": SCHEMA, **self.model_dump(mode="json")}
 
     @functools.cached_property
     def digest(self) -> str:

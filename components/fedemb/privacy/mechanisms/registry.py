@@ -18,14 +18,12 @@ from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussia
 from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.mechanisms.mechanism import (
     SCHEMA,
-    SEARCH_SCHEMA,
     MechanismPlan,
     PublicNumbers,
 )
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.mechanisms.random_allocation import RandomAllocation
-from fedemb.privacy.mechanisms.search import SearchTerms
 from fedemb.privacy.mechanisms.section import MechanismConfig
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
 from fedemb.privacy.mechanisms.user_poisson import UserPoisson
@@ -68,14 +66,12 @@ def plan_of(section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
 
 def public_numbers(config: RunSettings) -> PublicNumbers:
     """Returns the public numbers of a configuration."""
-    search = config.tuning.search
     return PublicNumbers(
         virtual_clients=config.partition.virtual_clients,
         groupings=config.partition.groupings,
         users_lower_bound=config.policy.users_lower_bound,
         max_images_per_user=config.partition.max_images_per_user,
         unit=config.policy.unit,
-        search=search and SearchTerms(mean_trials=search.mean_trials, law=search.law),
     )
 
 
@@ -89,10 +85,9 @@ def plan_from_json(value: JsonObject) -> MechanismPlan:
     """
     fields = dict(value)
     schema, kind = fields.pop("schema", None), fields.get("kind")
-    if schema not in (SCHEMA, SEARCH_SCHEMA):
+    if schema != SCHEMA:
         raise ArtifactError(
-            f"Mechanism plan has schema {schema!r}, expected {SCHEMA!r} or {SEARCH_SCHEMA!r}. "
-            "Plan the run again."
+            f"Mechanism plan has schema {schema!r}, expected {SCHEMA!r}. Plan the run again."
         )
     mechanism = MECHANISMS.get(kind) if isinstance(kind, str) else None
     if mechanism is None:

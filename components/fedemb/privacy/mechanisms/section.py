@@ -8,7 +8,6 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedemb.foundation.section import Section
 from fedemb.privacy.accounting.units import Unit
-from fedemb.privacy.mechanisms.search import SearchTerms
 
 MOST_NOISE = 1e6
 """Maximum noise multiplier of plans and of searches."""
@@ -74,15 +73,6 @@ class TrainingSettings(Protocol):
         ...
 
 
-class TuningSettings(Protocol):
-    """Settings of `RunConfig.tuning` that a mechanism reads."""
-
-    @property
-    def search(self) -> SearchTerms | None:
-        """Private search, or None."""
-        ...
-
-
 class RunSettings(Protocol):
     """What a mechanism reads from the configuration of a run; `RunConfig` implements it."""
 
@@ -109,11 +99,6 @@ class RunSettings(Protocol):
     @property
     def training(self) -> TrainingSettings:
         """Optimization."""
-        ...
-
-    @property
-    def tuning(self) -> TuningSettings:
-        """Choice of the hyperparameters."""
         ...
 
     @property

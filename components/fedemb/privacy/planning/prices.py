@@ -48,8 +48,7 @@ def figures(plan: MechanismPlan, delta: float) -> JsonObject:
     if not plan.private:
         names = ("epsilon_conservative_2c", "epsilon_rdp", "zcdp_rho")
         return {**dict.fromkeys(names), "comparisons": []}
-    single, added = plan.conservative_event(), NeighboringRelation.ADD_OR_REMOVE_ONE
-    doubled = single and plan.searched(single)
+    doubled, added = plan.conservative_event(), NeighboringRelation.ADD_OR_REMOVE_ONE
     if (doubled, added) == (plan.event(), plan.relation):
         conservative = guarantee_of(plan, delta).epsilon
     else:  # the fine grid would take longer than all other figures
@@ -62,11 +61,9 @@ def figures(plan: MechanismPlan, delta: float) -> JsonObject:
             {
                 "name": other.name,
                 "relation": other.relation.name,
-                "epsilon": finite(upper_bound(plan.searched(other.event), other.relation, delta)),
+                "epsilon": finite(upper_bound(other.event, other.relation, delta)),
             }
             for other in plan.comparisons()
-            if plan.search is None
-            or accounting.supports(plan.searched(other.event), other.relation, "rdp")
         ],
     }
 
