@@ -87,6 +87,9 @@ docs: $(DOCS_STAMP) ## Build the site of docs/ into build/site; a dead link fail
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
 	@echo "open build/site/index.html"
 
+readme: setup ## Make the picture of README from a run of the quickstart, in Chromium
+	$(BIN)/python -m tests.docs.picture
+
 docs-reference: setup ## Rewrite the generated pages of docs/reference/
 	$(BIN)/python -m tests.docs.generate
 
@@ -167,4 +170,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) $(TIMM_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference setup links wheel run results study study-dp-sgd check test test-long test-full test-timm test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean
+.PHONY: help audit mutation docs docs-reference readme setup links wheel run results study study-dp-sgd check test test-long test-full test-timm test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean
