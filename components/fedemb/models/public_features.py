@@ -62,7 +62,6 @@ def _pooled(backbone: Model, name: str, path: Path) -> Node:
     card = read_card(path)
     found = {tap.name: tap for tap in card.taps} if card else {}
     layer = found[name].layer if name in found else name
-    first_token = name in found and found[name].pooling == "first_token"
     layers = {item.name: item for item in backbone.layers}
     if layer not in layers:
         known = ", ".join([*found, *list(layers)[-6:]])
@@ -76,14 +75,9 @@ def _pooled(backbone: Model, name: str, path: Path) -> Node:
         case 2:
             return output
         case 3:
-            pool = keras.layers.GlobalAveragePooling1D(name=f"tap_{place}")
-            if first_token:
-                pool = keras.layers.Cropping1D((0, output.shape[1] - 1), name=f"token_{place}")
-                return keras.layers.Flatten(name=f"tap_{place}")(pool(output))
-            return pool(output)
+            return keras.layers.GlobalAveragePooling1D(name=f"tap_{place}")(output)
         case 4:
-            pool = keras.layers.GlobalAveragePooling2D(name=f"tap_{place}")
-            return pool(output)
+            return keras.layers.GlobalAveragePooling2D(name=f"tap_{place}")(output)
         case _:
             raise ConfigError(
                 f"model.taps: layer {name!r} of {path.name} has outputs of shape "

@@ -1,4 +1,4 @@
-"""Layers that scale: those inside of ConvNeXt, InceptionResNetV2 and vision transformers.
+"""Layers that scale: those inside of ConvNeXt and InceptionResNetV2.
 
 Keras keeps its own versions private, so a file with them could not be loaded without Keras's
 modules of applications. These layers have the same names, settings and weights.
@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from fedemb.models.arrays import AnyTensor, LayerMaker
-from fedemb.models.keras_backend import keras_ops
 
 
 @cache
@@ -63,51 +62,3 @@ def scaled_layers() -> dict[str, LayerMaker]:
             return input_shape[0]
 
     return {"LayerScale": LayerScale, "CustomScaleLayer": CustomScaleLayer}
-
-
-@cache
-def token_layer() -> LayerMaker:
-    """Returns the layer of a transformer's tokens; the first call registers it with Keras."""
-    import keras
-
-    ops = keras_ops()
-
-    @keras.saving.register_keras_serializable(package="fedemb")
-    class ClassToken(keras.layers.Layer):
-        """Puts a trained class token before the patches and adds a trained position to each.
-
-        Maps `[batch, patches, channels]` to `[batch, patches + 1, channels]`.
-        """
-
-        def build(self, input_shape: tuple[int, ...]) -> None:
-            patches, channels = input_shape[1:]
-            self.token = self.add_weight(name="token", shape=(1, 1, channels))
-            self.positions = self.add_weight(name="positions", shape=(1, patches + 1, channels))
-
-        def call(self, inputs: AnyTensor) -> AnyTensor:
-            token = ops.broadcast_to(self.token, (ops.shape(inputs)[0], 1, inputs.shape[-1]))
-            return ops.concatenate([token, inputs], axis=1) + self.positions
-
-        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-            batch, patches, channels = input_shape
-            return batch, patches + 1, channels
-
-    return ClassToken
-
-
-@cache
-def first_token_layer() -> LayerMaker:
-    """Returns the layer that keeps the class token; the first call registers it with Keras."""
-    import keras
-
-    @keras.saving.register_keras_serializable(package="fedemb")
-    class FirstToken(keras.layers.Layer):
-        """Maps `[batch, tokens, channels]` to the first token, `[batch, channels]`."""
-
-        def call(self, inputs: AnyTensor) -> AnyTensor:
-            return inputs[:, 0]
-
-        def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-            return input_shape[0], input_shape[2]
-
-    return FirstToken

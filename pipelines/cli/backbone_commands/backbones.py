@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedemb.errors import ConfigError, InputError
+from fedemb.errors import InputError
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import require_output
 from fedemb.pipelines.cli.options import JsonOption
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.output import say, say_block, say_json
-
-if TYPE_CHECKING:
-    from fedemb.models.public_backbone.built import Built
-    from fedemb.models.public_backbone.card import BackboneCard
 
 backbone_app = typer.Typer(help="Get and inspect public backbones.", no_args_is_help=True)
 
@@ -30,26 +26,21 @@ def list_backbones(json_: JsonOption = False) -> None:
 
     Example: fedemb backbone list
     """
-    from fedemb.models.public_backbone.catalogue import named_backbones
+    from fedemb.models.public_backbone.catalogue import installed, named_backbones
 
-    entries = list(named_backbones().values())
+    with quiet():
+        found = named_backbones()
+    entries = [
+        {"name": name, "origin": origin, "installed": name[:6] == "keras-" or bool(installed(name))}
+        for name, origin in found.items()
+    ]
     if json_:
-        fields = ("name", "architecture", "size", "features", "parameters", "licence", "origin")
-        say_json(
-            [
-                {**{name: getattr(entry, name) for name in fields}, "installed": entry.ready}
-                for entry in entries
-            ]
-        )
+        say_json(entries)
         return
-    width = max(len(entry.name) for entry in entries)
-    say(f"{'name':{width}}  pixels  features  weights  licence     source")
+    width = max(map(len, found))
     for entry in entries:
-        missing = "" if entry.ready else " (not installed)"
-        say(
-            f"{entry.name:{width}}  {entry.size:>6}  {entry.features:>8,}  "
-            f"{entry.parameters / 1e6:>5.1f} M  {entry.licence:<10}  {entry.origin}{missing}"
-        )
+        missing = "" if entry["installed"] else " (not installed)"
+        say(f"{entry['name']:{width}}  {entry['origin']}{missing}")
 
 
 @backbone_app.command()
@@ -60,8 +51,8 @@ def get(
         int | None,
         typer.Option(
             min=1,
-            help="Height and width of the input images in pixels; default: those of the training. "
-            "Half the size takes a quarter of the time.",
+            help="Height and width of the input images in pixels; default: 224. Half the size "
+            "takes a quarter of the time.",
         ),
     ] = None,
     weights: Annotated[
@@ -73,37 +64,23 @@ def get(
 
     Example: fedemb backbone get efficientnet_lite0 -o lite0.keras --size 128
     """
-    from fedemb.models.public_backbone.catalogue import named_backbone
+    from fedemb.models.public_backbone.catalogue import write_named
 
     require_output(output)
-    entry = named_backbone(name)
     with quiet():
-        card = entry.write(output, size, weights)
+        card = write_named(name, output, size, weights)
     _say_written(output, card.image_size, card.features)
 
 
 @backbone_app.command()
 def convert(
-    file: Annotated[
-        Path, typer.Argument(help=".keras file, safetensors file, or PyTorch state dict.")
-    ],
+    file: Annotated[Path, typer.Argument(help=".keras file.")],
     output: OutputOption,
-    architecture: Annotated[
-        str | None,
-        typer.Option(
-            help="Not for .keras: resnet50, mobilenetv3_large, convnext_tiny, vit_small or "
-            "dinov2_small, with the names of timm."
-        ),
-    ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Not for .keras: height and width in pixels; default: 224."),
-    ] = None,
     pixels: Annotated[
         str | None,
         typer.Option(
             help="Pixel values of the training: -1..1, 0..1, 0..255, imagenet or caffe; default: "
-            "as the file or the architecture states."
+            "as the file states."
         ),
     ] = None,
     licence: Annotated[
@@ -113,47 +90,28 @@ def convert(
         str | None, typer.Option(help="Origin of weights and training images, in one line.")
     ] = None,
 ) -> None:
-    """Convert a file of weights to a backbone file, with batch normalisation folded.
+    """Convert a Keras network to a backbone file, with batch normalisation folded.
 
-    Example: fedemb backbone convert dino.safetensors -o dino.keras --architecture dinov2_small
+    Example: fedemb backbone convert net.keras -o folded.keras --pixels imagenet
     """
     from fedemb.config import PretrainingConfig
-    from fedemb.models.public_backbone.built import write_built
+    from fedemb.models.public_backbone.card import read_card
+    from fedemb.models.public_backbone.keras_network import of_file, write_built
 
     require_output(output)
     with quiet():
-        built, card = _read_network(file, architecture, size, pixels)
-        written = write_built(
-            built,
-            output,
-            name=_name(file),
-            architecture=card.architecture if card else built.network.name,
-            licence=licence or (card or PretrainingConfig()).licence,
-            provenance=provenance or (card or PretrainingConfig()).provenance,
-        )
+        built, card = of_file(file, pixels), read_card(file)
+        stated = card or PretrainingConfig()
+        fields = {
+            "name": _name(file),
+            "architecture": card.architecture if card else built.network.name,
+            "licence": licence or stated.licence,
+            "provenance": provenance or stated.provenance,
+        }
+        written = write_built(built, output, fields)
     _say_written(output, written.image_size, written.features)
     if written.licence == PretrainingConfig().licence:
         say("warning: the licence is unknown. Pass --licence and --provenance")
-
-
-def _read_network(
-    file: Path, architecture: str | None, size: int | None, pixels: str | None
-) -> tuple[Built, BackboneCard | None]:
-    """Returns the network of a file of weights, and its card if the file has one."""
-    if file.suffix == ".keras":
-        from fedemb.models.public_backbone.card import read_card
-        from fedemb.models.public_backbone.keras_network import of_file
-
-        if architecture or size:
-            raise ConfigError("--architecture and --size do not apply to .keras files. Remove them")
-        return of_file(file, pixels), read_card(file)
-    from fedemb.models.public_backbone.convert import ARCHITECTURES, convert_tensors
-
-    if architecture is None:
-        raise ConfigError(
-            f"--architecture is missing. Pass the one of {file.name}: {', '.join(ARCHITECTURES)}"
-        )
-    return convert_tensors(file, architecture, size, pixels), None
 
 
 def _name(file: Path) -> str:
@@ -181,7 +139,6 @@ def show(
         say_json(card.content())
         return
     taps = (f"{tap.name} ({tap.features:,} features, layer {tap.layer})" for tap in card.taps)
-    constants = (f"{one.name} {one.shape} from {one.images}" for one in card.constants)
     say(
         f"name:          {card.name}",
         f"architecture:  {card.architecture}",
@@ -190,7 +147,6 @@ def show(
         f"output:        {card.features:,} features",
         f"weights:       {card.parameters:,}",
         *(f"tap:           {tap}" for tap in taps),
-        *(f"constants:     {one}" for one in constants),
         f"licence:       {card.licence}",
         f"provenance:    {card.provenance}",
         f"source:        {card.source}",

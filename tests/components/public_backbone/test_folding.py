@@ -8,11 +8,12 @@ from fedemb.errors import ArtifactError, ConfigError
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.imported import import_backbone
 from fedemb.models.preprocessing import preprocess
-from fedemb.models.public_backbone.built import write_built
 from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_backbone.folding import without_batch_norm
-from fedemb.models.public_backbone.keras_network import of_file, of_network
+from fedemb.models.public_backbone.keras_network import of_file, of_network, write_built
 from fedemb.models.public_backbone.pixels import BY_KIND
+
+FIELDS = {"name": "x", "architecture": "", "licence": "", "provenance": ""}
 
 
 def _drawn(network):
@@ -162,9 +163,7 @@ def test_converted_application_gives_what_keras_gives_of_the_same_photo(
     assert built.network.input_shape[1:] == (64, 64, 3)
     found = np.asarray(built.network(preprocess(raw)))
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
-    card = write_built(
-        built, tmp_path / "x.keras", name="x", architecture=name, licence="", provenance=""
-    )
+    card = write_built(built, tmp_path / "x.keras", FIELDS)
     assert card.trained_pixels == str(BY_KIND[pixels])
 
 
@@ -183,14 +182,7 @@ def test_converted_file_can_be_trained_where_the_original_is_refused(tmp_path):
     )
     with pytest.raises(ArtifactError, match=r"BatchNormalization"):
         import_backbone(tmp_path / "net.keras", model)
-    write_built(
-        of_file(tmp_path / "net.keras", None),
-        tmp_path / "x.keras",
-        name="x",
-        architecture="MobileNetV2",
-        licence="Apache-2.0",
-        provenance="",
-    )
+    write_built(of_file(tmp_path / "net.keras", None), tmp_path / "x.keras", FIELDS)
     backbone = import_backbone(tmp_path / "x.keras", model)
     assert len(trainable_variables(backbone, "all")) > 100
     assert len(trainable_variables(backbone, "last_block")) > 0
@@ -199,8 +191,7 @@ def test_converted_file_can_be_trained_where_the_original_is_refused(tmp_path):
 def test_converting_a_backbone_file_again_changes_nothing(tmp_path):
     net = _small(_layers().Conv2D(4, 3), _layers().GlobalAveragePooling2D(name="end"))
     built = of_network(net, BY_KIND["0..255"], "net", "0" * 64)
-    fields = {"name": "x", "architecture": "", "licence": "", "provenance": ""}
-    write_built(built, tmp_path / "x.keras", **fields)
+    write_built(built, tmp_path / "x.keras", FIELDS)
     again = of_file(tmp_path / "x.keras", None)
     images = _images(8)
     np.testing.assert_allclose(again.network(images), built.network(images), rtol=1e-6)

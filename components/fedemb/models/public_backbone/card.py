@@ -44,19 +44,8 @@ class Tap(Part):
     """Name of the layer whose output is read."""
     features: _Positive
     """Number of features: channels of the layer's output."""
-    pooling: Literal["none", "average", "first_token"]
-    """Reduction to one vector for each image: none, the mean over positions, or the class token."""
-
-
-class Constant(Part):
-    """Numbers computed from images that are not private."""
-
-    name: _Name
-    shape: list[_Positive]
-    sha256: _Sha
-    """Digest of the `.npy` member."""
-    images: _Line
-    """Images that the numbers were computed from."""
+    pooling: Literal["none", "average"]
+    """Reduction to one vector for each image: none, or the mean over positions."""
 
 
 class BackboneCard(Document):
@@ -92,7 +81,6 @@ class BackboneCard(Document):
     """Digest of the file of weights."""
     network_sha256: _Sha
     """Digest of the network in this file: settings and weights."""
-    constants: list[Constant]
 
     def tap(self, name: str) -> Tap:
         """Returns a tap by name.
@@ -134,7 +122,7 @@ def write_backbone(backbone: Model, path: Path, fields: Mapping[str, object]) ->
     Args:
       backbone: `keras.Model`, images to features.
       path: output file.
-      fields: fields of `BackboneCard` except `network_sha256` and `constants`.
+      fields: fields of `BackboneCard` except `network_sha256`.
 
     Raises:
       InputError: the path cannot be an output file.
@@ -149,7 +137,7 @@ def write_backbone(backbone: Model, path: Path, fields: Mapping[str, object]) ->
     metadata = json.loads(members["metadata.json"])
     metadata.pop("date_saved", None)
     members["metadata.json"] = json.dumps(metadata, sort_keys=True).encode()
-    card = BackboneCard.of_fields({**fields, "network_sha256": digest, "constants": []})
+    card = BackboneCard.of_fields({**fields, "network_sha256": digest})
     _write(path, members, card)
     return card
 

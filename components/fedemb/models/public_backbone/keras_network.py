@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -11,12 +13,68 @@ from fedemb.foundation.digests import file_digest
 from fedemb.models.arrays import Model
 from fedemb.models.imported import check_import, known_pixels
 from fedemb.models.loading import load_model, require_finite
-from fedemb.models.public_backbone.built import Built
+from fedemb.models.public_backbone.card import BackboneCard, write_backbone
 from fedemb.models.public_backbone.folding import applied, maker, without_batch_norm
 from fedemb.models.public_backbone.pixels import BY_KIND, OURS, Pixels, image_input
 
 
-def of_network(network: Model, pixels: Pixels, source: str, sha256: str) -> Built:
+@dataclass(frozen=True)
+class Built:
+    """A network with its weights, and what is known of them."""
+
+    network: Model
+    """`keras.Model`: images `x / 128 - 1` to features."""
+    taps: dict[str, str]
+    """Layer of each tap, by name."""
+    trained_pixels: str
+    licence_text: str
+    source: str
+    """File or package of the weights."""
+    source_sha256: str
+
+
+def write_built(built: Built, output: Path, fields: Mapping[str, object]) -> BackboneCard:
+    """Writes a backbone file and returns its card.
+
+    Args:
+      built: the network.
+      output: file to write.
+      fields: name, architecture, licence and provenance of the card.
+    """
+    network = built.network
+    shapes = {tap: network.get_layer(layer).output.shape for tap, layer in built.taps.items()}
+    found = {
+        "image_size": network.input_shape[1],
+        "channels": network.input_shape[3],
+        "pixels": "-1..1",
+        "trained_pixels": built.trained_pixels,
+        "features": network.output_shape[-1],
+        "taps": [
+            {
+                "name": tap,
+                "layer": built.taps[tap],
+                "features": shape[-1],
+                "pooling": "none" if len(shape) == 2 else "average",
+            }
+            for tap, shape in shapes.items()
+        ],
+        "parameters": network.count_params(),
+        "licence_text": built.licence_text,
+        "source": built.source,
+        "source_sha256": built.source_sha256,
+    }
+    return write_backbone(network, output, {**fields, **found})
+
+
+def of_network(
+    network: Model,
+    pixels: Pixels,
+    source: str,
+    sha256: str,
+    *,
+    taps: Mapping[str, str] | None = None,
+    licence_text: str = "",
+) -> Built:
     """Returns a backbone that computes what a network computes, on pixels `x / 128 - 1`.
 
     Args:
@@ -24,6 +82,8 @@ def of_network(network: Model, pixels: Pixels, source: str, sha256: str) -> Buil
       pixels: pixel values that it was trained on.
       source: file or package of the weights.
       sha256: digest of the weights.
+      taps: layer of each tap by name; None: only the features.
+      licence_text: text that came with the weights.
 
     Raises:
       ArtifactError: a weight is not finite, or the network has not one square image as input and
@@ -46,8 +106,8 @@ def of_network(network: Model, pixels: Pixels, source: str, sha256: str) -> Buil
     if len(ends) == 4:
         outputs = keras.layers.GlobalAveragePooling2D(name="pooled_features")(outputs)
     backbone = keras.Model(inputs, outputs, name=network.name)
-    head = maker(outputs).name
-    return Built(backbone, {"head": head}, str(pixels), "", source, sha256)
+    taps = taps or {"head": maker(outputs).name}
+    return Built(backbone, dict(taps), str(pixels), licence_text, source, sha256)
 
 
 def of_file(path: Path, pixels: str | None) -> Built:
