@@ -68,7 +68,7 @@ kills: setup ## Kill runs at random for an hour; RECORD=file adds the nights up
 attacks: setup ## Carry out 400 attacks drawn at random; SEED=number repeats a night
 	$(BIN)/python -m tests.adversary.random_attacks --attacks $(or $(ATTACKS),400) $(if $(SEED),--seed $(SEED))
 
-bench: setup ## Time the engine against the plain loop: W1, W2, and W3 of DP-SGD
+bench: setup ## Time the engine against the plain loop: W1, W2, and W3 of DP-SGD; BENCH_TINY=1 tries it
 	$(BIN)/python -m tests.benchmarks.bench_engine
 	$(BIN)/python -m tests.benchmarks.bench_unit_gradient
 

@@ -20,7 +20,6 @@ from fedemb.errors import FedEmbError, InputError
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.extras import missing_extra
 from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
-from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.embed import embed
@@ -78,7 +77,6 @@ app.command()(lineage)
 app.command()(embed)
 app.command()(forget)
 app.command(name="gc")(collect)
-app.command()(bench)
 
 
 @app.callback()

@@ -29,7 +29,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "doctor",
         "forget",
         "gc",
-        "bench",
     ),
 }
 """Title -> commands, in the order of the help. A test compares them with the commands."""

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.tiny import TINY
+
 LOCAL = {
     "epochs": 3,
     "batch_size": 32,
@@ -44,6 +46,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "mechanism": {**QUICKSTART["mechanism"], "rounds": 100},
     },
 }
+
+
+if TINY:
+    SIZES = {
+        name: {
+            **size,
+            "model": QUICKSTART["model"],
+            "mechanism": {**size["mechanism"], "rounds": 2},
+        }
+        for name, size in SIZES.items()
+    }
 
 
 def measure(name: str, audited: bool) -> dict[str, float]:

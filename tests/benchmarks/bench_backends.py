@@ -24,15 +24,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tests.benchmarks.tiny import TINY
+
 BACKENDS = ("tensorflow", "jax")
 CLIENTS: dict[str, tuple[str, int, Literal[1, 3], int, int, int]] = {
     "W1": ("lenet", 28, 1, 128, 32, 4),
     "W2": ("resnet8", 32, 3, 64, 16, 1),
 }
 """Net, size, channels; images of a client, its batch, its epochs."""
+if TINY:
+    CLIENTS = {"W1": ("tiny", 12, 1, 4, 2, 1), "W2": ("tiny", 12, 3, 4, 2, 1)}
 SHARE = 2
 """Virtual clients of a round."""
-UNITS = {"W3": (64, 1), "W3-views16": (8, 16)}
+UNITS = {"W3": (2, 1), "W3-views16": (1, 16)} if TINY else {"W3": (64, 1), "W3-views16": (8, 16)}
 """Units of a round, views of each."""
 
 

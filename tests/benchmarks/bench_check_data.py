@@ -23,7 +23,10 @@ import numpy as np
 import yaml
 from PIL import Image
 
+from tests.benchmarks.tiny import TINY
+
 SIZE = (500, 400)
+FEW = 20 if TINY else 100
 _OWNERS = 20
 """Photos of a user."""
 
@@ -87,11 +90,11 @@ def look(count: int) -> dict[str, float]:
 
 def measure(count: int) -> dict[str, Any]:
     """Looks at few photos and at many."""
-    few, many = look(100), look(count)
+    few, many = look(FEW), look(count)
     return {
         "photos": count,
         "cpu_seconds": round(many["seconds"], 1),
-        "cpu_seconds_per_1000": round(1000 * (many["seconds"] - few["seconds"]) / (count - 100), 2),
+        "cpu_seconds_per_1000": round(1000 * (many["seconds"] - few["seconds"]) / (count - FEW), 2),
         "peak_mb": round(many["peak_mb"]),
         "bytes_per_photo": many["bytes"],
         "load": round(os.getloadavg()[0], 1),

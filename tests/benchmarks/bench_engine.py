@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.tiny import TINY
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -57,6 +59,9 @@ WORKLOADS = {
     # The quickstart's round: small steps, where the cost of an operation is its overhead.
     "Q": Workload("tiny", 28, 1, clients=90, examples=128, batch_size=32, epochs=1, rows=32),
 }
+if TINY:
+    small = Workload("tiny", 12, 1, clients=2, examples=8, batch_size=4, epochs=1, rows=8)
+    WORKLOADS = dict.fromkeys(WORKLOADS, small)
 GOALS = {("W1", 2): 0.80, ("W1", 1): 1.02, ("W2", 1): 1.03}
 RATE = 0.02
 
@@ -227,8 +232,8 @@ def _child(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
     """Opens an index of a million virtual clients of two users each and asks for a thousand."""
-    from fedemb.data.client_data import STORE_SCHEMA
     from fedemb.data.group_index import GroupIndex
+    from fedemb.data.user_layout import STORE_SCHEMA
     from fedemb.foundation.json_files import write_json
     from tests.kit.pipeline_runs.partition_run import write_index_files
     from tests.kit.verified_folder import as_committed
@@ -284,7 +289,7 @@ def _spawn(
 def _memory(cores: int) -> dict[str, float]:
     base = WORKLOADS["W1"]
     # As many examples as rows; only the number of distinct labels changes.
-    wide = replace(base, clients=4, examples=1024, epochs=1)
+    wide = replace(base, clients=4, examples=64 if TINY else 1024, epochs=1)
     peaks = {
         "loop": _spawn(base, cores, "loop")["megabytes"],
         "ours": _spawn(base, cores, "ours")["megabytes"],

@@ -13,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-IMAGES = 128
+from tests.benchmarks.tiny import TINY
+
+IMAGES = 16 if TINY else 128
 
 
 def main() -> None:

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-UNITS = 64
+from tests.benchmarks.tiny import TINY
+
+UNITS = 2 if TINY else 64
 LAYERS = (
     (32, 3, 16, 3, 1),
     (32, 16, 16, 3, 1),

@@ -22,10 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-PARAMETERS = 23_770_304
+from tests.benchmarks.tiny import TINY
+
+PARAMETERS = 10_000 if TINY else 23_770_304
 """Backbone of ResNet-50 with a 128-d embedding."""
 GOAL_SECONDS = 3.0
-BATCH, STEPS, CLIENTS_PER_ROUND = 16, 8, 32
+BATCH, PIXELS = (1, 32) if TINY else (16, 224)
+STEPS, CLIENTS_PER_ROUND = 8, 32
 """A small round, where the share of the mechanism is as large as it gets."""
 
 
@@ -92,7 +95,7 @@ def step_seconds(times: int) -> tuple[float, int]:
 
     body = keras.applications.ResNet50(include_top=False, weights=None, pooling="avg")
     model = keras.Sequential([body, keras.layers.Dense(128)])
-    images = tf.random.stateless_uniform([BATCH, 224, 224, 3], seed=[0, 0])
+    images = tf.random.stateless_uniform([BATCH, PIXELS, PIXELS, 3], seed=[0, 0])
     model(images[:1])
 
     @tf.function

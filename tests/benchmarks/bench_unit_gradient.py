@@ -29,8 +29,12 @@ from typing import Any
 
 import numpy as np
 
-BATCH, CLASSES, VIEWS = 256, 10, 16
-HEAD_BATCH, FEATURES = 4096, 768
+from tests.benchmarks.tiny import TINY
+
+BATCH, CLASSES, VIEWS = (8 if TINY else 256), 10, 16
+HEAD_BATCH, FEATURES = (64 if TINY else 4096), 768
+VIEWED = 2 if TINY else 32
+"""Images of a step with many views."""
 GOALS = {("views1", 2): 1.30, ("views1", 1): 1.45, ("views16", 2): 1.15, ("views16", 1): 1.15}
 GOALS |= {("head", 2): 1.1, ("head", 1): 1.1}
 RATE = 0.02
@@ -168,7 +172,10 @@ def _peak() -> float:
 def _memory() -> dict[str, float]:
     """What each grows by."""
     grown = {}
-    for measure, units in (("plain", BATCH), *(("ours", BATCH * 4**power) for power in range(4))):
+    for measure, units in (
+        ("plain", BATCH),
+        *(("ours", BATCH * 4**power) for power in range(2 if TINY else 4)),
+    ):
         found = _spawn(f"memory{units}", 1, measure, 1, 16)
         grown[f"{measure} {units}"] = found["megabytes"]
         _say(f"memory {measure} batch={units} grows by {found['megabytes']:.0f} MB")
@@ -187,8 +194,8 @@ def _bench(case: str, cores: int, microbatch: int) -> Any:
     if case.startswith("memory"):
         return NetBench(cores, units=int(case.removeprefix("memory")), views=1, microbatch=16)
     if case == "views16":
-        return NetBench(cores, units=32, views=VIEWS, microbatch=min(microbatch, 8))
-    return NetBench(cores, units=BATCH, views=1, microbatch=microbatch)
+        return NetBench(cores, units=VIEWED, views=VIEWS, microbatch=min(microbatch, 8, VIEWED))
+    return NetBench(cores, units=BATCH, views=1, microbatch=min(microbatch, BATCH))
 
 
 def _child(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -113,10 +113,7 @@ def roots(flavour: str) -> list[Path]:
     found = [file for file in found if file.parent.name != "pretrain_public"]
     assert len(found) >= 3
     if image == "trainer":
-        found += [
-            PACKAGES / "fedemb" / "training" / "hosts.py",
-            *(ROOT / "pipelines" / "cli").glob("bench.py"),
-        ]
+        found.append(PACKAGES / "fedemb" / "training" / "hosts.py")
     return found
 
 

@@ -1,0 +1,73 @@
+"""Each benchmark runs to its last line, at a tiny size."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+ARGUMENTS = {
+    "bench_audit": (),
+    "bench_backends": ("--pairs", "1"),
+    "bench_check_data": ("40",),
+    "bench_convolution_in_loop": (),
+    "bench_engine": ("--cores", "1", "--pairs", "1"),
+    "bench_feature_cache": ("BACKBONE", "1"),
+    "bench_kernel_gradients": (),
+    "bench_ledger": ("--records", "40", "--repeats", "1"),
+    "bench_noise": ("--rounds", "1", "--clients", "1"),
+    "bench_partition": ("50",),
+    "bench_scale": (),
+    "bench_unit_gradient": ("--cores", "1", "--pairs", "1"),
+    "poster": ("--quick",),
+    "sound_audits": ("1",),
+}
+
+
+def test_every_benchmark_is_run():
+    found = {path.stem for path in Path(__file__).parent.glob("*.py")}
+    libraries = {"equal_utility", "plain_loop", "tiny"}  # the first is run by its own test
+    assert {name for name in found - libraries if not name.startswith("test_")} == set(ARGUMENTS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_benchmark_runs_to_its_last_line(name, tmp_path):
+    words = ARGUMENTS[name]
+    if "BACKBONE" in words:
+        from fedemb.config import ModelConfig
+        from fedemb.engine import build_backbone
+        from fedemb.models.loading import save_backbone
+
+        save_backbone(
+            build_backbone(ModelConfig(backbone="tiny", image_size=12, channels=1), 0),
+            tmp_path / "net.keras",
+        )
+        words = (str(tmp_path / "net.keras"), *words[1:])
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.benchmarks.{name}", *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "BENCH_TINY": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip()
+
+
+def test_rounds_of_virtual_clients_are_those_of_the_docs():
+    from fedemb.config import ModelConfig
+    from fedemb.models.backbones import build_backbone
+    from tests.benchmarks.bench_engine import WORKLOADS
+
+    first, second = WORKLOADS["W1"], WORKLOADS["W2"]
+    assert (first.backbone, first.clients, first.examples) == ("lenet", 16, 128)
+    assert (second.backbone, second.clients, second.examples) == ("resnet8", 8, 64)
+    text = (REPOSITORY / "docs/explanation/performance.md").read_text()
+    net = build_backbone(ModelConfig(backbone="lenet", image_size=28, channels=1), 0)
+    assert f"16 virtual clients of 128 images 28 x 28 grey, LeNet ({net.count_params():,}" in text
+    assert "8 virtual clients of 64 images 32 x 32 in colour, ResNet-8" in text
