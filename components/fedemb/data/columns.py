@@ -169,7 +169,8 @@ def _webdataset_names(part: Part, uri: str, *, owned: bool) -> list[str]:
             "000.json with the field user_id beside 000.jpg."
         )
     texts = {ending.removesuffix(".txt") for ending in endings}
-    return sorted({*fields, *texts} - {*images, "json"})
+    texts = {ending for ending in texts if ending.rpartition(".")[2] != "json"}
+    return sorted({*fields, *texts} - {*images})
 
 
 def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]:

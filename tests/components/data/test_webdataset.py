@@ -237,6 +237,16 @@ def test_bad_records_pass_the_filter_of_the_source_and_are_counted(tmp_path):
     assert read(path, where={"part": ["a"]}) == [("member_name", None)]
 
 
+def test_dot_in_the_key_is_not_an_ending(tmp_path):
+    rows = rows_of(1)
+    files = [*sample("0.v1", rows[0]), *sample("1.a.b", rows[1]), *sample("2", rows[2])]
+    path = shard(tmp_path / "a.tar", files)
+    found = read(path, ("user_id", "__key__"))
+    assert [row[1:] for row in found] == [
+        (row["user_id"], key) for row, key in zip(rows[:3], ("0.v1", "1.a.b", "2"), strict=True)
+    ]
+
+
 def test_sparse_member_is_not_read(tmp_path):
     for number, name in enumerate(("GNU.sparse.map", "GNU.sparse.major")):
         info = tarfile.TarInfo("0.png")

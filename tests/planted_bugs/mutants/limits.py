@@ -95,7 +95,7 @@ MUTANTS = (
     one(
         22,
         "header_of_a_tar_of_any_length_is_read",
-        (modules.TAR_FILES, "_members", "size > LARGEST_HEADER", "False"),
+        (modules.TAR_FILES, "_Header.frombuf", "found.size > LARGEST_HEADER", "False"),
         f"{_TAR}test_extended_header_above_our_limit_is_refused",
     ),
     one(

@@ -2,7 +2,8 @@
 
 The key of `a/000123.left.jpg` is `a/000123`, and the ending of the member is `left.jpg`. A value of
 a column `c` is the text of the member with the ending `c` or `c.txt`, or the field `c` of the
-member `json`.
+member `json`. Where the image may have any ending, a part that all endings of a sample share
+belongs to the key: that of `a/p1.v2.jpg` and `a/p1.v2.json` is `a/p1.v2`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ class Sample:
         """Marks the sample as bad, unless it is so already."""
         self.bad = self.bad or BadRecord.of(reason, read)
 
+    def settle(self) -> None:
+        """Moves the part that all endings share, as in `v2.jpg` and `v2.json`, to the key."""
+        while len(self.members) > 1:
+            parts = {ending: ending.partition(".") for ending in self.members}
+            first, *others = {part[0] for part in parts.values()}
+            if others or not all(part[2] for part in parts.values()):
+                return
+            self.key += f".{first}"
+            self.members = {parts[ending][2]: data for ending, data in self.members.items()}
+
 
 def iter_samples(
     part: Part, image: str, columns: Sequence[str]
@@ -61,6 +72,8 @@ def iter_samples(
         if isinstance(sample, BadRecord):
             yield sample, {name: None for name in columns}
             continue
+        if image == ANY_IMAGE:
+            sample.settle()
         found = _image(sample, image)
         values = _values(sample, columns)
         yield sample.bad or found, values
@@ -91,10 +104,14 @@ def fields_of(part: Part, samples: int) -> tuple[list[str], list[str]]:
 
 def _samples(part: Part, image: str, columns: Sequence[str]) -> Iterator[Sample | BadRecord]:
     texts = {_JSON, *(ending for name in columns for ending in _endings(name))}
+    dotted = tuple(f".{ending}" for ending in texts) if image == ANY_IMAGE else ()
+
+    def is_text(ending: str) -> bool:
+        return ending in texts or ending.endswith(dotted)
 
     def wanted(name: str, size: int) -> bool:
         ending = _split(name)[1]
-        most = MAX_BYTES if _is_image(ending, image) else LARGEST_TEXT if ending in texts else -1
+        most = MAX_BYTES if _is_image(ending, image) else LARGEST_TEXT if is_text(ending) else -1
         return size <= most
 
     sample: Sample | None = None
@@ -110,7 +127,7 @@ def _samples(part: Part, image: str, columns: Sequence[str]) -> Iterator[Sample 
                 yield sample
             sample = Sample(key)
         name = member.name or ""
-        needed = _is_image(ending, image) or ending in texts
+        needed = _is_image(ending, image) or is_text(ending)
         if member.kind != "file":
             sample.reject("member_not_a_file", name)
         elif ending in sample.members:
