@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from fedemb.config import ModelConfig, RunConfig
 from fedemb.data import photos
@@ -189,7 +192,7 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path) -> None
       Refused: the results differ.
     """
     from fedemb.models.inference import classify, embed
-    from fedemb.serving.released import PARITY, ReleasedModel, require_parity, write_parity
+    from fedemb.serving.released import PARITY, require_parity, write_parity
 
     reader = photos.PhotoReader.of(config.model, config.data.max_pixels)
     chances = partial(classify, temperature=config.model.temperature)
@@ -197,14 +200,22 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path) -> None
     write_parity(bundle / PARITY, partial(compute, backbone), reader)
     shipped = bundle / "preprocessing.py"
     write_bytes(shipped, Path(photos.__file__).read_bytes())
-    released = ReleasedModel(bundle)
     module = _module(shipped)
     require_parity(
         bundle / PARITY,
         module.PhotoReader.of(config.model, config.data.max_pixels).read,
-        released.embed,
+        _served(bundle, config.model),
         exact=True,
     )
+
+
+def _served(bundle: Path, model: ModelConfig) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function of a SavedModel that this process has just written."""
+    import tensorflow as tf
+
+    loaded: Any = tf.saved_model.load(str(bundle / "saved_model"))
+    output = "probabilities" if model.classes else "embeddings"
+    return lambda images: loaded.signatures["serving_default"](images=images)[output].numpy()
 
 
 def check_parity(bundle: Path) -> None:

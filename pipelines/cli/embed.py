@@ -30,24 +30,27 @@ def embed(
         list[str] | None,
         typer.Option(
             "--beam",
-            help="Option of the Beam engine that spreads the photos over workers, see "
+            help="Option of the Beam engine, whose workers write NAME-00000-of-00004.parquet; see "
             "docs/how_to/partition.md; repeatable.",
         ),
     ] = None,
     trust: TrustOption = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use a folder that no trusted key vouches for.")
+    ] = False,
 ) -> None:
-    """Embed or classify photos with a released model; resumes after a stop.
+    """Embed or classify photos with a released model.
 
     For classifiers, writes `probabilities` and `class` instead of `embedding`. A file that is not a
     photo gets a `reason` instead.
 
-    Example: fedemb embed photos/ --model BUNDLE -o embeddings.parquet
+    Example: fedemb embed photos/ -m BUNDLE --trust trust.json -o embeddings.parquet
     """
     if not output.endswith(OUTPUTS):
         raise InputError(
             f"The output {output} has no known file ending. Use one of: {', '.join(OUTPUTS)}."
         )
-    require_released(model, trust)
+    require_released(model, trust, insecure=insecure)
     with quiet():
         from fedemb.serving.embed_photos import embed_photos
         from fedemb.serving.released import ReleasedModel

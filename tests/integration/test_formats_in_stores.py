@@ -9,7 +9,7 @@ import pytest
 from fedemb.data.columns import guess_source
 from fedemb.data.input_version import fingerprint_input
 from fedemb.errors import InputError
-from fedemb.serving.photo_parts import PhotoSource
+from fedemb.serving.photo_source import PhotoSource
 from fedemb.storage import join, open_store
 from tests.components.data.test_fuzz_readers import (
     read_and_prepare,
@@ -64,6 +64,5 @@ def test_shards_of_a_bucket_are_named_by_braces(bucket, tmp_path):
     with pytest.raises(InputError, match="missing, the first is"):
         read_and_prepare(join(bucket, "in", f"s-{{0..{last + 1}}}.tar"))
     source = PhotoSource(join(bucket, "in"))
-    parts = [part for unit in source.units() for _, part in source.parts(unit)]
-    photos = [photo for part in parts for photo in part]
+    photos = [photo for unit in source.units() for photo in source.photos(unit)]
     assert [isinstance(data, bytes) for _, data in photos] == [True] * (last + 1)

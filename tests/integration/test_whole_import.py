@@ -128,7 +128,7 @@ def test_imported_application_is_released_after_a_waiver_and_embeds_photos(tmp_p
     verified = finish(fedemb("verify", bundle, *trust))
     assert verified.returncode == 0, verified.stdout + verified.stderr
     out = tmp_path / "embeddings.parquet"
-    embedded = finish(fedemb("embed", str(photos), "-m", bundle, "-o", str(out)))
+    embedded = finish(fedemb("embed", str(photos), "-m", bundle, *trust, "-o", str(out)))
     assert embedded.returncode == 0, embedded.stdout + embedded.stderr
     vectors = np.stack(pq.read_table(out)["embedding"].to_pylist())
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)

@@ -14,7 +14,7 @@ from fedemb.data.formats.exports import FILES, refuse_other_format
 from fedemb.data.formats.image_files import is_side_file
 from fedemb.errors import InputError
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.serving.photo_parts import PhotoSource
+from fedemb.serving.photo_source import PhotoSource
 from tests.components.data.test_webdataset import shard
 from tests.pipelines.test_other_peoples_files import USERS, as_folders, as_parquet, rows, users_of
 from tests.pipelines.test_tables_of_others import PHOTOS, checked, plain, table

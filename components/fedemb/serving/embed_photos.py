@@ -1,19 +1,36 @@
-"""Embeds a set of photos with a released model into one Parquet file, in resumable parts.
+"""Embeds a set of photos with a released model into one Parquet file.
 
-`photo_parts.py` defines parts and rows; `embed_beam.py` distributes the parts over workers.
+Rows are `name`, `embedding` (null if the file is not a readable photo) and `reason` (null if it
+is), in the order of the source. The embedding-space id is in the metadata of the file, because
+embeddings of two releases must not be compared. `embed_beam.py` spreads the photos over workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.errors import InputError
 from fedemb.foundation.files import require_output
-from fedemb.serving.photo_parts import Done, KeptParts, PhotoSource, Pixels
-from fedemb.serving.released import ReleasedModel
+from fedemb.serving.photo_source import Photo, PhotoSource
 from fedemb.storage import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedemb.serving.released import ReleasedModel
+
+SPACE = b"embedding_space_id"
+MOST_PHOTOS = 256
+"""Photos of a batch."""
+MOST_BYTES = 1 << 26
+"""Bytes of the files of a batch, which bound the memory."""
 
 
 class Embedded(NamedTuple):
@@ -27,6 +44,17 @@ class Embedded(NamedTuple):
     """Number of videos, sidecars and other files of a folder without a photo file name; no rows."""
 
 
+class Pixels(NamedTuple):
+    """A batch of decoded photos."""
+
+    names: list[str]
+    """Names as written; characters of a file name that are not Unicode become `?`."""
+    images: np.ndarray
+    """uint8 [readable photos, size, size, channels]."""
+    reasons: list[str | None]
+    """Error of each unreadable photo; None if readable."""
+
+
 def embed_photos(
     uri: str,
     model: ReleasedModel,
@@ -38,22 +66,20 @@ def embed_photos(
 ) -> Embedded:
     """Embeds every photo of a folder, Parquet or tar; for classifiers, writes probabilities.
 
-    Parts embedded before a stop are stored next to the output and reused.
-
     Args:
       uri: folder, searched recursively, or Parquet or tar file, folder of such files, or glob.
       model: the release; checked for parity first.
       output: the file to write, local or in a bucket; written last.
       id_column: column of row names; None uses file and row number, and for tar the key.
-      beam_options: options of the Beam engine; empty embeds in this process, part by part.
+      beam_options: options of the Beam engine, which writes `output-00000-of-00004.parquet` and so
+          on without an order; empty embeds in this process.
       progress: called with the number of photos done; not called by Beam.
 
     Returns: Counts of photos, of unreadable photos, and of files without a photo file name.
 
     Raises:
-      InputError: the source has no photos, or the output exists.
-      Refused: this installation decodes photos differently from training, or stored parts belong to
-          another model or other photos.
+      InputError: the source has no readable photo, or the output exists.
+      Refused: this installation decodes photos differently from training.
     """
     address = str(output)
     if "://" not in address:
@@ -62,38 +88,94 @@ def embed_photos(
     store = open_store(folder)
     if store.local_root is not None:
         require_output(store.local_root / file)
-        require_output(store.local_root / f"{file}.parts")
     if store.exists(file):
         raise InputError(f"{output} exists; name another file, or remove it")
     model.check_parity()
     source = PhotoSource(uri, id_column)
-    kept = KeptParts(f"{address}.parts", model.space_id, model.config.model.classes)
     if beam_options:
         from fedemb.serving.embed_beam import embed_on_beam
 
-        done = embed_on_beam(source, kept, model, beam_options)
+        photos, bad = embed_on_beam(source, model, address, beam_options)
     else:
-        done = _embed_here(source, kept, model, progress)
-    if not done:
+        with tempfile.TemporaryDirectory(prefix="fedemb-") as scratch:
+            whole = Path(scratch, "embeddings.parquet")
+            photos, bad = _write(source, model, whole, progress)
+            if photos > bad:
+                store.upload(whole, file)
+    if not photos:
         raise InputError(
             f"No photos at {uri}. Pass a folder of photos, a Parquet file or tar shards."
         )
-    kept.join(done, store, file)
-    kept.remove()
-    photos, bad = sum(part.photos for part in done), sum(part.bad for part in done)
+    if photos == bad:
+        raise InputError(f"None of the {photos:,} files at {uri} is a readable photo.")
     return Embedded(photos, bad, source.side_files())
 
 
-def _embed_here(
-    source: PhotoSource, kept: KeptParts, model: ReleasedModel, progress: Callable[[int], None]
-) -> list[Done]:
-    done: list[Done] = []
-    for unit in source.units():
-        for name, photos in source.parts(unit):
-            part = kept.find(name, photos)
-            if part is None:
-                pixels = Pixels.read(name, photos, model.reader)
-                part = kept.write(pixels, model.embed(pixels.images))
-            done.append(part)
-            progress(sum(part.photos for part in done))
-    return done
+def _write(
+    source: PhotoSource, model: ReleasedModel, path: Path, progress: Callable[[int], None]
+) -> tuple[int, int]:
+    """Writes the file; returns the numbers of rows and of rows without an embedding."""
+    import pyarrow.parquet as pq
+
+    photos = bad = 0
+    with pq.ParquetWriter(path, schema(model)) as writer:
+        for unit in source.units():
+            for pixels in decoded(source.photos(unit), model.reader):
+                writer.write_table(rows(model, pixels, model.embed(pixels.images)))
+                photos += len(pixels.names)
+                bad += len(pixels.names) - len(pixels.images)
+                progress(photos)
+    return photos, bad
+
+
+def decoded(photos: Iterable[Photo], reader: PhotoReader) -> Iterator[Pixels]:
+    """Yields batches of decoded photos; for unreadable photos, the reason."""
+    names, images, reasons, size = list[str](), list[np.ndarray](), list[str | None](), 0
+    for name, data in photos:
+        names.append(name.encode(errors="replace").decode())
+        size += len(data) if isinstance(data, bytes) else 0
+        try:
+            if isinstance(data, BadImageError):
+                raise data
+            images.append(reader.read(data))
+            reasons.append(None)
+        except BadImageError as error:
+            reasons.append(error.reason)
+        if len(names) == MOST_PHOTOS or size >= MOST_BYTES:
+            yield Pixels(names, _stacked(images, reader), reasons)
+            names, images, reasons, size = [], [], [], 0
+    if names:
+        yield Pixels(names, _stacked(images, reader), reasons)
+
+
+def _stacked(images: Sequence[np.ndarray], reader: PhotoReader) -> np.ndarray:
+    none = np.zeros((0, reader.image_size, reader.image_size, reader.channels), np.uint8)
+    return np.stack(images) if images else none
+
+
+def schema(model: ReleasedModel) -> pa.Schema:
+    """Returns the columns of the output; `probabilities` and `class` for a classifier."""
+    import pyarrow as pa
+
+    classes = model.config.model.classes
+    columns = [
+        ("name", pa.string()),
+        ("probabilities" if classes else "embedding", pa.list_(pa.float32())),
+        ("reason", pa.string()),
+        *([("class", pa.string())] if classes else []),
+    ]
+    metadata = {b"classes": json.dumps(classes).encode()} if classes else {}
+    return pa.schema(columns, {SPACE: model.space_id.encode(), **metadata})
+
+
+def rows(model: ReleasedModel, pixels: Pixels, outputs: np.ndarray) -> pa.Table:
+    """Returns the rows of a batch; `outputs` are those of its readable photos."""
+    import pyarrow as pa
+
+    found = iter(outputs)
+    values = [None if reason else next(found) for reason in pixels.reasons]
+    columns: list[Sequence[object]] = [pixels.names, values, pixels.reasons]
+    if classes := model.config.model.classes:
+        columns.append([None if row is None else classes[int(row.argmax())] for row in values])
+    form = schema(model)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, form, strict=True)], form)

@@ -25,6 +25,8 @@ from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import write_bytes
+from fedemb.models.inference import classify, embed
+from fedemb.models.loading import load_backbone
 from fedemb.serving.bundle import PARITY
 
 _REMEDY = "Install the versions in requirements/"
@@ -35,7 +37,12 @@ _BATCH = 64
 
 
 class ReleasedModel:
-    """A bundle, its configuration and its SavedModel."""
+    """A bundle, its configuration and its network.
+
+    The network is built from the configuration and the weights of `backbone.keras`, without custom
+    code. The SavedModel is for other servers: its graph can read and write files, so it is never
+    executed here.
+    """
 
     def __init__(self, bundle: Path):
         """Opens a verified bundle.
@@ -43,25 +50,18 @@ class ReleasedModel:
         Raises:
           ArtifactError: the bundle has no model, or the model cannot be loaded.
         """
-        import tensorflow as tf
-
+        file = bundle / "backbone.keras"
         try:
             self.config = RunConfig.model_validate(
                 json.loads((bundle / "config.json").read_bytes())
             )
-            self._loaded = tf.saved_model.load(str(bundle / "saved_model"))
-            self.signature: Any = self._loaded.signatures["serving_default"]
-            self.space_id = embedding_space_id(
-                file_digest(bundle / "backbone.keras"), self.config.model
-            )
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            self.space_id = embedding_space_id(file_digest(file), self.config.model)
+        except (OSError, ValueError) as error:
             raise ArtifactError(
                 f"the model of {bundle} cannot be loaded ({type(error).__name__}); use a bundle "
                 "that release_model published"
             ) from error
-        self.output = "probabilities" if self.config.model.classes else "embeddings"
-        self.width = int(self.signature.structured_outputs[self.output].shape[-1])
-        """Length of an output."""
+        self.backbone = load_backbone(file, self.config.model)
         self.bundle = bundle
         self.reader = PhotoReader.of(self.config.model, self.config.data.max_pixels)
 
@@ -69,16 +69,10 @@ class ReleasedModel:
         self, images: UInt8[np.ndarray, "images size size channels"]
     ) -> Float32[np.ndarray, "images dim"]:
         """Returns the outputs for pixels: rows of unit length, or a classifier's probabilities."""
-        import tensorflow as tf
-
-        parts = [np.zeros((0, self.width), np.float32)]
-        for start in range(0, len(images), _BATCH):
-            batch = images[start : start + _BATCH]
-            padded = np.zeros((_BATCH, *images.shape[1:]), np.uint8)
-            padded[: len(batch)] = batch
-            found = self.signature(images=tf.constant(padded))[self.output].numpy()
-            parts.append(found[: len(batch)])
-        return np.concatenate(parts)
+        if self.config.model.classes:
+            temperature = self.config.model.temperature
+            return classify(self.backbone, images, _BATCH, temperature=temperature)
+        return embed(self.backbone, images, _BATCH)
 
     def check_parity(self) -> None:
         """Checks that this installation decodes and embeds photos as training did.

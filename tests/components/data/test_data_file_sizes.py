@@ -12,7 +12,8 @@ from fedemb.data import photos
 from fedemb.data.formats import image_files
 from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
-from fedemb.serving.photo_parts import PhotoSource, Pixels
+from fedemb.serving.embed_photos import decoded
+from fedemb.serving.photo_source import PhotoSource
 from fedemb.steps.partition_users.check import check
 from fedemb.storage import open_store
 from tests.kit.pipeline_runs.partition_run import make_config, picture
@@ -47,8 +48,8 @@ def test_check_data_counts_a_huge_file(folder, tmp_path):
 
 def test_embed_gives_a_huge_file_a_row_with_its_reason(folder):
     source = PhotoSource(str(folder))
-    parts = [part for unit in source.units() for _, part in source.parts(unit)]
-    (read,) = (Pixels.read("part", part, PhotoReader(8, 1)) for part in parts)
+    (unit,) = source.units()
+    (read,) = decoded(source.photos(unit), PhotoReader(8, 1))
     reasons = dict(zip(read.names, read.reasons, strict=True))
     assert reasons.pop("user 1/film.png") == "file_too_large"
     assert set(reasons.values()) == {None}

@@ -20,7 +20,8 @@ from fedemb.data.input_version import fingerprint_input
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.sources import find_parts, read_part
 from fedemb.errors import InputError
-from fedemb.serving.photo_parts import PhotoSource, Pixels
+from fedemb.serving.embed_photos import decoded
+from fedemb.serving.photo_source import PhotoSource
 from fedemb.steps.partition_users.check import BAD, LEFT_OUT
 from fedemb.storage.patterns import braces
 from tests.components.partition_users.test_partition_sources import same_users
@@ -382,8 +383,8 @@ def test_embed_gives_each_key_a_row_or_a_reason(tmp_path, address):
         files = [*sample("a/0", row), ("bad.jpg", b"x"), ("../x.jpg", b"x"), link("l.png")]
         shard(tmp_path / "in" / f"s-{number}.tar", files)
     source = PhotoSource(f"{tmp_path}/in/{address}".rstrip("/"))
-    parts = [part for unit in source.units() for _, part in source.parts(unit)]
-    pixels = [Pixels.read("part", part, PhotoReader(8, 1)) for part in parts]
+    reader = PhotoReader(8, 1)
+    pixels = [part for unit in source.units() for part in decoded(source.photos(unit), reader)]
     names = [name for part in pixels for name in part.names]
     assert [part.reasons for part in pixels] == [
         [None, "member_name", "not_decodable", "member_not_a_file"]

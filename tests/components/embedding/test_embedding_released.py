@@ -1,4 +1,4 @@
-"""A released bundle in use: photos embedded, stopped, and gone on with."""
+"""A released bundle embeds photos."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedemb.data.hostile_photos import hostile_photos
-from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused
+from fedemb.errors import ArtifactError, InputError, Refused
 from fedemb.pipelines.cli.embed import embed
-from fedemb.serving import photo_parts
-from fedemb.serving.embed_photos import embed_photos
-from fedemb.serving.photo_parts import SPACE, KeptParts, PhotoSource
+from fedemb.serving import embed_photos as module
+from fedemb.serving.embed_photos import SPACE, embed_photos
+from fedemb.serving.photo_source import PhotoSource
 from fedemb.serving.released import ReleasedModel
 
 ENDINGS = {
@@ -71,55 +71,12 @@ def test_every_photo_is_a_row_and_what_is_none_has_a_reason(model, folder, tmp_p
     np.testing.assert_allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)
 
 
-def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(photo_parts, "PART", 7)
-    whole, stopped = tmp_path / "whole.parquet", tmp_path / "stopped.parquet"
-    embed_photos(str(folder), model, whole)
-
-    class Stop(Exception):
-        pass
-
-    def stop(done: int) -> None:
-        if done == 14:
-            raise Stop
-
-    with pytest.raises(Stop):
-        embed_photos(str(folder), model, stopped, progress=stop)
-    assert not stopped.exists()
-    embedded: list[int] = []
-    honest = model.embed
-    monkeypatch.setattr(
-        model, "embed", lambda images: embedded.append(len(images)) or honest(images)
-    )
-    monkeypatch.setattr(model, "check_parity", lambda: None)
-    embed_photos(str(folder), model, stopped)
-    assert sum(embedded) == len(list(hostile_photos())) + 2 - 14 - sum(
-        row is None for row in pq.read_table(whole)["embedding"].to_pylist()[14:]
-    )
-    assert pq.read_table(stopped).equals(pq.read_table(whole))
-
-
-@pytest.mark.parametrize("special", ["e.parquet", "e.parquet.parts"])
-def test_output_that_is_a_pipe_or_a_link_is_refused_and_left(model, folder, tmp_path, special):
-    (tmp_path / "elsewhere").mkdir()
-    if special == "e.parquet":
-        os.mkfifo(tmp_path / special)
-    else:
-        (tmp_path / special).symlink_to(tmp_path / "elsewhere")
-    before = (tmp_path / special).lstat()
+def test_output_that_is_a_pipe_is_refused_and_left(model, folder, tmp_path):
+    os.mkfifo(tmp_path / "e.parquet")
+    before = (tmp_path / "e.parquet").lstat()
     with pytest.raises(InputError, match="could not write"):
         embed_photos(str(folder), model, tmp_path / "e.parquet")
-    assert (tmp_path / special).lstat().st_ino == before.st_ino
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_files_of_others_beside_the_kept_parts_stay(model, folder, tmp_path):
-    parts = tmp_path / "e.parquet.parts"
-    parts.mkdir()
-    (parts / "thesis.docx").write_bytes(b"theirs")
-    (parts / ".000000-000009.parquet.0a1b2c3d").write_bytes(b"of a killed run")
-    embed_photos(str(folder), model, tmp_path / "e.parquet")
-    assert [path.name for path in parts.iterdir()] == ["thesis.docx"]
+    assert (tmp_path / "e.parquet").lstat().st_ino == before.st_ino
 
 
 def test_photo_of_any_ending_is_a_row_and_every_other_file_has_a_reason_or_is_counted(
@@ -146,17 +103,34 @@ def test_photo_of_any_ending_is_a_row_and_every_other_file_has_a_reason_or_is_co
     }
 
 
-def test_part_ends_by_its_bytes_too(model, folder, tmp_path, monkeypatch):
+def test_batches_are_bounded_by_their_bytes_and_change_nothing(
+    model, folder, tmp_path, monkeypatch
+):
     """Two thousand photos of a phone are ten gigabytes."""
     whole, small = tmp_path / "whole.parquet", tmp_path / "small.parquet"
     embed_photos(str(folder), model, whole)
-    monkeypatch.setattr(photo_parts, "PART_BYTES", 3000)
+    monkeypatch.setattr(module, "MOST_BYTES", 3000)
     source = PhotoSource(str(folder))
-    parts = [part for unit in source.units() for _, part in source.parts(unit)]
-    assert len(parts) > 5
-    assert all(sum(len(data) for _, data in part[:-1]) < 3000 for part in parts)
+    (unit,) = source.units()
+    assert len(list(module.decoded(source.photos(unit), model.reader))) > 5
     embed_photos(str(folder), model, small)
     assert pq.read_table(small).equals(pq.read_table(whole))
+
+
+def test_set_without_a_readable_photo_is_a_failure_and_leaves_no_file(model, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"no photo")
+    with pytest.raises(InputError, match="None of the 1 files"):
+        embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet")
+    assert not (tmp_path / "e.parquet").exists()
+
+
+def test_graph_of_the_saved_model_is_never_executed(small_release, folder, tmp_path):
+    """A graph can read and write files of the person who embeds."""
+    shutil.copytree(small_release / "bundle", tmp_path / "bundle")
+    (tmp_path / "bundle" / "saved_model" / "saved_model.pb").write_bytes(b"hostile")
+    done = embed_photos(str(folder), ReleasedModel(tmp_path / "bundle"), tmp_path / "e.parquet")
+    assert done.photos > done.bad
 
 
 def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
@@ -167,65 +141,30 @@ def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
     assert pq.read_table(tmp_path / "e.parquet")["name"].to_pylist() == ["caf?.jpg"]
 
 
-@pytest.mark.parametrize("name", ["deep/jpeg_exif_1.jpg", "none.jpg", "aaa.jpg"])
-def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch, name):
-    """One is new, or is another photo under the name that it had."""
-    output = tmp_path / "e.parquet"
-    monkeypatch.setattr(KeptParts, "remove", lambda _: None)  # stopped right before its end
-    embed_photos(str(folder), model, output)
-    with pytest.raises(InputError, match="exists"):
-        embed_photos(str(folder), model, output)
-    output.unlink()
-    (folder / name).write_bytes((folder / "deep" / "jpeg_exif_6.jpg").read_bytes())
-    with pytest.raises(Refused, match="other photos"):
-        embed_photos(str(folder), model, output)
+def by_name(paths):
+    rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    return sorted(rows, key=lambda row: row["name"])
 
 
-def test_parts_of_another_space_are_refused(model, folder, tmp_path, monkeypatch):
-    output = tmp_path / "e.parquet"
-    monkeypatch.setattr(KeptParts, "remove", lambda _: None)
-    embed_photos(str(folder), model, output)
-    output.unlink()
-    for part in (tmp_path / "e.parquet.parts").glob("*.parquet"):
-        table = pq.read_table(part)
-        pq.write_table(table.replace_schema_metadata({SPACE: b"es-other"}), part)
-    with pytest.raises(Refused, match="space es-other"):
-        embed_photos(str(folder), model, output)
-
-
-def test_beam_gives_the_same_file_and_goes_on_after_a_stop(model, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(photo_parts, "PART", 7)
-    whole, spread = tmp_path / "whole.parquet", tmp_path / "spread.parquet"
+def test_beam_writes_the_same_rows_in_shards(model, folder, tmp_path):
+    whole = tmp_path / "whole.parquet"
     embed_photos(str(folder), model, whole)
     options = ["--direct_num_workers=1"]
-    honest = KeptParts.write
-    kept: list[str] = []
-
-    def dies_at_the_third(self, part, embeddings):
-        if len(kept) == 2:
-            raise RuntimeError("a name that must not be shown")
-        kept.append(part.name)
-        return honest(self, part, embeddings)
-
-    monkeypatch.setattr(KeptParts, "write", dies_at_the_third)
-    with pytest.raises(FedEmbError, match="while embedding photos") as stopped:
-        embed_photos(str(folder), model, spread, beam_options=options)
-    assert "must not be shown" not in str(stopped.value)
-    assert not spread.exists()
-    monkeypatch.setattr(KeptParts, "write", lambda *a: kept.append(a[1].name) or honest(*a))
-    photos = len(list(hostile_photos())) + 2
-    assert embed_photos(str(folder), model, spread, beam_options=options) == (photos, 2, 1)
-    assert len(kept) == len(set(kept)) == -(-photos // 7), "no part was embedded twice"
-    assert pq.read_table(spread).equals(pq.read_table(whole))
-    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".parts")] == []
+    done = embed_photos(str(folder), model, tmp_path / "spread.parquet", beam_options=options)
+    assert done == (len(list(hostile_photos())) + 2, 2, 1)
+    shards = list(tmp_path.glob("spread-*-of-*.parquet"))
+    assert pq.read_table(shards[0]).schema.metadata[SPACE].decode() == model.space_id
+    assert by_name(shards) == by_name([whole])
+    assert not list(tmp_path.glob("spread.work*"))
 
 
-def test_workers_take_no_model_but_the_one_that_was_verified(
-    small_release, model, folder, tmp_path
-):
-    copy = tmp_path / "e.parquet.parts" / f"model-{model.space_id}"
-    shutil.copytree(small_release / "bundle", copy)
-    (copy / "extra.txt").write_text("not of the release")
+def test_workers_take_no_model_but_the_one_that_was_verified(model, folder, tmp_path, monkeypatch):
+    from fedemb.serving import embed_beam
+
+    honest, other = embed_beam.put_tree, tmp_path / "other"
+    shutil.copytree(model.bundle, other)
+    (other / "extra.txt").write_text("not of the release")
+    monkeypatch.setattr(embed_beam, "put_tree", lambda _, uri: honest(other, uri))
     with pytest.raises(Refused, match="not the one that was verified"):
         embed_photos(
             str(folder), model, tmp_path / "e.parquet", beam_options=["--direct_num_workers=1"]

@@ -1,0 +1,127 @@
+"""Photos to embed: a folder, Parquet files or tar shards, read in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+
+from fedemb.config import SourceConfig
+from fedemb.config.data import format_of
+from fedemb.data.columns import format_of_files, guess_image_column
+from fedemb.data.formats.bad_records import BadRecord
+from fedemb.data.formats.exports import refuse_no_photos, refuse_other_format
+from fedemb.data.formats.image_files import ImageFiles, is_side_file
+from fedemb.data.formats.parquet_files import open_parquet
+from fedemb.data.formats.parts import Part
+from fedemb.data.formats.webdataset_files import ANY_IMAGE, KEY
+from fedemb.data.identity import Cell
+from fedemb.data.photos import BadImageError
+from fedemb.data.source_parts import find_files
+from fedemb.data.sources import read_part
+from fedemb.errors import InputError
+from fedemb.foundation.addresses import split_address
+from fedemb.storage import open_store
+
+FILES_PER_UNIT = 2048
+Photo = tuple[str, Cell]
+"""Name, and bytes or the value found instead of bytes."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Input of one worker task: some files of a folder, or a row group."""
+
+    files: tuple[str, ...] = ()
+    """File names in a folder."""
+    rows: Part | None = None
+    """Parquet and tar: a row group, or a file."""
+    first: int = 0
+    """Index of its first row in the file."""
+
+
+@dataclass(frozen=True)
+class PhotoSource:
+    """A folder of photos, searched recursively, Parquet files or tar shards."""
+
+    uri: str
+    id_column: str | None = None
+    """Parquet and tar: column of row names; None uses file and row number, and for tar the key."""
+
+    @cached_property
+    def kind(self) -> str:
+        """Returns the format of the photos: a folder of files of one format has their format."""
+        return format_of_files(self.uri) or format_of(self.uri)
+
+    def units(self) -> Iterator[Unit]:
+        """Lists the units without reading them."""
+        split_address(self.uri)
+        kind = self.kind
+        if kind in ("csv", "tfrecord"):
+            raise InputError(
+                f"{self.uri} is a {kind} file, and `embed` reads a folder, Parquet or tar shards. "
+                "Pass the folder of the photos."
+            )
+        if kind == "image_folder":
+            refuse_other_format(self.uri)
+            files = open_store(self.uri).list()
+            refuse_no_photos(self.uri, files)
+            names = iter(sorted(name for name in files if not is_side_file(name)))
+            while batch := tuple(islice(names, FILES_PER_UNIT)):
+                yield Unit(batch)
+            return
+        for file in find_files(self.uri, kind):
+            yield from [Unit(rows=file)] if kind == "webdataset" else _row_groups(file)
+
+    def side_files(self) -> int:
+        """Returns the number of files of a folder without a photo file name; they have no rows."""
+        if self.kind != "image_folder":
+            return 0
+        return sum(map(is_side_file, open_store(self.uri).list()))
+
+    def photos(self, unit: Unit) -> Iterator[Photo]:
+        """Reads the photos of a unit."""
+        return self._rows(unit.rows, unit.first) if unit.rows else self._files(unit.files)
+
+    def _files(self, names: Iterable[str]) -> Iterator[Photo]:
+        files = ImageFiles(self.uri)
+        for name in names:
+            try:
+                yield name, files.read(name)
+            except BadImageError as error:
+                yield name, error
+
+    def _rows(self, rows: Part, first: int) -> Iterator[Photo]:
+        shard = self.kind == "webdataset"
+        column = self.id_column or (KEY if shard else None)
+        image = ANY_IMAGE if shard else guess_image_column(self.uri)
+        source = SourceConfig.model_validate(
+            {
+                "uri": self.uri,
+                "format": self.kind,
+                "columns": {"image": image, "user_id": None, "label": None},
+            }
+        )
+        for batch in read_part(source, rows, [column] if column else []):
+            for number, photo in enumerate(batch.images, first):
+                value = batch.columns[column][number - first] if column else None
+                missing = f"{rows.name}#{number}"
+                name = f"{rows.name}/{value}" if column == KEY and value else value
+                bad = isinstance(photo, BadRecord)
+                yield (
+                    missing if column is None or (bad and value is None) else str(name),
+                    BadImageError(photo.reason) if bad else photo,
+                )
+            first += len(batch)
+
+
+def _row_groups(part: Part) -> Iterator[Unit]:
+    if open_store(part.root).local_root is None:  # one download per file
+        yield Unit(rows=part)
+        return
+    first = 0
+    with open_parquet(part) as file:
+        for group in range(file.metadata.num_row_groups):
+            yield Unit(rows=replace(part, row_group=group), first=first)
+            first += file.metadata.row_group(group).num_rows
