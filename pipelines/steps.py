@@ -97,7 +97,6 @@ def keys_file() -> str:
 KIND_CLAIMS = {
     "policy": "fedemb-policy-keys",
     "reservation": "fedemb-reservation-keys",
-    "deletion_marks": "fedemb-deletion-marks",
     "ledger": "fedemb-ledger-marks",
 }
 """Kind of key -> its claim. A step that checks users against their commitment needs the key of the
@@ -125,7 +124,7 @@ spec:
 ---
 """
 KEYS_OWNER = """\
-# The data owner's: for pods that make or destroy keys (`fedemb ledger init`, `fedemb forget`).
+# The data owner's: for pods that make or destroy keys (`fedemb ledger init`).
 apiVersion: v1
 kind: ServiceAccount
 metadata:

@@ -2,7 +2,7 @@
 
 The ledger decides which runs exist, how they ended and when. Data of runs that the ledger does not
 hold is kept. Objects are found by the id of a run and a fixed list of folders, so the ledger, keys,
-releases and deletion markers are never listed.
+and releases are never listed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ State = Literal["released", "measured", "void", "open"]
 
 WORKING = ("train",)
 """Folders of the private root with working state: checkpoints, round records, cached features."""
-PRIVATE = tuple(sorted(PRIVATE_FOLDERS - {"deletion_marks", *WORKING}))
+PRIVATE = tuple(sorted(PRIVATE_FOLDERS - set(WORKING)))
 """Folders of the private root with private data, or with figures computed from it."""
 PIPELINES = ("dp-fedemb", "dp-sgd")
 """Folders of a pipeline root above the folders of runs."""

@@ -48,7 +48,6 @@ class Assigner:
         config: RunConfig,
         hasher: Hasher,
         blocks: frozenset[str] | None,
-        deleted: frozenset[str] = frozenset(),
     ):
         """Takes what decides.
 
@@ -56,10 +55,8 @@ class Assigner:
           config: source and partition sections are used.
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
-          deleted: deletion markers of users who are left out.
         """
         self._config, self._hasher, self._blocks = config, hasher, blocks
-        self._deleted = deleted
         columns = config.data.source.columns
         self._has_cohorts = columns.cohort is not None
         self._cohorts = frozenset(config.partition.cohorts)
@@ -87,16 +84,14 @@ class Assigner:
           cohort: canonical; None without a cohort column.
           value: of the column that decides the split, if one does.
         """
-        user_key, user_held, may_train, deleted = self._user(user_id)
+        user_key, user_held, may_train = self._user(user_id)
         class_id, class_held = self._class(label, b"" if self._shared else user_key)
         if self._by_hash is None:
             user_held = class_held = name_text(value) in self._values
         dropped = ""
         if self._classes:  # users are held out, classes never: the list is public
             class_id, class_held = self._classes.get(label, -1), user_held
-        if deleted:
-            dropped = "dropped_forgotten"
-        elif (self._classes and class_id == -1) or (self._listed and label not in self._listed):
+        if (self._classes and class_id == -1) or (self._listed and label not in self._listed):
             dropped = "dropped_unlisted_class"
         elif self._shared and user_held != class_held:
             dropped = "dropped_cross_split"
@@ -116,14 +111,13 @@ class Assigner:
         """Whether the user's block is reserved."""
         return self._blocks is None or self.block(user_key, cohort) in self._blocks
 
-    def _decide_user(self, user_id: str) -> tuple[bytes, bool, bool, bool]:
-        """Returns key, held out, False only if the block is known and not reserved, and deleted."""
+    def _decide_user(self, user_id: str) -> tuple[bytes, bool, bool]:
+        """Returns key, held out, and False only if the block is known and not reserved."""
         key = self._hasher.user_key(user_id)
         held = self._by_hash is not None and self._hasher.holds_out_user(
             key, self._by_hash.fraction
         )
-        deleted = bool(self._deleted) and self._hasher.deletion_mark(key) in self._deleted
-        return key, held, self._has_cohorts or self.may_train(key, None), deleted
+        return key, held, self._has_cohorts or self.may_train(key, None)
 
     def _decide_class(self, label: str, user_key: bytes) -> tuple[int, bool]:
         if self._listed:

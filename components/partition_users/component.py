@@ -19,12 +19,11 @@ from fedemb.runtime.step import Rights, step
             "evaluation": "write",
             "rejects": "write",
             "partition": "write",  # its scratch, of which only the record of its starts stays
-            "deletion_marks": "read",
         },
         input=("private", "public"),
         ledger="read",
         signing=("partition",),
-        keys={"deletion_marks": "read", "policy": "read"},
+        keys={"policy": "read"},
     ),
 )
 def partition_users(

@@ -30,9 +30,8 @@ from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
 from fedemb.foundation import step_logging as events
-from fedemb.foundation.canonical_json import JsonFields, JsonObject, canonical_json
-from fedemb.keys import commit_to, commit_to_people, commitment_key
-from fedemb.keys.deletion_marks import check_deletion_marks, read_deletion_marks
+from fedemb.foundation.canonical_json import JsonFields, JsonObject
+from fedemb.keys import commit_to_people, commitment_key
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.runtime.private_inputs import People, commitment_to
@@ -77,7 +76,6 @@ def run(context: StepContext) -> JsonObject:
             f"the reservation's config_sha is {reservation.config_sha!r}, this run's is "
             f"{mine['config_sha']!r}; reserve a budget for this run"
         )
-    check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     commitment = commitment_key(keys, config.policy.policy_id)
     commitments = _begun_with(context, reservation)
     if commitments is None:
@@ -87,7 +85,7 @@ def run(context: StepContext) -> JsonObject:
             keys=KeyRef(context.keys_uri, config.policy.policy_id),
             root=shards.run_root(context.private_root, run_id),
             blocks=frozenset(reservation.blocks),
-            header={**mine, "deletion_marks": _commit_to_marks(config, commitment)},
+            header=mine,
             pipeline_options=context.beam_options,
         )
         _check_input(config, reservation, commitment)  # nothing changed while it was read
@@ -114,8 +112,8 @@ def run(context: StepContext) -> JsonObject:
 def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[str, str] | None:
     """Returns commitments to the users that a bound training started with, if all are still there.
 
-    The run resumes with exactly these users: a new partition would leave out users deleted since.
-    That would be another run, and what this one was charged would be lost.
+    The run resumes with exactly these users: a new partition of photos that changed since would be
+    another run, and what this one was charged would be lost.
     """
     bind = context.ledger.attempt(Reservation.of_document(reservation)).bind
     if bind is None:
@@ -131,16 +129,6 @@ def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[
         return None
     _log.info(events.BEGUN, context.run_id)
     return found
-
-
-def _commit_to_marks(config: RunConfig, key: bytes) -> str:
-    """Returns a commitment to the users deleted so far.
-
-    It makes the folders of two passes differ once a user was deleted between them: with equal
-    ones their public commitments would show that no training user was deleted.
-    """
-    marks = read_deletion_marks(config.storage.deletion_marks, config.policy.policy_id)
-    return commit_to(key, canonical_json(sorted(marks)))
 
 
 def _check_input(config: RunConfig, reservation: ReservationDocument, key: bytes) -> None:

@@ -174,7 +174,6 @@ class Preparer:
         hasher: Hasher,
         blocks: frozenset[str] | None,
         in_public_set: Callable[[bytes], bool],
-        deleted: frozenset[str] = frozenset(),
         *,
         image: Callable[[Cell, PhotoReader], tuple[np.ndarray, bytes]] = canonical_image,
     ):
@@ -185,12 +184,11 @@ class Preparer:
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
           in_public_set: whether an image digest is also in the public set.
-          deleted: deletion markers of users who are left out.
           image: reads a photo: its pixels, and the bytes that are kept of it.
         """
         self._config = config
         self._hasher = hasher
-        self._assigner = Assigner(config, hasher, blocks, deleted)
+        self._assigner = Assigner(config, hasher, blocks)
         self._in_public_set = in_public_set
         self._image = image
         self._cap = config.partition.max_images_per_user

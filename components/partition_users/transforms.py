@@ -24,7 +24,6 @@ from fedemb.data.hashing import KEY_BYTES, Hasher, shard_of
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.sources import Batch, Part
 from fedemb.data.user_layout import group_files
-from fedemb.keys.deletion_marks import read_deletion_marks
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.assignment import Assigner, columns_of
 from fedemb.steps.partition_users.prepare import Preparer, UserPart, merge, new_part, settle
@@ -46,7 +45,6 @@ class _Prepare(beam.DoFn):
             job.keys.hasher(),
             job.blocks,
             known.__contains__,
-            read_deletion_marks(job.config.storage.deletion_marks, job.config.policy.policy_id),
         )
 
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[Any]:

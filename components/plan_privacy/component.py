@@ -27,7 +27,6 @@ def plan_privacy(
     evaluation: str,
     audit: str,
     release: str,
-    deletion_marks: str,
     rollback_anchor: str,
     keys: str,
     config: dsl.OutputPath(str),  # pyright: ignore[reportInvalidTypeForm] - kfp's form

@@ -11,12 +11,10 @@ from fedemb.runtime.step import Rights, step
     private=False,
     outputs={"reservation": Public},
     rights=Rights(
-        private={"deletion_marks": "read"},
         input=("names",),
         ledger="append",
         signing=("ledger",),
         keys={
-            "deletion_marks": "read",
             "ledger": "create",
             "policy": "create",
             "reservation": "create",

@@ -25,7 +25,6 @@ from fedemb.keys import (
     reservation_key_name,
     unbound_key_name,
 )
-from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import (
     Ledger,
@@ -82,7 +81,7 @@ def run(
       SignatureInvalid: the plan is not signed by plan_privacy, or the public backbone not by
           pretrain_public.
       LedgerError: the ledger is older than its markers, or broken.
-      StorageError: a store cannot be reached, or deletion markers are missing: nothing was charged.
+      StorageError: a store cannot be reached: nothing was charged.
     """
     config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
@@ -97,7 +96,6 @@ def run(
     if config.purpose == "release" and (found is None or found.void is not None):
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
         check_before_charge(config, plan, ledger, run_id=run_id, start=start)
-    check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     bound = input_fingerprint or _bound_input(config, keys, run_id)
     content = _reserved_content(config, plan, bound)
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)

@@ -25,7 +25,6 @@ from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.embed import embed
 from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
-from fedemb.pipelines.cli.ledger_commands.forget import forget
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
 from fedemb.pipelines.cli.operate.alert import alert
 from fedemb.pipelines.cli.operate.budget import budget
@@ -75,7 +74,6 @@ app.command(name="verify")(verify_release)
 app.command()(register)
 app.command()(lineage)
 app.command()(embed)
-app.command()(forget)
 app.command(name="gc")(collect)
 
 

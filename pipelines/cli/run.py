@@ -35,9 +35,7 @@ class NewRun:
     data: DataOption = None
     policy: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of the privacy ledger, its keys and deletion markers; kept between runs."
-        ),
+        typer.Option(help="Folder of the privacy ledger and its keys; kept between runs."),
     ] = None
     run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None
 

@@ -27,7 +27,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "budget",
         "alert",
         "doctor",
-        "forget",
         "gc",
     ),
 }

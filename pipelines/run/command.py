@@ -47,7 +47,7 @@ def run(
     Args:
       config: a configuration, a YAML file, or the name of a preset.
       data: the images: replaces `data.source.uri`.
-      policy: folder of a lasting ledger, its keys and deletion marks; images that are not built
+      policy: folder of a lasting ledger, and its keys; images that are not built
         in need one, unless the configuration names these stores.
       runs: folder of all runs.
       run_id: name of the run; None: one from time and chance.

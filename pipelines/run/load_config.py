@@ -99,13 +99,11 @@ def _with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> RunConfig
 
 
 def policy_overrides(folder: Path | None) -> list[str]:
-    """Overrides that put ledger, keys and deletion marks into the folder of a lasting policy."""
+    """Overrides that put ledger and keys into the folder of a lasting policy."""
     if folder is None:
         return []
     require_folder(folder.resolve(), "--policy")
-    return [
-        f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys", "deletion_marks")
-    ]
+    return [f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys")]
 
 
 def with_data(config: RunConfig, data: str | None) -> RunConfig:

@@ -120,9 +120,7 @@ def _config(arguments: Mapping[str, object]) -> RunConfig:
     """Returns the configuration of a run with its stores."""
     try:
         stores = {f"storage.{name}": arguments[name] for name in _STORES}
-        return run_config({"deletion_marks": "", "rollback_anchor": "", **arguments}).updated(
-            stores
-        )
+        return run_config({"rollback_anchor": "", **arguments}).updated(stores)
     except KeyError as error:
         raise ConfigError(
             f"The run has no argument {error}. Approve by report file, and release it with `fedemb "

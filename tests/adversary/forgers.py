@@ -264,7 +264,7 @@ class Reached(Exception):
 
 
 _HEAVY = {
-    "partition": (partition, partition, "check_deletion_marks"),
+    "partition": (partition, partition, "commitment_key"),
     "train": (train, attempt, "load_backbone"),
     "evaluate": (evaluate, evaluate, "models_of_run"),
     "audit": (audit, audit, "_attack_real_users"),

@@ -61,11 +61,6 @@ def _stores(run: honest_run.HonestRun) -> tuple[str, ...]:
     return ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
 
 
-def _forget(run: honest_run.HonestRun) -> None:
-    settings = run.root / "settings.yaml"
-    _cli("forget", "-c", str(settings), "--policy", str(run.policy_root), text="user 7\n")
-
-
 def _rotate(run: honest_run.HonestRun) -> None:
     _cli("ledger", "rotate-keys", *_stores(run), "--reason", "a year is over")
 
@@ -108,7 +103,6 @@ ACTS: dict[str, tuple[str, Do]] = {
     "bind": ("train", lambda run: run.do_bind()),
     "void": ("partition", _void),
     "waive": ("release", _waive),
-    "forget": ("release", _forget),
     "rotate": ("release", _rotate),
 }
 """What is killed: before which step it is done, and how."""

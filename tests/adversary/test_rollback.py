@@ -145,12 +145,6 @@ def _settings(team):
     return str(path)
 
 
-def _forget(team):
-    named = ("ledger", "keys", "deletion_marks")
-    stores = [f"--set=storage.{name}={team.policy / name}" for name in named]
-    _fedemb("forget", "--config", _settings(team), *stores, text="ada\n")
-
-
 ACTS = {
     "reserve": lambda team: team.reserve("week-5"),
     "init": lambda team: _fedemb("ledger", "init", "--config", _settings(team), *_at(team)),
@@ -162,7 +156,6 @@ ACTS = {
     "void": lambda team: _fedemb(
         "ledger", "void", "week-1", *_at(team), "--reason=x", *_also_anchor(team)
     ),
-    "forget": _forget,
 }
 FAST = ("backup of week 3", "2 records cut", "fork of 3 weeks")
 
@@ -203,7 +196,7 @@ def test_act_of_people_names_the_rollback_anchor_of_the_policy(month, tmp_path, 
 
 
 def _state(team):
-    """Every file of ledger and keys, locks and deletion marks apart."""
+    """Every file of ledger and keys, locks apart."""
     return {
         path: path.read_bytes()
         for part in ("ledger", "keys", "rollback_anchor")

@@ -119,7 +119,6 @@ def check(plane, stores, monkeypatch, tmp_path):
         "s3://photos/2026/*.parquet",
         storage__public_root="s3://fedemb-public/runs",
         storage__private_root="s3://fedemb-private",
-        storage__deletion_marks="s3://fedemb-private/policy/deletion_marks",
         storage__ledger="s3://fedemb-ledger",
         storage__releases="s3://fedemb-releases",
         storage__rollback_anchor="s3://fedemb-rollback-anchor",
@@ -152,7 +151,7 @@ HARMS = {
     ),
     "forges": (
         "audit",
-        "may write deletion_marks in storage.private_root",
+        "may write users in storage.private_root",
         {"s3:PutObject": "fedemb-private/*"},
     ),
     "deletes": ("account", "may delete storage.ledger", {"s3:DeleteObject": "fedemb-ledger/*"}),

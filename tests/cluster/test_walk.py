@@ -194,8 +194,7 @@ def _our_line(walk: Walk, line: str, world) -> None:
     program = [sys.executable, "-c", OURS, *arguments]
     where = (root / "where").read_text()
     (root / "where").write_text(str(root))
-    text = "printf 'user 7' | " if "forget" in arguments else ""
-    done = walk.run(line, text + shlex.join(program))
+    done = walk.run(line, shlex.join(program))
     (root / "where").write_text(where)
     few = arguments[0] == "check-data"  # fewer users than the policy needs
     assert done.returncode == (2 if few else 0), done.stdout

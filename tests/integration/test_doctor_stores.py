@@ -154,7 +154,7 @@ def _allow(**resources: str) -> dict:
 
 S3_HARMS = {
     "gate": ("may list audit in storage.private", _allow(ListBucket="fedemb-private")),
-    "audit": ("may write deletion_marks in storage.private", _allow(PutObject="fedemb-private/*")),
+    "audit": ("may write users in storage.private", _allow(PutObject="fedemb-private/*")),
     "account": ("may delete storage.ledger", _allow(DeleteObject="fedemb-ledger/*")),
     "train": (
         "may list the private images",

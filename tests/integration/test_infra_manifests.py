@@ -217,7 +217,6 @@ def test_rights_follow_the_table_of_artifacts():
     deletes = {group for group in GROUPS if "delete" in GROUPS[group]["private"].values()}
     assert deletes == {"delete"}
     assert set(GROUPS["delete"]["private"].values()) == {"delete"}, "it reads nothing private"
-    assert "deletion_marks" not in GROUPS["delete"]["private"]
     assert {group for group, rights in GROUPS.items() if rights["releases"] == "create"} == {
         "release"
     }
@@ -238,7 +237,7 @@ def test_rights_follow_the_table_of_artifacts():
 
 
 def test_no_policy_is_called_like_a_folder_that_rights_go_by():
-    """`policy/deletion_marks/train/...` would be the trainer's to write."""
+    """`<policy>/train/...` would be the trainer's to write."""
     from fedemb.config.policy import PRIVATE_FOLDERS, PolicyConfig
 
     folders = {folder for rights in GROUPS.values() for folder in rights["private"]}

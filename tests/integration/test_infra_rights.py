@@ -14,16 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedemb.config import RunConfig
-from fedemb.data.hashing import Hasher
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import StorageError
-from fedemb.keys import open_key_store, partition_key, secret_manager
-from fedemb.keys.deletion_marks import mark_deleted, read_deletion_marks
+from fedemb.keys import open_key_store, secret_manager
 from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import gcs, open_store, put_tree
-from tests.kit.ledger_kit import with_policy_key
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of
 from tests.kit.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
@@ -32,7 +29,7 @@ from tests.kit.sealed_bundle import seal
 pytestmark = pytest.mark.long
 
 LEDGER, PRIVATE_ROOT, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
-DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"
+RELEASES = "gs://releases"
 ROLLBACK_ANCHOR = "gs://rollback_anchor"
 PREVIOUS = f"{RELEASES}/embedding/before"
 
@@ -86,7 +83,6 @@ SIMULATION = {
     "evaluation__centralized_epochs": 1,
     "evaluation__previous_release": PREVIOUS,
     "audit__bootstrap_samples": 20,
-    "storage__deletion_marks": DELETION_MARKS,
     "storage__rollback_anchor": ROLLBACK_ANCHOR,
 }
 
@@ -108,7 +104,6 @@ CLASSIFICATION = {
     "training__unit_gradient__microbatch": 8,
     "policy__policy_id": "classes",
     "evaluation__previous_release": None,
-    "storage__deletion_marks": "gs://private/classes/deletion_marks",
 }
 
 
@@ -149,11 +144,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
     from fedemb.steps.pretrain_public import pretrain
     from fedemb.steps.reserve_budget import reserve
 
-    policy, marks = config.policy.policy_id, config.storage.deletion_marks
     _owner_begins(config)
-    keys = with_policy_key(open_key_store(KEYS), policy)  # as `fedemb forget` makes it
-    hasher = Hasher(partition_key(keys, policy))
-    mark_deleted(marks, keys, policy, hasher.deletion_mark(hasher.user_key("user 3")))
 
     names = ("privacy_plan", "reservation", "users", "pretrained", "model", "averages")
     reports = ("utility_report", "utility_page", "audit_report", "audit_page")
@@ -161,7 +152,9 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
     stores = {"private_root": PRIVATE_ROOT, "ledger": LEDGER, "keys": KEYS}
 
     def context() -> StepContext:
-        return StepContext(artifacts, config=config, run_id=f"monday-{policy}", **stores)
+        return StepContext(
+            artifacts, config=config, run_id=f"monday-{config.policy.policy_id}", **stores
+        )
 
     with fence.acting("plan_privacy"):
         plan.run(context())
@@ -308,7 +301,7 @@ def test_planted_table_without_a_right_stops_the_step(fence, monkeypatch):
     monkeypatch.setattr(fence, "refused", [])
     monkeypatch.setitem(GROUPS["partition"], "private", {})
     with fence.acting("partition_users"), pytest.raises(StorageError, match="may not list"):
-        read_deletion_marks(DELETION_MARKS, "trial")
+        open_store("gs://private/first/users").list()
     with fence.acting("partition_users"), pytest.raises(StorageError, match="cannot be reached"):
         open_key_store(KEYS).fetch("signing/policy")
     assert len(fence.refused) == 2

@@ -29,7 +29,7 @@ def test_expired_trees_are_deleted_and_nothing_else(store_uri, tmp_path):
     for name in ("old-2/users", "older/users", "new/users"):
         put_tree(tree, join(store_uri, name))
     store = open_store(store_uri)
-    store.write("old/deletion_marks/weekly/marks", b"data")
+    store.write("old/others/weekly/marks", b"data")
     store.write("old/users-of-others/part-0", b"data")
     before = set(store.list())
     runs = [
@@ -44,7 +44,7 @@ def test_expired_trees_are_deleted_and_nothing_else(store_uri, tmp_path):
     assert before - left == {name for item in found for name in item.names}
     assert {name.split("/")[0] for name in left} == {"old", "old-2", "older", "new"}
     kept = {name for name in left if name.startswith("old/")}
-    assert kept == {"old/deletion_marks/weekly/marks", "old/users-of-others/part-0"}
+    assert kept == {"old/others/weekly/marks", "old/users-of-others/part-0"}
 
 
 def test_interrupted_deletion_is_finished_by_the_next(store_uri):

@@ -5,13 +5,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from fedemb.errors import ConfigError, InputError, LedgerError, StorageError
+from fedemb.errors import ConfigError, InputError, StorageError
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
 from fedemb.reports.lineage import StepLineage, tree_lines
-from tests.kit import ledger_kit
 
 
 def run(capsys, *words):
@@ -149,23 +148,6 @@ def test_device_is_not_replaced_by_a_file(tmp_path):
 def test_unknown_artifact_of_a_lineage_names_the_known_ones():
     with pytest.raises(InputError, match="use one of model, users"):
         tree_lines([StepLineage("train", {"users": None}, {"model": "0" * 64})], "modle")
-
-
-def test_forget_in_a_wrong_folder_forgets_nobody_and_says_so(tmp_path, monkeypatch):
-    import io
-
-    from fedemb.pipelines.cli.ledger_commands.forget import forget
-
-    monkeypatch.setattr("sys.stdin", io.StringIO("someone\n"))
-    with pytest.raises(LedgerError, match="no ledger was made there"):
-        forget("quickstart", tmp_path / "typo")
-    assert not (tmp_path / "typo").exists()
-    kit = ledger_kit.Kit(str(tmp_path / "p" / "ledger"), str(tmp_path / "p" / "keys"))
-    kit.open().create_policy(ledger_kit.terms(), kit.owner)
-    monkeypatch.setattr("sys.stdin", io.StringIO("someone\n"))
-    with pytest.raises(LedgerError, match="no ledger of policy 'quickstart'"):
-        forget("quickstart", tmp_path / "p")
-    assert not (tmp_path / "p" / "deletion_marks").exists()
 
 
 def test_keys_without_google_credentials_are_one_sentence(monkeypatch):

@@ -22,7 +22,6 @@ PRINTS_ITSELF = {
     "pipelines/cli/ledger_commands/approve.py typer.confirm": "our own question",
     "pipelines/cli/ledger_commands/approve.py typer.prompt": "escaped",
     "pipelines/cli/data.py Console": "a bar with our own words and numbers",
-    "pipelines/cli/ledger_commands/forget.py getpass": "our own question",
     "pipelines/cli/init/command.py typer.prompt": "escaped",
     "pipelines/cli/schedule.py typer.confirm": "our own question",
     "pipelines/run/command.py Console": "a table whose texts are escaped",

@@ -46,7 +46,6 @@ def run(capsys, *words):
         ("check-data", "--data", LONG),
         ("ledger", "show", "--ledger", LONG),
         ("compile", "--output", "o.yaml", "--profile", f"{LONG}.yaml"),
-        ("forget", "-c", "quickstart", "--policy", LONG, "--ids", "ids.txt"),
         ("make-data", LONG),
     ],
     ids=lambda words: " ".join(word if len(word) < 60 else "LONG" for word in words[:4]),

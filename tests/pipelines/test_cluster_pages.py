@@ -30,7 +30,6 @@ OPERATIONS = {
     "how_to/approve_a_release.md": "fedemb ledger waive",
     "how_to/recover.md": "fedemb submit|fedemb ledger void",
     "how_to/rotate_keys.md": "fedemb ledger rotate-keys|fedemb ledger verify",
-    "how_to/delete_a_user.md": "printf .* fedemb forget --config mine.yaml --policy",
 }
 """Page -> start of its lines that are run here, in order; its other lines need a run folder."""
 NOT_HERE = {"gcloud", "terraform", "mc"}
@@ -58,16 +57,12 @@ def commands() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _first_word(line: str) -> str:
-    return line.removeprefix("printf '%s' \"$USER_ID\" | ").split()[0]
-
-
-OURS = [line for line in commands() if _first_word(line) == "fedemb"]
+OURS = [line for line in commands() if line.split()[0] == "fedemb"]
 
 
 def test_every_line_is_run_somewhere_or_needs_a_cloud():
     lines = [*commands(), *lines_of(REFERENCE)]
-    others = {_first_word(line) for line in lines} - {"fedemb", "printf"}
+    others = {line.split()[0] for line in lines} - {"fedemb", "printf"}
     assert others <= NOT_HERE | AT_THE_CONTROL_PLANE | SHELL
     assert "**not tested**" in REFERENCE
 
@@ -82,7 +77,6 @@ def world(tmp_path_factory):
     lost.do_reserve()
     stores = {
         "private_root": "private",
-        "deletion_marks": "policy/deletion_marks",
         "ledger": "ledger",
         "keys": "keys",
         "releases": "releases",
@@ -130,8 +124,7 @@ def _here(line: str, root: Path, run: honest_run.HonestRun, url: str) -> list[st
         "gsm://KEYS/fedemb": keys,
         "...@sha256:...": image,
         "mine.yaml --policy policy": (
-            f"run.yaml --set storage.ledger={run.ledger_uri} --set storage.keys={run.keys_uri} "
-            f"--set storage.deletion_marks={root}/policy/deletion_marks"
+            f"run.yaml --set storage.ledger={run.ledger_uri} --set storage.keys={run.keys_uri}"
         ),
         "check-data": f"check-data --set data.source.uri={root}/photos",
         "URL": url,

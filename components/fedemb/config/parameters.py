@@ -41,7 +41,7 @@ SECTIONS = (
 STORES = ("private_root", "ledger", "keys", "releases")
 """Required stores. Each is passed only to the steps with rights to it, not in their
 configuration."""
-OPTIONAL_STORES = ("deletion_marks", "rollback_anchor")
+OPTIONAL_STORES = ("rollback_anchor",)
 """Optional stores; empty means not used."""
 
 

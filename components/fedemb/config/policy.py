@@ -24,7 +24,6 @@ PRIVATE_FOLDERS = {
     "train",
     "diagnostics",
     "audit",
-    "deletion_marks",
 }
 """Folders of a run in the private root. Stores assign access rights by these names."""
 
@@ -184,8 +183,6 @@ class StorageConfig(Section):
     """Permanent privacy ledger; null: a separate ledger for this run directory."""
     keys: Address | None = None
     """Key store, separate from the ledger and without object versioning."""
-    deletion_marks: Address | None = None
-    """Keyed deletion markers of users who requested deletion; null: no deletion markers."""
     rollback_anchor: Address | None = None
     """Store of the rollback anchor, for example a bucket with a locked retention policy. Each
     charge is also recorded there, so that an older ledger is detected. Accounts that can restore

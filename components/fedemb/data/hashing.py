@@ -31,7 +31,6 @@ _PURPOSES = (
     "bucket",
     "group",
     "image",
-    "deletion_mark",
 )
 
 
@@ -89,10 +88,6 @@ class Hasher:
     def bucket(self, user_key: bytes, buckets: int) -> int:
         """Returns the hash bucket of the user's ledger block."""
         return self._word("bucket", user_key) % buckets
-
-    def deletion_mark(self, user_key: bytes) -> str:
-        """Returns the name of a user's deletion marker, 64 hexadecimal digits."""
-        return hmac.digest(self._keys["deletion_mark"], user_key, "sha256").hex()
 
     def image_digest(self, pixels: np.ndarray) -> bytes:
         """Returns the keyed digest of model input pixels, which identifies and orders images."""

@@ -1,4 +1,4 @@
-"""Keys and trust: secrets in a key store, signatures, trusted public keys, deletion markers."""
+"""Keys and trust: secrets in a key store, signatures, trusted public keys."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ Every secret is 32 bytes of operating-system entropy. Its name states its purpos
 - `reservation/<run_id>-<attempt>+unbound`: destroyed before the attempt reads its first private
   byte.
 - `signing/<role>`: signing key of a role; `signing/<role>@<n>` is its n-th generation.
-- `deletion_marks/<policy_id>+<n>`: records that the policy has n deletion markers.
 - `ledger/<policy_id>+<n>`: digest of the n-th record that charged the policy.
 
 A name is used only once, and the name of a destroyed key stays taken. So one reservation never gets
@@ -31,7 +30,7 @@ DESTROYED = ".destroyed"
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,190}"
 _NUMBER = r"[1-9][0-9]*"
 _NAME = re.compile(
-    rf"policy/{_ID}|reservation/{_ID}(\+unbound)?|signing/{_ID}(@{_NUMBER})?|(deletion_marks|ledger)/{_ID}\+{_NUMBER}"
+    rf"policy/{_ID}|reservation/{_ID}(\+unbound)?|signing/{_ID}(@{_NUMBER})?|ledger/{_ID}\+{_NUMBER}"
 )
 
 

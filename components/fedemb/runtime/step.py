@@ -53,7 +53,7 @@ class Rights:
     """
 
     private: Mapping[str, Literal["read", "write", "delete"]] = field(default_factory=dict)
-    """Folder below `<private root>/<run>/`, or `deletion_marks` of the policy -> permission;
+    """Folder below `<private root>/<run>/` -> permission;
     `write` also allows read, replace and delete; `delete` allows only to list and delete."""
     input: tuple[Literal["names", "private", "public"], ...] = ()
     """Images; `names`: names, sizes and versions of private images, without content."""

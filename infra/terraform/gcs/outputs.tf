@@ -3,7 +3,6 @@ output "storage" {
   value = {
     public_root     = "gs://${google_storage_bucket.public.name}/runs"
     private_root    = "gs://${google_storage_bucket.private.name}"
-    deletion_marks  = "gs://${google_storage_bucket.private.name}/policy/deletion_marks"
     ledger          = "gs://${google_storage_bucket.ledger.name}"
     keys            = "gsm://${var.keys_project}/${var.key_prefix}"
     releases        = "gs://${google_storage_bucket.releases.name}"

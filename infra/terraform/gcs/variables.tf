@@ -68,7 +68,7 @@ variable "policy_ids" {
 
 variable "data_owners" {
   type        = set(string)
-  description = "Members (group:...) who begin policies, waive, approve and rotate keys, read diagnostics, delete private data and write deletion marks; no machine."
+  description = "Members (group:...) who begin policies, waive, approve and rotate keys, read diagnostics and delete private data; no machine."
   default     = []
 }
 

@@ -108,8 +108,7 @@ def init(
     if others:
         say(
             f"note: this ledger also contains {', '.join(others)}. On the same users the "
-            "epsilons add up. Users deleted there are not deleted here: run `fedemb forget` "
-            "for them before the first run"
+            "epsilons add up"
         )
 
 

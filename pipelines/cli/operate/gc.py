@@ -69,7 +69,7 @@ def collect(
 ) -> None:
     """List expired data of runs; with --delete, delete it.
 
-    The ledger, keys, releases and deletion markers are never deleted.
+    The ledger, keys, and releases are never deleted.
 
     Example: fedemb gc --private-days 14 --public-days 90 --delete
     """

@@ -21,7 +21,7 @@ def preset(name: str) -> RunConfig:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PRESETS.glob("*.yaml")))
 def test_what_a_pipeline_is_given_makes_the_same_configuration(name):
-    config = preset(name).updated({"storage.deletion_marks": "gs://marks/deletion_marks"})
+    config = preset(name).updated({"storage.rollback_anchor": "gs://anchor"})
     given = {**parameters_of(config), **STORE}
     assert run_config(given) == config
     assert public_start(given) == config.public_start()

@@ -44,7 +44,7 @@ class World:
             self.write(f"private/{name}/users.tree")
             self.write(f"public/{name}/train/model")
             self.write(f"public/dp-fedemb/{name}/train/7/model")
-        self.write("private/policy/deletion_marks/weekly/marks")
+        self.write("private/policy/others/weekly/marks")
         self.write("releases/glyphs/1/model")
 
     def _run(self, ledger, name):
@@ -106,9 +106,9 @@ def test_ledger_keys_releases_and_markers_survive_every_period(world):
     deleted = world.sweep(10_000, **shortest)
     left = world.files()
     assert all(name.startswith(("private/", "public/")) for name in deleted)
-    assert {name for name in left if "deletion_marks" in name} >= {
-        "private/policy/deletion_marks/weekly/marks",
-        *(f"private/{name}/deletion_marks/part-0" for name in RUNS),
+    assert {name for name in left if "others" in name} >= {
+        "private/policy/others/weekly/marks",
+        *(f"private/{name}/others/part-0" for name in RUNS),
     }
     assert {name for name in left if name.startswith("releases/")} == {"releases/glyphs/1/model"}
     assert [name for name in left if name.startswith("ledger/")]

@@ -105,12 +105,12 @@ def test_what_a_killed_creation_left_goes_with_its_key(tmp_path, monkeypatch):
 
 
 def test_name_was_used_even_if_its_key_is_destroyed(keys):
-    assert not keys.used("deletion_marks/weekly+1")
-    keys.create("deletion_marks/weekly+1")
-    assert keys.used("deletion_marks/weekly+1")
-    keys.destroy("deletion_marks/weekly+1")
-    assert keys.used("deletion_marks/weekly+1")
-    assert not keys.exists("deletion_marks/weekly+1")
+    assert not keys.used("ledger/weekly+1")
+    keys.create("ledger/weekly+1")
+    assert keys.used("ledger/weekly+1")
+    keys.destroy("ledger/weekly+1")
+    assert keys.used("ledger/weekly+1")
+    assert not keys.exists("ledger/weekly+1")
 
 
 def test_who_may_read_a_key_and_create_none_gets_it():

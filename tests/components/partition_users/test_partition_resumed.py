@@ -1,14 +1,11 @@
-"""A resumed training keeps its original users, also those deleted since."""
+"""A resumed training keeps its original users, also those deleted at the source since."""
 
 import json
 
 import pytest
 
-from fedemb.data.hashing import Hasher
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
-from fedemb.keys import partition_key
-from fedemb.keys.deletion_marks import mark_deleted
 from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.partition_users import partition
@@ -28,8 +25,7 @@ class Team:
 
     def __init__(self, root):
         self.root = root
-        marks = {"storage__deletion_marks": str(root / "marks")}
-        self.config = make_config(write_parquet(root / "images.parquet", rows_of(30)), **marks)
+        self.config = make_config(write_parquet(root / "images.parquet", rows_of(30)))
         plan.run(self.context())
         sign_start(self.context())
         reserve.run(self.context())
@@ -54,35 +50,15 @@ class Team:
             private_root="2" * 64,
         )
 
-    def forget(self, user):
-        keys, policy_id = self.context().keys, self.config.policy.policy_id
-        hasher = Hasher(partition_key(keys, policy_id))
-        mark = hasher.deletion_mark(hasher.user_key(user))
-        mark_deleted(self.config.storage.deletion_marks, keys, policy_id, mark)
 
-
-def test_forgetting_somebody_does_not_burn_the_charge_of_a_run_that_began(tmp_path):
-    """Planted last: a partition that reads only the data selects other users."""
+def test_training_that_began_keeps_its_users_though_the_source_changed(tmp_path):
+    """Planted last: a partition that reads only the data is of other photos than were charged."""
     made = Team(tmp_path)
     made.begin()
-    made.forget("user 3")
-    reserve.run(made.context())
+    write_parquet(tmp_path / "images.parquet", rows_of(29))
     assert partition.run(made.context()) == made.manifest
     made.begin()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "_begun_with", lambda *_: None)
-        assert partition.run(made.context())["commitments"] != made.manifest["commitments"]
-    with pytest.raises(PlanMismatch, match="bound to other commitments"):
-        made.begin()
-
-
-@pytest.mark.long
-def test_commitments_do_not_tell_whether_who_was_forgotten_had_trained(tmp_path):
-    """Two passes of one attempt before it is bound: a user deleted between them was in the data, or
-    not, and the public commitments change either way."""
-    made = Team(tmp_path)
-    assert partition.run(made.context()) == made.manifest
-    made.forget("unknown user")
-    found = partition.run(made.context())["commitments"]
-    for kind, before in made.manifest["commitments"].items():
-        assert found[kind] != before
+        with pytest.raises(PlanMismatch, match="changed since the budget was reserved"):
+            partition.run(made.context())

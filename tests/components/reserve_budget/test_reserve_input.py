@@ -111,7 +111,7 @@ def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tm
     assert [path.name for path in ledger.glob("*.json")] == ["00000000.json"]
 
 
-@pytest.mark.parametrize("also", [(), ("reservation", "ledger", "deletion_marks")])
+@pytest.mark.parametrize("also", [(), ("reservation", "ledger")])
 def test_run_after_the_policys_key_was_lost_is_refused_uncharged(tmp_path, also):
     """With another key the same people would have other ids, blocks and evaluation sets."""
     config = _config(tmp_path)
