@@ -4,8 +4,7 @@ Registration follows the release and does not change it. It is idempotent: a reg
 has the bundle, by digest, stays unchanged, and a partial registration is completed. Only public
 information of the bundle is sent.
 
-Both registries are called by their REST API: their clients would add twenty packages to the images
-that process private data.
+Kubeflow's registry is called by its REST API: its client is asynchronous and pins other packages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import read
 from fedemb.foundation.http_calls import SECONDS, call_json, list_at, value_at
 from fedemb.reports.headline import RunFacts, headline
-from fedemb.reports.mlflow.server import MlflowServer, pairs
+from fedemb.reports.mlflow.log import client_of, log_values, open_run
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.reports.utility_words import best_start
 from fedemb.serving import bundle as parts
@@ -129,30 +128,21 @@ def _problem(tell: Callable[[str, Release], None], url: str, release: Release) -
 
 def _mlflow(url: str, release: Release) -> None:
     """Creates an MLflow run with the figures, and a version of the registered model."""
-    server, name = MlflowServer(url), release.name
-    server.call("registered-models/create", {"name": name}, known="RESOURCE_ALREADY_EXISTS")
-    ours = f"tags.`{BUNDLE}` = '{release.properties[BUNDLE]}'"
-    query = urlencode({"filter": f"name = '{name}' and {ours}"})
-    if list_at(server.call(f"model-versions/search?{query}"), "model_versions"):
+    client, name = client_of(url), release.name
+    key = (BUNDLE, release.properties[BUNDLE])
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name)
+    if client.search_model_versions(f"name = '{name}' and tags.`{key[0]}` = '{key[1]}'"):
         return
     now, tags = int(1000 * time.time()), {**release.properties, "fedemb.version": release.version}
-    fields = {"run_name": release.version, "start_time": now, "tags": pairs(tags)}
-    run, _ = server.run(server.experiment(name), ours, fields)
-    server.log_metrics(run, release.metrics, now)
-    server.call("runs/update", {"run_id": run, "status": "FINISHED", "end_time": now})
+    run = open_run(client, name, release.version, key, now)
+    log_values(client, run, release.metrics, now, tags=tags)
+    client.set_terminated(run, "FINISHED", now)
     figures = {f"fedemb.{key}": repr(value) for key, value in release.metrics.items()}
     # A server rejects a folder of another machine as a source.
     source = release.uri if "://" in release.uri else f"fedemb://{name}/{release.version}"
-    server.call(
-        "model-versions/create",
-        {
-            "name": name,
-            "source": source,
-            "run_id": run,
-            "tags": pairs({**tags, **figures, "fedemb.serving.bundle": release.uri}),
-            "description": release.description,
-        },
-    )
+    tags |= {**figures, "fedemb.serving.bundle": release.uri}
+    client.create_model_version(name, source, run, tags, description=release.description)
 
 
 def _kubeflow(url: str, release: Release) -> None:

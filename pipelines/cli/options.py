@@ -21,7 +21,7 @@ MlflowOption = Annotated[
     typer.Option(
         "--mlflow",
         help="Also write parameters, metrics and reports to MLflow: http(s):// address of a "
-        "tracking server, or a folder.",
+        "tracking server.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -93,7 +93,11 @@ def test_the_package_names_what_its_lock_is_compiled_from():
     wanted.remove("tensorflow-privacy==0.9.0")  # whose pins pip cannot fulfil beside these
     wanted -= {"croniter", "jsonschema"}  # which no module of the package imports
     extras = project["optional-dependencies"]
-    named = {line for name in ("train", "jax", "beam", "kfp", "stores") for line in extras[name]}
+    named = {
+        line
+        for name in ("train", "jax", "beam", "kfp", "registries", "stores")
+        for line in extras[name]
+    }
     # Verification of a bundle, from base on, reads weights; TensorFlow installs it for all.
     assert {*project["dependencies"], *named} - {"h5py"} == wanted
     tools = (ROOT / "requirements" / "dev.in").read_text().splitlines()

@@ -3,12 +3,10 @@
 import json
 import socket
 import time
-import warnings
 
 import pytest
 
 from fedemb.errors import AwaitingApproval
-from fedemb.reports.mlflow.files import write_files
 from fedemb.reports.mlflow.log import log_in_time
 from fedemb.steps.show_outcome import sent
 from tests.kit.kubeflow_run import KubeflowRun
@@ -64,20 +62,6 @@ def test_server_has_the_run_of_a_cluster_once_and_the_release_replaces_the_waiti
         assert found.data.params["mechanism.noise_multiplier"] == "2.0"
         names = {item.path for item in client.list_artifacts(found.info.run_id)}
         assert names >= KEPT
-
-
-def test_run_of_a_cluster_is_readable_by_mlflow(mlflow, released, tmp_path, monkeypatch):
-    """The same content through MLflow's folder, which needs no server."""
-    folder = tmp_path / "mlruns"
-    monkeypatch.setattr(sent, "log_in_time", lambda found, _: write_files(found, folder) or "")
-    released.show(mlflow="http://mlflow.example")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = only_run(mlflow.MlflowClient(folder.as_uri()))
-    assert found.info.status == "FINISHED"
-    assert found.data.tags["fedemb.state"] == "Released"
-    assert found.data.metrics["gain"] == pytest.approx(0.2)
 
 
 def test_nothing_but_public_documents_and_settings_is_written(released, monkeypatch):

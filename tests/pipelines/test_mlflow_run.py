@@ -1,7 +1,6 @@
-"""Runs in MLflow, read by MLflow's own package: from its folder layout and from its server."""
+"""Runs in MLflow, read from its server."""
 
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import AwaitingApproval, InputError, StorageError
 from fedemb.foundation.document import parse
-from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.run import log_to_mlflow
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.mlflow_run import log_run, tracked
@@ -42,17 +40,6 @@ def runs(tmp_path_factory):
     return root / "runs"
 
 
-@pytest.fixture
-def client_of(mlflow, monkeypatch):
-    def client(address):
-        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return mlflow.MlflowClient(address)
-
-    return client
-
-
 def found_in(client, name="glyphs"):
     experiment = client.get_experiment_by_name(name)
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
@@ -83,24 +70,7 @@ def check(client, runs: Path) -> None:
     assert set(monday.data.params) == {name for name in settings if not name.startswith("storage.")}
 
 
-@pytest.mark.long
-def test_mlflow_reads_the_folder_that_runs_wrote(runs, tmp_path, client_of, capsys):
-    folder = tmp_path / "mlruns"
-    for _ in range(2):  # the second time replaces
-        app(args=["runs", str(runs), "--mlflow", str(folder)], standalone_mode=False)
-    assert f"mlflow: monday in experiment glyphs at {folder}" in capsys.readouterr().out
-    check(client_of(folder.as_uri()), runs)
-    assert {path.parent.name for path in tmp_path.rglob("*escaped")} == {"params"}
-
-
-def test_run_joins_the_experiment_that_mlflow_made(runs, tmp_path, client_of):
-    client = client_of((tmp_path / "mlruns").as_uri())
-    known = client.create_experiment("glyphs")
-    log_run(RunDirectory.open(runs / "monday"), str(tmp_path / "mlruns"))
-    assert found_in(client)["monday"].info.experiment_id == known
-
-
-def test_nothing_that_is_not_public_is_written(runs, tmp_path):
+def test_nothing_that_is_not_public_is_written(runs):
     run = RunDirectory.open(runs / "monday")
     (run.private / "scores").write_text("a figure for every user")
     run.log.write_text("what the steps printed")
@@ -128,17 +98,16 @@ def test_document_without_a_valid_signature_is_not_written(runs, tmp_path):
 
 
 @pytest.mark.long
-def test_failure_to_write_is_a_sentence_and_no_failure_of_the_run(runs, tmp_path, capsys):
+def test_failure_to_write_is_a_sentence_and_no_failure_of_the_run(runs, capsys):
     run = RunDirectory.open(runs / "monday")
     log_to_mlflow(run, "http://127.0.0.1:9")
     assert "mlflow: not written: The MLflow server at http://127.0.0.1:9" in capsys.readouterr().out
     with pytest.raises(StorageError, match="did not take the run"):
         log_run(run, "http://127.0.0.1:9")
-    with pytest.raises(InputError, match="s3:// is not supported"):
+    with pytest.raises(InputError, match="s3 is not supported"):
         log_run(run, "s3://bucket/mlruns")
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError):
-        log_run(run, str(tmp_path / "file" / "mlruns"))
+    with pytest.raises(InputError, match="is not supported"):
+        log_run(run, "mlruns")
 
 
 @pytest.mark.slow
@@ -151,4 +120,3 @@ def test_mlflow_server_has_each_run_once(mlflow, runs, tmp_path):
                 log_run(RunDirectory.open(runs / name), url)
         client = mlflow.MlflowClient(url)
         check(client, runs)
-        assert found_in(client)["monday"].data.tags["fedemb.artifacts"] == "stored"

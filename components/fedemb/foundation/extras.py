@@ -29,6 +29,7 @@ _EXTRAS = {
         "kubernetes": "the Kubernetes client",
         "openlineage": "OpenLineage",
     },
+    "registries": {"mlflow": "the client of MLflow"},
     "stores": {
         "google.api_core": "the client of Google Cloud",
         "google.auth": "the client of Google Cloud",

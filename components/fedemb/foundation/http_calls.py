@@ -62,17 +62,6 @@ def call_json(
         raise
 
 
-def put_bytes(url: str, headers: Mapping[str, str], data: bytes) -> None:
-    """Sends a PUT with a file.
-
-    Raises:
-      OSError: no connection, or an error of the server.
-    """
-    kind = {"Content-Type": "application/octet-stream"}
-    with _sent(Request(url, data, {**kind, **headers}, method="PUT")):
-        pass
-
-
 def value_at(answer: Json, *path: str) -> Json:
     """Returns the value at a path of a JSON response.
 
