@@ -6,6 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedemb.errors import ArtifactError, ConfigError, InputError, StorageError
@@ -30,10 +31,12 @@ _SIZE, _LEAST = 224, 32
 
 @cache
 def named_backbones() -> dict[str, str]:
-    """Returns name -> origin of all public backbones, in the order of the list."""
-    import keras
+    """Returns name -> origin of all public backbones; those of Keras only where it is installed."""
+    functions: list[str] = []
+    if find_spec("keras") is not None:
+        import keras
 
-    functions = sorted(name for name in vars(keras.applications) if name[0].isupper())
+        functions = sorted(name for name in vars(keras.applications) if name[0].isupper())
     downloads = {f"{_KERAS}{name.lower()}": f"keras.applications.{name}" for name in functions}
     return {name: f"package {_package(name)} 0.1.0" for name in _LITES} | downloads
 
