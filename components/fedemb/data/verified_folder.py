@@ -6,12 +6,21 @@ Steps get a verified folder from `fedemb.runtime.private_inputs.open_private`.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedemb.errors import PlanMismatch
-from fedemb.foundation.digests import tree_digest
+from fedemb.errors import PlanMismatch, StorageError
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.keys import commit_to_people
+
+_PIECE = 1 << 20
+"""Number of bytes read at once."""
 
 
 @dataclass(frozen=True)
@@ -26,49 +35,66 @@ class FolderCommitment:
     """Commitment key of the policy."""
 
 
+@dataclass(frozen=True)
 class VerifiedFolder:
-    """Local folder that matched its commitment when it was opened.
+    """Copy of a folder that matched its commitment; made by `verified_copy`."""
 
-    Attributes:
-      path: path of the folder. Raw.
+    path: Path
+    """Path of the copy. Raw."""
+
+
+@contextmanager
+def verified_copy(source: Path, commitment: FolderCommitment) -> Iterator[VerifiedFolder]:
+    """Yields a copy of a folder in a temporary folder that only this user can open.
+
+    The digest is computed from the bytes that are written to the copy. Changing, replacing or
+    renaming the folder afterwards changes nothing that a step reads.
+
+    Raises:
+      PlanMismatch: the folder has other or additional content.
+      StorageError: the folder cannot be copied.
     """
-
-    def __init__(self, path: Path, commitment: FolderCommitment) -> None:
-        """Reads every byte of the folder once and compares it with the commitment.
-
-        Raises:
-          PlanMismatch: the folder has other or additional content.
-        """
-        self.path = Path(path)
-        self._what = f"{self.path.name}/ of run {commitment.run_id}"
-        self._files = _versions(self.path)
-        of_people = commitment.run_id, commitment.attempt, tree_digest(self.path)
+    with tempfile.TemporaryDirectory(prefix="fedemb-private-") as scratch:
+        copy = Path(scratch, source.name)
+        try:
+            digests = _copied(source, copy)
+        except OSError as error:
+            raise StorageError(
+                f"{source.name}/ of run {commitment.run_id} cannot be copied to {scratch}: "
+                f"{error.strerror}. The copy needs as much space as the folder; set TMPDIR"
+            ) from error
+        of_people = commitment.run_id, commitment.attempt, json_digest(digests)
         if commit_to_people(commitment.key, *of_people) != commitment.value:
             raise PlanMismatch(
-                f"{self._what} is not the folder the run is bound to in the ledger: it was changed "
-                "or replaced, or another storage.private_root is named. Restore the folder that "
-                "partition_users wrote, or start a run with a new id"
+                f"{source.name}/ of run {commitment.run_id} is not the folder the run is bound to "
+                "in the ledger: it was changed or replaced, or another storage.private_root is "
+                "named. Restore the folder that partition_users wrote, or start a run with a new id"
             )
-
-    def check_unchanged(self) -> None:
-        """Compares names, sizes and modification times with those at the time of the check.
-
-        Raises:
-          PlanMismatch: a file was added, removed or written since the check.
-        """
-        if _versions(self.path) != self._files:
-            raise PlanMismatch(
-                f"{self._what} changed while this step was reading it, so its result is not kept; "
-                "find out what writes to the private root, then run the step again"
-            )
+        yield VerifiedFolder(copy)
 
 
-def _versions(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Returns inode, size and modification time of every file below a folder."""
-    found: dict[str, tuple[int, int, int]] = {}
-    for path in root.rglob("*"):
-        if path.is_file():
-            status = path.stat()
-            name = path.relative_to(root).as_posix()
-            found[name] = status.st_ino, status.st_size, status.st_mtime_ns
-    return found
+def _copied(source: Path, copy: Path) -> dict[str, str]:
+    """Copies all files; returns the digests of the written bytes by name, as `tree_digests`."""
+    digests: dict[str, str] = {}
+    copy.mkdir()
+    for path in sorted(source.rglob("*")):
+        if path.is_dir():
+            continue
+        name = path.relative_to(source)
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with (copy / name).open("xb") as target:
+            for piece in _pieces(path):
+                digest.update(piece)
+                target.write(piece)
+        digests[name.as_posix()] = digest.hexdigest()
+    return digests
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(opened, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise PlanMismatch(f"{path.name} in the private root is not a regular file. Remove it.")
+        while piece := file.read(_PIECE):
+            yield piece

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from fedemb.data.verified_folder import FolderCommitment, VerifiedFolder
+from fedemb.data.verified_folder import FolderCommitment, VerifiedFolder, verified_copy
 from fedemb.documents.ledger_record import BindRecord
 from fedemb.errors import Refused
 from fedemb.foundation.digests import tree_digest
@@ -35,18 +35,19 @@ def open_private(
       attempt: attempt of the run; None selects the latest.
 
     Yields:
-      The verified folder. If the block ends without an error, the folder is verified again.
+      A copy of the folder whose bytes were compared with the commitment.
 
     Raises:
       Refused: the ledger has no bind record of the run, or no commitment to this folder.
-      PlanMismatch: the folder does not match the commitment, or changed meanwhile.
-      StorageError: the folder is missing or cannot be read.
+      PlanMismatch: the folder does not match the commitment.
+      StorageError: the folder is missing, or cannot be read or copied.
     """
     commitment = _commitment(context, people, attempt)
-    with local_tree(context.private(people)) as folder:
-        verified = VerifiedFolder(folder, commitment)
+    with (
+        local_tree(context.private(people)) as folder,
+        verified_copy(folder, commitment) as verified,
+    ):
         yield verified
-        verified.check_unchanged()
 
 
 def commitment_to(context: StepContext, people: People, attempt: int) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from fedemb.data.verified_folder import FolderCommitment, VerifiedFolder
+from fedemb.data.verified_folder import FolderCommitment, verified_copy
 from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
 from fedemb.foundation.digests import file_digest, tree_digest
 from fedemb.keys import commit_to_people
@@ -166,7 +166,12 @@ def _private(world: World, draw: random.Random) -> Attack:
             second.write_bytes(data)
         else:
             commitment = FolderCommitment("run", 1, commitment.value, os.urandom(8))
-        return attempted(lambda: VerifiedFolder(folder, commitment), "it was opened")
+
+        def read() -> None:
+            with verified_copy(folder, commitment):
+                pass
+
+        return attempted(read, "it was opened")
 
     return Attack(f"{way}, file {place} and {other}, {seed % 10_000}", act)
 

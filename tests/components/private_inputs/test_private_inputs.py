@@ -1,11 +1,14 @@
 """Private folders are read only after they match the commitment in the ledger."""
 
 import shutil
+import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedemb.data.client_data import UserStore
-from fedemb.errors import FedEmbError, PlanMismatch, Refused
+from fedemb.errors import FedEmbError, PlanMismatch, Refused, StorageError
 from fedemb.runtime.private_inputs import open_private
 from fedemb.steps.audit_privacy import audit
 from fedemb.steps.evaluate_embeddings import evaluate
@@ -111,8 +114,8 @@ def test_another_private_root_is_read_if_it_holds_the_same_people(run):
     context = run.context(config())
     shutil.copytree(run.root / "private", run.root / "moved")
     context._given["private_root"] = str(run.root / "moved")
+    shutil.rmtree(run.private)
     with open_private(context, "evaluation") as folder:
-        assert folder.path.is_relative_to(run.root / "moved")
         assert len(UserStore(folder)) == 72
 
 
@@ -143,29 +146,77 @@ def test_without_a_commitment_in_the_ledger_nothing_is_opened(run, missing):
         pytest.fail("was opened")
 
 
-def _written(shard):
-    shard.write_bytes(shard.read_bytes())
+class Moments:
+    """Counts the files that a process opens, and acts at one of them."""
+
+    def __init__(self):
+        self.count, self.act_at, self.act = 0, 0, None
+        sys.addaudithook(self._hear)  # stays for the life of the process
+
+    def _hear(self, event, arguments):
+        if event != "open" or self.act is None or "evaluation" not in str(arguments[0]):
+            return
+        self.count += 1
+        if self.count == self.act_at:
+            act, self.act = self.act, None
+            act()
+
+    def at(self, number, act):
+        self.count, self.act_at, self.act = 0, number, act
 
 
-def _added(shard):
-    (shard.parent / "more").touch()
+MOMENTS = Moments()
 
 
-def _removed(shard):
-    shard.unlink()
+def _swapped(run):
+    """Renames folders as fast as a writer of the private root can."""
+    (run.private / "evaluation").rename(run.private / "mine")
+    (run.private / "users").rename(run.private / "evaluation")
 
 
-def _replaced(shard):
-    new = shard.parent.parent / "new"
-    shutil.copy2(shard, new)
-    new.replace(shard)
+def _everything(folder):
+    store = UserStore(folder)
+    return store.user_keys.tolist(), store.read(np.arange(len(store)))
 
 
-@pytest.mark.parametrize("change", [_written, _added, _removed, _replaced])
-def test_a_folder_that_changes_while_it_is_read_gives_no_result(run, change):
-    opened = open_private(run.context(config()), "evaluation")
-    with pytest.raises(PlanMismatch, match="changed while this step was reading it"), opened as it:
-        change(next(it.path.glob("*.arrayrecord")))
+def test_folder_swapped_at_any_moment_is_refused_or_the_committed_bytes_are_read(
+    finished, run, tmp_path
+):
+    with open_private(finished.context(config()), "evaluation") as folder:
+        committed = _everything(folder)
+    outcomes = []
+    for moment in range(1, 40):
+        shutil.copytree(finished.private, root := tmp_path / str(moment) / "run-1")
+        context = run.context(config())
+        context._given["private_root"] = str(root.parent)
+        swapped = SimpleNamespace(private=root)
+        MOMENTS.at(moment, lambda swapped=swapped: _swapped(swapped))
+        try:
+            with open_private(context, "evaluation") as folder:
+                assert _everything(folder) == committed
+                outcomes.append("committed")
+        except (PlanMismatch, StorageError):
+            outcomes.append("refused")
+        if MOMENTS.act is not None:
+            break
+    assert MOMENTS.act is not None, "more moments than were tried"
+    assert {"refused", "committed"} <= set(outcomes)
+
+
+def test_folder_swapped_after_its_check_changes_no_figure(run, tmp_path, monkeypatch):
+    """Training users were published as held-out users when folders were renamed at this moment."""
+    sound = evaluate.run(run.context(config(), tmp_path / "sound"))
+    honest = UserStore.__init__
+
+    def opens(store, folder):
+        if folder.path.name == "evaluation" and not (run.private / "mine").exists():
+            _swapped(run)
+        honest(store, folder)
+
+    monkeypatch.setattr(UserStore, "__init__", opens)
+    swapped = evaluate.run(run.context(config(), tmp_path / "swapped"))
+    assert (run.private / "mine").exists()
+    assert swapped == sound
 
 
 def test_an_error_of_the_step_itself_comes_first(run):

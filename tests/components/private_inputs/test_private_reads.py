@@ -22,7 +22,8 @@ ALLOWED = {
     # The shared reader.
     ("components/fedemb/runtime/private_inputs.py", "open_private", "context.private(people)"),
     ("components/fedemb/runtime/private_inputs.py", "commitment_to", "context.private(people)"),
-    ("components/fedemb/runtime/private_inputs.py", "open_private", "VerifiedFolder"),
+    ("components/fedemb/runtime/private_inputs.py", "open_private", "verified_copy"),
+    ("components/fedemb/data/verified_folder.py", "verified_copy", "VerifiedFolder"),
     ("components/fedemb/runtime/private_inputs.py", "_commitment", "FolderCommitment"),
     # Opens a verified folder.
     ("components/fedemb/data/client_data.py", "read", "decode_user"),
@@ -53,6 +54,7 @@ ALLOWED = {
 """Module, function, access."""
 READERS = {
     "VerifiedFolder",
+    "verified_copy",
     "FolderCommitment",
     "ArrayRecordReader",
     "decode_user",
@@ -102,7 +104,7 @@ def test_every_access_to_private_data_is_listed():
     [
         "local_tree(context.private('evaluation'))",
         "open_store(join(context.private_root, context.run_id, 'users'))",
-        "UserStore(VerifiedFolder(path, mine))",
+        "UserStore(VerifiedFolder(path))",
         "FolderCommitment(run_id, 1, value_of_my_own, key)",
         "array_record_module.ArrayRecordReader(str(path))",
         "[decode_user(data) for data in stolen]",

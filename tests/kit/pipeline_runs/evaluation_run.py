@@ -265,7 +265,6 @@ def finished_run(
         "tensors": [],
         "mechanism_audit": None,
         "independence": None,
-        "recipe": None,
     }
     run.finish(settings, ModelCard.of_fields(model))
     return run

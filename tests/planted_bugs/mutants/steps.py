@@ -131,12 +131,23 @@ MUTANTS = (
         "people_are_not_compared_with_the_ledger",
         (
             modules.VERIFIED_FOLDER,
-            "__init__",
+            "verified_copy",
             "commit_to_people(commitment.key, *of_people) != commitment.value",
             "not commit_to_people(commitment.key, *of_people)",
         ),
         f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
         "[evaluate-training_users]",
+    ),
+    one(
+        21,
+        "people_are_read_where_they_can_be_swapped_after_their_check",
+        (
+            modules.VERIFIED_FOLDER,
+            "verified_copy",
+            "VerifiedFolder(copy)",
+            "VerifiedFolder(source)",
+        ),
+        f"{INPUTS}::test_folder_swapped_after_its_check_changes_no_figure",
     ),
     one(
         21,
@@ -363,7 +374,12 @@ MUTANTS = (
     one(
         19,
         "starts_that_were_not_measured_are_not_missed",
-        (modules.UTILITY_RULES, "measured_as_asked", "1", "99"),
+        (
+            modules.UTILITY_RULES,
+            "measured_as_asked",
+            "set(utility.measured_starts)",
+            "set(starts_of(config))",
+        ),
         f"{GATE}::test_start_that_the_configuration_asks_for_is_measured",
     ),
     one(
@@ -405,7 +421,8 @@ MUTANTS = (
                 "cohort_column=source.columns.cohort, "
                 "blocks_per_cohort=partition.blocks_per_cohort, "
                 "shared_label_column=source.columns.label if source.label_scope == "
-                "'global' else None, evaluation=_held_out(partition)), unit=policy.unit, "
+                "'global' else None, "
+                "evaluation=partition.evaluation.model_dump(mode='json')), unit=policy.unit, "
                 "identifiers=identifiers_of(source), "
                 "covers_change_own_data=policy.covers_change_own_data, "
                 "unplanned_runs=policy.unplanned_runs, approvals=policy.approvals, "
@@ -421,7 +438,8 @@ MUTANTS = (
                 "cohort_column=source.columns.cohort, "
                 "blocks_per_cohort=partition.blocks_per_cohort, "
                 "shared_label_column=source.columns.label if source.label_scope == "
-                "'global' else None, evaluation=_held_out(partition)), unit=policy.unit, "
+                "'global' else None, "
+                "evaluation=partition.evaluation.model_dump(mode='json')), unit=policy.unit, "
                 "covers_change_own_data=policy.covers_change_own_data, "
                 "unplanned_runs=policy.unplanned_runs, approvals=policy.approvals, "
                 "series=series, rollback_anchor_sha=rollback_anchor_sha(policy.policy_id, "
