@@ -3,8 +3,7 @@
     python -m fedemb.pipelines.steps
 
 rewrites the files that are made of the declarations: `infra/rights.yaml`, the volumes of keys in
-the overlay s3, the table in `components/README.md`, and the page and metadata of each component. A
-test compares them.
+the overlay s3, and the table in `components/README.md`. A test compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from fedemb.config import RunConfig
 from fedemb.errors import InputError
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.budget import BUDGET
-from fedemb.pipelines.component_docs import generated_pages
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.graph import Pipeline
@@ -177,7 +175,7 @@ def with_table(text: str) -> str:
 def generated(repository: Path) -> dict[Path, str]:
     """The files of a checkout that are made of the declarations, and what they must hold."""
     page = repository / "components" / "README.md"
-    return generated_pages(repository, all_steps(), PIPELINES) | {
+    return {
         repository / "infra" / "rights.yaml": rights_file(),
         repository / "infra/kustomize/overlays/s3/keys.yaml": keys_file(),
         page: with_table(page.read_text()),
