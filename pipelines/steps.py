@@ -18,17 +18,12 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
 from fedemb.foundation.files import write_bytes
-from fedemb.pipelines.budget import BUDGET
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.graph import Pipeline
-from fedemb.pipelines.retention import RETENTION
 from fedemb.runtime.step import Rights, Step, declared
 
 PIPELINES = (DP_FEDEMB, DP_SGD)
-"""Pipelines that train."""
-MAINTENANCE = (RETENTION, BUDGET)
-"""Pipelines that train nothing; they take their own parameters."""
 
 
 def pipeline_of(config: RunConfig) -> Pipeline:
@@ -42,7 +37,7 @@ def pipeline_named(name: str) -> Pipeline:
     Raises:
       InputError: no such pipeline exists.
     """
-    found = {pipeline.name: pipeline for pipeline in (*PIPELINES, *MAINTENANCE)}
+    found = {pipeline.name: pipeline for pipeline in PIPELINES}
     if name not in found:
         raise InputError(f"Unknown pipeline {name}. Use one of {', '.join(found)}.")
     return found[name]
@@ -53,7 +48,6 @@ def all_steps() -> Mapping[str, Step]:
     """Name -> declaration of every step, in the order of the pipelines."""
     steps = [step for pipeline in PIPELINES for step in pipeline.declared()]
     steps += [declared(pipeline.at_exit) for pipeline in PIPELINES if pipeline.at_exit]
-    steps += [step for pipeline in MAINTENANCE for step in pipeline.declared()]
     return {step.name: step for step in steps}
 
 

@@ -18,7 +18,7 @@ from fedemb.runtime.step import declared
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page, summary
 from fedemb.steps.show_outcome.papers import RunPapers, outputs_of, read_papers
-from fedemb.steps.show_outcome.sent import alert_outcome, track
+from fedemb.steps.show_outcome.sent import track
 from fedemb.steps.show_outcome.started import Started
 
 _COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": False}
@@ -29,7 +29,7 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
     """Writes the pages `outcome` and `summary`, and a copy of the `verdict`.
 
     The other outputs of the run are beside `uri`, the address of `outcome`.
-    Then it sends an alert and writes the run to MLflow, if they are set. Neither can fail the step.
+    Then it writes the run to MLflow, if an address is set; that cannot fail the step.
 
     Returns: Metrics for the comparison of runs; only those that the run has.
 
@@ -59,7 +59,6 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
     write_bytes(context.artifacts.outcome, page)
     write_bytes(context.artifacts.summary, summary(shown).encode())
     write_bytes(context.artifacts.verdict, papers.verdict.data if papers.verdict else b"{}")
-    alert_outcome(found, folder, papers, started)
     track(found, page, pages, papers, started)
     code = {} if found.exit_code is None else {"exit_code": float(found.exit_code)}
     return {**code, **_figures(papers)}

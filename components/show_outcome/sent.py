@@ -1,18 +1,13 @@
-"""Sends an alert at the end of a run, and the run to MLflow. Public values only.
-
-Neither changes how a run ends: every failure is one line in the log.
-"""
+"""Sends an ended run to MLflow: public values only. A failure is one line in the log."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fedemb.errors import FedEmbError
-from fedemb.reports.alerts.alert import run_alert
-from fedemb.reports.alerts.send import send_alerts
 from fedemb.reports.headline import Headline
 from fedemb.reports.mlflow.log import log_in_time
 from fedemb.reports.mlflow.tracked import PublicDocument, RunContent, tracked_run
@@ -26,19 +21,6 @@ _PAGES = {
     "audit_report": "audit_page",
 }
 """Document -> output that is its page in HTML."""
-
-
-def alert_outcome(found: Headline, folder: str, papers: RunPapers, started: Started) -> None:
-    """Sends an alert if the run needs attention; the folder ends in its id in Kubeflow."""
-    policy = "unknown"
-    if started.config is not None:
-        policy = started.config.policy.policy_id
-    elif papers.report:
-        policy = papers.report.body.cumulative.policy_id
-    run_id = folder.rstrip("/").rpartition("/")[2]
-    alert = run_alert(found, run_id, policy, datetime.now(UTC).replace(microsecond=0))
-    for problem in send_alerts([alert] if alert else []):
-        _LOG.warning("%s", problem)
 
 
 def track(

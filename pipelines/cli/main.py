@@ -26,10 +26,6 @@ from fedemb.pipelines.cli.embed import embed
 from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
-from fedemb.pipelines.cli.operate.alert import alert
-from fedemb.pipelines.cli.operate.budget import budget
-from fedemb.pipelines.cli.operate.gc import collect
-from fedemb.pipelines.cli.operate.maintenance import retention, watch
 from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
 from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
@@ -63,18 +59,13 @@ app.command()(frontier)
 app.command()(extrapolate)
 app.command()(submit)
 app.command()(doctor)
-schedule_app.command()(retention)
-schedule_app.command(name="budget")(watch)
 app.add_typer(schedule_app, name="schedule")
-app.command()(budget)
-app.command()(alert)
 app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)
 app.command()(register)
 app.command()(lineage)
 app.command()(embed)
-app.command(name="gc")(collect)
 
 
 @app.callback()

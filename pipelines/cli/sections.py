@@ -24,10 +24,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "compile",
         "submit",
         "schedule",
-        "budget",
-        "alert",
         "doctor",
-        "gc",
     ),
 }
 """Title -> commands, in the order of the help. A test compares them with the commands."""

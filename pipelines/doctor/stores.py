@@ -29,7 +29,6 @@ _FOLDER = {
     "none": set[str](),
     "read": {"read"},
     "write": {"read", "write"},
-    "delete": set[str](),  # deletion is not checked in the private root, see `Place.verbs`
 }
 _BUCKET = {
     "none": set[str](),
@@ -279,7 +278,6 @@ _OF_ROLE = {
     "fedembAppend": {"list", "read", "write"},
     "fedembRollbackAnchor": {"list", "read", "write"},
     "fedembWrite": {"read", "write", "delete"},
-    "fedembDelete": {"delete"},
 }
 """Role, or the last part of a custom role's name, as infra/terraform/gcs makes them -> verbs."""
 _EVERYBODY = ("allUsers", "allAuthenticatedUsers")

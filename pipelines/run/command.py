@@ -20,7 +20,6 @@ from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.extras import require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
-from fedemb.pipelines.run.alerts import alert_run
 from fedemb.pipelines.run.check_stores import check_stores
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
@@ -225,8 +224,6 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
         say(f"after the approvals: {run.resumed_by} --from gate_release")
     elif exit_code not in (0, Refused.exit_code):
         say(f"resume with: {run.resumed_by}")
-    for problem in alert_run(run):
-        say(f"note: {problem}", err=True)
     return exit_code
 
 

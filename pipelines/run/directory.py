@@ -26,7 +26,6 @@ from fedemb.foundation.strict_yaml import parse_yaml
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DELETED = TypeAdapter(dict[str, str])
 
 
 @dataclass
@@ -274,14 +273,6 @@ class RunDirectory:
     def read_state(self) -> RunState:
         """What `write_state` wrote last; empty before."""
         return self._own("state.json", _STATE.validate_json, RunState())
-
-    def record_deleted(self, kind: str, time: str) -> None:
-        """Records that data of a kind was deleted: `private`, `working` or `public`."""
-        self._write("deleted.json", {**self.read_deleted(), kind: time})
-
-    def read_deleted(self) -> dict[str, str]:
-        """Returns kind -> time, in ISO 8601, of the data that `fedemb gc` deleted."""
-        return self._own("deleted.json", _DELETED.validate_json, {})
 
     def _write(self, name: str, value: ToJson) -> None:
         write_bytes(self.root / name, json.dumps(value, indent=1, sort_keys=True).encode())

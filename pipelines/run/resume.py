@@ -10,31 +10,12 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import overridden
 from fedemb.pipelines.run.signed import ledger_of
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.steps.delete_expired.retention import PRIVATE, WORKING
 
 _READER = {"evaluation": "evaluate_", "audit": "audit_"}
 """Section -> prefix of the step that reads it; the gate denies artifacts of other sections."""
 
 
 def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
-    """Returns the steps that do not run again; see `_taken_over`.
-
-    Raises:
-      InputError: as `_taken_over`, or data that the other steps need was deleted.
-    """
-    taken, deleted = _taken_over(run, start), run.read_deleted()
-    again = [step for step in pipeline_of(run.config()).declared() if step.name not in taken]
-    for kind, time in deleted.items():
-        folders = WORKING if kind == "working" else PRIVATE
-        if kind == "public" or any(set(folders) & set(step.rights.private) for step in again):
-            raise InputError(
-                f"The {kind} data of run {run.run_id} was deleted by `fedemb gc` at {time}. "
-                "Start a run with a new id."
-            )
-    return taken
-
-
-def _taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
     """The steps that do not run again.
 
     Args:

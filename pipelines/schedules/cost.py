@@ -13,11 +13,11 @@ from datetime import datetime
 
 from fedemb.config import RunConfig
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
-from fedemb.ledger import blocks_of
+from fedemb.ledger import blocks_of, charged_content, series_of, terms_of
 from fedemb.ledger.budget import Charge, Spent, spent
 from fedemb.ledger.terms import PolicyTerms
 from fedemb.pipelines.schedules.schedule import Schedule
-from fedemb.steps.watch_budget.forecast import charge_of
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.storage import open_store
 
 
@@ -57,6 +57,22 @@ def cost_of(schedule: Schedule, config: RunConfig) -> Cost:
     whole = _check(who, runs, terms, config.policy.epsilon_cap, "the policy")
     one = spent(terms, [charge])
     return Cost(schedule.runs, one.epsilon, whole.epsilon, whole.delta, whole.method)
+
+
+def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
+    """One run as the ledger will charge it, and the terms it is charged under.
+
+    Raises:
+      ConfigError: the run has no price.
+    """
+    if not config.mechanism.private:
+        raise ConfigError(
+            f"mechanism.kind={config.mechanism.kind} has no privacy cost and cannot be "
+            "scheduled. Set another mechanism."
+        )
+    plan = plan_mechanism(config)
+    charge = Charge.planned(charged_content(config, plan))
+    return charge, terms_of(config, series_of(config, plan))
 
 
 _Priced = tuple[Schedule, RunConfig]

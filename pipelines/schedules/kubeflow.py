@@ -21,7 +21,6 @@ import yaml
 
 from fedemb.errors import ConfigError, InputError, StorageError
 from fedemb.foundation.canonical_json import JsonFields
-from fedemb.pipelines.graph import Pipeline
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.names import LONGEST_VERSION_TEXT, Version, experiment_name, fitted
 from fedemb.pipelines.schedules.schedule import as_utc
@@ -168,29 +167,6 @@ class Kubeflow:
             params=item.arguments,
             pipeline_root=schedule.pipeline_root,
             service_account=schedule.service_account,
-        )
-
-    def create_maintenance_run(
-        self,
-        reference: VersionReference,
-        pipeline: Pipeline,
-        *,
-        name: str,
-        description: str,
-        cron: str,
-        arguments: JsonFields,
-        service_account: str,
-    ) -> str:
-        """Creates an enabled recurring run of a pipeline that trains nothing; returns its id."""
-        return self._create_recurring_run(
-            reference,
-            pipeline.name,
-            job_name=name,
-            description=fitted(description),
-            cron_expression=cron,
-            enabled=True,
-            params=dict(arguments),
-            service_account=service_account,
         )
 
     def _create_recurring_run(

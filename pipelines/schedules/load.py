@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +18,6 @@ from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
 from fedemb.pipelines.schedules.names import fitted, recurring_run_name
 from fedemb.pipelines.schedules.package import check_package, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
-from fedemb.steps.watch_budget.forecast import PlannedRuns
 
 
 class _Read(NamedTuple):
@@ -77,29 +74,6 @@ def load_schedule(file: Path) -> Loaded:
     check_package(package, schedule.package.sha256, config, schedule.mlflow)
     _ = run_arguments(config, schedule.beam_options, schedule.mlflow)
     return Loaded(schedule, config, package, cost_of(schedule, config))
-
-
-def planned_runs(folder: Path) -> list[PlannedRuns]:
-    """Returns the runs that the enabled schedules of a folder start, for a forecast.
-
-    Raises:
-      ConfigError: a file is not a valid schedule, or the folder has no file.
-    """
-    return [
-        PlannedRuns(
-            name=item.schedule.name,
-            config=item.config,
-            times=tuple(int(slot.timestamp()) for slot in item.schedule.slots),
-        )
-        for item in map(_read, _files(folder))
-        if item.schedule.enabled
-    ]
-
-
-def planned_text(schedules: Sequence[PlannedRuns]) -> str:
-    """Returns schedules as the parameter `schedules`, which `parse_planned` reads."""
-    fields = {item.name: item.model_dump(mode="json", exclude={"name"}) for item in schedules}
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def _files(folder: Path) -> list[Path]:

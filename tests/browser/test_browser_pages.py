@@ -153,20 +153,6 @@ def build_check_data(folder, request):
     return "Not differentially private"
 
 
-def build_budget_view(folder, _):
-    from fedemb.steps.watch_budget.page import budget_page
-    from tests.kit.budget_world import World
-
-    world = World(folder)
-    world.schedule()
-    world.reserve("monday", rounds=30)
-    world.reserve("tuesday", blocks=["all/0"])
-    world.charge(rho=0.05)
-    view, due = world.view()
-    (folder / "page.html").write_text(budget_page([(view, world.ledger, due)]))
-    return "cap reached in week"
-
-
 BUILDERS = {
     "run_index": build_index,
     "utility_report": build_utility,
@@ -176,7 +162,6 @@ BUILDERS = {
     "gate_checklist": of_a_released_run("verdict", "21 rules passed"),
     "privacy_report": build_privacy_report,
     "check_data": build_check_data,
-    "budget_view": build_budget_view,
 }
 
 

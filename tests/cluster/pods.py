@@ -101,10 +101,10 @@ def compiled(folder: Path, *profiles: str | Path) -> dict[str, dict[str, Any]]:
     """Step -> its pod, from every pipeline compiled with these profiles."""
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
     from fedemb.pipelines.compile.rules import read_compiled
-    from fedemb.pipelines.steps import MAINTENANCE, PIPELINES
+    from fedemb.pipelines.steps import PIPELINES
 
     pods: dict[str, dict[str, Any]] = {}
-    for pipeline in (*PIPELINES, *MAINTENANCE):
+    for pipeline in PIPELINES:
         path = folder / f"{pipeline.name}.yaml"
         images = parse_images([IMAGE])
         compile_pipeline(path, profile=profiles, images=images, pipeline=pipeline)

@@ -7,7 +7,6 @@ import json
 import pytest
 import yaml
 from conftest import INFRA
-from pods import compiled
 
 GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
@@ -119,55 +118,3 @@ def test_pods_reach_what_a_run_needs_and_nothing_else(plane, overlay):
     }
     for labels, wanted in flows.values():
         assert _flows(found["items"], labels) == wanted, labels
-
-
-RECEIVER = "203.0.113.0/24"
-REPORTING = {"show-outcome", "watch-budget"}
-
-
-@pytest.fixture
-def receivers(plane, overlay):
-    """The manifest of receivers with an address range, while it is applied."""
-    manifest = (INFRA / "kustomize" / "receivers.yaml").read_text()
-    manifest = manifest.replace("cidr: RECEIVER", f"cidr: {RECEIVER}")
-    done = plane.attempt(*STRICT, given=manifest)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    yield manifest
-    plane.kubectl("delete", "networkpolicy", "fedemb-receivers", "-n", "fedemb")
-
-
-STRICT = ("apply", "--server-side", "--validate=strict", "-f", "-")
-
-
-def test_receivers_are_a_way_out_for_reporting_steps_only(plane, receivers, tmp_path):
-    name = ("networkpolicy", "fedemb-receivers", "-n", "fedemb", "-o", "json")
-    applied = json.loads(plane.kubectl("get", *name))
-    assert applied["spec"] == yaml.safe_load(receivers)["spec"], "nothing is dropped or added"
-    found = json.loads(plane.kubectl("get", "networkpolicies", "-n", "fedemb", "-o", "json"))
-    before = [item for item in found["items"] if item["metadata"]["name"] != "fedemb-receivers"]
-    to = json.dumps({"ipBlock": {"cidr": RECEIVER}})
-    pods = compiled(tmp_path, "cpu", INFRA / "profiles" / "receivers.yaml")
-    assert set(pods) > REPORTING
-    for step, pod in pods.items():
-        labels = pod["metadata"]["labels"]
-        opened = _flows(found["items"], labels) - _flows(before, labels)
-        assert opened == ({(to, 443), (to, 587)} if step in REPORTING else set()), step
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "problem"),
-    [
-        (f"cidr: {RECEIVER}", "cidr: RECEIVER", "spec.egress[0].to[0].ipBlock.cidr"),
-        ("podSelector:", "podSelectors:", "podSelectors"),
-        ("protocol: TCP", "protokol: TCP", "protokol"),
-        ("operator: In", "operator: Contains", "operator"),
-    ],
-)
-def test_receivers_with_a_placeholder_or_a_wrong_field_are_refused(
-    plane, receivers, right, wrong, problem
-):
-    """An unknown field would otherwise be dropped: without a selector, every pod gets out."""
-    done = plane.attempt(*STRICT, given=receivers.replace(right, wrong))
-    assert done.returncode != 0
-    assert problem in done.stderr

@@ -114,7 +114,7 @@ def test_base_commands_run_without_any_extra(released, tmp_path):
         (["ledger", "init", "--config", "quickstart", *init], 0),
         (["ledger", "show", *ledger], 0),
         (["ledger", "verify", *ledger], 0),
-        (["budget", *ledger], 0),
+        (["ledger", "show", *ledger], 0),
         (["verify", bundle, *trust, "--skip-saved-model"], 0),
         (["verify", bundle, *trust, *ledger, "--skip-saved-model", "--json"], 0),
         (["lineage", str(released.lineage)], 0),

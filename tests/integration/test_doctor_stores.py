@@ -208,7 +208,7 @@ TERRAFORM = {
     "read": "roles/storage.objectViewer",
 }
 """Word of the table -> role on a bucket, as infra/terraform/gcs says."""
-FOLDERS = {"read": "fedembGet", "write": "fedembWrite", "delete": "fedembDelete"}
+FOLDERS = {"read": "fedembGet", "write": "fedembWrite"}
 
 
 def _google_policies() -> dict[str, list[dict]]:

@@ -82,11 +82,11 @@ def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(m
 def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
     """Executor -> what its pod is given on the cluster, of all pipelines."""
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-    from fedemb.pipelines.steps import MAINTENANCE, PIPELINES
+    from fedemb.pipelines.steps import PIPELINES
 
     images = parse_images(["registry.example/fedemb@sha256:" + "a" * 64])
     executors: dict[str, dict[str, Any]] = {}
-    for pipeline in (*PIPELINES, *MAINTENANCE):
+    for pipeline in PIPELINES:
         compile_pipeline(output, profile=profile, images=images, pipeline=pipeline)
         _, platform = yaml.safe_load_all(output.read_text())
         found = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
@@ -204,19 +204,12 @@ def test_rights_follow_the_table_of_artifacts():
     append = {group for group, rights in GROUPS.items() if rights["ledger"] == "append"}
     assert append == {"reserve", "train", "evaluate", "release"}
     reads = {
-        folder: {
-            group
-            for group, rights in GROUPS.items()
-            if rights["private"].get(folder, "delete") != "delete"
-        }
+        folder: {group for group, rights in GROUPS.items() if folder in rights["private"]}
         for folder in ("users", "evaluation", "diagnostics")
     }
     assert reads["users"] == {"partition", "train", "evaluate", "audit"}
     assert reads["evaluation"] == {"partition", "evaluate", "audit"}
     assert reads["diagnostics"] == {"train"}
-    deletes = {group for group in GROUPS if "delete" in GROUPS[group]["private"].values()}
-    assert deletes == {"delete"}
-    assert set(GROUPS["delete"]["private"].values()) == {"delete"}, "it reads nothing private"
     assert {group for group, rights in GROUPS.items() if rights["releases"] == "create"} == {
         "release"
     }
@@ -353,6 +346,36 @@ def test_ledger_is_locked_and_keys_are_in_no_bucket():
     assert all(f'"{name}"' in text for name in ("private", "ledger", "releases", "rollback_anchor"))
     for body in buckets.values():
         assert str(body["public_access_prevention"]).strip('"') == "enforced"
+
+
+KEPT = ("ledger/photos/0.json", "trust.json", "keys/signing/gate")
+
+
+def test_lifecycle_rules_expire_private_data_of_runs_and_nothing_that_must_stay():
+    """Records, keys, anchors and releases are in other buckets, which have no rule."""
+    hcl2 = pytest.importorskip("hcl2", reason="the package python-hcl2 is not installed")
+    text = (INFRA / "terraform" / "gcs" / "stores.tf").read_text()
+    found: dict[str, list[str]] = {}
+    for block in hcl2.loads(text)["resource"]:
+        for name, body in block.get('"google_storage_bucket"', {}).items():
+            for rule in body.get("lifecycle_rule", []):
+                (condition,) = rule["condition"]
+                found[name.strip('"')] = [item.strip('"') for item in condition["matches_prefix"]]
+    assert found == {"private": ["runs/"]}
+    rules = {
+        path.stem: json.loads(path.read_text())["Rules"]
+        for path in (INFRA / "s3" / "buckets").glob("*-lifecycle.json")
+    }
+    assert list(rules) == ["private-lifecycle"]
+    prefixes = [rule["Filter"]["Prefix"] for rule in rules["private-lifecycle"]]
+    assert prefixes == found["private"]
+    assert all(rule["Expiration"]["Days"] >= 30 for rule in rules["private-lifecycle"])
+    assert not [name for name in KEPT for prefix in prefixes if name.startswith(prefix)]
+    outputs = (INFRA / "terraform" / "gcs" / "outputs.tf").read_text()
+    (private_root,) = re.findall(
+        r'private_root\s+= "gs://\$\{google_storage_bucket.private.name\}/(.*)"', outputs
+    )
+    assert f"{private_root}/" in prefixes
 
 
 def test_names_of_signing_secrets_are_those_of_the_key_store():

@@ -5,7 +5,6 @@ audit, with every feature that reads something on; a release from the reservatio
 the small honest run. Each is interrupted and resumed where a resumed run asks for other things.
 """
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,6 @@ def released(fence, tmp_path_factory):
     root = tmp_path_factory.mktemp("release")
     from fedemb.steps.show_outcome import outcome
     from fedemb.steps.show_outcome.started import Started
-    from fedemb.steps.watch_budget import watch
 
     honest_run.start(root)  # the public backbone
     run = _Remote(root, "tuesday", honest_run.config(), root)
@@ -220,34 +218,7 @@ def released(fence, tmp_path_factory):
     with fence.acting("show_outcome"):
         outcome.run(StepContext(shown), Started(), uri=str(shown.outcome), state="SUCCEEDED")
     assert shown.outcome.read_text()
-    _delete_expired(fence, root, run)
-    watched = RunArtifacts(budget=root / "budget.json", budget_page=root / "budget.html")
-    given = {"ledger": LEDGER, "schedules": "{}", "alert_below": 0.0}
-    with fence.acting("watch_budget"):
-        assert watch.run(StepContext(watched, **given))["epsilon_remaining"] > 0
     return fence
-
-
-def _delete_expired(fence: Fence, root: Path, run: honest_run.HonestRun) -> None:
-    """The step of retention, in a month."""
-    from fedemb.steps.delete_expired import sweep
-    from fedemb.steps.delete_expired.retention import PRIVATE, WORKING
-
-    names = [f"{run.run_id}/{folder}/part-0" for folder in (*PRIVATE, *WORKING)]
-    for name in names:
-        open_store(PRIVATE_ROOT).write(name, b"private")
-    context = StepContext(
-        RunArtifacts(deleted=root / "deleted.json"),
-        private_root=PRIVATE_ROOT,
-        public_root="",
-        ledger=LEDGER,
-        retention="{}",
-        dry_run=False,
-    )
-    with fence.acting("delete_expired"):
-        found = sweep.run(context, datetime.now(UTC) + timedelta(days=31))
-    assert found["objects"] >= len(names)
-    assert not [name for name in names if open_store(PRIVATE_ROOT).exists(name)]
 
 
 def test_no_step_asks_for_more_than_its_group_has(simulated, classified, released):

@@ -36,7 +36,6 @@ FOLDER = {
     "none": set(),
     "read": {"get"},
     "write": {"get", "create", "delete"},
-    "delete": {"delete"},
 }
 BUCKET = {
     "none": set(),

@@ -1,12 +1,10 @@
-"""Kubeflow's stand-in, a receiver of alerts, and a ledger with schedules."""
+"""Kubeflow's stand-in, a compiled pipeline and a folder of schedules."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.kit.budget_world import World
 from tests.kit.schedule_kit import IMAGE, change_schedule
-from tests.kit.servers.alert_receivers import Webhook
 from tests.kit.servers.kfp_stand_in import KfpStandIn
 
 
@@ -42,19 +40,3 @@ def cluster(kfp, monkeypatch, tmp_path):
     """The stand-in as the Kubernetes API, too."""
     monkeypatch.setenv("KUBECONFIG", str(kfp.kubeconfig(tmp_path / "kubeconfig.json")))
     return kfp
-
-
-@pytest.fixture
-def receiver(monkeypatch):
-    for kind in ("SLACK", "EMAIL"):
-        monkeypatch.delenv(f"FEDEMB_ALERT_{kind}", raising=False)
-    with Webhook() as found:
-        monkeypatch.setenv("FEDEMB_ALERT_WEBHOOK", found.url)
-        yield found
-
-
-@pytest.fixture
-def world(tmp_path):
-    made = World(tmp_path)
-    made.schedule()
-    return made

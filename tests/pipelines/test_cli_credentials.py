@@ -18,7 +18,6 @@ TRUST = ("--trust", "RELEASE/ledger/trust.json")
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
 PARSERS = {
     "components/fedemb/foundation/addresses.py",
-    "components/fedemb/reports/alerts/send.py",  # of the environment; messages name only the host
     "components/partition_users/check.py",  # of a configuration, which is without secrets
     "pipelines/doctor/stores.py",  # of a configuration
 }

@@ -1,6 +1,8 @@
 """The commands: init, show, verify, explain."""
 
 import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -31,6 +33,31 @@ def test_show_names_block_run_cap_and_what_is_left(run):
     found = json.loads(call("show", "--ledger", run.ledger_uri, "--json"))
     assert found["blocks"][0]["runs"] == 1
     assert found["runs"][0]["rounds_charged"] == 6
+
+
+@pytest.mark.parametrize(("limit", "code"), [("1.7", 0), ("1.8", 3)])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_show_has_exit_code_3_below_the_limit_only(run, limit, code, form):
+    words = ("show", "--ledger", run.ledger_uri, "--min-remaining", limit, *form)
+    found = CliRunner().invoke(cli_ledger.app, list(words))
+    assert getattr(found.exception, "exit_code", found.exit_code) == code
+    assert "1.725" in found.output
+
+
+def test_forecast_is_the_date_of_the_first_run_that_reserving_refuses():
+    times = [datetime(2027, 1, day, tzinfo=UTC) for day in (4, 11, 18)]
+    attempts = {
+        number: SimpleNamespace(
+            charged=number != 3,  # a simulation, which has no place in the series
+            reserve=SimpleNamespace(time=(time + timedelta(hours=number == 3)).isoformat()),
+            reserved=SimpleNamespace(blocks=["all/0"]),
+        )
+        for number, time in enumerate([*times, times[-1]])
+    }
+    ledger = SimpleNamespace(state=SimpleNamespace(attempts=attempts))
+    due = ledger_summary.first_run_without_budget(ledger, ["all/0"], 2)
+    assert due == datetime(2027, 2, 8, tzinfo=UTC)
+    assert ledger_summary.first_run_without_budget(ledger, ["all/1"], 2) is None
 
 
 def test_show_refuses_the_configuration_of_another_policy(run):

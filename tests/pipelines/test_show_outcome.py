@@ -27,7 +27,6 @@ from fedemb.runtime.step import declared, step_process
 from fedemb.storage import LocalStore, open_store
 from fedemb.storage.fencing import FencingToken
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.servers.alert_receivers import Webhook
 
 GATE = ("verdict", "verdict_page", "lineage")
 
@@ -146,15 +145,6 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
     assert (folder / "verdict").read_bytes() == (kept / "verdict").read_bytes()
 
 
-def test_run_that_stops_before_its_report_alerts_with_its_policy(bucket, tmp_path, monkeypatch):
-    config = honest_run.config()
-    with Webhook() as receiver:
-        monkeypatch.setenv("FEDEMB_ALERT_WEBHOOK", receiver.url)
-        _show(tmp_path, "monday", "FAILED", **started("monday", config))
-    ((_, _, event),) = receiver.posts
-    assert (event["type"], event["data"]["policy"]) == ("dev.fedemb.run.failed", "weekly")
-
-
 def test_run_resumed_from_the_gate_shows_the_figures_of_the_run_before(bucket, released, tmp_path):
     """`submit --from gate_release`: the reports are in the folder of the earlier run."""
     earlier = bucket / "runs" / "dp-fedemb" / "monday"
@@ -174,22 +164,6 @@ def test_run_resumed_from_the_gate_shows_the_figures_of_the_run_before(bucket, r
     assert figures["epsilon"] == stated["accounting"]["epsilon"]
     assert figures["gain"] == pytest.approx(0.2)
     assert "monday/account-privacy/1bf2/privacy_page" in (tmp_path / "outcome").read_text()
-
-
-@pytest.mark.parametrize("alive", [True, False])
-def test_refused_run_on_a_cluster_alerts_and_a_dead_receiver_changes_nothing(
-    denied, bucket, tmp_path, monkeypatch, alive
-):
-    folder = tmp_path / "pod"
-    folder.mkdir()
-    with Webhook() as receiver:
-        monkeypatch.setenv("FEDEMB_ALERT_WEBHOOK", receiver.url if alive else "http://127.0.0.1:9/")
-        _gate(denied, _pod(folder, "gate-release", "monday", *GATE))
-        page, figures = _show(folder, "monday", "FAILED")
-    assert page.startswith("# Refused: report differs\n")
-    assert figures["exit_code"] == 3
-    found = [(event["type"], event["subject"]) for _, _, event in receiver.posts]
-    assert found == ([("dev.fedemb.run.refused", "monday")] if alive else [])
 
 
 def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compared_by(

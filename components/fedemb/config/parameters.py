@@ -152,10 +152,5 @@ OF_STEPS = {
     "run_id": "Name of the run, the idempotency key: on a cluster the id of the job.",
     "status": "How the run ended, from Kubeflow.",
     "reused": "Addresses of outputs that a resumed run takes from earlier runs, as JSON by output.",
-    "public_root": "Root of the outputs of runs; empty: not searched.",
-    "retention": "Days until each kind of data expires; JSON.",
-    "schedules": "Runs of the schedules, by name; JSON.",
-    "alert_below": "Remaining epsilon below which a block is alerted; 0: only above the cap.",
-    "dry_run": "Whether expired data is only listed.",
 }
 """Name -> description of step inputs that are not artifacts."""

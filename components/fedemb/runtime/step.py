@@ -52,9 +52,9 @@ class Rights:
     Tests run the real step with them: a missing permission and an unused permission both fail.
     """
 
-    private: Mapping[str, Literal["read", "write", "delete"]] = field(default_factory=dict)
+    private: Mapping[str, Literal["read", "write"]] = field(default_factory=dict)
     """Folder below `<private root>/<run>/` -> permission;
-    `write` also allows read, replace and delete; `delete` allows only to list and delete."""
+    `write` also allows read, replace and delete."""
     input: tuple[Literal["names", "private", "public"], ...] = ()
     """Images; `names`: names, sizes and versions of private images, without content."""
     ledger: Literal["none", "read", "append"] = "none"

@@ -41,16 +41,6 @@ class Parameters(TypedDict, total=False):
     """Store of releases."""
     beam_options: Sequence[str]
     """Options of the Beam engine, e.g. `--runner=DataflowRunner`; empty runs in this process."""
-    public_root: str
-    """Root of the outputs of runs; empty: not searched."""
-    retention: str
-    """Periods as JSON, for `delete_expired`."""
-    dry_run: bool
-    """Whether expired data is only listed."""
-    schedules: str
-    """Runs of the schedules as JSON, for `watch_budget`."""
-    alert_below: float
-    """Remaining epsilon below which a block is alerted."""
 
 
 class StepContext:
@@ -135,31 +125,6 @@ class StepContext:
     def beam_options(self) -> Sequence[str]:
         """Options of the Beam engine; empty runs in this process."""
         return self._given.get("beam_options", ())
-
-    @property
-    def public_root(self) -> str:
-        """Root of the outputs of runs; empty if it is not searched."""
-        return self._get("public_root")
-
-    @property
-    def retention(self) -> str:
-        """Periods as JSON."""
-        return self._get("retention")
-
-    @property
-    def dry_run(self) -> bool:
-        """Whether expired data is only listed."""
-        return self._get("dry_run")
-
-    @property
-    def schedules(self) -> str:
-        """Runs of the schedules as JSON."""
-        return self._get("schedules")
-
-    @property
-    def alert_below(self) -> float:
-        """Remaining epsilon below which a block is alerted."""
-        return self._get("alert_below")
 
     def private(self, *parts: str) -> str:
         """Returns a Raw artifact address of this run: `<private_root>/<run_id>/<part>/...`."""

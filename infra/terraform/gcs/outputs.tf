@@ -2,7 +2,7 @@ output "storage" {
   description = "The section `storage` of a run's configuration."
   value = {
     public_root     = "gs://${google_storage_bucket.public.name}/runs"
-    private_root    = "gs://${google_storage_bucket.private.name}"
+    private_root    = "gs://${google_storage_bucket.private.name}/runs"
     ledger          = "gs://${google_storage_bucket.ledger.name}"
     keys            = "gsm://${var.keys_project}/${var.key_prefix}"
     releases        = "gs://${google_storage_bucket.releases.name}"

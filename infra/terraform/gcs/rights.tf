@@ -100,12 +100,6 @@ resource "google_project_iam_custom_role" "write" {
   ]
 }
 
-resource "google_project_iam_custom_role" "delete" {
-  role_id     = "fedembDelete"
-  title       = "fedemb: delete objects, without a right to read them"
-  permissions = ["storage.objects.delete"]
-}
-
 # ---- public root, releases, ledger ---------------------------------------------------------------
 
 resource "google_storage_bucket_iam_member" "public" {
@@ -213,9 +207,8 @@ resource "google_storage_bucket_iam_member" "private" {
   bucket   = google_storage_bucket.private.name
   member   = local.member[each.value.group]
   role = {
-    read   = google_project_iam_custom_role.get.name
-    write  = google_project_iam_custom_role.write.name
-    delete = google_project_iam_custom_role.delete.name
+    read  = google_project_iam_custom_role.get.name
+    write = google_project_iam_custom_role.write.name
   }[each.value.right]
 
   condition {

@@ -26,10 +26,11 @@ resource "google_storage_bucket" "private" {
     retention_duration_seconds = 0
   }
 
+  # Data of runs only; docs/cluster/reference.md#expiry lists what may expire.
   lifecycle_rule {
     condition {
-      age            = 400
-      matches_suffix = [".arrayrecord", ".jsonl", ".parquet"]
+      age            = var.private_days
+      matches_prefix = ["runs/"]
     }
     action {
       type = "Delete"

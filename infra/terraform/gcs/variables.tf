@@ -72,6 +72,12 @@ variable "data_owners" {
   default     = []
 }
 
+variable "private_days" {
+  description = "Days until private data of runs is deleted; longer than a run may wait to be resumed."
+  type        = number
+  default     = 90
+}
+
 variable "ledger_retention_days" {
   type        = number
   description = "No ledger record can be replaced or deleted for this long: the policy's life."

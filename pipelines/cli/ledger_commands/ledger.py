@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,7 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     void,
     waive,
 )
+from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import JsonOption, SetOption
 from fedemb.pipelines.output import say, say_json
 
@@ -112,8 +115,21 @@ def init(
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShowOutput:
+    """Output of `fedemb ledger show`."""
+
+    min_remaining: Annotated[
+        float | None,
+        typer.Option(help="Exit with code 3 if a block has less epsilon left. [no limit]", min=0),
+    ] = None
+    json_: JsonOption = False
+
+
 @app.command()
+@grouped
 def show(
+    *,
     ledger: LedgerOption,
     policy: PolicyOption = None,
     trust: TrustOption = None,
@@ -121,11 +137,11 @@ def show(
     set_: SetOption = None,
     keys: MarksOption = None,
     rollback_anchor: RollbackAnchorOption = None,
-    json_: JsonOption = False,
+    output: ShowOutput,
 ) -> None:
-    """Show spent and remaining budget; with --config, how many more runs fit.
+    """Show spent and remaining budget; with --config, how many more runs fit and until when.
 
-    Example: fedemb ledger show --ledger policy/ledger --config mine.yaml
+    Example: fedemb ledger show --ledger policy/ledger --config mine.yaml --min-remaining 1
     """
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
@@ -137,10 +153,32 @@ def show(
         policy = policy or planned.policy.policy_id
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
     check_marks(opened, keys, rollback_anchor)
-    fit = None if planned is None else text.fitting(opened, text.content_of(planned))
-    if json_:
-        say_json({**text.summary(opened), **({} if fit is None else {"more_runs_that_fit": fit})})
-        return
+    forecast: dict[str, int | str | None] = {}
+    if planned is not None:
+        content = text.content_of(planned)
+        fit = text.fitting(opened, content)
+        due = text.first_run_without_budget(opened, content["blocks_requested"], fit)
+        forecast = {
+            "more_runs_that_fit": fit,
+            "first_run_without_budget": due and due.isoformat(timespec="seconds"),
+        }
+    if output.json_:
+        say_json({**text.summary(opened), **forecast})
+    else:
+        _show(opened, forecast)
+    if (limit := output.min_remaining) is not None:
+        worst = opened.state.worst_block()
+        left = opened.terms.epsilon_cap - (opened.spent(worst).epsilon if worst else 0.0)
+        if not left >= limit:
+            raise Refused(
+                f"Only epsilon {left:.4g} is left, below --min-remaining {limit:g}. Run less "
+                "often, or continue under a new policy."
+            )
+
+
+def _show(opened: Ledger, forecast: Mapping[str, int | str | None]) -> None:
+    from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
+
     terms = opened.terms
     say(
         f"policy {opened.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at delta "
@@ -152,8 +190,10 @@ def show(
     else:
         _show_runs(opened)
     _show_decisions(opened.state)
-    if fit is not None:
-        say("", f"more runs of this plan that fit: {fit}")
+    if forecast:
+        say("", f"more runs of this plan that fit: {forecast['more_runs_that_fit']}")
+    if due := forecast.get("first_run_without_budget"):
+        say(f"at the mean interval of past runs, the first run without budget is due on {due}")
 
 
 def _show_decisions(state: LedgerState) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
+
 from fedemb.config import RunConfig
 from fedemb.documents.ledger_record import KeysRecord
 from fedemb.errors import InputError, LedgerError, Refused
@@ -165,6 +168,26 @@ def fitting(ledger: Ledger, content: ChargedContent) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def first_run_without_budget(ledger: Ledger, blocks: Sequence[str], more: int) -> datetime | None:
+    """Returns when the first run that does not fit is due, if runs continue at their mean interval.
+
+    Args:
+      ledger: the ledger of the policy.
+      blocks: blocks that the runs request.
+      more: number of runs that still fit.
+
+    Returns: None before the second charged run of these blocks.
+    """
+    times = [
+        datetime.fromisoformat(item.reserve.time)
+        for item in ledger.state.attempts.values()
+        if item.charged and set(item.reserved.blocks) & set(blocks)
+    ]
+    if len(times) < 2:
+        return None
+    return times[-1] + (more + 1) * (times[-1] - times[0]) / (len(times) - 1)
 
 
 def would_admit(

@@ -47,7 +47,6 @@ ALLOWED = {
     ("components/audit_privacy/audit.py", "run", "context.private('audit')"),
     ("components/partition_users/partition.py", "run", "context.private_root"),
     # Lists names and deletes.
-    ("components/delete_expired/sweep.py", "run", "context.private_root"),
     # Makes the address.
     ("components/fedemb/runtime/step_context.py", "private", "self.private_root"),
 }

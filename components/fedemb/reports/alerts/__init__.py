@@ -1,1 +1,0 @@
-"""Alerts on refusals, failures, approvals and budgets: webhook, Slack and e-mail."""
