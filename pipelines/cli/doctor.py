@@ -1,24 +1,18 @@
-"""`fedemb doctor --cluster`: is this cluster fit to train on private data?"""
+"""`fedemb doctor`: is this cluster fit to train on private data?"""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.schedule import Namespace, Profiles, namespace_of
 from fedemb.pipelines.output import say_block
 
 
 def doctor(
-    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster.")] = False,
     namespace: Namespace = None,
     profile: Profiles = None,
-    package: Annotated[
-        Path | None, typer.Option(help="Package that `fedemb compile` wrote.")
-    ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(
@@ -28,8 +22,7 @@ def doctor(
 ) -> None:
     """Check whether a cluster is safe for private data; exit code 3 if not.
 
-    Example: fedemb doctor --cluster --profile gpu --package dp-fedemb.yaml --config
-    run.yaml
+    Example: fedemb doctor --profile gpu --config run.yaml
     """
     from fedemb.pipelines.compile.cluster import load_profile
     from fedemb.pipelines.doctor.checks import check_cluster
@@ -38,11 +31,9 @@ def doctor(
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
-    if not cluster:
-        raise ConfigError("No target. Pass --cluster.")
     loaded = load_profile(*(profile or ["cpu"]))
     configs = [load_config(source, []) for source in config or []]
     where = namespace_of(namespace, profile)
-    findings = check_cluster(Doctor(KubernetesApi(), where, loaded, package, configs))
+    findings = check_cluster(Doctor(KubernetesApi(), where, loaded, configs))
     say_block(table(findings, loaded.accepts))
     require_safe(findings, loaded.accepts)

@@ -228,7 +228,7 @@ def submit(
     say(f"planned: {promised}")
     if kubeflow is None:
         return
-    check_cluster_first(kubeflow.namespace, cluster.profile, [loaded], package)
+    check_cluster_first(kubeflow.namespace, cluster.profile, [loaded])
     request = submission.Request(
         package=package,
         config=loaded,
@@ -265,7 +265,6 @@ def check_cluster_first(
     namespace: str,
     profile: list[str] | None,
     configs: Sequence[RunConfig],
-    package: Path | None = None,
 ) -> None:
     """Refuses to start anything on a cluster that is unsafe; says so where none can be asked.
 
@@ -280,7 +279,7 @@ def check_cluster_first(
 
     loaded = load_profile(*(profile or ["cpu"]))
     try:
-        findings = check_cluster(Doctor(KubernetesApi(), namespace, loaded, package, configs))
+        findings = check_cluster(Doctor(KubernetesApi(), namespace, loaded, configs))
     except StorageError as error:
         say(f"the cluster was not checked: {error}", err=True)
         return

@@ -103,7 +103,7 @@ class Profile(Section):
     namespace: str | None = None
     """Namespace of the runs; null: that of the pod that submits them, or `fedemb`."""
     accepts: tuple[str, ...] = ()
-    """Findings of `fedemb doctor --cluster` that are unsafe, and that this cluster lives with."""
+    """Findings of `fedemb doctor` that are unsafe, and that this cluster lives with."""
     packages: tuple[str, ...] = ()
     """SHA-256 digests of the packages that `fedemb submit` may send; empty: any package."""
 

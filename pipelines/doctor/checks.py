@@ -1,18 +1,13 @@
-"""Requirements on a cluster before private data is trained on it, read from the cluster."""
+"""Requirements on a cluster that admission policies cannot enforce, read from the cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
-from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json, JsonObject
-from fedemb.pipelines.compile.cluster import StepResources
-from fedemb.pipelines.compile.fields import list_at, object_at, objects_at, text_at, value_at
+from fedemb.pipelines.compile.fields import list_at, text_at, value_at
 from fedemb.pipelines.doctor.doctor import Check, Doctor, Unreadable, reads
 from fedemb.pipelines.doctor.finding import Finding, judged, unread
-from fedemb.pipelines.doctor.kubeflow_parts import argo, mapped_volumes, multi_user, schedules
 from fedemb.pipelines.doctor.stores import stores
 from fedemb.pipelines.steps import KIND_CLAIMS, all_steps, key_claims, rights_of_groups
 
@@ -25,8 +20,7 @@ _VALIDATING = (
 )
 KUBEFLOW_ROOT = "private-artifacts"
 """Folder of a namespace's artifacts in Kubeflow's own store."""
-SKEW = 60.0
-"""Seconds by which two clocks may differ: schedules and ledgers are timed by them."""
+HEALTH = "/api/v1/namespaces/kubeflow/services/ml-pipeline:8888/proxy/apis/v2beta1/healthz"
 APPLY = "apply infra/kustomize again"
 
 EDITOR = "default-editor"
@@ -208,66 +202,6 @@ def key_volumes(doctor: Doctor) -> Iterator[Finding]:
     yield _refused(doctor, "key-volumes", _pod_on("fedemb-run", volumes=[volume]), bad, good)
 
 
-def quota(doctor: Doctor) -> Iterator[Finding]:
-    """A quota limits accelerators, and lets the largest step through."""
-    answer = doctor.get("resourcequotas")
-    if answer.status != 200:
-        yield unread("quota", "quotas")
-        return
-    hard: JsonObject = {}
-    for item in objects_at(answer.body, "items"):
-        hard |= object_at(item, "spec", "hard")
-    for name, step in doctor.profile.steps.items():
-        kind = step.accelerator.type if step.accelerator else ""
-        allowed = hard.get(f"requests.{kind}")
-        if step.accelerator and allowed is not None and int(str(allowed)) < step.accelerator.count:
-            what = f"{name} asks for {step.accelerator.count} {kind}, the quota allows {allowed}"
-            yield Finding("quota", "unsafe", what, "raise the quota, or take another profile")
-            return
-    limited = any("gpu" in name or "tpu" in name for name in hard)
-    what = "accelerators are limited" if limited else "no quota limits accelerators"
-    yield judged("quota", limited, what, APPLY)
-
-
-def nodes(doctor: Doctor) -> Iterator[Finding]:
-    """For each step some node has what it asks for."""
-    answer = doctor.api.get("/api/v1/nodes")
-    if answer.status != 200:
-        yield unread("nodes", "nodes")
-        return
-    found = objects_at(answer.body, "items")
-    for name, step in doctor.profile.steps.items():
-        if not any(_fits(node, step) for node in found):
-            what = f"no node has what {name} asks for; a pool that grows from none shows none"
-            yield Finding("nodes", "could not tell", what, "check the node pools")
-            return
-    yield Finding("nodes", "ok", f"{len(found)} nodes; each step finds one")
-
-
-def _fits(node: JsonObject, step: StepResources) -> bool:
-    labels, chips = object_at(node, "metadata", "labels"), step.accelerator
-    if any(labels.get(name) != value for name, value in step.node_selector.items()):
-        return False
-    if chips is None:
-        return True
-    return int(text_at(node, "status", "allocatable", chips.type) or 0) >= chips.count
-
-
-def images(doctor: Doctor) -> Iterator[Finding]:
-    """Checks that the package keeps every rule, with images pinned by digest."""
-    from fedemb.pipelines.schedules.package import check_package
-
-    if doctor.package is None:
-        remedy = "name the compiled pipeline by --package"
-        yield Finding("images", "could not tell", "no compiled pipeline was named", remedy)
-        return
-    try:
-        check_package(doctor.package)
-        yield Finding("images", "ok", f"{doctor.package.name} names each image by digest")
-    except ConfigError as error:
-        yield Finding("images", "unsafe", str(error), "compile it with `fedemb compile`")
-
-
 def public_root(doctor: Doctor) -> Iterator[Finding]:
     """Kubeflow's own artifacts go to the public root."""
     answer = doctor.get("configmaps/kfp-launcher")
@@ -285,20 +219,20 @@ def public_root(doctor: Doctor) -> Iterator[Finding]:
     yield judged("public-root", named and not own, what, remedy)
 
 
-def clock(doctor: Doctor) -> Iterator[Finding]:
-    """The clock of the cluster and of this machine agree."""
-    date = doctor.api.get("/version").date
-    if not date:
-        yield Finding("clock", "could not tell", "the server told no time", "compare by hand")
-    else:
-        apart = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
-        what = f"this clock and the cluster's are {apart:.0f} s apart"
-        yield judged("clock", apart <= SKEW, what, "set the clock by NTP")
+def multi_user(doctor: Doctor) -> Iterator[Finding]:
+    """Kubeflow Pipelines is installed in multi-user mode; an absent field is not a yes."""
+    answer = doctor.api.get(HEALTH)
+    if answer.status != 200:
+        yield unread("multi-user", "healthz of the Kubeflow API")
+        return
+    found = answer.body.get("multi_user") is True
+    what = f"Kubeflow Pipelines is installed in {'multi' if found else 'single'}-user mode"
+    remedy = "install it in multi-user mode, where each namespace has accounts of its own"
+    yield judged("multi-user", found, what, remedy)
 
 
 CHECKS: tuple[Check, ...] = (
     multi_user,
-    argo,
     rights,
     editors,
     admission,
@@ -306,14 +240,8 @@ CHECKS: tuple[Check, ...] = (
     network,
     secrets,
     key_volumes,
-    mapped_volumes,
-    quota,
-    nodes,
-    images,
     public_root,
     stores,
-    clock,
-    schedules,
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 
 from fedemb.config import RunConfig
 from fedemb.pipelines.compile.cluster import Profile
@@ -21,8 +20,6 @@ class Doctor:
     namespace: str
     """Namespace of the runs."""
     profile: Profile
-    package: Path | None = None
-    """Compiled pipeline to run; None: not checked."""
     configs: Sequence[RunConfig] = ()
     """Configurations of the runs, which name the stores."""
 

@@ -112,7 +112,7 @@ def stores(plane, applied, tmp_path_factory):
 
 @pytest.fixture
 def check(plane, stores, monkeypatch, tmp_path):
-    """What `fedemb doctor --cluster --config` says of the stores: state and sentence."""
+    """What `fedemb doctor --config` says of the stores: state and sentence."""
     from fedemb.pipelines.cli.main import app
 
     config = make_config(
@@ -127,7 +127,7 @@ def check(plane, stores, monkeypatch, tmp_path):
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     monkeypatch.setenv("AWS_ENDPOINT_URL", URL)
-    arguments = ["doctor", "--cluster", "--profile", "cpu"]
+    arguments = ["doctor", "--profile", "cpu"]
     arguments += ["--profile", str(INFRA / "profiles" / "s3.yaml"), "--config", str(file)]
 
     def run() -> tuple[str, str]:

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 from conftest import FRAME, INFRA, MAY_MAKE_PODS, wait_until_in_force
 from control_plane import ControlPlane
-from test_doctor import ARGO
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "pipelines"))
 import test_cluster_pages as pages
@@ -102,19 +101,13 @@ def _cluster_lines(walk: Walk, plane: ControlPlane, line: str, block: list[str])
         text = "\n".join(kept)
         done = walk.run("\n  ".join(block), text)
         assert done.returncode == 0, done.stdout
-        argo = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "workflow-controller-configmap", "namespace": "kubeflow"},
-            "data": ARGO,
-        }
         store = {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": "mlpipeline-minio-artifact", "namespace": "fedemb"},
             "stringData": {"accesskey": "a", "secretkey": "b"},
         }
-        plane.apply(argo, store)  # Kubeflow's own
+        plane.apply(store)  # Kubeflow's own
     else:
         refused = "run thief" in line
         if refused:

@@ -62,7 +62,7 @@ def _look(scheme: str, secrets: dict[str, tuple[str, str]] | None = None) -> lis
         **{f"storage__{name}": address for name, address in named.items()},
     )
     profile = load_profile("cpu", INFRA / "profiles" / "s3.yaml")
-    doctor = Doctor(Namespace(secrets or {}), "fedemb", profile, None, [config])
+    doctor = Doctor(Namespace(secrets or {}), "fedemb", profile, [config])
     return [(finding.state, finding.what) for finding in stores(doctor)]
 
 
@@ -154,7 +154,10 @@ def _allow(**resources: str) -> dict:
 
 S3_HARMS = {
     "gate": ("may list audit in storage.private", _allow(ListBucket="fedemb-private")),
-    "audit": ("may write users in storage.private", _allow(PutObject="fedemb-private/*")),
+    "audit": (
+        "may write diagnostics in storage.private_root",
+        _allow(PutObject="fedemb-private/*"),
+    ),
     "account": ("may delete storage.ledger", _allow(DeleteObject="fedemb-ledger/*")),
     "train": (
         "may list the private images",
@@ -342,7 +345,7 @@ def test_the_conditions_are_those_of_terraform():
 
 def test_a_configuration_without_stores_is_said():
     config = make_config("builtin")
-    doctor = Doctor(Namespace({}), "fedemb", load_profile("cpu"), None, [config])
+    doctor = Doctor(Namespace({}), "fedemb", load_profile("cpu"), [config])
     assert places([config]) == []
     ((finding),) = stores(doctor)
     assert finding.state == "could not tell"

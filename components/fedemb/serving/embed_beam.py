@@ -14,7 +14,7 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInf
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.errors import Refused
 from fedemb.foundation.digests import tree_digests
-from fedemb.serving.embed_photos import Pixels, decoded, rows, schema
+from fedemb.serving.photo_rows import Pixels, decoded, rows, schema
 from fedemb.serving.photo_source import PhotoSource
 from fedemb.serving.released import ReleasedModel
 from fedemb.storage import join, local_tree, open_store, put_tree

@@ -84,7 +84,7 @@ def start_release(
     """
     with tempfile.TemporaryDirectory() as folder:
         package = release.package or waiting.stored.write_package(Path(folder))
-        check_cluster_first(kubeflow.namespace, cluster.profile, [waiting.config], package)
+        check_cluster_first(kubeflow.namespace, cluster.profile, [waiting.config])
         run = waiting.release(kubeflow, objects(kubeflow.namespace), package)
     if run.started:
         say(f"release: run {run.run_id} decides again from gate_release, without training")

@@ -12,7 +12,7 @@ from fedemb.data import photos
 from fedemb.data.formats import image_files
 from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
-from fedemb.serving.embed_photos import decoded
+from fedemb.serving.photo_rows import decoded
 from fedemb.serving.photo_source import PhotoSource
 from fedemb.steps.partition_users.check import check
 from fedemb.storage import open_store

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.errors import ArtifactError, InputError, Refused
 from fedemb.pipelines.cli.embed import embed
-from fedemb.serving import embed_photos as module
-from fedemb.serving.embed_photos import SPACE, embed_photos
+from fedemb.serving import photo_rows as module
+from fedemb.serving.embed_photos import embed_photos
+from fedemb.serving.photo_rows import SPACE
 from fedemb.serving.photo_source import PhotoSource
 from fedemb.serving.released import ReleasedModel
 

@@ -154,7 +154,9 @@ def _application(function: str, size: int, weights: Path | None) -> Built:
         ) from error
     told = told_pixels(network.get_config())
     if told is None:
-        raise ConfigError(f"the pixel values of keras.applications.{function} are not known")
+        raise ConfigError(
+            f"the pixel values of keras.applications.{function} are not known. Choose another one."
+        )
     numbers = (np.asarray(one, np.float32).tobytes() for one in network.weights)
     digest = file_digest(weights) if weights else sha256_hex(b"".join(numbers))
     source = weights.name if weights else f"keras.applications.{function}"
