@@ -26,7 +26,6 @@ from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.ledger_record import BindRecord
-from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
 from fedemb.foundation import step_logging as events
@@ -69,7 +68,7 @@ def run(context: StepContext) -> JsonObject:
     """
     config, run_id, keys = context.config, context.run_id, context.keys
     document = read_reserved(context)
-    reservation = document.body
+    reservation = Reservation.of(document)
     mine = {"run_id": run_id, "config_sha": config_digest(config)}
     if reservation.config_sha != mine["config_sha"]:
         raise PlanMismatch(
@@ -109,13 +108,13 @@ def run(context: StepContext) -> JsonObject:
     return write_signed(context.artifacts.users, UsersManifest.of_fields(fields), signer).json
 
 
-def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[str, str] | None:
+def _begun_with(context: StepContext, reservation: Reservation) -> dict[str, str] | None:
     """Returns commitments to the users that a bound training started with, if all are still there.
 
     The run resumes with exactly these users: a new partition of photos that changed since would be
     another run, and what this one was charged would be lost.
     """
-    bind = context.ledger.attempt(Reservation.of_document(reservation)).bind
+    bind = context.ledger.attempt(reservation).bind
     if bind is None:
         return None
     found: dict[str, str] = {}
@@ -131,7 +130,7 @@ def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[
     return found
 
 
-def _check_input(config: RunConfig, reservation: ReservationDocument, key: bytes) -> None:
+def _check_input(config: RunConfig, reservation: Reservation, key: bytes) -> None:
     uri = config.data.source.uri
     if reservation.input != fingerprint_input(uri, key, reservation.run_id):
         raise PlanMismatch(

@@ -36,5 +36,5 @@ def release_model(
     with step_process("release_model", locals()) as context:
         published = run(context)
         release.metadata.update(
-            published_at=published["uri"] or "", bundle_sha=published["bundle_sha"] or ""
+            published_at=published.get("uri", ""), bundle_sha=published.get("bundle_sha", "")
         )

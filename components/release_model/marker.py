@@ -16,7 +16,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseMarker
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.foundation.digests import file_digest
-from fedemb.foundation.document import read, written
+from fedemb.foundation.document import Written, read, written
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.serving import bundle as parts
@@ -42,7 +42,7 @@ class Marker:
         self._tree = f"{name}/{version}"
         self._file = f"{self._tree}.json"
 
-    def read(self, identity: Identity) -> ReleaseMarker | None:
+    def read(self, identity: Identity) -> Written[ReleaseMarker] | None:
         """Returns the marker of this run and model, or None if the version is free.
 
         A marker is valid if it is signed and names a signed bundle of this model in this store. The
@@ -67,7 +67,7 @@ class Marker:
             tree = body.tree
             there = self._ours(tree) and self._store.exists(f"{tree}/{parts.MANIFEST}")
             if there and body == self._document(tree, self._published(tree, identity)):
-                return body
+                return found
         except (ArtifactError, Refused, SignatureInvalid) as error:
             wrong = error
         raise Refused(
@@ -76,7 +76,7 @@ class Marker:
             "again."
         ) from wrong
 
-    def publish(self, tree: Path, identity: Identity, signer: Signer) -> ReleaseMarker:
+    def publish(self, tree: Path, identity: Identity, signer: Signer) -> Written[ReleaseMarker]:
         """Stores the tree, then creates the marker; an existing finished tree is reused.
 
         Raises:
@@ -89,15 +89,17 @@ class Marker:
             name, published = self._tree, self._published(self._tree, identity)
         document = self._document(name, published)
         try:
-            self._store.create(self._file, written(document, signer.sign(document.content())).data)
+            signed = written(document, signer.sign(document.content()))
+            self._store.create(self._file, signed.data)
         except FileExistsError:
             found = self.read(identity)
-            if found is None or found.bundle_sha != document.bundle_sha:
+            if found is None or found.body.bundle_sha != document.bundle_sha:
                 raise Refused(
                     f"{self._tree} was released by another process at the same time, whose bundle "
                     "stands; run again to take it over, or choose another release.version"
                 ) from None
-        return document
+            return found
+        return signed
 
     def _document(self, tree: str, published: dict[str, Any]) -> ReleaseMarker:
         fields = {"name": self._name, "version": self._version, "tree": tree, **published}

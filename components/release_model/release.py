@@ -17,13 +17,12 @@ from fedemb.config import StorageConfig
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseResult
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
 from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.foundation.digests import file_digest, tree_digests
-from fedemb.foundation.document import Written, read, write
+from fedemb.foundation.document import Written, read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import applied_waivers, decide
 from fedemb.keys.signatures import Signer, current_bundle_key
@@ -43,12 +42,12 @@ _log = logging.getLogger(__name__)
 
 
 def run(context: StepContext) -> JsonObject:
-    """Publishes the model of an allowed run and writes the document `release`.
+    """Publishes the model of an allowed run and copies its marker to the artifact `release`.
 
     `pretrained` is the whitelist of the model's tensors.
 
     Returns:
-      `{uri, name, version, bundle_sha, model_sha}`; all null in a simulation.
+      The marker, and the address of the bundle as `uri`; empty in a simulation.
 
     Raises:
       GateDenied: the verdict, or the re-evaluated rules, deny.
@@ -57,8 +56,8 @@ def run(context: StepContext) -> JsonObject:
     """
     config, artifacts = context.config, context.artifacts
     if config.purpose == "simulation":
-        nothing = ReleaseResult.of_fields(dict.fromkeys(ReleaseResult.model_fields))
-        return write(artifacts.release, nothing).json
+        write_bytes(artifacts.release, b"{}")
+        return {}
     ledger = context.writable_ledger
     evidence = read_evidence(config, artifacts)
     report = read(artifacts.privacy_report, PrivacyReport)
@@ -84,22 +83,20 @@ def run(context: StepContext) -> JsonObject:
             published = marker.publish(tree, identity, signer)
     ledger.release(
         reservation,
-        model_sha=published.model_sha,
-        report_sha=published.report_sha,
-        bundle_sha=published.bundle_sha,
+        model_sha=published.body.model_sha,
+        report_sha=published.body.report_sha,
+        bundle_sha=published.body.bundle_sha,
         name=name,
         version=version,
     )
-    uri = join(open_store(context.releases_uri).uri, published.tree)
-    shas = {"bundle_sha": published.bundle_sha, "model_sha": published.model_sha}
-    result = ReleaseResult(uri=uri, name=name, version=version, **shas)
+    uri = join(open_store(context.releases_uri).uri, published.body.tree)
     _log.info("released %s %s at %s", name, version, uri)
     # Uses the published bundle of any process; a repeated run sends it again.
     bundle = open_store(uri)
     send(lambda: bundle.read(FILE_NAME))
-    document = write(artifacts.release, result).json
+    write_bytes(artifacts.release, published.data)
     _tell(uri, config.storage.registries)
-    return document
+    return {**published.json, "uri": uri}
 
 
 def _start_of(artifacts: RunArtifacts, evidence: Evidence) -> Path:

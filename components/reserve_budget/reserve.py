@@ -17,6 +17,7 @@ from fedemb.data.input_version import fingerprint_input, local_path
 from fedemb.documents.plan_document import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.foundation.canonical_json import JsonObject
+from fedemb.foundation.files import write_bytes
 from fedemb.gate.before_charge import check_before_charge
 from fedemb.keys import (
     KeyStore,
@@ -25,7 +26,6 @@ from fedemb.keys import (
     reservation_key_name,
     unbound_key_name,
 )
-from fedemb.keys.signatures import Signer
 from fedemb.ledger import (
     Ledger,
     Reservation,
@@ -39,7 +39,6 @@ from fedemb.ledger import (
     read_trust,
     series_of,
     terms_of,
-    write_reservation,
 )
 from fedemb.ledger.state import Attempt
 from fedemb.ledger.terms import ReservedContent
@@ -101,10 +100,10 @@ def run(
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
     mark_high_water(ledger, keys, config.storage.rollback_anchor)  # before any root key
     _ensure_root_key(ledger, reservation, keys)
-    signer = Signer.current(keys, "ledger", ledger.chain.trust)
-    signed = write_reservation(context.artifacts.reservation, reservation, signer)
+    record = ledger.attempt(reservation).reserve.document
+    write_bytes(context.artifacts.reservation, record.data)
     _log_reservation(reservation)
-    return signed
+    return record.json
 
 
 def _earlier(ledger: Ledger, keys: KeyStore, run_id: str, attempt: int | None) -> Attempt | None:

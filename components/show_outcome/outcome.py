@@ -44,7 +44,7 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
         verdict=papers.verdict and papers.verdict.body,
         report=papers.report and papers.report.body,
         utility=papers.utility and papers.utility.body,
-        released=bool(papers.release and papers.release.uri),
+        released=papers.release is not None,
         failures=[
             Failure(str(item["step"]), int(item["exit_code"]), str(item.get("error", "")))
             for item in failed

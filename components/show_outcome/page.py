@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedemb.documents.release import ReleaseResult
+from fedemb.documents.release import ReleaseMarker
 from fedemb.reports.dag import lineage_dag
 from fedemb.reports.formats import people_lines, plain
 from fedemb.reports.headline import Headline, RunFacts
@@ -40,7 +40,7 @@ class Shown:
     facts: RunFacts
     failed: Sequence[StepFailure]
     """Content of `outcome.json` of each failed step."""
-    release: ReleaseResult | None
+    release: ReleaseMarker | None
     pages: Mapping[str, str]
     """Output of a step -> its address."""
     lineage: Sequence[StepLineage]
@@ -85,8 +85,8 @@ def summary(shown: Shown) -> str:
     reports = [(PAGES[name], shown.pages[name]) for name in PAGES if name in shown.pages]
     if reports:
         lines += ["", *(f"- {_link(title, address)}" for title, address in reports)]
-    if shown.release is not None and shown.release.uri:
-        lines += ["", f"Release: `{shown.release.uri}`"]
+    if shown.release is not None:
+        lines += ["", f"Release: `{shown.release.tree}` in the release store"]
     return "\n".join([*lines, "", "This page verifies nothing.", ""])
 
 

@@ -10,7 +10,7 @@ from fedemb.documents.audit import AuditReport
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseResult
+from fedemb.documents.release import ReleaseMarker
 from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError, InputError, StorageError
@@ -67,7 +67,7 @@ class RunPapers:
     utility: Written[AnyUtility] | None
     audit: Written[AuditReport] | None
     plan: Written[PrivacyPlan] | None
-    release: ReleaseResult | None
+    release: ReleaseMarker | None
 
 
 def read_papers(outputs: Sequence[Output]) -> RunPapers:
@@ -95,8 +95,8 @@ def read_papers(outputs: Sequence[Output]) -> RunPapers:
     utility = _named(measured, named and named.utility_document)
     audit = _named(_copies(outputs, "audit_report", AuditReport), named and named.audit_document)
     plan = _named(_copies(outputs, "privacy_plan", PrivacyPlan), named and named.plan_document)
-    releases = _copies(outputs, "release", ReleaseResult)
-    release = max((item.body for item in releases), key=lambda item: bool(item.uri), default=None)
+    releases = _copies(outputs, "release", ReleaseMarker)
+    release = releases[0].body if releases else None
     return RunPapers(verdict, report, utility, audit, plan, release)
 
 

@@ -38,6 +38,7 @@ from fedemb.pipelines.run.signed import (
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
 from fedemb.reports.utility_words import utility_sentence
+from fedemb.storage import join
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
@@ -348,10 +349,8 @@ def _release(run: RunDirectory, state: RunState) -> str:
         return f"waiting for approval: {state.message}"
     if state.exit_code != 0:
         return f"none ({state.failed_step or 'the pipeline'} stopped: {state.message})"
-    uri = (run.document("release") or {}).get("uri")
-    if not uri:
-        return "none (simulation)"
-    return str(uri)
+    tree = (run.document("release") or {}).get("tree")
+    return join(run.stores()["releases"], str(tree)) if tree else "none (simulation)"
 
 
 def iter_runs(parent: Path) -> Iterator[RunDirectory]:

@@ -9,7 +9,6 @@ import json
 import os
 from contextlib import contextmanager
 
-from fedemb.foundation.document import encode
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.steps.audit_privacy import audit
@@ -34,7 +33,7 @@ def _set(*path_and_value):
 
 WISHES = {
     "plan": _set("epsilon_rdp", 0.01),
-    "reservation": _set("rounds", 600),
+    "reservation": _set("body", "rounds", 600),
     "users": _set("virtual_clients", 4000),
     "start": _set("weights_sha", "a" * 64),
     "card": _set("weights_sha", "a" * 64),
@@ -256,7 +255,7 @@ def forge(run, name, way):
         assert fields != before
         fields["signature"] = signature
         fields = sign_document(fields, Signer.newest(run.keys, role))
-    write_bytes(path, encode(fields))
+    write_bytes(path, honest_run.spelled(fields))
 
 
 class Reached(Exception):

@@ -210,7 +210,7 @@ def test_evidence_has_no_field_for_free_text():
     }
     # Addresses: of the input, as the ledger binds it, and of the release, in the private result.
     assert free <= {
-        ("reservation", "input"),
+        ("ledger_record", "input"),
         ("privacy_report", "input"),
         ("release", "uri"),
         ("release", "anyOf"),

@@ -658,7 +658,7 @@ def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(s
         assert (shown.reports / f"{name}.json").read_bytes()
     reservation = json.loads(allowed.reservation.read_text())
     reservation["sequence"] += 1
-    _newest(shown, "reservation", encode(reservation), 2)
+    _newest(shown, "reservation", encode(reservation, compact=True), 2)
     assert "privacy_report" not in collect_reports(shown), "it names another reservation"
     assert not (shown.reports / "privacy_report.html").exists()
     fields = json.loads(allowed.audit.read_text())

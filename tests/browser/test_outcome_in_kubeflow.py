@@ -5,7 +5,7 @@ import html
 import pytest
 
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseResult
+from fedemb.documents.release import ReleaseMarker
 from fedemb.documents.utility import UtilityReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import read
@@ -78,7 +78,7 @@ def _page(run, state: str) -> tuple[str, str]:
         released=out,
         failures=[Failure("gate_release", 3, "GateDenied")] if failed else [],
     )
-    release = read(run.root / "release.json", ReleaseResult).body if out else None
+    release = read(run.root / "release.json", ReleaseMarker).body if out else None
     pages = {name: f"{FOLDER}/account-privacy/8a1f/{name}" for name in PAGES}
     found = headline(facts)
     shown = Shown(FOLDER, found, facts, failed, release, pages, read_steps(run.lineage))

@@ -173,7 +173,7 @@ def test_whole_pipeline_runs_with_every_step_in_a_container(engine, tmp_path):
     contained = time.monotonic() - started
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     released = run.document("release")
-    assert Path(released["uri"]).is_dir()
+    assert Path(run.stores()["releases"], released["tree"]).is_dir()
     assert run.document("verdict")["allow"] is True
 
     settings = [word for item in SMALL for word in ("--set", item)]

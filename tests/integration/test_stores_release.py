@@ -65,7 +65,7 @@ def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, release
 def test_planted_marker_is_refused_and_recorded_nowhere(run, releases, tree):
     card = json.loads((run.model / "model.json").read_text())
     shas = {"model_sha": card["weights_sha"], "bundle_sha": "b" * 64, "report_sha": "a" * 64}
-    known = {"schema": "fedemb/release_marker/1", "name": "glyphs", "version": "1.0", **shas}
+    known = {"schema": "fedemb/release/1", "name": "glyphs", "version": "1.0", **shas}
     marker = {**known, "run_id": "monday", "attempt": 1, "tree": tree}
     open_store(releases).write("glyphs/1.0.json", encode(marker))
     with pytest.raises(Refused, match="remove the marker"):

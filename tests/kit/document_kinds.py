@@ -25,7 +25,7 @@ def json_schema(document: type[Document]) -> dict[str, Any]:
             properties[part.model_fields[name].alias or name]["description"] = text
     schema["properties"]["schema"] = {"const": document.schema_name()}
     schema["required"] = sorted([*schema["required"], "schema"])
-    if document.role is not None:
+    if document.role is not None or document.kind == "ledger_record":
         text = {"type": "string", "maxLength": 256}
         names = ["algorithm", "key_id", "value"]
         schema["properties"]["signature"] = {

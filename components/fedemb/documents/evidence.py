@@ -15,10 +15,10 @@ from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.fields import Tensor
+from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.documents.model import ModelCard, RoundLine
 from fedemb.documents.model_files import stored_tensors
 from fedemb.documents.plan import PrivacyPlan
-from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import UsersManifest
 from fedemb.documents.utility import AnyUtility, utility_kind
@@ -37,7 +37,7 @@ class Evidence:
 
     config: RunConfig
     plan: Written[PrivacyPlan]
-    reservation: Written[ReservationDocument]
+    reservation: Written[LedgerRecord]
     users: Written[UsersManifest]
     model: Written[ModelCard]
     rounds: tuple[RoundLine, ...]
@@ -139,7 +139,7 @@ def gather(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
     return Evidence(
         config=config,
         plan=read(artifacts.privacy_plan, PrivacyPlan),
-        reservation=read(artifacts.reservation, ReservationDocument),
+        reservation=read(artifacts.reservation, LedgerRecord),
         users=read(artifacts.users, UsersManifest),
         model=model,
         rounds=read_rounds(artifacts.model / "rounds.jsonl"),

@@ -103,15 +103,13 @@ class RoundLine(Part):
     """Privacy event; None: the mechanism tracks participation and is priced as a whole."""
 
 
-class RoundHead(Document):
-    """Head of a round's record in the trainer's working state."""
-
-    kind: ClassVar[str] = "round"
+class RoundHead(Part):
+    """Head of a round's record in the trainer's working state: one line of canonical JSON."""
 
     inputs_sha: Sha
     public: RoundLine
     mechanism_state: AnyJson
-    """`Mechanism.round_state()` after the round; in version 1 with the tags of all rounds."""
+    """`Mechanism.round_state()` after the round."""
     tags_sha: Sha | None
     """`TagChain.sha` after the round; None: rounds are independent."""
     mean_sha: Sha

@@ -1,10 +1,10 @@
-"""Release: the manifest of its bundle, the marker that publishes it, the result of the step."""
+"""Release: the manifest of its bundle, and the marker that publishes it."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from fedemb.documents.fields import Address, Count, Name, Sha
+from fedemb.documents.fields import Count, Name, Sha
 from fedemb.foundation.document import Document
 
 
@@ -22,9 +22,12 @@ class BundleManifest(Document):
 
 
 class ReleaseMarker(Document):
-    """`<name>/<version>.json` in the release store; its exclusive creation is the publication."""
+    """`<name>/<version>.json` in the release store; its exclusive creation is the publication.
 
-    kind: ClassVar[str] = "release_marker"
+    The artifact `release` of the pipeline is a copy.
+    """
+
+    kind: ClassVar[str] = "release"
     role: ClassVar[str | None] = "release"
 
     name: Name
@@ -37,15 +40,3 @@ class ReleaseMarker(Document):
     report_sha: Sha
     bundle_sha: Sha
     """SHA-256 of `manifest.json`."""
-
-
-class ReleaseResult(Document):
-    """Output of release_model to the pipeline; all fields are None in a simulation."""
-
-    kind: ClassVar[str] = "release"
-
-    uri: Address | None
-    name: Name | None
-    version: Name | None
-    bundle_sha: Sha | None
-    model_sha: Sha | None

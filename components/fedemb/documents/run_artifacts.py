@@ -18,7 +18,7 @@ DESCRIPTIONS = {
     "privacy_page": "The privacy report as a page.",
     "privacy_plan": "Mechanism of the run and its price; signed before the first private step.",
     "privacy_report": "Mechanism that ran, its price, and the price of all runs; signed.",
-    "release": "Location of the signed bundle, if one was released.",
+    "release": "Signed marker of the bundle, if one was released.",
     "reservation": "Ledger record that charged this run.",
     "roc": "Verification on held-out users, as a curve.",
     "summary": "Short outcome of the run with links, in Markdown.",

@@ -75,8 +75,8 @@ class Case:
 
     @property
     def reservation(self) -> Reservation:
-        """Returns the reservation document."""
-        return Reservation.of_document(self.evidence.reservation.body)
+        """Returns the reservation in its document."""
+        return Reservation.of(self.evidence.reservation)
 
     @property
     def attempt(self) -> Attempt:

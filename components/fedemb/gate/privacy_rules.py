@@ -9,6 +9,7 @@ from dataclasses import replace
 from fedemb.config.adjacency import covers_change_own_data
 from fedemb.gate.case import RERUN, Case, Reason, waiver
 from fedemb.ledger import Anchor, terms_of
+from fedemb.ledger.records import check_record
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import MECHANISMS
@@ -53,7 +54,7 @@ def ledger(case: Case) -> Iterator[Reason]:
 
 def reservation(case: Case) -> Iterator[Reason]:
     """Checks that the reservation is signed, in the ledger, committed, and for a release."""
-    case.ledger.chain.trust.check(case.evidence.reservation, at=case.reservation.sequence)
+    check_record(case.evidence.reservation, case.ledger.chain.trust)
     attempt, config = case.attempt, case.evidence.config
     if attempt.void or attempt.bind is None or attempt.commit is None:
         yield Reason(

@@ -128,7 +128,7 @@ class Ledger:
         """
         self.chain.check_anchors([reservation.anchor])
         attempt = self.state.attempts.get((reservation.run_id, reservation.attempt))
-        if attempt is None or Reservation.of(attempt.reserve) != reservation:
+        if attempt is None or Reservation.of(attempt.reserve.document) != reservation:
             raise LedgerError(
                 f"the reservation of run {reservation.run_id!r} says something else than record "
                 f"{reservation.sequence} of the ledger; run reserve_budget again"
@@ -341,7 +341,7 @@ class Ledger:
             return {**content, "blocks": admit(self.state, self.policy_id, run_id, content)}
 
         record = self._append("reserve", decide, run_id=run_id, attempt=lambda: number)
-        return Reservation.of(record)
+        return Reservation.of(record.document)
 
     def bind(
         self,

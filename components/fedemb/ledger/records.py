@@ -1,8 +1,7 @@
 """One record of the privacy ledger: its encoding and its signing role.
 
 The schema of a record is `documents.ledger_record`. The bytes are compared with their own
-re-encoding, so changed whitespace, a repeated key or a different number format is an error. Records
-of version 1 stay readable permanently.
+re-encoding, so changed whitespace, a repeated key or a different number format is an error.
 
 Specification: docs/explanation/ledger.md#rules.
 """
@@ -91,8 +90,18 @@ class Record:
         Raises:
           SignatureInvalid: the key is unknown, or the signature does not match the content.
         """
-        role, content = signing_role(self.kind), self.document.signed_bytes
-        trust.verify(content, self.document.signature, role, self.name, at=self.sequence)
+        check_record(self.document, trust)
+
+
+def check_record(record: Written[LedgerRecord], trust: TrustStore) -> None:
+    """Checks the signature of a record with the keys trusted at its place in the ledger.
+
+    Raises:
+      SignatureInvalid: the key is unknown, or the signature does not match the content.
+    """
+    body = record.body
+    role, name = signing_role(body.act), record_name(body.policy_id, body.sequence)
+    trust.verify(record.signed_bytes, record.signature, role, name, at=body.sequence)
 
 
 def record_name(policy_id: str, sequence: int) -> str:

@@ -1,8 +1,7 @@
-"""The reservation: permission of a run to train, as a document and as a ledger record.
+"""The reservation: permission of a run to train. Its document is its signed record of the ledger.
 
-The document is passed to the other steps; the ledger record is authoritative. `Reservation.of` a
-record and `read_reservation` of a document return equal values, or the step that compares them
-refuses.
+reserve_budget copies the bytes of the record for the other steps. They compare the document with
+the ledger, see `Ledger.attempt`.
 """
 
 # dp-accounting ships no types.
@@ -11,36 +10,46 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedemb.documents.reservation import ReservationDocument
-from fedemb.foundation.canonical_json import JsonObject
-from fedemb.foundation.document import read
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.documents.fields import Count, Name, Sha
+from fedemb.documents.ledger_record import LedgerRecord, ReserveRecord
+from fedemb.errors import ArtifactError
+from fedemb.foundation.document import Written, read
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger.chain import Anchor
-from fedemb.ledger.records import Record
+from fedemb.ledger.records import check_record
 
 
-class Reservation(ReservationDocument):
+class Reservation(ReserveRecord):
     """One attempt of one run, charged to its blocks."""
 
-    @classmethod
-    def of(cls, record: Record) -> Reservation:
-        """Returns the reservation in a `reserve` record."""
-        return cls.model_validate(
-            {
-                **record.body,
-                "policy_id": record.policy_id,
-                "run_id": record.run_id,
-                "attempt": record.attempt,
-                "sequence": record.sequence,
-                "record_sha": record.sha,
-            }
-        )
+    policy_id: Name
+    run_id: Name
+    attempt: Count
+    sequence: Count
+    """Number of the ledger record."""
+    record_sha: Sha
 
     @classmethod
-    def of_document(cls, document: ReservationDocument) -> Reservation:
-        """Returns the reservation in a document."""
-        return cls.model_validate(document.model_dump())
+    def of(cls, record: Written[LedgerRecord]) -> Reservation:
+        """Returns the reservation in a `reserve` record.
+
+        Raises:
+          ArtifactError: the record is of another kind.
+        """
+        fields = record.body
+        if not isinstance(fields.body, ReserveRecord):
+            raise ArtifactError(
+                f"ledger record {fields.sequence} of the kind {fields.act!r} is not a reservation; "
+                "run reserve_budget again"
+            )
+        return cls(
+            **vars(fields.body),
+            policy_id=fields.policy_id,
+            run_id=fields.run_id,
+            attempt=fields.attempt,
+            sequence=fields.sequence,
+            record_sha=record.sha,
+        )
 
     @property
     def anchor(self) -> Anchor:
@@ -48,13 +57,8 @@ class Reservation(ReservationDocument):
         return Anchor(self.sequence, self.record_sha, f"the reservation of run {self.run_id!r}")
 
 
-def write_reservation(path: Path, reservation: Reservation, signer: Signer) -> JsonObject:
-    """Writes the signed document and returns it."""
-    return write_signed(path, reservation, signer).json
-
-
 def read_reservation(path: Path, trust: TrustStore | None = None) -> Reservation:
-    """Reads a reservation document.
+    """Reads the document of a reservation.
 
     Args:
       path: the document.
@@ -65,7 +69,7 @@ def read_reservation(path: Path, trust: TrustStore | None = None) -> Reservation
       ArtifactError: not a reservation of this version.
       SignatureInvalid: the document was changed, or signed by an unknown key.
     """
-    document = read(path, ReservationDocument)
+    document = read(path, LedgerRecord)
     if trust is not None:
-        trust.check(document, at=document.body.sequence)
-    return Reservation.of_document(document.body)
+        check_record(document, trust)
+    return Reservation.of(document)

@@ -38,6 +38,7 @@ from fedemb.errors import ArtifactError, InputError
 from fedemb.foundation.deadline import in_time
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
+from fedemb.ledger import Reservation
 from fedemb.storage import Store, open_store
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _known_digests(evidence: Evidence, report: PrivacyReport | None) -> Artifact
         "utility_report": evidence.utility.sha,
         "raw_images": None,
         "public_images": None,
-        "ledger_record": evidence.reservation.body.record_sha,
+        "ledger_record": evidence.reservation.sha,
         "ledger_head": report and report.cumulative.ledger_head,
     }
 
@@ -335,14 +336,13 @@ def write_run(
     For arguments see `steps_of` and `write`, for errors see `write`.
     """
     told = steps_of(evidence, steps, report, verdict=verdict, verified=verified, denied=denied)
-    reserved = evidence.reservation.body
     write(
         path,
-        reserved.run_id,
+        evidence.reservation.body.run_id,
         told,
         pipeline=PIPELINES[evidence.config.task],
         config_sha=evidence.config_sha,
-        code_sha=None if denied else reserved.code_sha,
+        code_sha=None if denied else Reservation.of(evidence.reservation).code_sha,
         time=time,
     )
 

@@ -50,7 +50,7 @@ def build_report(
       UnsupportedAccounting: the mechanism has no valid accountant.
     """
     config, model = evidence.config, evidence.model.body
-    reservation = Reservation.of_document(evidence.reservation.body)
+    reservation = Reservation.of(evidence.reservation)
     attempt = ledger.attempt(reservation)
     if attempt.bind is None or attempt.commit is None:
         raise LedgerError(

@@ -10,18 +10,19 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedemb.config import ModelConfig
+from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.documents.model import Averages, ModelCard, Pretrained, average_file
-from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import D, Written, read
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Reservation
+from fedemb.ledger.records import check_record
 from fedemb.runtime.step_context import StepContext
 
 
-def read_reserved(context: StepContext) -> Written[ReservationDocument]:
+def read_reserved(context: StepContext) -> Written[LedgerRecord]:
     """Reads the reservation and checks that the ledger contains the same reservation.
 
     Raises:
@@ -31,14 +32,14 @@ def read_reserved(context: StepContext) -> Written[ReservationDocument]:
       LedgerError: the ledger does not contain the reservation.
       Refused: the reservation was refunded.
     """
-    document = read(context.artifacts.reservation, ReservationDocument)
-    context.ledger.chain.trust.check(document, at=document.body.sequence)
+    document = read(context.artifacts.reservation, LedgerRecord)
+    check_record(document, context.ledger.chain.trust)
     if document.body.run_id != context.run_id:
         raise PlanMismatch(
             f"the reservation's run_id is {document.body.run_id!r}, this run's is "
             f"{context.run_id!r}; reserve a budget for this run"
         )
-    if context.ledger.attempt(Reservation.of_document(document.body)).void is not None:
+    if context.ledger.attempt(Reservation.of(document)).void is not None:
         raise Refused(f"run {context.run_id!r} was given up; reserve it again")
     return document
 

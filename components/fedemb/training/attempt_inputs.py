@@ -39,7 +39,7 @@ class AttemptInputs:
           SignatureInvalid: an input is not signed by the step that writes it.
         """
         plan, document = read_plan(context.artifacts.privacy_plan, context.config)
-        reservation = Reservation.of_document(read_reserved(context).body)
+        reservation = Reservation.of(read_reserved(context))
         context.writable_ledger.chain.trust.check(document, at=reservation.sequence)
         inputs = cls(
             config=context.config,

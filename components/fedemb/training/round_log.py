@@ -15,15 +15,19 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+from pydantic import ValidationError
 
 from fedemb.documents.evidence import write_rounds
 from fedemb.documents.model import RoundHead, RoundLine
 from fedemb.errors import ArtifactError, PlanMismatch
-from fedemb.foundation.canonical_json import JsonObject, sha256_hex
-from fedemb.foundation.document import parse, written
+from fedemb.foundation.canonical_json import (
+    JsonObject,
+    canonical_json,
+    sha256_hex,
+    strict_json,
+)
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.queries import Mechanism, RoundOutput, RoundState
-from fedemb.privacy.randomness.keyed_noise import TagChain
 from fedemb.storage import Store
 
 _END = b"\n\0"
@@ -100,23 +104,22 @@ class RoundLog:
         except FileNotFoundError:
             return None
         head, _, payload = data.partition(_END)
-        body = parse(head + b"\n", RoundHead, f"of round {index}").body
+        try:
+            body = RoundHead.model_validate(strict_json(head, f"the head of round {index}"))
+        except ValidationError as error:
+            raise _damaged(index) from error
         if body.inputs_sha != self.inputs_sha:
             raise PlanMismatch(
                 f"round {index} was computed from other inputs; data, code, weights or "
                 "configuration changed since: start a run with a new id"
             )
         mean = np.frombuffer(payload, np.float32).copy() if payload else None
-        if mean is not None and sha256_hex(payload) != body.mean_sha:
-            raise ArtifactError(
-                f"the record of round {index} is damaged; restore the working state from a backup,"
-                " or start a run with a new id"
-            )
-        state, tags_sha = dict(body.mechanism_state), body.tags_sha
-        tags = cast("list[str]", state.pop("tags", []))  # of version 1
-        if tags and tags_sha is None:
-            tags_sha = TagChain(map(bytes.fromhex, tags)).sha
-        return RoundRecord(body.public, cast("RoundState", state), tags_sha, mean)
+        record = RoundRecord(
+            body.public, cast("RoundState", body.mechanism_state), body.tags_sha, mean
+        )
+        if self._encode(record) != data:
+            raise _damaged(index)
+        return record
 
     def cut(self, record: RoundRecord) -> None:
         """Removes the mean of a round that a checkpoint covers."""
@@ -147,7 +150,14 @@ class RoundLog:
             tags_sha=record.tags_sha,
             mean_sha=sha256_hex(payload),
         )
-        return written(head).data.removesuffix(b"\n") + _END + payload
+        return canonical_json(head.model_dump(mode="json")) + _END + payload
+
+
+def _damaged(index: int) -> ArtifactError:
+    return ArtifactError(
+        f"the record of round {index} is damaged; restore the working state from a backup, or "
+        "start a run with a new id"
+    )
 
 
 def _name(index: int) -> str:

@@ -174,7 +174,7 @@ def sign(candidate: Candidate, key: Path, evidence: Evidence, *, yes: bool) -> b
     if not yes and not typer.confirm("You have read its pages, and approve the release?"):
         raise Refused("Not approved; nothing was written. Run the command again to approve.")
     record = opened.approve(
-        Reservation.of(attempt.reserve),
+        Reservation.of(attempt.reserve.document),
         model_sha=body.model_sha,
         report_sha=report.sha,
         signer=signer,

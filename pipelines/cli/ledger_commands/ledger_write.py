@@ -69,7 +69,7 @@ def void(
             f"The ledger of policy {opened.policy_id!r} has no run {run_id!r}. Run `fedemb "
             "ledger show` to list the runs."
         )
-    record = opened.void(Reservation.of(found.reserve), reason_text(act.reason), key_store)
+    record = opened.void(Reservation.of(found.reserve.document), reason_text(act.reason), key_store)
     say(
         f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
         "charges nothing"

@@ -13,6 +13,7 @@ from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.schedules.package import check_package
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted
 from tests.adversary.forgers import path_of
+from tests.kit.pipeline_runs.honest_run import spelled
 
 PACKAGE = Path(__file__).parents[2] / "golden/pipeline_cpu.yaml"
 DOCUMENTS = ("plan", "reservation", "users", "card", "audit", "utility", "report")
@@ -45,7 +46,7 @@ def _document(world: World, draw: random.Random) -> Attack:
             for part in leaf[:-1]:
                 inner = inner[part]
             inner[leaf[-1]] = value if value != inner[leaf[-1]] else [value]
-            path.write_text(json.dumps(fields, sort_keys=True, indent=1, ensure_ascii=False) + "\n")
+            path.write_bytes(spelled(fields))
             found = attempted(getattr(run, step))
             return f"{found} ({'.'.join(map(str, leaf))})" if found else ""
 

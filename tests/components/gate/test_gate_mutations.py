@@ -119,8 +119,7 @@ def test_every_mutation_of_a_resigned_report_is_denied(good_run):
 
 
 def _write(path, document):
-    text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False)
-    write_bytes(path, text.encode() + b"\n")
+    write_bytes(path, honest_run.spelled(document))
 
 
 def _write_rounds(run, lines):

@@ -6,7 +6,6 @@ import pytest
 
 from fedemb.errors import GateDenied, SignatureInvalid
 from fedemb.foundation.digests import file_digest
-from fedemb.foundation.document import encode
 from fedemb.foundation.files import write_bytes
 from fedemb.ledger import Ledger
 from fedemb.reports import lineage
@@ -17,7 +16,7 @@ FORGED = "f" * 64
 
 
 def _change(path, **changes):
-    write_bytes(path, encode({**json.loads(path.read_text()), **changes}))
+    write_bytes(path, honest_run.spelled({**json.loads(path.read_text()), **changes}))
 
 
 def _versions(events):
@@ -56,7 +55,8 @@ def test_denied_run_tells_digests_of_report_and_verdict_alone(receiving, tmp_pat
     elif forged == "model":
         honest_run.write_model_file(run.model / "backbone.keras", names=["a/0", "b/0", "c/0"])
     elif forged == "reservation":
-        _change(run.reservation, code_sha=FORGED, config_sha=FORGED)
+        body = json.loads(run.reservation.read_text())["body"]
+        _change(run.reservation, body={**body, "code_sha": FORGED, "config_sha": FORGED})
     else:
         _change(run.plan, config_sha=FORGED)
     receiver = receiving()

@@ -245,7 +245,7 @@ def test_verdict_of_another_model_or_a_denial_releases_nothing(released, tmp_pat
 def test_simulation_releases_nothing(tmp_path):
     run = honest_run.start(tmp_path, purpose="simulation").until_gate()
     run.do_gate()
-    assert release.run(run.context())["uri"] is None
+    assert release.run(run.context()) == {}
     assert not (run.root / "releases").exists()
 
 

@@ -39,7 +39,7 @@ def _marker(run, **changes):
     """Public names and digests of the run, known to every writer of the store."""
     model = json.loads((run.model / "model.json").read_text())
     return {
-        "schema": "fedemb/release_marker/1",
+        "schema": "fedemb/release/1",
         "name": "glyphs",
         "version": "1.0",
         "tree": "glyphs/1.0",
@@ -132,7 +132,7 @@ def test_marker_with_one_field_more_is_refused(released, tmp_path):
     run = _copy(released, tmp_path / "run")
     genuine = json.loads((released.root / "releases" / MARKER).read_text())
     _plant(run, _signed(run, {**genuine, "note": "and one field more"}))
-    with pytest.raises(ArtifactError, match="release_marker"):
+    with pytest.raises(ArtifactError, match="release document"):
         run.do_release()
 
 

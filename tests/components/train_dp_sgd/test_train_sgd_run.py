@@ -142,7 +142,7 @@ def test_rounds_that_are_refused_are_refused_while_the_charge_can_be_given_back(
     with pytest.raises(Refused, match=r"No private image was read.*fedemb ledger void"):
         ready.train()
     context = ready.context()
-    reservation = Reservation.of_document(read_reserved(context).body)
+    reservation = Reservation.of(read_reserved(context))
     ledger = context.writable_ledger
     assert ledger.attempt(reservation).bind is None
     ledger.void(reservation, "the device computes otherwise", context.keys)

@@ -19,6 +19,7 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.documents.audit import AuditReport
+from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.starts import starts_of
@@ -69,7 +70,12 @@ def _line_chart(lines, **words):
 
 
 privacy_report_page.line_chart = _line_chart
-ROLES = {document.kind: document.role for document in all_documents()}
+ROLES = {document.kind: document.role for document in all_documents()} | {"ledger_record": "ledger"}
+
+
+def spelled(fields):
+    """The bytes of a document as its step writes them: records of the ledger on one line."""
+    return encode(fields, compact=fields.get("schema") == LedgerRecord.schema_name())
 
 
 def mechanism_audit(plan):
@@ -279,7 +285,7 @@ class HonestRun:
         """Changes fields of a document and signs it again, as somebody inside its step could."""
         fields = {**json.loads(path.read_text()), **changes}
         signer = Signer.newest(self.keys, ROLES[fields["schema"].split("/")[1]])
-        write_bytes(path, encode(sign_document(fields, signer)))
+        write_bytes(path, spelled(sign_document(fields, signer)))
 
     # ---- the steps, in order ----
 
@@ -307,14 +313,14 @@ class HonestRun:
         self.sign(self.start, Pretrained.of_fields(fields))
 
     def do_partition(self):
-        reservation = json.loads(self.reservation.read_text())
+        reservation = read_reservation(self.reservation)
         body = {
             "run_id": self.run_id,
             "config_sha": config_digest(self.config),
             "reservation_sha": file_digest(self.reservation),
             "virtual_clients": self.config.partition.virtual_clients,
             "groupings": self.config.partition.groupings,
-            "blocks": reservation["blocks"],
+            "blocks": reservation.blocks,
             "image_size": self.config.model.image_size,
             "channels": self.config.model.channels,
             "commitments": COMMITMENTS,

@@ -215,7 +215,7 @@ def main(folder, task, *names):
     ready = Host(first / "log", lambda: prepare(first, settings, users=users)).ended()
     assert ready[0] == 0, ready[1]
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
-    reserved = json.loads((first / "reservation.json").read_text())["code_sha"]
+    reserved = json.loads((first / "reservation.json").read_text())["body"]["code_sha"]
     for module in (attempt_inputs, hosts):
         module.code_digest = lambda _config: reserved
     found = {}

@@ -54,8 +54,8 @@ POINTS = {
         "after record": (STORE, "create", "after", _record(1)),
         "before key": (KEYS, "create", "before", _root_key),
         "after key": (KEYS, "create", "after", _root_key),
-        "before document": (reserve, "write_reservation", "before", always),
-        "after document": (reserve, "write_reservation", "after", always),
+        "before document": (reserve, "write_bytes", "before", always),
+        "after document": (reserve, "write_bytes", "after", always),
     },
     "bind": {
         "before record": (STORE, "create", "before", _record(2)),

@@ -283,7 +283,7 @@ def main(folder: str, *times: str) -> None:
     ready = ReadyRun(Path(folder), settings)
     importlib.import_module(settings.training.backend)  # before the forks
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
-    reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
+    reserved = json.loads((Path(folder) / "reservation.json").read_text())["body"]["code_sha"]
     attempt_inputs.code_digest = lambda _config: reserved
     statuses = [_kill_after(ready, float(seconds)) for seconds in times]
     last = _kill_after(ready, None)
