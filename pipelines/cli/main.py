@@ -27,8 +27,6 @@ from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
 from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
-from fedemb.pipelines.cli.planning.extrapolate import extrapolate
-from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
 from fedemb.pipelines.cli.review_commands.runs import list_runs
 from fedemb.pipelines.cli.review_commands.verify import lineage, register, verify_release
@@ -55,8 +53,6 @@ app.command()(check_data)
 app.command()(make_data)
 app.add_typer(backbone_app, name="backbone")
 app.command()(plan)
-app.command()(frontier)
-app.command()(extrapolate)
 app.command()(submit)
 app.command()(doctor)
 app.add_typer(schedule_app, name="schedule")

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("init", "check-data", "make-data", "backbone", "config"),
-    "Plan and run": ("plan", "frontier", "extrapolate", "run", "runs", "ledger"),
+    "Plan and run": ("plan", "run", "runs", "ledger"),
     "Review and release": (
         "report",
         "approve",

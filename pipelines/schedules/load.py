@@ -14,7 +14,7 @@ from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.files import read_regular
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
-from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
+from fedemb.pipelines.schedules.cost import Cost, cost_of
 from fedemb.pipelines.schedules.names import fitted, recurring_run_name
 from fedemb.pipelines.schedules.package import check_package, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
@@ -59,12 +59,9 @@ def load_schedules(folder: Path) -> list[Loaded]:
 
     Raises:
       ConfigError: a file is wrong, or the package it pins is another one.
-      BudgetExceeded: a schedule costs more than its budget or its policy's cap, or all schedules
-        of a policy together do.
+      BudgetExceeded: a schedule costs more than its budget or its policy's cap.
     """
-    schedules = [load_schedule(file) for file in _files(folder)]
-    check_together([(item.schedule, item.config) for item in schedules])
-    return schedules
+    return [load_schedule(file) for file in _files(folder)]
 
 
 def load_schedule(file: Path) -> Loaded:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cached_property
@@ -130,10 +129,6 @@ class Schedule(Section):
     def runs(self) -> int:
         """Runs from start to end."""
         return len(self.slots)
-
-    def runs_until(self, moment: datetime) -> int:
-        """Runs from start to a moment."""
-        return bisect_right(self.slots, moment)
 
 
 def as_utc(moment: datetime) -> datetime:

@@ -45,7 +45,7 @@ from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.events import RandomAllocationDpEvent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.planning.frontier import least_noise
+from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.queries import build_mechanism
 from studies.dp_sgd.grid import DELTA, HELD_OUT, TRAIN, Row
 
@@ -151,11 +151,7 @@ def net_model(backbone: str, **settings: Any) -> ModelConfig:
 def planned(kind: str, epsilon: float, population: int, **section: Any) -> MechanismPlan:
     """The plan of least noise for an epsilon."""
     common = {"virtual_clients": 1, "groupings": 1, "noise_multiplier": 1.0}
-    plan = MECHANISMS[kind](**common, **section)
-    noise = least_noise(plan, DELTA, epsilon)
-    if noise is None:
-        raise ValueError(f"no noise gives {kind} of {population} units epsilon {epsilon}")
-    return plan.replaced(noise_multiplier=noise)
+    return with_target_epsilon(MECHANISMS[kind](**common, **section), epsilon, DELTA)
 
 
 def poisson(settings: dict[str, Any], epsilon: float, population: int) -> MechanismPlan:

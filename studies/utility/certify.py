@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from fedemb.errors import ConfigError, UnsupportedAccounting
+from fedemb.privacy.accounting.accounting import upper_bound
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
-from fedemb.privacy.planning.extrapolation import points
 from studies.utility.rows import Method, Row
 
 POPULATIONS = (100_000, 1_000_000, 10_000_000)
@@ -97,17 +98,23 @@ def certify(
             rounds=rounds,
         )
         plan = mechanism.at(cohort).at_equal_utility(cohort.noise_multiplier)
-        for point in points([plan], population, [(1, 1)]):
-            found.append(
-                Certificate(
-                    population=population,
-                    epsilon=point.epsilon,
-                    delta=point.delta,
-                    clients_per_round=point.clients_per_round,
-                    noise_multiplier=point.noise_multiplier,
-                )
+        delta = float(population**-1.1)
+        try:
+            epsilon = upper_bound(plan.event(), plan.relation, delta)
+        except (ConfigError, UnsupportedAccounting):
+            continue
+        if plan.normalizer > plan.virtual_clients or not math.isfinite(epsilon):
+            continue
+        found.append(
+            Certificate(
+                population=population,
+                epsilon=epsilon,
+                delta=delta,
+                clients_per_round=round(plan.normalizer),
+                noise_multiplier=plan.noise_multiplier,
             )
-        if found and found[-1].epsilon <= TARGET:
+        )
+        if found[-1].epsilon <= TARGET:
             break
         if len(found) > 1 and found[-2].epsilon < ENOUGH * found[-1].epsilon:
             return found[-2]

@@ -109,7 +109,6 @@ def test_base_commands_run_without_any_extra(released, tmp_path):
         (["config", "describe", "mechanism"], 0),
         (["config", "presets"], 0),
         (["plan", "--config", "quickstart"], 0),
-        (["frontier", "--help"], 0),
         (["backbone", "list"], 0),
         (["ledger", "init", "--config", "quickstart", *init], 0),
         (["ledger", "show", *ledger], 0),

@@ -116,10 +116,6 @@ NUMBERS = "--mechanism poisson_gaussian --population 1000 --users-per-client 1"
         (f"{NUMBERS} --clients-per-round 900 --rounds 100000 --target-epsilon 1e-9", "epsilon"),
         (f"{NUMBERS} --clients-per-round 2000 --rounds 3 --noise-multiplier 1", "2000"),
         (f"{NUMBERS} --clients-per-round 10 --rounds 3 --noise-multiplier 1 --delta 0.5", "delta"),
-        (
-            f"{NUMBERS} --clients-per-round 10 --rounds 3 --noise-multiplier 1 --simulate-at 2",
-            "between 0 and 1",
-        ),
     ],
 )
 def test_a_plan_out_of_reach_is_one_sentence(capsys, tmp_path, words, sentence):

@@ -139,50 +139,6 @@ def test_refusal_says_after_how_many_runs_and_which_is_the_first_too_many(folder
         load_schedule(change_schedule(folder, "dear", budget={"epsilon": cap}))
 
 
-def test_schedules_of_one_policy_are_added_up(folder):
-    """Each alone keeps the cap; together they pass it."""
-    changes = {"budget": {"epsilon": 100.0}, "overrides": {"policy.composition": "renyi"}}
-    monthly = {"cron": "0 0 5 1-4 * *", **changes}
-    changes["overrides"]["policy.epsilon_cap"] = 100.0
-    paths = [
-        change_schedule(folder, "weekly", **changes),
-        change_schedule(folder, "monthly", **monthly),
-    ]
-    dearest = max(load_schedule(path).cost.epsilon for path in paths)
-    changes["overrides"]["policy.epsilon_cap"] = dearest * 1.05
-    paths = [
-        change_schedule(folder, "weekly", **changes),
-        change_schedule(folder, "monthly", **monthly),
-    ]
-    assert all(load_schedule(path).cost.epsilon < dearest * 1.05 for path in paths)
-    with pytest.raises(BudgetExceeded, match=r"monthly, weekly share policy glyphs-2027.*run 1\d"):
-        load_schedules(folder)
-    change_schedule(folder, "monthly", enabled=False, **monthly)
-    assert len(load_schedules(folder)) == 2
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"storage.ledger": "gs://example-fedemb-ledger/"}, {"release.name": "another"}],
-    ids=["ledger spelled otherwise", "other release"],
-)
-def test_schedules_of_one_ledger_are_added_up_however_they_name_it_or_their_release(folder, other):
-    terms = {"policy.composition": "renyi", "policy.epsilon_cap": 100.0}
-    whole = {"budget": {"epsilon": 100.0}, "overrides": terms}
-    alone = load_schedule(change_schedule(folder, "weekly", **whole)).cost.epsilon
-    whole["overrides"]["policy.epsilon_cap"] = alone * 1.05
-    change_schedule(folder, "weekly", **whole)
-    change_schedule(folder, "again", **{**whole, "overrides": {**whole["overrides"], **other}})
-    with pytest.raises(BudgetExceeded, match="again, weekly share policy"):
-        load_schedules(folder)
-
-
-def test_schedules_of_one_policy_agree_on_its_terms(folder):
-    change_schedule(folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.epsilon_cap": 7.5})
-    with pytest.raises(ConfigError, match="other terms"):
-        load_schedules(folder)
-
-
 def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
     change_schedule(
         folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.policy_id": "another"}

@@ -116,16 +116,3 @@ def markdown(found: Meaning) -> list[str]:
         "Published deployments, whose units and data differ:",
         "\n".join(["| deployment | epsilon | delta | unit |", "|---|---|---|---|", *others]),
     ]
-
-
-def paragraphs(found: Meaning) -> list[str]:
-    """Returns the paragraphs of `fedemb plan --explain`."""
-    figures = "; ".join(f"{name}: {value}" for name, value in found.figures())
-    others = "; ".join(
-        f"{item.name}: epsilon {item.epsilon}, delta {item.delta}, per {item.unit} ({item.source})"
-        for item in DEPLOYMENTS
-    )
-    return [
-        f"Attacks. {found.sentence()} In figures: {figures}.",
-        f"Comparison. Published deployments, whose units and data differ: {others}.",
-    ]

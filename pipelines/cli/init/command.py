@@ -162,7 +162,7 @@ def _next_steps(output: Path, bound: int, photos: Photos) -> None:
     say(
         "next:",
         f"  fedemb check-data --config {output}",
-        f"  fedemb plan --config {output} --explain",
+        f"  fedemb plan --config {output}",
         f"  fedemb run --config {output} --policy FOLDER",
         "The run is a simulation: it charges no budget and releases nothing. For a release, set "
         "purpose: release and tuning.",

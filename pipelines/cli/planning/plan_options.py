@@ -1,4 +1,4 @@
-"""Options that `plan`, `frontier` and `extrapolate` share: a configuration, or its numbers."""
+"""Options of `plan`: a configuration, or its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From options to the configuration that is priced, and the figures all plan commands print."""
+"""From options to the configuration that is priced, and the figures that `plan` prints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def priced(config: RunConfig) -> Priced:
 
 
 def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[str, object]:
-    """Returns the JSON that `plan`, `frontier` and `extrapolate` print."""
+    """Returns the JSON that `plan` prints."""
     plan, mechanism, guarantee = found.document.body, found.mechanism, found.guarantee
     return {
         "mechanism": mechanism.kind,

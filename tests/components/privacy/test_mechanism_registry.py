@@ -16,7 +16,7 @@ from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
 from fedemb.privacy.mechanisms.section import NoisedConfig
-from fedemb.reports.mechanism_text import TEXTS, MechanismText, explanation, participants
+from fedemb.reports.mechanism_text import TEXTS, MechanismText, participants
 from fedemb.steps.gate_release import gate
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run, training_run
@@ -34,7 +34,6 @@ class Everyone(EveryoneConfig, MechanismPlan):
 
     section = EveryoneConfig
     proof = "a user moves one update by at most 2C, in every round"
-    compared = True
 
     @classmethod
     def section_at(cls, cohort, **options):
@@ -61,35 +60,24 @@ TOY = {"kind": "everyone", "rounds": 3, "noise_multiplier": 60.0}
 def toy(monkeypatch):
     """The entries of a new module: in the registry, and in the table of report text."""
     monkeypatch.setitem(MECHANISMS, "everyone", Everyone)
-    text = MechanismText(
-        label="everyone",
-        sampler="every virtual client in every round",
-        explanation=lambda plan: "Sampler. Everyone takes part in every round.",
-    )
+    text = MechanismText(sampler="every virtual client in every round")
     monkeypatch.setitem(TEXTS, "everyone", text)
 
 
 def test_every_mechanism_has_report_text():
     assert TEXTS.keys() == MECHANISMS.keys()
     kinds = (kind for kind in MECHANISMS if kind != "everyone")
-    assert all(participants(make_plan(kind)) and explanation(make_plan(kind)) for kind in kinds)
+    assert all(participants(make_plan(kind)) for kind in kinds)
 
 
-def test_a_new_mechanism_is_planned_and_explained_by_the_command_line(tmp_path):
+def test_a_new_mechanism_is_planned_by_the_command_line(tmp_path):
     numbers = ["--mechanism", "everyone", "--population", "20000", "--rounds", "3", "--json"]
     numbers += ["--clients-per-round", "10", "--noise-multiplier", "60"]
-    output = ["--explain", "--output", str(tmp_path / "plan.json")]
-    found = {}
-    for command in (["plan", *output], ["extrapolate", "--figure", str(tmp_path / "f.svg")]):
-        result = CliRunner().invoke(app, [*command, *numbers])
-        assert result.exit_code == 0, result.output
-        found |= json.loads(result.stdout)
+    result = CliRunner().invoke(app, ["plan", *numbers, "--output", str(tmp_path / "plan.json")])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
     ours = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=625, groupings=1)
     assert found["epsilon"] == price(ours.event(), ours.relation, found["delta"]).epsilon
-    assert "Sampler. Everyone takes part in every round." in found["explanation"]
-    curves = {point["mechanism"] for point in found["extrapolation"]["population"]}
-    assert {"everyone", "group_poisson_gaussian"} <= curves
-    assert b"everyone" in (tmp_path / "f.svg").read_bytes()
     plan = plan_from_json(json.loads((tmp_path / "plan.json").read_text())["plan"])
     assert plan == ours
     described = CliRunner().invoke(app, ["config", "describe", "mechanism"]).output

@@ -1,8 +1,6 @@
 """DP-SGD's mechanism: published prices, the unit, and coins that are really Poisson."""
 
-import json
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -10,17 +8,12 @@ from dp_accounting import dp_event as dpe
 from scipy import stats
 
 from fedemb.config import RunConfig
-from fedemb.errors import ConfigError
 from fedemb.ledger.terms import terms_of
-from fedemb.privacy.accounting.accounting import price, upper_bound
+from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.planning.frontier import FrontierPoint, frontier, prices_around, simulation_at
 from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
 from fedemb.reports.mechanism_text import participants
-from fedemb.steps.plan_privacy.explain import explain
-from fedemb.steps.plan_privacy.frontier import draw_frontier, full_batch_gains
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
@@ -138,7 +131,6 @@ def test_the_unit_is_named_where_a_reader_looks():
     image, user = plan_at(4.0, unit="image"), plan_at(4.0)
     assert "privacy for one image, if one image is" in str(guarantee_of(image, 1e-5))
     assert "one user with everything they own, if one user" in str(guarantee_of(user, 1e-5))
-    assert explain(image, guarantee_of(image, 1e-5), False)[0].startswith("Unit. One image.")
     assert guarantee_of(image, 1e-5).to_json()["unit"] == "image"
     assert image.digest != user.digest
 
@@ -260,87 +252,3 @@ def test_the_divisor_is_planned_and_never_who_showed_up():
     assert plan.normalizer == 20.0
     sizes = {len(plan.sampler(ROOT).sample(r, World(range(80), 40))) for r in range(10)}
     assert len(sizes) > 1  # a realised batch would have been another divisor each time
-
-
-# ---- planner ------------------------------------------------------------------------------------
-
-
-def test_every_setting_of_the_frontier_costs_the_target():
-    plan = plan_at(3.5)
-    points = frontier(plan, 1e-5, 3.0, batches=(1.0,), rounds=(0.5, 1.0))
-    assert [point.full_batch for point in points] == [False, False, True, True]
-    for point in points:
-        same = plan_at(point.noise_multiplier, clients_per_round=point.batch, rounds=point.rounds)
-        assert 3.0 * (1 - 5e-3) < guarantee_of(same, 1e-5).epsilon <= 3.0
-    middle = points[1]
-    assert middle.noise_multiplier == pytest.approx(3.49, rel=5e-3)
-    assert middle.epochs == pytest.approx(875 * 4096 / 50_000)
-    with pytest.raises(ConfigError, match="does not have one"):
-        frontier(make_plan("tree_aggregation"), 1e-5, 3.0)
-
-
-def test_prices_around_a_plan_are_those_of_a_plan_with_these_numbers():
-    plan = plan_at(3.5)
-    points = prices_around(plan, 1e-5, batches=(1.0,), rounds=(0.5, 1.0), noises=(1.0, 2.0))
-    assert [point.full_batch for point in points] == [False] * 4 + [True] * 4
-    for point in points:
-        noise = point.noise_per_batch * point.batch
-        same = plan_at(noise, clients_per_round=point.batch, rounds=point.rounds)
-        assert point.epsilon == pytest.approx(guarantee_of(same, 1e-5).epsilon, rel=2e-3)
-    assert points[0].epsilon < points[2].epsilon  # more rounds cost more
-    assert points[3].epsilon < points[2].epsilon  # more noise costs less
-    assert points[6].epsilon < points[2].epsilon  # a larger batch at one noise on the mean, too
-
-
-@pytest.mark.long
-def test_the_figure_of_the_frontier_is_the_same_every_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedemb.privacy.planning.frontier.upper_bound", cache(upper_bound))
-    plan = plan_at(3.5, clients_per_round=1000, rounds=8)
-    first, again = (draw_frontier(plan, 1e-5, 1.0, tmp_path / name) for name in "ab")
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert first["prices"] == again["prices"]
-    words = (tmp_path / "a").read_text()
-    for axis in ("rounds", "batch", "noise on the mean / clip", "epsilon"):
-        assert f">{axis}<" in words
-
-
-def test_full_batch_pays_where_no_smaller_one_has_nearly_its_noise():
-    def at(batch, noise_per_batch, rounds=10):
-        return FrontierPoint(
-            batch=batch,
-            rounds=rounds,
-            noise_multiplier=noise_per_batch * batch,
-            noise_per_batch=noise_per_batch,
-            epochs=1.0,
-            full_batch=batch == 1000,
-        )
-
-    flat = [at(100, 0.03), at(500, 0.0205), at(1000, 0.02)]
-    steep = [at(100, 0.09, 2), at(500, 0.03, 2), at(1000, 0.02, 2)]
-    kept, paid = full_batch_gains(flat + steep)
-    assert (kept["rounds"], kept["smallest_batch"], kept["work"]) == (10, 500, 2.0)
-    assert kept["noise"] == pytest.approx(0.02 / 0.0205)
-    assert (paid["rounds"], paid["smallest_batch"], paid["noise"]) == (2, 1000, 1.0)
-
-
-@pytest.mark.parametrize("kind", ["random_allocation", "least_squares", "covariance"])
-def test_a_frontier_without_a_sampling_probability_is_refused_with_the_reason(kind):
-    numbers = Cohort(
-        population=50_000, users_per_client=1, clients_per_round=4096, rounds=24,
-        noise_multiplier=4.0,
-    )  # fmt: skip
-    plan = MECHANISMS[kind].at(numbers)
-    with pytest.raises(ConfigError, match="sampling probability") as refused:
-        frontier(plan, 1e-5, 3.0)
-    assert plan.kind in str(refused.value)
-
-
-def test_a_simulation_keeps_the_noise_on_the_mean():
-    found = simulation_at(plan_at(8.0), "1/16")
-    assert found["noise_per_batch"] == 8.0 / 4096
-    assert "mechanism.units_per_round=256" in found["settings"]
-    assert "mechanism.noise_multiplier=0.5" in found["settings"]
-    assert json.dumps(found)
-    for bad in ("2", "0", "x", "1/0", "1/100000"):
-        with pytest.raises(ConfigError, match="simulate-at"):
-            simulation_at(plan_at(8.0), bad)

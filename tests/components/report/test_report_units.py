@@ -10,14 +10,14 @@ from fedemb.config import PretrainingConfig, RunConfig
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
+from fedemb.pipelines.cli.planning.plan_text import lines
+from fedemb.pipelines.cli.planning.planned import priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.reports import privacy_report
 from fedemb.reports.privacy_report_words import start_licence
 from fedemb.reports.utility_words import covers
-from fedemb.steps.plan_privacy.explain import explain
-from fedemb.steps.plan_privacy.plan import plan_mechanism, warnings
+from fedemb.steps.plan_privacy.plan import warnings
 from fedemb.steps.release_model.model_card import model_card
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.privacy_worlds import make_plan
@@ -53,11 +53,10 @@ def said(request, tmp_path_factory):
     evidence = read_evidence(config, run.artifacts)
     report = read(run.report, PrivacyReport)
     card = model_card(evidence, report, run.ledger(), (), ("glyphs", "1.0"))
-    plan = plan_mechanism(config)
     return request.param, {
         "page": html.unescape(re.sub(r"<[^>]+>", " ", page)),
         "card": "\n".join(part for part in card.splitlines() if not part.startswith("Audit: ")),
-        "plan": "\n".join(explain(plan, guarantee_of(plan, config.policy.delta), False)),
+        "plan": "\n".join(lines(config, priced(config), None)),
         "warnings": "\n".join(
             text for code, text in warnings(config).items() if code != "delta_above_customary"
         ),
@@ -101,7 +100,7 @@ def test_report_names_what_is_clipped(kind, clipped, grouped):
 
 def test_page_and_card_name_the_unit_in_its_one_sentence(said):
     unit, texts = said
-    for name in ("page", "card", "plan"):
+    for name in ("page", "card"):
         assert UNITS[unit].covered in re.sub(r"\s+", " ", texts[name]), name
 
 

@@ -34,7 +34,6 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
     section = FixedSizeConfig
     proof = "a user is drawn with chance K M / n and changes one group by at most 2C"
     samples_by_index = True
-    compared = True
 
     sampling_probability: Probability
     """Sampling probability of a user in a round: K M / users_lower_bound."""

@@ -36,7 +36,6 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
     section = GroupPoissonGaussianConfig
     relation_name = "REPLACE_ONE"
     proof = "the theorem on sampling whole virtual clients"
-    compared = True
 
     @override
     @classmethod

@@ -111,8 +111,6 @@ class MechanismPlan(MechanismConfig):
     samples_by_index: ClassVar[bool] = False
     """Whether the sampler draws user indices, so that removing a user changes the draws of others;
     the proof then couples the draws on both data sets."""
-    compared: ClassVar[bool] = False
-    """Whether extrapolations compare it with other plans; planning it must be fast."""
 
     virtual_clients: PositiveInt
     """Virtual clients per grouping (G)."""

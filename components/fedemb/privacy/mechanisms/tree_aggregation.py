@@ -27,7 +27,6 @@ class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
     """Tree noise: the noise of the first t rounds is that of the nodes that cover them."""
 
     section = TreeAggregationConfig
-    compared = True
 
     @override
     @classmethod

@@ -1,1 +1,1 @@
-"""Noise for a target epsilon, frontiers and projections."""
+"""Noise for a target epsilon, and projections."""
