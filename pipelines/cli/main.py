@@ -148,17 +148,6 @@ def compile_(
     say(f"wrote {output}, sha256 {file_digest(output)}")
 
 
-@config_app.command(name="schema")
-def config_schema() -> None:
-    """Print the JSON schema of RunConfig.
-
-    Example: fedemb config schema > config.schema.json
-    """
-    from fedemb.config import RunConfig
-
-    say_json(RunConfig.model_json_schema(), sort_keys=True)
-
-
 @config_app.command(name="show")
 def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> None:
     """Print a configuration with all defaults filled in, as YAML.
@@ -176,25 +165,19 @@ def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> 
 @config_app.command(name="describe")
 def config_describe(
     section: Annotated[str | None, typer.Argument(help="Section; default: all.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the JSON schema.")] = False,
 ) -> None:
     """Describe every setting with its unit and range.
 
     Example: fedemb config describe mechanism
     """
+    from fedemb.config import RunConfig
     from fedemb.pipelines.cli.describe_config import describe
 
-    say(*describe(section))
-
-
-@config_app.command(name="presets")
-def config_presets() -> None:
-    """List the presets that ship with the package.
-
-    Example: fedemb config presets
-    """
-    from fedemb.pipelines.run.load_config import preset_names
-
-    say(*preset_names())
+    if json_:
+        say_json(RunConfig.model_json_schema(), sort_keys=True)
+    else:
+        say(*describe(section))
 
 
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ELOOP)

@@ -49,8 +49,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         near = difflib.get_close_matches(str(source), preset_names(), n=1)
         hint = f"Did you mean the preset {near[0]}? " if near else ""
         raise ConfigError(
-            f"Configuration {source} does not exist. {hint}Pass a YAML file, or a preset that "
-            "`fedemb config presets` lists."
+            f"Configuration {source} does not exist. {hint}Pass a YAML file, or one of "
+            f"the presets {', '.join(preset_names())}."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not text"

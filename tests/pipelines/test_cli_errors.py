@@ -85,7 +85,7 @@ def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monk
         raise KeyError("surprise")
 
     monkeypatch.setattr("fedemb.pipelines.run.load_config.preset_names", broken)
-    code, _, error = run(capsys, "config", "presets")
+    code, _, error = run(capsys, "config", "show", "-c", "nothing")
     assert code == 1
     assert "please report" in error
     assert "KeyError: 'surprise'" in error

@@ -93,7 +93,7 @@ def test_mechanism_is_never_the_default():
 
 
 def test_missing_file_names_the_presets():
-    with pytest.raises(ConfigError, match="fedemb config presets"):
+    with pytest.raises(ConfigError, match=r"one of the presets .*cifar10_.*quickstart"):
         load_config("no_such_preset")
 
 
