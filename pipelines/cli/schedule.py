@@ -1,4 +1,4 @@
-"""Commands that talk to a cluster: `fedemb submit` and `fedemb schedule plan|apply|diff`."""
+"""Commands that talk to a cluster: `fedemb submit` and `fedemb schedule plan|apply|config`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedemb.errors import ConfigError, StorageError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
-from fedemb.pipelines.output import say, say_block, say_json
+from fedemb.pipelines.output import say, say_block
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -54,7 +54,14 @@ class ClusterOptions:
 
 @schedule_app.command()
 @grouped
-def plan(*, folder: Folder, cluster: ClusterOptions) -> None:
+def plan(
+    *,
+    folder: Folder,
+    cluster: ClusterOptions,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with code 1 if `apply` would change the cluster.")
+    ] = False,
+) -> None:
     """Print the cost of each schedule, and with --host what `apply` would change.
 
     Example: fedemb schedule plan schedules/
@@ -63,14 +70,17 @@ def plan(*, folder: Folder, cluster: ClusterOptions) -> None:
     from fedemb.pipelines.schedules.load import load_schedules
 
     schedules = load_schedules(folder)
-    if cluster.host is None:
+    if cluster.host is None and not check:
         for item in schedules:
             say(f"{item.schedule.name}: {item.cost}")
         _say_rare(schedules)
         return
     _say_rare(schedules)
     kubeflow = connect(cluster)
-    say(*reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace)))
+    changes = reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace))
+    say(*changes)
+    if check and any(change.action != "keep" for change in changes):
+        raise typer.Exit(1)
 
 
 def _say_rare(schedules: Sequence[Loaded]) -> None:
@@ -129,37 +139,6 @@ def schedule_config(
 
     tree = load_schedule(file).config.model_dump(mode="json")
     say_block(yaml.safe_dump(tree, sort_keys=False))
-
-
-@schedule_app.command()
-@grouped
-def diff(*, folder: Folder, cluster: ClusterOptions) -> None:
-    """Compare the cluster with the folder; exit code 1 if they differ.
-
-    Example: fedemb schedule diff schedules/ --host https://kubeflow.example/pipeline
-    """
-    from fedemb.pipelines.schedules import reconcile
-    from fedemb.pipelines.schedules.load import load_schedules
-
-    kubeflow = connect(cluster)
-    found = load_schedules(folder)
-    changes = reconcile.plan(kubeflow, found, _now(), objects(kubeflow.namespace))
-    differing = [change for change in changes if change.action != "keep"]
-    say(*differing)
-    if differing:
-        raise typer.Exit(1)
-    say(f"no differences in {len(changes)} schedule(s)")
-
-
-@schedule_app.command(name="schema")
-def schema() -> None:
-    """Print the JSON schema of a schedule file.
-
-    Example: fedemb schedule schema > schedule.schema.json
-    """
-    from fedemb.pipelines.schedules.schedule import json_schema
-
-    say_json(json_schema(), sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,5 +118,5 @@ def _scheduled(item: JsonObject) -> ScheduledWorkflow:
         uid=text_at(metadata, "uid"),
         prefix=text_at(metadata, "generateName"),
         version_id=text_at(spec, "pipelineVersionId"),
-        enabled=spec.get("enabled") is not False,
+        enabled=spec.get("enabled") is True,  # Go omits false
     )

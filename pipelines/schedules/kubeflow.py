@@ -155,32 +155,24 @@ class Kubeflow:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
         pipeline = pipeline_of(item.config).name
-        return self._create_recurring_run(
-            self.version(item.package, pipeline, Version.of(item.package, item.config)),
-            schedule.experiment or pipeline,
-            job_name=item.name,
-            description=item.description,
-            cron_expression=schedule.cron,
-            start_time=_rfc3339(start),
-            end_time=_rfc3339(schedule.end),
-            enabled=False,
-            params=item.arguments,
-            pipeline_root=schedule.pipeline_root,
-            service_account=schedule.service_account,
-        )
-
-    def _create_recurring_run(
-        self, reference: VersionReference, experiment: str, **options: object
-    ) -> str:
-        experiment_id = self.experiment(experiment)
+        reference = self.version(item.package, pipeline, Version.of(item.package, item.config))
+        experiment_id = self.experiment(schedule.experiment or pipeline)
         with self._call():
             made = self._client.create_recurring_run(
                 experiment_id=experiment_id,
-                no_catchup=True,
-                max_concurrency=1,
+                job_name=item.name,
+                description=item.description,
                 pipeline_id=reference.pipeline_id,
                 version_id=reference.version_id,
-                **options,
+                params=item.arguments,
+                pipeline_root=schedule.pipeline_root,
+                cron_expression=schedule.cron,
+                start_time=_rfc3339(start),
+                end_time=_rfc3339(schedule.end),
+                no_catchup=True,
+                max_concurrency=1,
+                enabled=False,
+                service_account=schedule.service_account,
             )
         return made.recurring_run_id
 

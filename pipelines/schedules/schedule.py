@@ -11,7 +11,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, Field, PositiveFloat, model_validator
 
 from fedemb.config import Name, Section
-from fedemb.foundation.canonical_json import JsonFields
 from fedemb.pipelines.schedules.cron import YEARS_AHEAD, Cron, first_beyond
 
 MARK = "fedemb/schedule/1"
@@ -134,8 +133,3 @@ class Schedule(Section):
 def as_utc(moment: datetime) -> datetime:
     """A moment in UTC without fractions of a second, as the API keeps it."""
     return moment.astimezone(UTC).replace(microsecond=0)
-
-
-def json_schema() -> JsonFields:
-    """JSON schema of a schedule's file, as in `infra/schedules/schedule.schema.json`."""
-    return Schedule.model_json_schema(by_alias=True)

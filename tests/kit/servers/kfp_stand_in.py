@@ -16,6 +16,7 @@ Workflow or ScheduledWorkflow was created; the list of runs never shows it |
 | a run of a version that another namespace holds | 403 |
 | an argument unknown, missing, or of another type (a struct is an object) | 400 |
 | a recurring run | is enabled, disabled, deleted, never edited; 64-bit numbers are strings |
+| any field that is false, 0, empty text or an empty list | is absent, as Go writes it |
 | a version's tags | 63 characters for a key or a value, else 400 |
 | any list | pages; an empty one has no items at all |
 | `tick`: a recurring run without catch-up that is late | runs the latest missed slot at once |
@@ -61,6 +62,8 @@ ARGO_DEFAULTS = {
     "templateDefaults": {"retryStrategy": {"limit": "2", "retryPolicy": "OnError"}},
 }
 """`workflowDefaults` of the workflow controller, as Kubeflow ships it."""
+KEPT = ("parameters", "pipeline_spec", "data", "labels", "annotations", "tags")
+"""Fields that are maps or free JSON, whose values are written as they are."""
 TYPES = {
     "STRING": str,
     "NUMBER_INTEGER": (int, float),
@@ -283,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
             except Cut:
                 self.close_connection = True
                 return
-        data = json.dumps(value).encode()
+        data = json.dumps(_as_go_writes(value)).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -455,8 +458,6 @@ class _Handler(BaseHTTPRequestHandler):
             }
             made["_name"] = self._scheduled_workflow(made)
             _store(made, "jobs")
-            if not made.get("no_catchup"):
-                made.pop("no_catchup", None)
             there[made["recurring_run_id"]] = made
             return _visible(made)
         if name is not None and name not in there:
@@ -562,6 +563,19 @@ def _with_spec(version: dict) -> dict:
     """A version as it is read alone: with both documents of its package, as JSON."""
     spec, platform = yaml.safe_load_all(version["_content"])
     return _visible(version) | {"pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform}}
+
+
+def _as_go_writes(value: object) -> object:
+    """Leaves out fields with the zero value of their type."""
+    if isinstance(value, list):
+        return [_as_go_writes(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: found if key in KEPT else _as_go_writes(found)
+        for key, found in value.items()
+        if key in KEPT or found not in (None, False, 0, "", [])
+    }
 
 
 def _visible(item: dict) -> dict:
