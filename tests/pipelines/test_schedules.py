@@ -709,3 +709,12 @@ def test_example_works_as_its_first_lines_say(tmp_path, package):
 def test_beam_options_reach_the_step_that_partitions(folder):
     path = change_schedule(folder, "weekly", beam_options=["--runner=DataflowRunner"])
     assert load_schedule(path).arguments["beam_options"] == ["--runner=DataflowRunner"]
+
+
+def test_an_object_without_enabled_is_disabled_as_go_omits_false(kfp, cluster, folder):
+    _apply(kfp, folder)
+    (made,) = kfp.scheduled_workflows.values()
+    for enabled in (True, False):
+        made["spec"]["enabled"] = enabled  # the stand-in omits false
+        (found,) = _objects("team-a").scheduled_workflows()
+        assert found.enabled is enabled
