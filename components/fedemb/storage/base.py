@@ -127,9 +127,9 @@ class Store(ABC):
     def exists(self, name: str) -> bool:
         """Returns whether the object exists."""
 
-    @abstractmethod
     def list(self, prefix: str = "") -> list[str]:
         """Returns all names that start with `prefix`, sorted."""
+        return sorted(entry.name for entry in self.entries(prefix))
 
     @abstractmethod
     def entries(self, prefix: str = "") -> Iterator[Entry]:

@@ -108,10 +108,6 @@ class FencedStore(Store):
         """Returns whether an object exists; see `Store.exists`."""
         return self._store.exists(name)
 
-    def list(self, prefix: str = "") -> list[str]:
-        """Lists names; see `Store.list`."""
-        return self._store.list(prefix)
-
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         """Yields objects; see `Store.entries`."""
         return self._store.entries(prefix)
