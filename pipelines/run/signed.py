@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.model import ModelCard
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.plan_document import read_plan
 from fedemb.documents.privacy_report import PrivacyReport
@@ -102,17 +101,6 @@ def signed_audit(run: RunDirectory) -> Written[AuditReport] | None:
 def signed_utility(run: RunDirectory) -> Written[AnyUtility] | None:
     """The newest utility report of a run, signed by its evaluation; else as `signed_report`."""
     return _signed(run, "utility_report", utility_kind(run.config().task))
-
-
-def signed_model(run: RunDirectory) -> Written[ModelCard] | None:
-    """The card of the run's newest model, signed by its trainer; None without one."""
-    folder = run.output("model")
-    path = folder and folder / "model.json"
-    if path is None or not path.is_file():
-        return None
-    card = read(path, ModelCard)
-    _check_signature(run, card)
-    return _of_this_run(run, card)
 
 
 def signed_verdict(run: RunDirectory) -> Written[VerdictDocument] | None:

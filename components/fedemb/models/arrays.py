@@ -51,11 +51,6 @@ class JaxDevice(Protocol):
         """Platform, such as `cpu` or `gpu`."""
         ...
 
-    @property
-    def device_kind(self) -> str:
-        """Name of the hardware."""
-        ...
-
     def memory_stats(self) -> dict[str, int] | None:
         """Returns memory figures in bytes; None if the device reports none."""
         ...
