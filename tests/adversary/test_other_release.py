@@ -1,14 +1,11 @@
 """An allowed verdict is for one name and version: nothing else is released with it."""
 
-import json
-
 import pytest
 
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import GateDenied
-from fedemb.foundation.document import encode, read
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.foundation.document import read
 
 OTHER = ({"release.version": "2"}, {"release.name": "faces"}, {"release.version": None})
 
@@ -37,15 +34,3 @@ def test_gate_asked_again_wants_a_report_of_the_new_name(run, changes):
     run.do_account()
     run.do_gate()
     run.do_release()
-
-
-def test_verdict_that_names_no_release_publishes_nothing(run):
-    """Of version 1: run gate_release again."""
-    verdict = json.loads(run.verdict.read_text())
-    later = ("name", "version", "checks", "waivers", "approvals", "approvals_needed")
-    for name in (*later, "ledger_sequence", "signature"):
-        del verdict[name]
-    verdict["schema"] = "fedemb/verdict/1"
-    run.verdict.write_bytes(encode(sign_document(verdict, Signer.newest(run.keys, "gate"))))
-    with pytest.raises(GateDenied, match="the verdict does not allow the release"):
-        run.do_release()

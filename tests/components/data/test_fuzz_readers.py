@@ -314,7 +314,6 @@ def archive_of_members(members: list[tuple[str, bytes, bytes]], dialect: int) ->
                 except (ValueError, UnicodeError):  # the dialect cannot hold the name
                     continue
                 wanted += kind != tarfile.DIRTYPE
-                wanted -= kind == tarfile.REGTYPE and name.endswith("/")  # a folder of old
         found = read_and_prepare(path / "t.tar")
         assert (found > 0) == (wanted > 0)
         assert found <= wanted
