@@ -53,11 +53,6 @@ CASES = {
         "Released with a waiver by ada: first release of a new start…",
         0,
     ),
-    "released with a waiver, before verdicts named who": (
-        RunFacts(verdict(waived=["stopped_early"]), released=True),
-        "Released with a waiver by the policy owner: stopped early",
-        0,
-    ),
     "waiting": (
         RunFacts(
             denied(
