@@ -94,7 +94,7 @@ def _read(file: Path) -> _Read:
         schedule = Schedule.model_validate(parse_yaml(text))
     except (ValidationError, NotYaml, UnicodeDecodeError, OSError) as error:
         raise ConfigError(
-            f"schedule {file.name} is wrong: {_first_line(error)}; compare it with "
+            f"schedule {file.name} is wrong: {_first_line(error)}. See "
             "infra/schedules/example/weekly.yaml"
         ) from error
     if schedule.name != file.stem:
