@@ -32,11 +32,11 @@ OPERATIONS = {
     "how_to/rotate_keys.md": "fedemb ledger rotate-keys|fedemb ledger verify",
 }
 """Page -> start of its lines that are run here, in order; its other lines need a run folder."""
-NOT_HERE = {"gcloud", "terraform", "mc"}
+NOT_HERE = {"aws", "gcloud", "terraform", "mc"}
 AT_THE_CONTROL_PLANE = {"kubectl", "cp", "grep"}
 ELSEWHERE = {"doctor": 4, "check-data": 2}
 """Exit codes here: no cluster (tests/cluster has one), and fewer users than the policy needs."""
-SHELL = {"cd", "for", "done", "key=$(openssl", "make", "REGISTRY=registry.example/you"}
+SHELL = {"cd", "for", "done", "key=$(openssl", "make"}
 
 
 def lines_of(text: str) -> list[str]:

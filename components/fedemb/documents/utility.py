@@ -38,10 +38,7 @@ class Recall(Interval):
 
 
 class Retrieved(Part):
-    """Retrieval with each image as a query against all others; shares count queries with a match.
-
-    Until version 2 of the report, `nearest_neighbour` counted identities of one image as errors.
-    """
+    """Retrieval: each image is a query against all others; shares count queries with a match."""
 
     recall_at: dict[Depth, Interval]
     mean_average_precision: Interval

@@ -86,10 +86,7 @@ def guarantee_sentence(guarantee: Guarantee) -> str:
 
 
 def report_sentence(report: PrivacyReport) -> str:
-    """Returns the guarantee of a report as one sentence, with covered and uncovered users.
-
-    A report of version 1 does not contain the number of held-out users.
-    """
+    """Returns the guarantee of a report as one sentence, with covered and uncovered users."""
     unit, share = report.unit.unit, report.unit.held_out_share
     covered = "also covered is" if report.adjacency.covers_change_own_data else "not covered is"
     change, many = UNITS[unit].change, UNITS[unit].many

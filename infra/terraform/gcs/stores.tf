@@ -58,11 +58,6 @@ resource "google_storage_bucket" "ledger" {
 
 # Rollback anchor: markers that the ledger is compared with. It is in a separate project, whose owners
 # cannot restore ledger and keys to an older state.
-moved {
-  from = google_storage_bucket.witness
-  to   = google_storage_bucket.rollback_anchor
-}
-
 resource "google_storage_bucket" "rollback_anchor" {
   count                       = var.rollback_anchor_project == null ? 0 : 1
   project                     = var.rollback_anchor_project
