@@ -107,11 +107,11 @@ def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_
     sign_start(context)
     document = reserve.run(context)
     key = commitment_key(context.keys, config.policy.policy_id)
-    assert document["input"] == fingerprint_input(join(uri, "in"), key, "monday")
+    assert document["body"]["input"] == fingerprint_input(join(uri, "in"), key, "monday")
     record = open_store(tmp_path / "ledger").read("default/00000001.json").decode()
     (entry, _) = store.entries("in/")
     assert entry.version not in record  # keyed, or it would tell which of two data sets it was
-    assert json.loads(record)["body"]["input"] == document["input"]
+    assert json.loads(record)["body"]["input"] == document["body"]["input"]
     if change == "replaced":  # one user's pixels, every size the same
         changed = bytearray(rows)
         changed[len(rows) // 2] ^= 1

@@ -60,7 +60,7 @@ def _reserve(root: Path, config: RunConfig, run_id: str) -> dict[str, Any]:
     context = _context(root, config, run_id)
     plan.run(context)
     sign_start(context)
-    return reserve.run(context)
+    return reserve.run(context)["body"]
 
 
 def test_commitment_to_the_input_does_not_tell_whether_data_changed_between_runs(tmp_path):
