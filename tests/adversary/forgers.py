@@ -199,7 +199,8 @@ def _twice(data):
 
 
 def _crlf(data):
-    return data.replace(b"\n", b"\r\n")
+    """Other line ends; a record of the ledger is one line and gets one more."""
+    return data.replace(b"\n", b"\r\n") if b"\n" in data else data.replace(b",", b",\r\n", 1)
 
 
 def _tail(data):
