@@ -32,7 +32,7 @@ LAYOUT = {
     tokenize.ENCODING,
     tokenize.ENDMARKER,
 }
-"""Tokens that are no code."""
+"""Tokens that are not code."""
 
 
 def code_lines(source: bytes) -> int:

@@ -18,7 +18,7 @@ def _config(*overrides: str):
 
 
 def _at(root: str, **moved: str):
-    """A configuration whose stores lie below one root, but for the keys."""
+    """A configuration with all stores except the keys in one root."""
     names = {"public_root": "public", "private_root": "private"}
     names |= {name: name for name in ("ledger", "releases")}
     places = {name: f"{root}/{part}" for name, part in names.items()} | moved

@@ -209,10 +209,9 @@ ELSEWHERE = {
     r"--reason is empty": "pipelines/test_cli_ledger_write.py",
     r"Run X exists\. Resume|--from X|Unknown step --from|--set changes X|a release does not change"
     r"|run the step again with --from": "pipelines/test_resume.py",
-    r"has no meaning for|is for X, not for X|Pass another --mechanism|of a frontier|--simulate-at"
-    r"|or another --mechanism": "pipelines/test_pipelines_cli_plan.py",
+    r"has no meaning for|is for X, not for X|or pass another --mechanism": "pipelines/test_pipelines_cli_plan.py",
     r"below --min-remaining": "pipelines/test_cli_ledger.py",
-    r"No target\. Pass --cluster|No Kubeflow API host|No image for|profile pins packages"
+    r"No Kubeflow API host|No image for|profile pins packages"
     r"|Package X is the pipeline|earlier submission|earlier run|cannot be resumed from"
     r"|Resume the run without --from|public root of the run|Approve by report file": "cluster",
 }
@@ -312,6 +311,12 @@ def test_every_error_that_names_an_option_is_tried():
         if not any(re.search(pattern, text) for pattern in patterns)
     }
     assert not missing
+
+
+def test_no_pattern_is_left_over():
+    texts = naming_options().values()
+    patterns = [*WRONG, *(part for pattern in ELSEWHERE for part in pattern.split("|"))]
+    assert not [part for part in patterns if not any(re.search(part, text) for text in texts)]
 
 
 def test_places_where_other_remedies_are_applied_exist():

@@ -48,7 +48,8 @@ def verified_copy(source: Path, commitment: FolderCommitment) -> Iterator[Verifi
     """Yields a copy of a folder in a temporary folder that only this user can open.
 
     The digest is computed from the bytes that are written to the copy. Changing, replacing or
-    renaming the folder afterwards changes nothing that a step reads.
+    renaming the folder afterwards changes nothing that a step reads. A killed process leaves the
+    copy behind, see docs/how_to/delete_a_user.md.
 
     Raises:
       PlanMismatch: the folder has other or additional content.
