@@ -17,7 +17,6 @@ import numpy as np
 from markupsafe import Markup
 
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
-from fedemb.data.formats.exports import folders_of_no_users
 from fedemb.data.hashing import LEAST_CLASSES
 from fedemb.data.photos import MAX_BYTES, MAX_TEXT_BYTES
 from fedemb.data.source_parts import csv_image_root
@@ -110,7 +109,6 @@ def check(
         page=join(root, PAGE),
         problems=tuple(_problems(config, census, fraction)),
         warnings=(
-            *_folders(config.data.source),
             *folded_ids(census),
             *examples(census),
             *looked_for(census, config.data.source),
@@ -293,14 +291,6 @@ def folded_ids(census: Census) -> list[str]:
     if not count:
         return []
     return [f"{count:,} records have a user id written as a decimal (1.0); it counts as 1."]
-
-
-def _folders(source: SourceConfig) -> list[str]:
-    """Warning about folders that are known not to be users; empty: none found."""
-    if source.file_format != "image_folder" or source.columns.user_id is None:
-        return []
-    said = folders_of_no_users(open_store(source.uri).list())
-    return [said] if said else []
 
 
 def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:

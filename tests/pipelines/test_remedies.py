@@ -209,7 +209,9 @@ ELSEWHERE = {
     r"--reason is empty": "pipelines/test_cli_ledger_write.py",
     r"Run X exists\. Resume|--from X|Unknown step --from|--set changes X|a release does not change"
     r"|run the step again with --from": "pipelines/test_resume.py",
-    r"has no meaning for|is for X, not for X|or pass another --mechanism": "pipelines/test_pipelines_cli_plan.py",
+    r"has no meaning for|is for X, not for X|or pass another --mechanism": (
+        "pipelines/test_pipelines_cli_plan.py"
+    ),
     r"below --min-remaining": "pipelines/test_cli_ledger.py",
     r"No Kubeflow API host|No image for|profile pins packages"
     r"|Package X is the pipeline|earlier submission|earlier run|cannot be resumed from"

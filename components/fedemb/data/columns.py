@@ -11,7 +11,6 @@ from typing import Any
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.formats.csv_files import csv_columns
-from fedemb.data.formats.exports import has_classes, refuse_other_format
 from fedemb.data.formats.image_files import KNOWN_ENDINGS, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part, check_columns, path_values
@@ -77,7 +76,10 @@ def guess_source(
         columns = tree["columns"]
     elif kind == "image_folder":
         tree["format"] = kind
-        columns["label"] = "label" if has_classes(_names_in_folder(uri)) else None
+        names = names_in_folder(uri)
+        _check_no_table(uri, names)
+        depths = {name.count("/") for name in names if not is_side_file(name)}
+        columns["label"] = "label" if depths == {2} else None  # user/class/photo.jpg
     elif kind == "webdataset":
         files = find_files(uri, kind)
         names = _webdataset_names(files[0], uri, owned=named.get("user_id") != NO_OWNER)
@@ -124,17 +126,22 @@ def _with_named(
     return found | ({"user_id": None} if found.get("user_id") == NO_OWNER else {})
 
 
-def _names_in_folder(uri: str) -> list[str]:
-    """Returns the names of the files of a folder of users; raises as `guess_source`."""
-    refuse_other_format(uri)
+def names_in_folder(uri: str) -> list[str]:
+    """Returns the names of the files of a folder of photos.
+
+    Raises:
+      InputError: no such folder, or a file of an unknown format.
+      StorageError: the folder cannot be read.
+    """
     store = open_store(uri)
     if store.local_root is not None and not store.local_root.is_dir():
         if store.local_root.exists():
-            raise InputError(f"The format of {uri} is unknown. Pass --format, or convert the file.")
+            raise InputError(
+                f"The format of {uri} is unknown. Pass a folder of photos, Parquet, CSV, TFRecord "
+                "or tar files; pass --format if their names do not show it."
+            )
         raise InputError(f"No folder at {uri}. Pass a file or folder of photos.")
-    names = store.list()
-    _check_no_table(uri, names)
-    return names
+    return store.list()
 
 
 def format_of_files(uri: str) -> str | None:

@@ -147,7 +147,10 @@ def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
     if store.local_root is not None and not store.local_root.is_dir():
         raise InputError(f"No folder at {source.uri}. Check data.source.uri and data.source.format")
     if next(_folders(store), None) is None:
-        raise InputError(f"{source.uri} holds no folder per user; check data.source.uri and format")
+        raise InputError(
+            f"{source.uri} has no folder per user. Put the photos into one folder per person, or "
+            "pass a table (CSV or Parquet) with the columns image and user_id."
+        )
     return [Part(store.uri, "")]
 
 

@@ -9,9 +9,8 @@ from itertools import islice
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
-from fedemb.data.columns import format_of_files, guess_image_column
+from fedemb.data.columns import format_of_files, guess_image_column, names_in_folder
 from fedemb.data.formats.bad_records import BadRecord
-from fedemb.data.formats.exports import refuse_no_photos, refuse_other_format
 from fedemb.data.formats.image_files import ImageFiles, is_side_file
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part
@@ -64,9 +63,7 @@ class PhotoSource:
                 "Pass the folder of the photos."
             )
         if kind == "image_folder":
-            refuse_other_format(self.uri)
-            files = open_store(self.uri).list()
-            refuse_no_photos(self.uri, files)
+            files = names_in_folder(self.uri)
             names = iter(sorted(name for name in files if not is_side_file(name)))
             while batch := tuple(islice(names, FILES_PER_UNIT)):
                 yield Unit(batch)

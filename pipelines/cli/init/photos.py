@@ -9,7 +9,6 @@ from pathlib import Path
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import ENDINGS, Columns
 from fedemb.data.columns import guess_source
-from fedemb.data.formats.exports import refuse_folders_of_no_users
 from fedemb.data.formats.image_files import is_side_file
 from fedemb.data.sources import find_parts, split_part
 from fedemb.errors import ConfigError, InputError
@@ -27,7 +26,6 @@ from fedemb.steps.partition_users.check import (
     inexact_ids,
     looked_for,
 )
-from fedemb.storage import open_store
 
 _SIZES = (28, 32, 48, 64)
 """Image sizes of the model to choose from; the largest that most photos have is chosen."""
@@ -106,8 +104,6 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
     uri = absolute(options.data)
     root = absolute(options.image_root) if options.image_root else None
     source = guess_source(uri, named, options.format_, root)
-    if source.file_format == "image_folder" and not classify and options.format_ is None:
-        refuse_folders_of_no_users(uri, open_store(uri).list())
     if source.columns.user_id is None and not classify:
         raise ConfigError(
             "--column is user_id=none, and embeddings need the owner of each image. Pass --task "
