@@ -14,7 +14,7 @@ import pytest
 
 from fedemb.config import SourceConfig
 from fedemb.data.columns import guess_source
-from fedemb.data.formats import tar_files, webdataset_files
+from fedemb.data.formats import webdataset_files
 from fedemb.data.formats.bad_records import BadRecord
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.photos import BadImageError, PhotoReader
@@ -314,9 +314,8 @@ def test_shard_cut_anywhere_is_refused(tmp_path, mode):
     [
         (lambda data: data + data, "data after its end"),
         (lambda data: b"\xff" + data[1:], "cut or damaged"),
-        (lambda data: b"BZh9" + data, "compressed with bzip2"),
-        (lambda data: b"PK\x03\x04" + data, "compressed with zip"),
-        (lambda data: b"\x28\xb5\x2f\xfd" + data, "compressed with zstd"),
+        (lambda data: b"BZh9" + data, "cut or damaged"),
+        (lambda data: b"PK\x03\x04" + data, "cut or damaged"),
         (lambda _: b"", "cut or damaged"),
     ],
 )
@@ -330,7 +329,7 @@ def test_file_that_is_not_one_whole_archive_is_refused(tmp_path, change, says):
 @pytest.mark.parametrize(("more", "is_read"), [(-100, True), (1, False)])
 def test_extended_header_above_our_limit_is_refused(tmp_path, more, is_read):
     info = tarfile.TarInfo("0.png")
-    info.size, info.pax_headers = 1, {"comment": "x" * (tar_files.LARGEST_HEADER + more)}
+    info.size, info.pax_headers = 1, {"comment": "x" * (webdataset_files.LARGEST_HEADER + more)}
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(info, io.BytesIO(b"x"))
     if is_read:
