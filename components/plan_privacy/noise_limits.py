@@ -36,21 +36,13 @@ WEIGHTS: Mapping[str, float] = {
     "lenet": 3.2e5,
     "mobilenet_small": 1.2e5,
     "mobilenetv2": 2.3e6,
-    "nf_resnet50": 2.4e7,
-    "resnet14": 1.8e5,
-    "resnet14_ws": 1.8e5,
-    "resnet18_gn": 1.1e7,
-    "resnet50": 2.4e7,
-    "resnet50_ws": 2.4e7,
     "resnet8": 8.2e4,
     "resnet8_s2": 1.6e5,
     "resnet8_wide": 1.9e6,
     "resnet8_ws": 8.2e4,
-    "scatter_cnn": 2.4e5,
     "tanh_cnn": 4.2e5,
     "tiny": 3.5e4,
     "wrn_16_4": 2.8e6,
-    "wrn_40_4": 9.0e6,
 }
 """Trainable weights of a backbone for 32 pixels, two digits. The square root enters the noise, so
 other sizes of image change the comparison little."""

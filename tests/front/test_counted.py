@@ -1,8 +1,6 @@
 """How many files of the product it takes to add something: one, and a line where it is listed."""
 
 import re
-import sys
-import textwrap
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +13,6 @@ import fedemb
 from fedemb.config import RunConfig, ServerConfig, TrainingConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.section import Probability
-from fedemb.models import backbones
-from fedemb.models.backbones import registry
 from fedemb.pipelines.cli import describe_config
 from fedemb.pipelines.run import load_config
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -26,42 +22,30 @@ from tests.kit import privacy_worlds
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 TOY = '''
-from fedemb.models.backbones.blocks import embedding, layers
-from fedemb.models.backbones.registry import backbone
+import keras
 
 
-@backbone("toy")
-def toy(x, model):
+def build(model):
     """One dense layer."""
-    return embedding(layers().Flatten(name="flatten")(x), model)
+    images = keras.Input((model.image_size, model.image_size, model.channels))
+    flat = keras.layers.Flatten()(images)
+    return keras.Model(images, keras.layers.Dense(model.embedding_dim)(flat), name="toy")
 '''
 
 
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """A module laid beside those of the backbones, and nothing else."""
-    (tmp_path / "toy.py").write_text(textwrap.dedent(TOY))
-    monkeypatch.setattr(backbones, "__path__", [*backbones.__path__, str(tmp_path)])
-    registry.backbones.cache_clear()
-    yield
-    registry.backbones.cache_clear()
-    registry._FOUND.pop("toy", None)
-    sys.modules.pop("fedemb.models.backbones.toy", None)
-
-
-def test_a_backbone_is_one_module(toy):
+def test_a_backbone_is_one_function(tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)
     people = np.arange(40) // 2
     simulation = fedemb.Simulation(
-        model=fedemb.ModelConfig(backbone="toy", image_size=8, embedding_dim=4),
+        model=fedemb.ModelConfig(backbone="toy:build", image_size=8, embedding_dim=4),
         mechanism=fedemb.NotPrivateConfig(kind="not_private", rounds=1, sampling_probability=1.0),
         virtual_clients=2,
     )
     result = simulation.train(images, people, people)
     assert result.model.name == "toy"
     assert result.embed(images).shape == (40, 4)
-    with pytest.raises(ConfigError, match="tiny, toy"):  # it is in the list of the others
-        fedemb.build_backbone(fedemb.ModelConfig(backbone="tow"), seed=0)
 
 
 def test_a_setting_is_one_field(monkeypatch):

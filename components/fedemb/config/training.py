@@ -25,8 +25,8 @@ class ModelConfig(Section):
     """Backbone and its input images."""
 
     backbone: str = "resnet8"
-    """Name of a backbone in `embedding/backbones/`, or `module:function` for a custom backbone.
-    Join several with a plus to concatenate their features: `scatter_linear+resnet8`."""
+    """Name of a network (docs/explanation/method.md), or `module:function` for a network of your
+    own. Join several with a plus to concatenate their features: `scatter_linear+resnet8`."""
     embedding_dim: Annotated[int, Field(ge=2, le=65536)] = 128
     """Length of the embedding, 2 to 65536."""
     projection: bool = True
@@ -40,9 +40,6 @@ class ModelConfig(Section):
     norm_groups: NonNegativeInt | None = None
     """Number of groups of each normalisation layer; 0: no normalisation; null: the value of the
     backbone's authors."""
-    weight_standardization: Literal["none", "plain", "gain"] | None = None
-    """Weight standardization. `plain`: kernels with mean 0 and norm 1 per channel; `gain`: the same
-    times a trained gain; null: the value of the backbone's authors."""
     whitened_directions: Annotated[int, Field(ge=0, le=4096)] = 0
     """Scattering networks, `resnet8_wide` and `pretraining.kind: import`: number of leading feature
     directions that are scaled to the size of the next direction. The constants come from public or
@@ -77,8 +74,6 @@ class ModelConfig(Section):
     divisor that corrects for the planned noise, which needs no data."""
     head_init: Literal["zeros", "glorot"] = "zeros"
     """Initial weights of the output layer of a classifier."""
-    scale_norm: bool = False
-    """Additional normalisation after each residual sum (ScaleNorm, arXiv 2203.00324)."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
     """Image height and width in pixels, 8 to 1024."""
     channels: Literal[1, 3] = 1

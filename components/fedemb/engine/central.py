@@ -26,7 +26,7 @@ from fedemb.engine.clients.client_draws import glorot_head
 from fedemb.engine.gradient_sums import gradients_summed_in_order
 from fedemb.models.arrays import Model, TfTensor
 from fedemb.models.backbones import with_bfloat16
-from fedemb.models.losses import build_loss, contrastive_loss, penalized
+from fedemb.models.losses import build_loss, contrastive_loss
 from fedemb.models.preprocessing import preprocess
 
 _LOG = logging.getLogger(__name__)
@@ -155,7 +155,6 @@ class _PooledTraining:
             value = self._loss_of(
                 lambda batch: _embed(self._trained, current, batch), extras, images, labels, seeds
             )
-            value = penalized(value, self._backbone.trainable_variables, current)
         with gradients_summed_in_order():
             gradients = tape.gradient(
                 value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO

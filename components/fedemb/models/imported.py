@@ -18,8 +18,9 @@ from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import strict_json
 from fedemb.models.arrays import Model
-from fedemb.models.backbones import backbones, blocks, build_backbone
+from fedemb.models.backbones import blocks, build_backbone
 from fedemb.models.backbones.build import check_backbone, reinitialize
+from fedemb.models.backbones.networks import NETWORKS
 from fedemb.models.classifier import HEAD, without_head
 from fedemb.models.imported_pixels import rescaled, told_pixels
 from fedemb.models.keras_backend import all_layers
@@ -312,7 +313,7 @@ def _check_mirrored(backbone: Model, path: Path, model: ModelConfig) -> None:
     if not (found or model.mirrored):
         return
     names = [name.strip() for name in model.backbone.split("+")]
-    ours = all(name in backbones() for name in names)
+    ours = all(name in NETWORKS for name in names)
     if not ours and not found:
         return  # `features_of` adds the mirror image
     if found != (_mirrors(build_backbone(model, 0)) if ours else Counter()):

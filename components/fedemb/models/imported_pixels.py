@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json, JsonObject
+from fedemb.models.backbones.networks import NETWORKS
 from fedemb.models.keras_backend import keras_layers, keras_ops
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def _takes_bytes(settings: JsonObject) -> bool:
 
 
 def _by_name(name: str, inputs: list[Json]) -> tuple[str, str] | None:
-    from fedemb.models.backbones import backbones
-
-    if inputs == ["images"] and name in backbones():
+    if inputs == ["images"] and name in NETWORKS:
         return "-1..1", f"{name} of this package"
     for pattern, pixels in _BY_NAME.items():
         if re.fullmatch(pattern, name):

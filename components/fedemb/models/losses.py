@@ -10,7 +10,6 @@ arXiv 1801.07698; CosFace, arXiv 1801.09414; batch-hard triplet, arXiv 1703.0773
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol
@@ -18,7 +17,7 @@ from typing import Generic, Protocol
 from jaxtyping import Float32, Int32
 
 from fedemb.config import LossConfig
-from fedemb.models.arrays import AnyTensor, Part, Variable
+from fedemb.models.arrays import AnyTensor, Part
 from fedemb.models.keras_backend import keras_ops
 
 NEVER = -1e30
@@ -206,18 +205,6 @@ def contrastive_loss(
     logits = _products(views, views) / temperature - 1e9 * ops.eye(2 * count)
     partner = ops.concatenate([ops.arange(count, 2 * count), ops.arange(count)], axis=0)
     return cross_entropy(logits, partner)
-
-
-def penalized(
-    loss: AnyTensor, variables: Sequence[Variable], weights: Sequence[AnyTensor]
-) -> AnyTensor:
-    """Adds the weight decay of the layers: `variables[i].regularizer` of `weights[i]`."""
-    terms = [
-        variable.regularizer(weight)
-        for variable, weight in zip(variables, weights, strict=True)
-        if variable.regularizer is not None
-    ]
-    return sum(terms, loss)
 
 
 def build_loss(config: LossConfig) -> Loss:

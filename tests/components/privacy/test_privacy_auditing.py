@@ -363,18 +363,13 @@ def _saved(folder, name, **fields):
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "standardised"),
-    [
-        ("resnet8", {}, False),
-        ("resnet8_ws", {}, True),
-        ("resnet8", {"weight_standardization": "gain"}, True),
-    ],
+    ("name", "standardised"), [("resnet8", False), ("resnet8_ws", True), ("wrn_16_4", True)]
 )
 def test_where_the_start_computes_with_other_kernels_no_floor_is_asked_and_said(
-    tmp_path, name, fields, standardised
+    tmp_path, name, standardised
 ):
     """The page takes its text from the function the gate asks."""
-    start, _ = _saved(tmp_path, name, **fields)
+    start, _ = _saved(tmp_path, name)
     reason = why_no_floor(embeddings(), make_plan(), start)
     assert (reason is not None and "standardise" in reason) == standardised
     assert (noise_floor(embeddings(), make_plan(), start) is None) == standardised

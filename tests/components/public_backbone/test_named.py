@@ -162,9 +162,9 @@ def test_unknown_name_lists_near_names(tmp_path):
 
 
 def test_names_differ_from_the_networks_of_this_package():
-    from fedemb.models.backbones import backbones
+    from fedemb.models.backbones.networks import NETWORKS
 
-    assert not named_backbones().keys() & backbones().keys()
+    assert not named_backbones().keys() & NETWORKS.keys()
 
 
 @pytest.mark.parametrize("pixels", [IMAGENET, Pixels((127.0,) * 3, (128.0,) * 3)])

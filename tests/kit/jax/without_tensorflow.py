@@ -55,11 +55,12 @@ def main(folder):
     import fedemb.training.attempt
     import fedemb.training.trainer  # noqa: F401
     from fedemb.config import ModelConfig
-    from fedemb.models.backbones import backbones, build_backbone
+    from fedemb.models.backbones import build_backbone
+    from fedemb.models.backbones.networks import NETWORKS
     from fedemb.models.inference import embed
     from fedemb.models.loading import load_backbone
 
-    for name in {build: name for name, build in backbones().items()}.values():
+    for name in NETWORKS:
         model = ModelConfig(backbone=name, image_size=32, channels=3, projection=True)
         build_backbone(model, 0)
         print("built", name, flush=True)  # noqa: T201

@@ -24,7 +24,7 @@ from fedemb.engine.clients.client_draws import LocalData
 from fedemb.engine.clients.heads import prototype_head
 from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
 from fedemb.models.arrays import TfTensor, TfVariable
-from fedemb.models.losses import build_loss, penalized
+from fedemb.models.losses import build_loss
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -195,7 +195,6 @@ class _LocalSteps:
             tape.watch(learners)
             embeddings = self._objective.embeddings(weights, batch)
             loss = self._loss(embeddings, head, rows)
-            loss = penalized(loss, self._objective.variables, weights)
         gradients = tape.gradient(
             loss, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )

@@ -21,7 +21,7 @@ from fedemb.engine.clients.client_draws import copies
 from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
 from fedemb.engine.jax.processor_forms import for_processor
 from fedemb.engine.jax.rounds import on_each_device
-from fedemb.models.losses import Real, build_loss, penalized, unit_rows
+from fedemb.models.losses import Real, build_loss, unit_rows
 
 if TYPE_CHECKING:
     import jax
@@ -106,8 +106,7 @@ class _LocalSteps:
         """Returns the loss of a padded batch; `real` selects its examples."""
         *weights, head = learners
         embeddings = for_processor(self._objective.embeddings)(weights, images)
-        loss = self._loss(embeddings, head, rows, Real(real, self._classes))
-        return penalized(loss, self._objective.variables, weights)
+        return self._loss(embeddings, head, rows, Real(real, self._classes))
 
     def _batch(self, index: jax.Array, epoch: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns augmented images of a step, their rows of the head, and which are not padding."""

@@ -1,25 +1,11 @@
-"""Building blocks of backbones: convolutions, normalisation, the last layer."""
+"""Building blocks of backbones: normalisation and the last layer."""
 
 from __future__ import annotations
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import LayerMaker, Node
+from fedemb.models.arrays import Node
 from fedemb.models.keras_backend import keras_layers as layers
-from fedemb.models.standardized import gain_convolution, standardized_convolution
-
-
-def convolution(model: ModelConfig, default: str = "none") -> LayerMaker:
-    """Returns the convolution layer: plain, with standardised weights, or also with a gain.
-
-    Args:
-      model: model configuration; `weight_standardization` selects the layer.
-      default: the backbone's choice if the configuration sets none.
-    """
-    kind = model.weight_standardization or default
-    if kind == "gain":
-        return gain_convolution()
-    return standardized_convolution() if kind == "plain" else layers().Conv2D
 
 
 def group_norm(
@@ -49,25 +35,16 @@ def group_norm(
     return layers().GroupNormalization(groups=wanted, epsilon=epsilon, name=name, **options)(x)
 
 
-def joined(branch: Node, shortcut: Node, model: ModelConfig, name: str, groups: int) -> Node:
-    """Returns branch plus shortcut, normalised again with `scale_norm` (arXiv 2203.00324)."""
-    x = layers().Add(name=f"{name}_add")([branch, shortcut])
-    return group_norm(x, model, f"{name}_scale_norm", groups) if model.scale_norm else x
-
-
-def embedding(x: Node, model: ModelConfig, **options: object) -> Node:
+def embedding(x: Node, model: ModelConfig) -> Node:
     """Returns the projection: one or two dense layers, or none if the features are the embedding.
 
     Args:
       x: `[batch, features]`.
       model: model configuration with `projection`, `projection_units` and `embedding_dim`.
-      options: options of the last layer.
     """
     if not model.projection:
         return x
     if model.projection_units:
         x = layers().Dense(model.projection_units, activation="relu", name="embedding_hidden")(x)
-    dense = layers().Dense(
-        model.embedding_dim, name="embedding", use_bias=model.projection_bias, **options
-    )
-    return dense(x)
+    bias = model.projection_bias
+    return layers().Dense(model.embedding_dim, name="embedding", use_bias=bias)(x)

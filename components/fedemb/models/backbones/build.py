@@ -10,7 +10,7 @@ from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
 from fedemb.models.arrays import Layer, Model, Node
 from fedemb.models.backbones.channel_norm import channel_group_norm
-from fedemb.models.backbones.registry import backbones, mirroring
+from fedemb.models.backbones.networks import MIRRORING, NETWORKS
 from fedemb.models.classifier import with_head
 from fedemb.models.keras_backend import all_layers, input_node
 
@@ -51,23 +51,23 @@ def _one(model: ModelConfig, seed: int) -> Model:
         except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"model.backbone={model.backbone} cannot be imported ({error}); name an importable "
-                "module:function, or one of " + ", ".join(backbones())
+                "module:function, or one of " + ", ".join(NETWORKS)
             ) from error
-    elif model.backbone in backbones():
-        if model.mirrored and model.backbone not in mirroring():
+    elif model.backbone in NETWORKS:
+        if model.mirrored and model.backbone not in MIRRORING:
             raise ConfigError(
                 f"model.mirrored: {model.backbone} has no mirrored features; set it to false, or "
-                f"take {', '.join(mirroring())}"
+                f"take {', '.join(MIRRORING)}"
             )
         inputs = input_node((model.image_size, model.image_size, model.channels), "images")
-        outputs = backbones()[model.backbone](inputs, model)
+        outputs = NETWORKS[model.backbone](inputs, model)
         backbone = keras.Model(inputs, outputs, name=model.backbone)
         for part in _models_in(backbone):
             reinitialize(part, seed)
     else:
         raise ConfigError(
             f"model.backbone={model.backbone} is not known; take one of "
-            f"{', '.join(backbones())}, or module:function of your own"
+            f"{', '.join(NETWORKS)}, or module:function of your own"
         )
     reinitialize(backbone, seed)
     return backbone

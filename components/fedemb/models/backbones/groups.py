@@ -19,12 +19,8 @@ def _block(path: str) -> str:
     return path.split("/", 1)[0].split("_", 1)[0]
 
 
-def _frozen_convolution(name: str, path: str) -> bool:
-    if not path.endswith("kernel") or "conv" not in path:
-        return False
-    if name.startswith("resnet50"):  # the paper freezes only the convolutions of stages 3 and 4
-        return path.startswith(("stage3", "stage4"))
-    return True
+def _is_convolution(path: str) -> bool:
+    return path.endswith("kernel") and "conv" in path
 
 
 def cut(model: Model, group: str) -> tuple[Model, Model]:
@@ -64,8 +60,7 @@ def trainable_variables(backbone: Model, group: str = "all") -> Sequence[Variabl
       group: `all`; `head`: only the head of a classifier; `norm_only`: scales and offsets of
           normalisation layers; `last_block`: the last block of layers and the dense layer;
           `projection`: the dense layers that make an embedding of features; `conv_frozen`: all
-          except convolution kernels (ResNet-50: except those of stages 3 and 4;
-          docs/explanation/method.md#algorithm); `first_blocks_frozen`: all except the stem and the
+          except convolution kernels; `first_blocks_frozen`: all except the stem and the
           first block or stage of blocks (arXiv 2201.12328).
 
     Raises:
@@ -82,7 +77,7 @@ def trainable_variables(backbone: Model, group: str = "all") -> Sequence[Variabl
         "norm_only": _is_norm,
         "last_block": lambda path: path.startswith(_PROJECTION) or _block(path) == blocks[-1],
         "projection": lambda path: path.startswith(_PROJECTION),
-        "conv_frozen": lambda path: not _frozen_convolution(backbone.name, path),
+        "conv_frozen": lambda path: not _is_convolution(path),
         "first_blocks_frozen": lambda path: _block(path) not in first,
     }[group]
     found = [v for v in variables if v.path.startswith(f"{HEAD}/") or chosen(v.path)]
