@@ -22,9 +22,9 @@ from fedemb.models.backbones import blocks, build_backbone
 from fedemb.models.backbones.build import check_backbone, reinitialize
 from fedemb.models.backbones.networks import NETWORKS
 from fedemb.models.classifier import HEAD, without_head
-from fedemb.models.imported_pixels import rescaled, told_pixels
 from fedemb.models.keras_backend import all_layers
 from fedemb.models.loading import load_model, require_finite
+from fedemb.models.pixel_formats import rescaled, told_pixels
 from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_features import changes_features, features_of, tapped
 from fedemb.models.whitened import whitened_layer
@@ -71,9 +71,7 @@ ALLOWED_LAYERS = frozenset(
         "UnitNormalization",
         "Whitened",
         "ZeroPadding2D",
-        "fedemb>CustomScaleLayer",
         "fedemb>GainConv2D",
-        "fedemb>LayerScale",
         "fedemb>MirrorImage",
         "fedemb>Scattering",
         "fedemb>StandardizedConv2D",

@@ -6,6 +6,7 @@ import io
 import json
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +17,6 @@ from fedemb.foundation.files import write_bytes
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import check_backbone
 from fedemb.models.mirror_image import mirror_layer
-from fedemb.models.scaled import scaled_layers
 from fedemb.models.scattering import scattering_layer
 from fedemb.models.standardized import gain_convolution, standardized_convolution
 from fedemb.models.whitened import whitened_layer
@@ -58,9 +58,7 @@ def load_model(path: Path) -> Model:
     for layer in _LAYERS:
         layer()
     try:
-        model = keras.saving.load_model(
-            path, custom_objects=scaled_layers(), compile=False, safe_mode=True
-        )
+        model = keras.saving.load_model(path, compile=False, safe_mode=True)
         return cast("Model", model)  # a `.keras` file holds a model
     except Exception as error:  # Keras raises many types for a broken file
         raise ArtifactError(
@@ -77,18 +75,27 @@ def save_backbone(backbone: Model, path: Path) -> str:
     Raises:
       StorageError: the file cannot be written; no partial file is left.
     """
+    return write_members(path, saved_members(backbone))
+
+
+def saved_members(backbone: Model) -> dict[str, bytes]:
+    """Returns the members of a `.keras` file by name, without Keras's date of saving."""
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, "backbone.keras")
         backbone.save(saved)
-        packed = io.BytesIO()
-        with zipfile.ZipFile(saved) as source, zipfile.ZipFile(packed, "w") as target:
-            for name in sorted(source.namelist()):
-                data = source.read(name)
-                if name == "metadata.json":
-                    metadata = json.loads(data)
-                    metadata.pop("date_saved", None)
-                    data = json.dumps(metadata, sort_keys=True).encode()
-                target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+        with zipfile.ZipFile(saved) as source:
+            members = {name: source.read(name) for name in source.namelist()}
+    metadata = json.loads(members["metadata.json"])
+    metadata.pop("date_saved", None)
+    return {**members, "metadata.json": json.dumps(metadata, sort_keys=True).encode()}
+
+
+def write_members(path: Path, members: Mapping[str, bytes]) -> str:
+    """Writes a `.keras` file and returns its SHA-256; the same members give the same bytes."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as target:
+        for name, data in sorted(members.items()):
+            target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
     write_bytes(path, packed.getvalue())
     return sha256_hex(packed.getvalue())
 

@@ -16,9 +16,9 @@ from jaxtyping import UInt8
 
 from fedemb.config import PretrainingConfig
 from fedemb.errors import ConfigError
-from fedemb.models.imported_pixels import rescaled
 from fedemb.models.keras_backend import input_node
 from fedemb.models.loading import load_model
+from fedemb.models.pixel_formats import rescaled
 from fedemb.models.preprocessing import preprocess
 
 IMAGES = 128

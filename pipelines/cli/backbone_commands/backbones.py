@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +15,6 @@ from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.output import say, say_block, say_json
 
 backbone_app = typer.Typer(help="Get and inspect public backbones.", no_args_is_help=True)
-
-OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Backbone file to write.")]
 
 
 @backbone_app.command(name="list")
@@ -46,7 +43,7 @@ def list_backbones(json_: JsonOption = False) -> None:
 @backbone_app.command()
 def get(
     name: Annotated[str, typer.Argument(help="Name in `fedemb backbone list`.")],
-    output: OutputOption,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Backbone file to write.")],
     size: Annotated[
         int | None,
         typer.Option(
@@ -69,54 +66,11 @@ def get(
     require_output(output)
     with quiet():
         card = write_named(name, output, size, weights)
-    _say_written(output, card.image_size, card.features)
-
-
-@backbone_app.command()
-def convert(
-    file: Annotated[Path, typer.Argument(help=".keras file.")],
-    output: OutputOption,
-    pixels: Annotated[
-        str | None,
-        typer.Option(
-            help="Pixel values of the training: -1..1, 0..1, 0..255, imagenet or caffe; default: "
-            "as the file states."
-        ),
-    ] = None,
-    licence: Annotated[
-        str | None, typer.Option(help="Licence of the weights; default: as the file states.")
-    ] = None,
-    provenance: Annotated[
-        str | None, typer.Option(help="Origin of weights and training images, in one line.")
-    ] = None,
-) -> None:
-    """Convert a Keras network to a backbone file, with batch normalisation folded.
-
-    Example: fedemb backbone convert net.keras -o folded.keras --pixels imagenet
-    """
-    from fedemb.config import PretrainingConfig
-    from fedemb.models.public_backbone.card import read_card
-    from fedemb.models.public_backbone.keras_network import of_file, write_built
-
-    require_output(output)
-    with quiet():
-        built, card = of_file(file, pixels), read_card(file)
-        stated = card or PretrainingConfig()
-        fields = {
-            "name": _name(file),
-            "architecture": card.architecture if card else built.network.name,
-            "licence": licence or stated.licence,
-            "provenance": provenance or stated.provenance,
-        }
-        written = write_built(built, output, fields)
-    _say_written(output, written.image_size, written.features)
-    if written.licence == PretrainingConfig().licence:
-        say("warning: the licence is unknown. Pass --licence and --provenance")
-
-
-def _name(file: Path) -> str:
-    """Returns the name of a file as a name of a backbone."""
-    return re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower())[:60].strip("._-") or "converted"
+    size = card.image_size
+    say(
+        f"wrote {output}: {size} x {size} pixels to {card.features:,} features",
+        f"next: fedemb init --data PHOTOS --public {output}",
+    )
 
 
 @backbone_app.command()
@@ -132,8 +86,8 @@ def show(
     card = read_card(file)
     if card is None:
         raise InputError(
-            f"{file} has no card: it was not written by `fedemb backbone`. Write it again with "
-            f"`fedemb backbone convert {file} -o NEW.keras`"
+            f"{file} has no card: it was not written by `fedemb backbone get`. Pass it to `fedemb "
+            "init --public` with --pixels."
         )
     if json_:
         say_json(card.content())
@@ -156,10 +110,3 @@ def show(
     if card.licence_text:
         say("", "licence text:")
         say_block(card.licence_text)
-
-
-def _say_written(output: Path, size: int, features: int) -> None:
-    say(
-        f"wrote {output}: {size} x {size} pixels to {features:,} features",
-        f"next: fedemb init --data PHOTOS --public {output}",
-    )

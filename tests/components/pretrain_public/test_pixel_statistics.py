@@ -12,7 +12,7 @@ from fedemb.config import ModelConfig, PretrainingConfig, PublicStart, SourceCon
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
-from fedemb.models.imported_pixels import rescaled
+from fedemb.models.pixel_formats import rescaled
 from fedemb.models.pixel_statistics import check_pixels, format_distances
 from fedemb.models.preprocessing import preprocess
 from fedemb.steps.pretrain_public.pretrain import run

