@@ -85,7 +85,6 @@ def run(context: StepContext) -> JsonObject:
         "users_at_most": config.audit.max_users,
         "bootstrap_samples": config.audit.bootstrap_samples,
         "mechanism": model.model_dump(mode="json")["mechanism_audit"],
-        "independence": model.model_dump(mode="json")["independence"],
     }
     private = AuditReport.of_fields({**fields, "figures": "open", "measured": figures})
     closed = AuditReport.of_fields({**fields, "figures": "private", "measured": None})

@@ -64,12 +64,10 @@ if TYPE_CHECKING:
     from fedemb.pipelines.run.load_config import load_config as load_config
     from fedemb.privacy.accounting.accounting import price as price
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee as PrivacyGuarantee
-    from fedemb.privacy.mechanisms.blt import BltConfig as BltConfig
     from fedemb.privacy.mechanisms.capped_image_poisson import (
         CappedImagePoissonConfig as CappedImagePoissonConfig,
     )
     from fedemb.privacy.mechanisms.covariance import CovarianceConfig as CovarianceConfig
-    from fedemb.privacy.mechanisms.fixed_size import FixedSizeConfig as FixedSizeConfig
     from fedemb.privacy.mechanisms.group_poisson_gaussian import (
         GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
     )
@@ -79,13 +77,9 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.poisson_gaussian import (
         PoissonGaussianConfig as PoissonGaussianConfig,
     )
-    from fedemb.privacy.mechanisms.random_allocation import (
-        RandomAllocationConfig as RandomAllocationConfig,
-    )
     from fedemb.privacy.mechanisms.tree_aggregation import (
         TreeAggregationConfig as TreeAggregationConfig,
     )
-    from fedemb.privacy.mechanisms.user_poisson import UserPoissonConfig as UserPoissonConfig
     from fedemb.privacy.planning.plan import epsilon as epsilon
     from fedemb.privacy.planning.plan import guarantee as guarantee
     from fedemb.privacy.planning.plan import plan as plan
@@ -116,18 +110,14 @@ _NAMES = {
     "pipelines.run.load_config": "load_config",
     "privacy.accounting.accounting": "price",
     "privacy.accounting.guarantee": "PrivacyGuarantee",
-    "privacy.mechanisms.blt": "BltConfig",
     "privacy.mechanisms.capped_image_poisson": "CappedImagePoissonConfig",
-    "privacy.mechanisms.fixed_size": "FixedSizeConfig",
     "privacy.mechanisms.group_poisson_gaussian": "GroupPoissonGaussianConfig",
     "privacy.mechanisms.covariance": "CovarianceConfig",
     "privacy.mechanisms.least_squares": "LeastSquaresConfig",
     "privacy.mechanisms.mechanism": "MechanismPlan",
     "privacy.mechanisms.not_private": "NotPrivateConfig",
     "privacy.mechanisms.poisson_gaussian": "PoissonGaussianConfig",
-    "privacy.mechanisms.random_allocation": "RandomAllocationConfig",
     "privacy.mechanisms.tree_aggregation": "TreeAggregationConfig",
-    "privacy.mechanisms.user_poisson": "UserPoissonConfig",
     "privacy.planning.plan": "epsilon guarantee plan",
     "privacy.queries": "Mechanism build_mechanism",
     "privacy.queries.dp_query": "ClippedSumQuery",

@@ -54,7 +54,7 @@ def rows(seeds: int = 1) -> list[Row]:
 def _samplers() -> Iterator[Row]:
     """Ten epochs of ten rounds; the noise of a round against what each order of batches costs."""
     for noise in (1.2, 1.5, 2.0, 3.0, 4.0):
-        for name in ("poisson", "allocation", "shuffled"):
+        for name in ("poisson", "shuffled"):
             yield Row("samplers", name, noise, {"epochs": 10, "rounds_per_epoch": 10})
 
 

@@ -42,7 +42,6 @@ from fedemb.models.inference import classify
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.whitened import fit_constants
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.accounting.events import RandomAllocationDpEvent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.calibration import with_target_epsilon
@@ -217,7 +216,6 @@ def _price(row: Row, data: Data) -> dict[str, Any]:
         "poisson": dpe.SelfComposedDpEvent(
             dpe.PoissonSampledDpEvent(1 / steps, gaussian), epochs * steps
         ),
-        "allocation": dpe.SelfComposedDpEvent(RandomAllocationDpEvent(steps, gaussian), epochs),
         # Which batch a unit is in may be known, so a pass is one round on all of them.
         "shuffled": dpe.GaussianDpEvent(row.at / math.sqrt(epochs)),
     }[row.name]

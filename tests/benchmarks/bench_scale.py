@@ -91,17 +91,6 @@ def correlated(rounds: int) -> Callable[[], object]:
     return lambda: guarantee_of(plan(section, virtual_clients=10_000), 1e-8)
 
 
-def audit(rounds: int) -> Callable[[], object]:
-    """Compares noise and coins of all rounds after a run."""
-    from fedemb.engine.audit.attempt_keys import AttemptKeys
-    from fedemb.engine.audit.independence import independence
-
-    planned = _sampled(rounds)
-    tags = [number.to_bytes(32, "big") for number in range(rounds)]
-    keys = AttemptKeys(KEY, "run", 0, "0" * 64)
-    return lambda: independence(planned, keys, tags, 128_000)
-
-
 def round_log(rounds: int) -> Callable[[], object]:
     """Reads the public lines of a run, as accounting, gate and verification do."""
     from fedemb.documents.evidence import read_rounds, write_rounds
@@ -169,7 +158,6 @@ PARTS = {
     "coins": Part((100_000, 1_000_000, 10_000_000), "virtual clients", coins),
     "accounting": Part((1000, 10_000, 100_000), "rounds", accounting),
     "correlated": Part((1000, 4000, 16_000), "rounds", correlated),
-    "audit": Part((1000, 10_000, 100_000), "rounds", audit),
     "records": Part((1000, 4000, 10_000), "rounds", records),
     "round_log": Part((1000, 10_000, 100_000), "rounds", round_log),
     "evaluation": Part((4000, 16_000, 64_000), "images", evaluation),

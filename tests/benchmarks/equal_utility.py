@@ -2,7 +2,7 @@
 
 The table of docs/privacy/accounting.md#equal-utility.
 
-    python -m tests.benchmarks.equal_utility      four populations, four mechanisms, two minutes
+    python -m tests.benchmarks.equal_utility      four populations, three mechanisms
 
 T = 1000 rounds, delta = n^-1.1; noise as independent noise of multiplier 2 would leave it in the
 running sums, in root mean square over rounds. Every cell is priced twice: as the product does, and
@@ -11,9 +11,7 @@ prints:
 
 * losses on a grid of 1e-3 (the product's is 1e-4; both are pessimistic, so the finer is the truer),
 * as many trees, and participations of a user, as epochs of `users // users_per_round` rounds fit
-  in, rounded up: 53 at n = 1e4, where turns of 19.53 rounds give no one more than 52,
-* a second BLT buffer only where it lowers the squared error by more than 2 % (the product's default
-  is 2 buffers, which is never worse).
+  in, rounded up: 53 at n = 1e4, where turns of 19.53 rounds give no one more than 52.
 
 A cell fails if the table's figure does not come out at its settings, or if ours is more than 0.5 %
 off and none of these, nor the table's two printed digits, explains it.
@@ -21,42 +19,31 @@ off and none of these, nor the table's two printed digits, explains it.
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import dp_accounting as dpa
-from absl import logging
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from dp_accounting import pld
 
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms import tree_sensitivity
-from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
-from fedemb.privacy.mechanisms.round_robin import even_round_robin
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
-from fedemb.privacy.mechanisms.user_poisson import UserPoisson
-from fedemb.privacy.randomness import toeplitz
+from fedemb.privacy.mechanisms.mechanism import Cohort
+from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation, even_round_robin
 
-BltParameters = tuple[tuple[float, ...], tuple[float, ...]]
-"""Decays and scales."""
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16
 TOLERANCE = 0.005
 PUBLISHED = {
-    10_000: (32, "7.18", "10.47", "48.6", "9.46"),
-    100_000: (128, "2.85", "4.29", "13.9", "4.37"),
-    1_000_000: (512, "1.19", "1.87", "9.70", "2.35"),
-    10_000_000: (2048, "0.505", "0.91", "4.56", "1.46"),
+    10_000: (32, "7.18", "10.47", "48.6"),
+    100_000: (128, "2.85", "4.29", "13.9"),
+    1_000_000: (512, "1.19", "1.87", "9.70"),
+    10_000_000: (2048, "0.505", "0.91", "4.56"),
 }
-"""Users: clients per round, then epsilon of the four mechanisms as the table prints it."""
+"""Users: clients per round, then epsilon of the three mechanisms as the table prints it."""
 COARSE_GRID = 1e-3
-WORTH_A_BUFFER = 1.02
-"""Squared error / squared error with one buffer more, from which the table took that buffer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +91,8 @@ def _rounds_to(value: float, printed: str) -> bool:
 
 
 def cells(users: int) -> Iterator[Cell]:
-    """The four figures of one population."""
-    clients, group, doubled, ftrl, banded = PUBLISHED[users]
+    """The three figures of one population."""
+    clients, group, doubled, ftrl = PUBLISHED[users]
     delta = float(users**-1.1)
     cohort = Cohort(
         population=users,
@@ -115,22 +102,20 @@ def cells(users: int) -> Iterator[Cell]:
         rounds=ROUNDS,
     )
     base = GroupPoissonGaussian.at(cohort)
-    for name, kind, published in (
-        ("group-Poisson", GroupPoissonGaussian, group),
-        ("user-Poisson 2C", UserPoisson, doubled),
+    for name, event, relation, published in (
+        ("group-Poisson", base.event(), base.relation, group),
+        ("user-Poisson 2C", base.conservative_event(), Relation.ADD_OR_REMOVE_ONE, doubled),
     ):
-        plan = kind.at(cohort)
-        ours = price(
-            plan.event(), plan.relation, delta, runs=0
-        ).epsilon  # as the table: ideal noise
+        ours = price(event, relation, delta, runs=0).epsilon  # as the table: ideal noise
+        fine = on_grid(event, relation, delta, 1e-5)
         far = abs(ours / float(published) - 1) > TOLERANCE
         yield Cell(
             users=users,
             mechanism=name,
             ours=ours,
             published=published,
-            at_settings=on_grid(plan, delta, COARSE_GRID),
-            setting=f"grid 1e-3; 1e-5 gives {on_grid(plan, delta, 1e-5):.4f}" if far else "",
+            at_settings=on_grid(event, relation, delta, COARSE_GRID),
+            setting=f"grid 1e-3; 1e-5 gives {fine:.4f}" if far else "",
         )
     separation, most = even_round_robin(base.virtual_clients, clients, ROUNDS)
     epochs = math.ceil(ROUNDS / separation)
@@ -148,23 +133,11 @@ def cells(users: int) -> Iterator[Cell]:
         at_settings=restarted(tree.noise_multiplier, separation, epochs, delta),
         setting=fewer if epochs != most else "",
     )
-    two = parameters(separation, most, 2)
-    theirs, better = frugal(base, clients, separation, epochs)
-    differs = [fewer] if epochs != most else []
-    differs += ["1 buffer, where two are better"] if better else []
-    yield Cell(
-        users=users,
-        mechanism="BLT, 2C",
-        ours=exact(base, two, clients, separation, most, delta),
-        published=banded,
-        at_settings=exact(base, theirs, clients, separation, epochs, delta),
-        setting="; ".join(differs),
-    )
 
 
-def on_grid(plan: MechanismPlan, delta: float, grid: float) -> float:
+def on_grid(event: dpe.DpEvent, relation: Relation, delta: float, grid: float) -> float:
     """Epsilon of a sampled mechanism on a grid of losses; pessimistic on any."""
-    return pld.PLDAccountant(plan.relation, grid).compose(plan.event()).get_epsilon(delta)
+    return pld.PLDAccountant(relation, grid).compose(event).get_epsilon(delta)
 
 
 def restarted(noise: float, leaves: int, trees: int, delta: float) -> float:
@@ -174,63 +147,8 @@ def restarted(noise: float, leaves: int, trees: int, delta: float) -> float:
     return price(event, Relation.REPLACE_SPECIAL, delta, "rdp", runs=0).epsilon
 
 
-@functools.cache
-def parameters(separation: int, most: int, buffers: int) -> BltParameters:
-    """BLT noise of least mean error, by jax-privacy."""
-    logging.set_verbosity(logging.ERROR)  # It warns where a buffer is left unused.
-    return toeplitz.optimise(ROUNDS, separation, most, buffers)
-
-
-def frugal(
-    base: MechanismPlan, clients: int, separation: int, most: int
-) -> tuple[BltParameters, bool]:
-    """One buffer, or two where they are worth it; and whether two would have been better."""
-    one, two = (parameters(separation, most, buffers) for buffers in (1, 2))
-    errors = []
-    for chosen in (one, two):
-        plan = _blt_plan(base, chosen, clients, separation, most)
-        errors.append(plan.prefix_variance() * plan.sensitivity_over(ROUNDS) ** 2)
-    if errors[0] > WORTH_A_BUFFER * errors[1]:
-        return two, False
-    return one, errors[0] > 1.001 * errors[1]
-
-
-def exact(  # noqa: PLR0917 - the numbers of one cell
-    base: MechanismPlan,
-    chosen: BltParameters,
-    clients: int,
-    separation: int,
-    most: int,
-    delta: float,
-) -> float:
-    """Exact epsilon of one Gaussian mechanism at twice the clip."""
-    plan = _blt_plan(base, chosen, clients, separation, most).at_equal_utility(NOISE)
-    gaussian = plan.event()
-    assert isinstance(gaussian, dpe.GaussianDpEvent)
-    return dpa.get_epsilon_gaussian(gaussian.noise_multiplier, delta)
-
-
-def _blt_plan(
-    base: MechanismPlan, chosen: BltParameters, clients: int, separation: int, most: int
-) -> Blt:
-    column = toeplitz.coefficients(*chosen, ROUNDS)
-    return Blt(
-        rounds=ROUNDS,
-        noise_multiplier=NOISE,
-        virtual_clients=base.virtual_clients,
-        groupings=1,
-        clients_per_round=clients,
-        min_separation=separation,
-        max_participations=most,
-        buffers=len(chosen[0]),
-        blt_decay=chosen[0],
-        blt_scale=chosen[1],
-        matrix_sensitivity=toeplitz.sensitivity(column, separation, most),
-    )
-
-
 def table() -> Iterator[Cell]:
-    """All sixteen figures."""
+    """All twelve figures."""
     for users in PUBLISHED:
         yield from cells(users)
 

@@ -21,8 +21,8 @@ FORMER = {
     "look": "evaluation",
     "looks": "evaluations",
     "normaliser": "normalizer",
-    "turn": "fencing token, or round_robin",
-    "turns": "fencing token, or round_robin",
+    "turn": "fencing token",
+    "turns": "fencing token",
     "forgotten": "deleted",
     "people": "users",
 }

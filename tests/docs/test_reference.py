@@ -39,7 +39,7 @@ def test_every_setting_is_in_the_reference_with_its_default(made):
     assert "| `training.server.learning_rate` | number, > 0" in page
     assert (
         "| `mechanism.rounds` | integer, > 0 | required |"
-        in page.partition("### mechanism.kind: blt")[2]
+        in page.partition("### mechanism.kind: tree_aggregation")[2]
     )
 
 

@@ -30,7 +30,7 @@ def test_import_brings_nothing_along():
 def test_plans_and_prices_without_tensorflow():
     script = (
         "import sys, fedemb\n"
-        "mechanism = fedemb.UserPoissonConfig(kind='user_poisson', rounds=2, clients_per_round=4,\n"
+        "mechanism = fedemb.GroupPoissonGaussianConfig(rounds=2,\n"
         "    noise_multiplier=1.0, sampling_probability=0.1)\n"
         "assert fedemb.epsilon(fedemb.plan(mechanism, virtual_clients=40), delta=1e-4) > 0\n"
         "fedemb.Simulation\n"

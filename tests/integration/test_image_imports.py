@@ -13,10 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ROOT / "components"
 OURS = ("fedemb",)
-NOT_IN_LIGHT = {
-    "jax": "blt.optimise: only plan_privacy asks for it, in the image cpu",
-    "jax_privacy": "the same",
-}
+NOT_IN_LIGHT = {}
 NOT_IN_TRAINER = {
     "tensorflow": "training.backend: tensorflow, which such an image refuses by name",
     "tensorflow_privacy": "the same",

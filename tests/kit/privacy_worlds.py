@@ -3,14 +3,11 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 
-from fedemb.config import AdaptiveClipConfig
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.randomness import toeplitz
 
 ROOT = bytes(range(32))
 COHORT = Cohort(
@@ -21,15 +18,8 @@ COHORT = Cohort(
     rounds=20,
     virtual_clients=40,
 )
-_FOUR_OF_FIVE = replace(COHORT, clients_per_round=4, users_per_client=5)
-_EIGHT_IN_TURN = replace(COHORT, clients_per_round=8)
-OTHER_COHORTS = {
-    **dict.fromkeys(("user_poisson", "fixed_size"), _FOUR_OF_FIVE),
-    **dict.fromkeys(("tree_aggregation", "blt"), _EIGHT_IN_TURN),
-}
+OTHER_COHORTS = {"tree_aggregation": replace(COHORT, clients_per_round=8)}
 """Where tests count on other numbers; a new mechanism needs no line here."""
-BLT_NOISE = (0.9, 0.5), (0.3, 0.2)
-"""Decays and scales: to find the best ones takes seconds for each plan."""
 
 
 class World:
@@ -62,14 +52,8 @@ def make_plan(kind: str = "group_poisson_gaussian", **changes) -> MechanismPlan:
     # Not validated: a test may need to see the plan refuse what it changed.
     own = {name: value for name, value in fields.items() if name in mechanism.section.model_fields}
     section = mechanism.section.model_construct(**own)
-    with mock.patch.object(toeplitz, "optimise", return_value=BLT_NOISE):
-        derived = mechanism.derived(section, replace(cohort.numbers, virtual_clients=groups))
+    derived = mechanism.derived(section, replace(cohort.numbers, virtual_clients=groups))
     return mechanism(**{"groupings": 1, **derived, **fields})
-
-
-def adaptive(**changes) -> AdaptiveClipConfig:
-    fields = {"target_quantile": 0.5, "learning_rate": 0.2, "count_noise_multiplier": 2.0}
-    return AdaptiveClipConfig(**(fields | changes))
 
 
 KINDS = tuple(MECHANISMS)

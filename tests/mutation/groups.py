@@ -25,7 +25,7 @@ class Group(NamedTuple):
 
 
 _LEDGER = ("components/ledger", "components/reserve_budget", "components/private_inputs")
-_AUDIT = ("components/privacy/test_privacy_auditing.py", "components/privacy/test_independence.py")
+_AUDIT = ("components/privacy/test_privacy_auditing.py", "statistical/test_independence.py")
 _ROUNDS = (
     *("rounds", "unit_gradient", "head_gradient", "kernel_gradients", "least_squares_head"),
     "covariance_projection",

@@ -40,7 +40,7 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
         (("backbone", "get", "zzz", "-o", "FOLDER/b.keras"), 2, "'zzz' does not exist"),
         (("config", "show", "-c", "FOLDER/binary.yaml"), 2, "not text"),
         (("plan", "-c", "quickstart", "--noise-multiplier", "3"), 2, "--noise-multiplier and"),
-        (("plan", "-c", "quickstart", "--mechanism", "blt", "--rounds", "9"), 2, "exclude"),
+        (("plan", "-c", "quickstart", "--mechanism", "covariance", "--rounds", "9"), 2, "exclude"),
         (("plan", *NUMBERS, "--noise-multiplier", "1", "--set", "a=b"), 2, "--config"),
         (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "--images-per-u"),
         (("make-data", "FOLDER", "--users", "300", "--image-size", "0"), 2, "--image-size"),

@@ -63,14 +63,6 @@ BAD = {
         ["model.trainable=head", f"{UNIT}.views=2"],
         "computes the features of an image once",
     ),
-    "a clip that follows records of one length": (
-        [f"{UNIT}.automatic_clip=0.01", "mechanism.adaptive_clip={count_noise_multiplier: 10}"],
-        "Set mechanism.adaptive_clip: null",
-    ),
-    "a moving clip in closed form": (
-        ["model.trainable=head", "mechanism.adaptive_clip={count_noise_multiplier: 10}"],
-        "Set mechanism.adaptive_clip: null",
-    ),
     "a cap below one run": (
         ["policy.epsilon_cap=0.01"],
         "above policy.epsilon_cap=0.01",

@@ -159,19 +159,6 @@ def test_coins_of_different_rounds_and_clients_are_independent():
     assert np.abs(lagged).max() < 6 / math.sqrt(4000)
 
 
-def test_users_of_user_poisson_are_sampled_and_placed_evenly():
-    """Chance and group of each user, chi-square at 1e-4."""
-    plan = make_plan("user_poisson", rounds=1500)
-    sampler, world = plan.sampler(ROOT), World(range(60), 40)
-    counts, places = np.zeros(60), np.zeros(4)
-    for r in range(1500):
-        for client in sampler.sample(r, world):
-            counts[client.users] += 1
-            places[client.group] += len(client.users)
-    assert dispersion_p_value(counts, 1500, 0.25) > 1e-4
-    assert chisquare(places).pvalue > 1e-4
-
-
 def _unevenness(low, high):
     """Root mean square of one over how many float64 normals are in each cell between the two."""
     ends = np.sort(np.abs(np.stack([low, high])), axis=0).view(np.int64)

@@ -61,7 +61,7 @@ def test_a_shuffled_run_may_claim_less_than_the_two_secret_orders():
     for row in rows():
         if row.part == "samplers" and row.at == 2.0:
             found[row.name] = train.run_row(row, None)["value"]
-    assert found["allocation"] <= 1.01 * found["poisson"] < found["shuffled"]
+    assert found["poisson"] < found["shuffled"]
 
 
 @pytest.mark.long

@@ -259,14 +259,6 @@ class RunConfig(Section):
                 " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
             )
 
-        adaptive = getattr(self.mechanism, "adaptive_clip", None) is not None
-        if adaptive and (self.model.trainable == "head" or unit.automatic_clip is not None):
-            raise ValueError(
-                "mechanism.adaptive_clip needs gradients of different norms, and "
-                "model.trainable=head and training.unit_gradient.automatic_clip set the "
-                "norms. Set mechanism.adaptive_clip: null."
-            )
-
     def _check_held_out_classes(self) -> None:
         evaluation = self.partition.evaluation
         listed = evaluation.classes if isinstance(evaluation, EvaluationByHash) else ()

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from fedemb.config.policy import Unit
 from fedemb.documents.fields import Count, Interval, Name, Rate, Sha
-from fedemb.documents.mechanism_audit import Independence, MechanismAudit
+from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.foundation.document import Document, Part
 
 MOST_ALARMS = 7
@@ -110,5 +110,3 @@ class AuditReport(Document):
     """Figures; None: private, too few users on one side, or model outputs that are not finite."""
     mechanism: MechanismAudit | None
     """Audit of the mechanism by the trainer; None at level `monitoring`."""
-    independence: Independence | None
-    """The trainer's comparison of noise and coins of the rounds."""

@@ -114,24 +114,6 @@ class LowerBounds(Part):
     """Mahloujifar, Melis, Chaudhuri (arXiv 2410.22235)."""
 
 
-class Independence(Part):
-    """Comparison of noise and coins between rounds, quantities, units, runs and keys."""
-
-    rounds: Count
-    """Number of rounds whose noise was compared."""
-    failed: list[Code]
-    """Failed checks; see docs/privacy/audit.md#independence."""
-
-    def problem(self, rounds: int) -> str | None:
-        """Returns why noise and coins of `rounds` rounds are not independent; None: they are."""
-        if self.rounds == rounds and not self.failed:
-            return None
-        return (
-            f"the noise of {self.rounds} of {rounds} rounds was compared; what is not independent: "
-            f"{', '.join(self.failed) or 'unknown'}"
-        )
-
-
 class MechanismAudit(Part):
     """Evidence that the priced mechanism is the one that ran."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedemb.documents.fields import AnyJson, Count, Name, Sha, Share, Tensor
-from fedemb.documents.mechanism_audit import Independence, MechanismAudit
+from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.foundation.document import Document, Part
 
 
@@ -61,8 +61,6 @@ class ModelCard(Document):
     tensors: list[Tensor]
     mechanism_audit: MechanismAudit | None
     """Audit of the mechanism; None: the run has no noise, or the trainer has not audited it yet."""
-    independence: Independence | None
-    """Comparison of noise and coins; None: as above."""
 
 
 class Average(Part):

@@ -27,7 +27,7 @@ from fedemb.documents.fields import (
     Share,
     Time,
 )
-from fedemb.documents.mechanism_audit import Independence, MechanismAudit
+from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.documents.users import Commitments
 from fedemb.documents.utility import Recall, SpaceId
 from fedemb.foundation.document import Document, Part
@@ -76,7 +76,6 @@ class Clip(Part):
 
     kind: Literal["global_l2_per_virtual_client", "global_l2_per_unit", "global_l2_per_image"]
     l2_norm_clip: float
-    adaptive: AnyJson | None
 
 
 class Noise(Part):
@@ -102,7 +101,6 @@ class Matrix(Part):
     sensitivity: float | None
     min_separation: Count | None
     max_participations: Count | None
-    buffers: Count | None
     restart_every: Count | None
 
 
@@ -208,7 +206,6 @@ class Audited(Part):
     figures: Literal["open", "private"]
     lower_bound: float | None
     mechanism: MechanismAudit | None
-    independence: Independence | None
     self_test: SelfTest
 
 

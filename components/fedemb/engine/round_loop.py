@@ -62,7 +62,7 @@ def run_rounds(
         used. None keeps no record.
     """
     for index in range(state.rounds, mechanism.plan.rounds):
-        clip, start = mechanism.l2_norm_clip, time.perf_counter()
+        clip, start = mechanism.plan.l2_norm_clip, time.perf_counter()
         sums = function.run(state.weights, feed.next_round(), mechanism.sample_params())
         trained = time.perf_counter()
         output = mechanism.aggregate(index, sums.sample_state)

@@ -95,7 +95,7 @@ def server_step(
       mean: float32 `[dim]`, mean of trained minus broadcast weights, or of downhill gradients;
         weights move along it.
       rounds: planned rounds, for the schedule.
-      l2_norm_clip: first clip of the plan, for `rescale_to_unit_norm`.
+      l2_norm_clip: clip of the plan, for `rescale_to_unit_norm`.
       sizes: weights of each tensor, for LAMB; all are one tensor by default.
     """
     rate = np.float32(learning_rate(config, state.rounds, rounds))

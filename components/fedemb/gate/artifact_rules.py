@@ -177,17 +177,6 @@ def _mechanism_evidence(case: Case) -> Iterator[Reason]:
             "mechanism",
             "train with this version, or create a policy with audit_level: monitoring",
         )
-    compared = audit.independence
-    if audit.mechanism is not None and compared is None:
-        yield Reason(
-            "independence_missing",
-            "the trainer did not compare the noise and the coins of the rounds",
-            "train with this version",
-        )
-    if compared is not None and (problem := compared.problem(case.plan.rounds)):
-        yield Reason(
-            "independence_failed", problem, "do not release; the priced mechanism did not run"
-        )
     if audit.mechanism is not None:
         for code, words in audit.mechanism.failed(case.plan).items():
             yield Reason(code, words, "do not release; the priced mechanism did not run")
@@ -199,7 +188,6 @@ def _audited_run(case: Case) -> Iterator[Reason]:
     for name, found, wanted in (
         ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
         ("mechanism", audit.mechanism, model.mechanism_audit),
-        ("independence", audit.independence, model.independence),
         ("attack", audit.attack, attack_on(config.task)),
         ("unit", audit.unit, config.policy.unit),
         ("model_sha", audit.model_sha, model.weights_sha),

@@ -78,8 +78,6 @@ WHEN: Mapping[str, When] = {
     "fold_differs": "later",
     "replay_differs": "later",
     "canaries_off": "later",
-    "independence_missing": "later",
-    "independence_failed": "later",
     "evidence_unreadable": "later",
     "below_noise_floor": "later",
     "noise_floor_unknown": "refused",

@@ -113,7 +113,7 @@ class Spent:
 def lowered(event: DpEvent, rounds: int, charged: int) -> DpEvent:
     """Returns the event of the rounds that were started, if the run composes equal rounds.
 
-    A mechanism whose whole run is one event (tree, BLT) stays charged in full.
+    A mechanism whose whole run is one event (a tree) stays charged in full.
     """
     if charged >= rounds:
         return event

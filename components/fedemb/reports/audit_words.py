@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedemb.config.policy import Unit
 from fedemb.documents.audit import AuditReport, finding
-from fedemb.documents.mechanism_audit import Independence, MechanismAudit
+from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.privacy.accounting.units import count_of
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports.formats import figure
@@ -20,9 +20,7 @@ LIMITATIONS = (
 )
 
 
-def mechanism_sentences(
-    audit: MechanismAudit, independence: Independence | None, unit: Unit
-) -> list[str]:
+def mechanism_sentences(audit: MechanismAudit, unit: Unit) -> list[str]:
     """Returns the evidence that the accounted mechanism ran: a short sentence for each check."""
     receipts, canaries, bounds = audit.receipts, audit.canaries, audit.lower_bounds
     whole = not receipts.failed and receipts.together
@@ -33,12 +31,6 @@ def mechanism_sentences(
         f"The replay of {count_of(audit.replay.rounds, 'round')} without one of their {unit}s "
         f"{'gave the expected sums' if not audit.replay.failed else 'FAILED'}.",
     ]
-    if independence is not None:
-        failed = independence.failed
-        found.append(
-            f"Noise and coins {'depend' if failed else 'do not depend'} on each other between "
-            f"rounds, units and runs{': ' + ', '.join(failed) if failed else ''}."
-        )
     if canaries is not None:
         chance = canaries.sampling_probability
         taken = "" if chance is None else f", sampling probability {chance:.3g}"
@@ -75,7 +67,7 @@ def audit_sentence(report: AuditReport) -> str:
     """Returns short sentences: each check of the mechanism, then the attack."""
     found = attack_sentences(report)
     if report.mechanism is not None:
-        found = mechanism_sentences(report.mechanism, report.independence, report.unit) + found
+        found = mechanism_sentences(report.mechanism, report.unit) + found
     return " ".join(found)
 
 

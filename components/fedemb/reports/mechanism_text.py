@@ -10,19 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Never, TypeVar, cast
 
-from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
 from fedemb.privacy.mechanisms.covariance import Covariance
-from fedemb.privacy.mechanisms.fixed_size import FixedSize
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.grouped_users import GroupedUsers
 from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
-from fedemb.privacy.mechanisms.random_allocation import RandomAllocation
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
-from fedemb.privacy.mechanisms.user_poisson import UserPoisson
 
 P_contra = TypeVar("P_contra", bound=MechanismPlan, contravariant=True)
 
@@ -51,13 +46,6 @@ def _units(plan: PoissonGaussian) -> str:
     )
 
 
-def _drawn_users(plan: GroupedUsers) -> str:
-    return (
-        f"{plan.clients_per_round:.4g} virtual clients a round, of users drawn with probability "
-        f"{plan.sampling_probability:.4g}"
-    )
-
-
 TEXTS: dict[str, MechanismText[Never]] = {
     "group_poisson_gaussian": MechanismText[GroupPoissonGaussian](
         sampler="each virtual client independently with the sampling probability",
@@ -73,13 +61,6 @@ TEXTS: dict[str, MechanismText[Never]] = {
             f"{plan.sampling_probability:.4g}), at most {plan.images_per_user} of a user"
         ),
     ),
-    "random_allocation": MechanismText[RandomAllocation](
-        sampler="each unit in exactly one round of each epoch, drawn independently",
-        participants=lambda plan: (
-            f"about {plan.units_per_round:,} {plan.unit}s a round, each in one of "
-            f"{plan.rounds_per_epoch} rounds"
-        ),
-    ),
     "least_squares": MechanismText[LeastSquares](
         sampler="every unit, in the only round",
         participants=lambda plan: (
@@ -90,18 +71,7 @@ TEXTS: dict[str, MechanismText[Never]] = {
         sampler="every user, in the only round",
         participants=lambda plan: f"every user, about {plan.units_per_round:,}, in one round",
     ),
-    "user_poisson": MechanismText[UserPoisson](
-        sampler="each user independently, then hashed into virtual clients",
-        participants=_drawn_users,
-    ),
-    "fixed_size": MechanismText[FixedSize](
-        sampler="a fixed number of user slots without replacement",
-        participants=_drawn_users,
-    ),
     "tree_aggregation": MechanismText[TreeAggregation](
-        sampler="every virtual client in a fixed order, with bounded participation",
-    ),
-    "blt": MechanismText[Blt](
         sampler="every virtual client in a fixed order, with bounded participation",
     ),
     "not_private": MechanismText[NotPrivate](

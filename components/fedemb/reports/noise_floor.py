@@ -71,8 +71,6 @@ def why_no_floor(config: RunConfig, plan: MechanismPlan, start: Path | None = No
     """Returns why no floor applies, or None. Without `start`, only the plan is checked."""
     if plan.tracks_participation:
         return "its rounds share noise"
-    if plan.adaptive_clip is not None:
-        return "its clip moves"
     if plan.solves is not None:
         return f"the {plan.solves} is solved from the noised sum"
     if config.training.server.optimizer != "sgd":

@@ -180,7 +180,6 @@ def _setting(
 
 
 def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: bool) -> dict[str, object]:
-    adaptive = plan.adaptive_clip
     commit: dict[str, object] = dict(attempt.commit.body) if attempt.commit else {}
     grouped = not plan.samples_units
     clipped = "virtual_client" if grouped else "image" if plan.samples_images else "unit"
@@ -195,7 +194,6 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: bool) -> dic
         "clip": {
             "kind": f"global_l2_per_{clipped}",
             "l2_norm_clip": plan.l2_norm_clip,
-            "adaptive": adaptive.model_dump() if adaptive else None,
         },
         "noise_multiplier": plan.noise_multiplier,
         "noise": {
@@ -283,7 +281,6 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, object]:
 def _audit(evidence: Evidence) -> dict[str, object]:
     return evidence.audit.body.model_dump(
         include={
-            "independence",
             "mechanism",
             "level",
             "attack",

@@ -56,7 +56,7 @@ from fedemb.training.trainer import Attempt, Rounds, Trained, Unit
 
 _EVIDENCE = "evidence.json"
 """Name of the mechanism evidence, written after training while the key exists."""
-_NO_EVIDENCE: JsonObject = {"mechanism_audit": None, "independence": None}
+_NO_EVIDENCE: JsonObject = {"mechanism_audit": None}
 """Evidence of a training without noise."""
 
 

@@ -12,7 +12,7 @@ _UNCAPPED = 1e9
 """Budget of a plan that is not part of a run."""
 
 
-_SCHEDULE = ("min_separation", "max_participations", "restart_every", "buffers")
+_SCHEDULE = ("min_separation", "max_participations", "restart_every")
 
 
 def schedule_options(mechanism: type[MechanismPlan]) -> list[str]:

@@ -72,13 +72,12 @@ class PlanNumbers:
         typer.Option(min=2, help="Population to project the plan to; repeatable."),
     ] = None
     min_separation: Annotated[
-        int | None, typer.Option(min=1, help="Tree, BLT: rounds between participations.")
+        int | None, typer.Option(min=1, help="Tree: rounds between participations.")
     ] = None
     max_participations: Annotated[
-        int | None, typer.Option(min=1, help="Tree, BLT: participations of a virtual client.")
+        int | None, typer.Option(min=1, help="Tree: participations of a virtual client.")
     ] = None
     restart_every: Annotated[int, typer.Option(min=0, help="Tree: rounds per tree; 0: one.")] = 0
-    buffers: Annotated[int, typer.Option(min=1, max=8, help="BLT: noise buffers.")] = 2
     unit: Annotated[
         UnitName, typer.Option(help="Unit of privacy: a user with all images, or one image.")
     ] = UnitName.user

@@ -151,7 +151,6 @@ def found(plain, calibrated, **more):
         "bootstrap_samples": 40,
         "measured": measured,
         "mechanism": None,
-        "independence": None,
     }
     return AuditReport.of_fields({**fields, **more})
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from fedemb import engine as embedding
 from fedemb.config import (
-    AdaptiveClipConfig,
     AugmentationConfig,
     LocalTrainingConfig,
     LossConfig,
@@ -27,7 +26,6 @@ from fedemb.engine.clients.local_training import first_head
 from fedemb.engine.clients.objective import Objective
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.losses import build_loss
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 from tests.kit.privacy_worlds import make_plan
@@ -39,15 +37,13 @@ LOCAL = LocalTrainingConfig(
 )
 
 
-def _mechanism(clip=0.5, adaptive=None):
-    plan = (GroupPoissonGaussian if adaptive else NotPrivate)(
+def _mechanism(clip=0.5):
+    plan = NotPrivate(
         rounds=50,
         l2_norm_clip=clip,
-        noise_multiplier=1e-3 if adaptive else 0.0,
         virtual_clients=20,
         groupings=1,
         sampling_probability=0.5,
-        adaptive_clip=adaptive,
     )
     return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
 
@@ -304,23 +300,6 @@ def test_shared_head_is_trained_clipped_and_summed_with_the_backbone():
     assert total[-6 * DIM :].any()
     assert np.linalg.norm(total.astype(float)) <= 2.0**function.mechanism.plan.grid_bits
     assert np.linalg.norm(total.astype(float)) > 0.999 * 2.0**function.mechanism.plan.grid_bits
-
-
-def test_adaptive_clip_is_an_argument_and_not_a_constant_of_the_trace():
-    adaptive = AdaptiveClipConfig(
-        target_quantile=0.5, learning_rate=10.0, count_noise_multiplier=1e-3
-    )
-    mechanism = _mechanism(clip=0.9, adaptive=adaptive)
-    function, clients = _function(mechanism=mechanism), _clients()
-    first = function(function.initial_weights(), clients, 0)
-    clip = mechanism.l2_norm_clip
-    mechanism.aggregate(0, first.sample_state)
-    assert mechanism.l2_norm_clip > 10 * clip  # all five were clipped, so the clip moves up
-    second = function(function.initial_weights(), clients, 0)
-    # In units of the clip all records had length 1; now none is clipped, and all are shorter.
-    scale = np.linalg.norm(np.asarray(first.sample_state[0], float))
-    assert np.linalg.norm(np.asarray(second.sample_state[0], float)) < 0.9 * scale
-    assert function._train.experimental_get_tracing_count() == 1
 
 
 def test_bfloat16_keeps_float32_weights_and_stays_close():

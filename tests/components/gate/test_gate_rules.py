@@ -385,30 +385,6 @@ def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, 
     assert code in codes(verdict_of(run))
 
 
-@pytest.mark.parametrize(
-    ("found", "code"),
-    [
-        ({"rounds": 5, "failed": []}, "independence_failed"),
-        ({"failed": ["noise_rounds"]}, "independence_failed"),
-        ({"failed": ["coins_rounds"]}, "independence_failed"),
-        (None, "independence_missing"),
-    ],
-)
-def test_noise_or_coins_that_are_not_independent_are_denied(run, found, code):
-    sound = json.loads(run.audit.read_text())["independence"]
-    bent = None if found is None else {**sound, **found}
-    run.rewrite(run.model / "model.json", independence=bent)
-    run.rewrite(run.audit, independence=bent)
-    run.do_account()
-    assert code in codes(verdict_of(run))
-
-
-def test_comparison_of_another_card_than_the_trainer_s_is_denied(run):
-    run.rewrite(run.audit, independence=None)
-    run.do_account()
-    assert "audit_stale" in codes(verdict_of(run))
-
-
 def test_evidence_of_another_card_than_the_trainer_s_is_denied(run):
     bent = {**json.loads(run.audit.read_text())["mechanism"], "lower_bounds": None}
     run.rewrite(run.audit, mechanism=bent)

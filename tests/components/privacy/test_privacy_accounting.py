@@ -114,7 +114,6 @@ def test_what_we_did_not_write_is_refused(value):
     [
         lambda event: {"type": "composed", "events": [event]},
         lambda event: {"type": "self_composed", "count": 2, "event": event},
-        lambda event: {"type": "allocated", "steps": 2, "event": event},
     ],
 )
 def test_events_nested_without_end_are_refused(inside):

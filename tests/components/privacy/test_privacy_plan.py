@@ -5,7 +5,6 @@ import json
 import math
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
@@ -14,19 +13,17 @@ from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price, supports
-from fedemb.privacy.accounting.events import RandomAllocationDpEvent, event_from_json, repeated
+from fedemb.privacy.accounting.events import event_from_json, repeated
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms import tree_sensitivity
-from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
 from fedemb.privacy.planning import calibration
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.projection import project
-from fedemb.privacy.randomness import toeplitz
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import check_composition, document, run, warnings
-from tests.kit.privacy_worlds import KINDS, adaptive, make_plan
+from tests.kit.privacy_worlds import KINDS, make_plan
 
 
 def run_config(mechanism: dict, **policy) -> RunConfig:
@@ -70,7 +67,7 @@ def test_plan_file_is_a_closed_world():
         {**value, "rounds": float(value["rounds"]) + 0.5},
         {**value, "rounds": True},
         {**value, "l2_norm_clip": "1.0"},
-        {**value, "adaptive_clip": {"quantile": 0.5}},
+        {**value, "another_clip": {"quantile": 0.5}},
         {**value, "rounds": "many"},
     ):
         with pytest.raises(ArtifactError):
@@ -89,10 +86,6 @@ def test_more_refusals():
         make_plan(sampling_probability=1.5)
     with pytest.raises(ConfigError, match="overflow"):
         make_plan(virtual_clients=2**30)
-    with pytest.raises(ConfigError, match=r"count_noise_multiplier\) could overflow"):
-        make_plan(adaptive_clip=adaptive(count_noise_multiplier=1e9))
-    with pytest.raises(ConfigError, match="count_noise_multiplier=1e-200 must be a number above"):
-        make_plan(adaptive_clip=adaptive(count_noise_multiplier=1e-200))
     with pytest.raises(ConfigError, match="noise_multiplier: input should be less than or equal"):
         make_plan(noise_multiplier=2.0**40)
     with pytest.raises(ConfigError, match="overflow"):
@@ -100,16 +93,11 @@ def test_more_refusals():
         make_plan(noise_multiplier=1e6, grid_bits=40)
     with pytest.raises(ConfigError, match="grid_bits"):
         make_plan(grid_bits=31)
-    with pytest.raises(ConfigError, match="constant clip"):
-        make_plan("tree_aggregation", adaptive_clip=adaptive())
     with pytest.raises(ConfigError, match="not_private"):
         make_plan("not_private", noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="sampling_probability"):
-        # More users drawn than there surely are.
-        make_plan("fixed_size", sampling_probability=1.2)
 
 
-@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+@pytest.mark.parametrize("kind", ["tree_aggregation"])
 def test_correlated_noise_is_left_more_room_in_the_word(kind):
     """Rows of it add up draws of many rounds, so what just fits otherwise is refused."""
     loud = 1e6
@@ -118,22 +106,8 @@ def test_correlated_noise_is_left_more_room_in_the_word(kind):
         make_plan(kind, noise_multiplier=loud)
 
 
-def test_fixed_size_is_priced_with_the_chance_of_a_user():
-    """Users drawn / users there surely are; not clients per round / virtual clients."""
-    config = run_config(
-        {
-            "kind": "fixed_size",
-            "rounds": 5,
-            "noise_multiplier": 4.0,
-            "clients_per_round": 10,
-            "users_per_client": 60,
-        }
-    )
-    assert plan_mechanism(config).sampling_probability == 10 * 60 / 30_000
-
-
 @pytest.mark.planted_bug(18)
-@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+@pytest.mark.parametrize("kind", ["tree_aggregation"])
 def test_participation_must_be_possible(kind):
     with pytest.raises(ConfigError, match="groupings"):
         make_plan(kind, groupings=2)
@@ -152,7 +126,7 @@ def test_participation_must_be_possible(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_policy_that_cannot_add_up_a_mechanism_is_refused_before_anything_is_made(kind):
     """Otherwise the run would train its public backbone and be refused by the ledger."""
-    alone = kind in ("random_allocation", "capped_image_poisson")
+    alone = kind == "capped_image_poisson"
     cases = [("renyi", "release"), ("planned", "release"), ("renyi", "simulation")]
     for composition, purpose in cases:
         terms = {
@@ -168,26 +142,19 @@ def test_policy_that_cannot_add_up_a_mechanism_is_refused_before_anything_is_mad
 
 def test_events_follow_the_rule_table():
     """docs/privacy/sensitivity.md#what-one-user-can-change, one line each."""
-    group, users, fixed = (
-        make_plan(kind) for kind in ("group_poisson_gaussian", "user_poisson", "fixed_size")
-    )
+    group = make_plan()
     assert group.relation is Relation.REPLACE_ONE
     assert group.round_event == dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(1.0))
-    for plan in (users, fixed):
-        assert plan.relation is Relation.ADD_OR_REMOVE_ONE
-        assert plan.round_event == dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(0.5))
-        assert plan.conservative_event() == plan.event()
-    assert group.conservative_event() == users.event()
-    for kind in ("tree_aggregation", "blt"):
-        plan = make_plan(kind)
-        assert plan.round_event == dpe.UnsupportedDpEvent()
-        assert plan.event() == dpe.GaussianDpEvent(1 / (2 * plan.matrix_sensitivity))
+    doubled = dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(0.5))
+    assert group.conservative_event() == dpe.SelfComposedDpEvent(doubled, 20)
+    tree = make_plan("tree_aggregation")
+    assert tree.round_event == dpe.UnsupportedDpEvent()
+    assert tree.event() == dpe.GaussianDpEvent(1 / (2 * tree.matrix_sensitivity))
     one = dpe.GaussianDpEvent(1.0)
     times = dpe.SelfComposedDpEvent
     alone = {
         make_plan("poisson_gaussian"): times(dpe.PoissonSampledDpEvent(0.25, one), 20),
         make_plan("least_squares"): one,
-        make_plan("random_allocation"): times(RandomAllocationDpEvent(4, one), 5),
         make_plan("capped_image_poisson", images_per_user=2): times(
             dpe.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.5625, 0.375, 0.0625]), 20
         ),
@@ -216,31 +183,7 @@ def test_a_shorter_run_costs_no_more_and_no_run_costs_nothing(kind):
 
 def test_normalizer_is_a_public_constant():
     assert make_plan().normalizer == 0.25 * 40
-    assert make_plan("user_poisson").normalizer == 4
-    assert make_plan("blt").normalizer == 8
-
-
-def test_adaptive_clip_is_one_joint_event():
-    """docs/privacy/sensitivity.md#adaptive-clip: sigma = 2, count noise 20 clients."""
-    settings = adaptive(count_noise_multiplier=20.0)
-    group = make_plan(noise_multiplier=2.0, adaptive_clip=settings)
-    assert group.round_event.event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
-    users = make_plan("user_poisson", noise_multiplier=2.0, adaptive_clip=settings)
-    assert users.round_event.event.noise_multiplier == pytest.approx(0.9988, abs=5e-5)
-    units = make_plan("poisson_gaussian", noise_multiplier=2.0, adaptive_clip=settings)
-    assert units.round_event.event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
-    whole = units.replaced(sampling_probability=1.0)
-    assert whole.round_event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
-
-
-def test_every_mechanism_with_an_adaptive_clip_prices_its_count():
-    kinds = [kind for kind in KINDS if "adaptive_clip" in MECHANISMS[kind].section.model_fields]
-    assert len(kinds) >= 3
-    for kind in kinds:
-        alone = make_plan(kind, noise_multiplier=4.0)
-        counted = alone.replaced(adaptive_clip=adaptive(count_noise_multiplier=1.0))
-        prices = [price(plan.event(), plan.relation, 1e-5, "rdp") for plan in (alone, counted)]
-        assert prices[1].epsilon > 1.5 * prices[0].epsilon, kind
+    assert make_plan("tree_aggregation").normalizer == 8
 
 
 # ---- correlated noise ---------------------------------------------------------------------------
@@ -306,53 +249,6 @@ def test_tree_sensitivity_of_published_runs():
     assert squared / (2 * 7**2) == pytest.approx(0.81, abs=5e-3)
 
 
-def test_blt_sensitivity_is_the_maximum_over_all_patterns():
-    plan = make_plan("blt", rounds=12, min_separation=3, max_participations=3, virtual_clients=32)
-    column = toeplitz.coefficients(plan.blt_decay, plan.blt_scale, 12)
-    matrix = [[column[i - j] if i >= j else 0.0 for j in range(12)] for i in range(12)]
-    best = 0.0
-    for first in range(12):
-        for second in range(first + 3, 12):
-            for third in [None, *range(second + 3, 12)]:
-                pattern = [first, second] + ([] if third is None else [third])
-                rows = [sum(row[j] for j in pattern) ** 2 for row in matrix]
-                best = max(best, sum(rows))
-    assert plan.matrix_sensitivity == pytest.approx(math.sqrt(best), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("decay", "scale"),
-    [((1.0,), (0.1,)), ((0.5,), (-0.1,)), ((0.5, 0.4), (0.1,)), ((), ()), ((math.nan,), (0.1,))],
-)
-def test_unusable_blt_parameters_are_refused(decay, scale):
-    with pytest.raises(ConfigError, match="Toeplitz"):
-        toeplitz.check(decay, scale)
-
-
-@pytest.mark.parametrize(
-    "column", [toeplitz.coefficients((0.5,), (1.5,), 4), np.array([1.0, -0.5]), np.array([-1.0])]
-)
-def test_coefficients_that_increase_or_are_negative_are_refused(column):
-    with pytest.raises(ConfigError, match="increase or are negative"):
-        toeplitz.sensitivity(column, 1, 1)
-
-
-@pytest.mark.slow
-def test_optimised_blt_beats_the_tree_at_equal_utility():
-    cohort = Cohort(
-        population=20_000,
-        users_per_client=32,
-        clients_per_round=32,
-        noise_multiplier=2.0,
-        rounds=60,
-    )
-    prices = {}
-    for kind in ("tree_aggregation", "blt"):
-        plan = MECHANISMS[kind].at(cohort).at_equal_utility(2.0)
-        prices[kind] = price(plan.event(), plan.relation, 1e-6).epsilon
-    assert prices["blt"] < prices["tree_aggregation"]
-
-
 # ---- the step -----------------------------------------------------------------------------------
 
 
@@ -413,13 +309,12 @@ def test_not_private_is_planned_without_a_guarantee():
 
 
 def test_projection_keeps_the_noise_on_the_mean():
-    plan = make_plan(adaptive_clip=adaptive())
+    plan = make_plan()
     scaled = plan.scaled(10, 10)
     assert scaled.noise_multiplier / scaled.normalizer == pytest.approx(
         plan.noise_multiplier / plan.normalizer
     )
     assert scaled.sampling_probability == plan.sampling_probability
-    assert scaled.adaptive_clip.count_noise_multiplier == 20.0
     assert project(plan, 1000, 10_000).epsilon < price(plan.event(), plan.relation, 1e-5).epsilon
 
 
@@ -436,7 +331,7 @@ def test_calibration_hits_the_target_from_below():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["capped_image_poisson", "random_allocation"])
+@pytest.mark.parametrize("kind", ["capped_image_poisson"])
 def test_mechanism_that_rdp_does_not_price_is_calibrated_too(kind):
     """With RDP, the search starts at the lowest possible value."""
     plan = make_plan(kind)
@@ -474,7 +369,7 @@ def test_calibrated_noise_suffices_and_hardly_less_does(target):
     assert enough <= target < short
 
 
-@pytest.mark.parametrize("kind", ["poisson_gaussian", "blt"])
+@pytest.mark.parametrize("kind", ["poisson_gaussian", "tree_aggregation"])
 def test_noise_is_calibrated_for_all_planned_runs_together(kind):
     def together(plan):
         return price(repeated(plan.event(), 5), plan.relation, 1e-6, runs=5).epsilon

@@ -1,6 +1,5 @@
 """Clip, sum and noise as the trainer calls them."""
 
-import itertools
 import json
 import math
 from decimal import Decimal, localcontext
@@ -16,8 +15,8 @@ from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.keys import derive
 from fedemb.privacy.queries.product_sum import Features, clipped_product_sum, most_units
 from fedemb.privacy.queries.protocol import dp_query
-from fedemb.privacy.randomness import noise, toeplitz
-from tests.kit.privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
+from fedemb.privacy.randomness import noise
+from tests.kit.privacy_worlds import KINDS, ROOT, World, make_plan
 
 tf = pytest.importorskip("tensorflow")
 queries = pytest.importorskip("fedemb.privacy.queries")
@@ -136,17 +135,6 @@ def test_same_inputs_same_noise_and_any_difference_independent_noise():
         assert abs(np.corrcoef(base, other.mean)[0, 1]) < 5 / math.sqrt(dim)
 
 
-def test_the_count_of_an_adaptive_clip_is_bound_into_the_noise_of_the_update():
-    """Otherwise two data sets that differ in the count alone would share the update's noise."""
-    plan, dim = make_plan(adaptive_clip=adaptive()), 4000
-    update = tf.zeros([dim], tf.int64)
-    one, two = (
-        mechanism(plan).aggregate(0, (update, tf.constant(half, tf.int64))).mean
-        for half in (2**31, -(2**31))
-    )
-    assert abs(np.corrcoef(one, two)[0, 1]) < 5 / math.sqrt(dim)
-
-
 def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch):
     m = mechanism()
     monkeypatch.setattr("fedemb.privacy.randomness.keyed_noise.MAX_NORMALS", 2 * 20 * 10)
@@ -259,32 +247,6 @@ def test_tree_noise_is_exact_on_the_grid():
     assert np.abs(np.sum(rows, axis=0)).max() < 2**36  # One node is left of eight leaves.
 
 
-def test_blt_stream_is_dense_inverse_times_noise():
-    plan, dim, rounds = make_plan("blt"), 30, 20
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(rounds, dim))
-    column = toeplitz.coefficients(plan.blt_decay, plan.blt_scale, rounds)
-    dense = np.array(
-        [[column[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)]
-    )
-    stream = toeplitz.NoiseStream(plan.blt_decay, plan.blt_scale, dim)
-    rows = np.stack([stream.next(row) for row in z])
-    np.testing.assert_allclose(rows, np.linalg.solve(dense, z), atol=1e-6)
-    inverse = toeplitz.inverse_coefficients(plan.blt_decay, plan.blt_scale, rounds)
-    np.testing.assert_allclose(inverse, np.linalg.inv(dense)[:, 0], atol=1e-12)
-
-
-def test_blt_mechanism_noise_is_the_stream_of_its_keys():
-    m, dim = mechanism(make_plan("blt")), 40
-    outs = [m.aggregate(r, m.initial_sample_state(dim)).mean * 8 for r in range(6)]
-    key = noise.run_key(ROOT, "noise", *IDS)
-    tags = [noise.round_tag(key, r, {"update": np.zeros(dim, np.int64)}) for r in range(6)]
-    z = np.stack([noise.gaussian(noise.tensor_key(key, tag, "update"), dim) for tag in tags])
-    column = toeplitz.coefficients(m.plan.blt_decay, m.plan.blt_scale, 6)
-    dense = np.array([[column[i - j] if i >= j else 0.0 for j in range(6)] for i in range(6)])
-    np.testing.assert_allclose(outs, np.linalg.solve(dense, z), atol=1e-5)
-
-
 # ---- resuming -----------------------------------------------------------------------------------
 
 
@@ -298,8 +260,6 @@ def play(m, rounds, dim=60):
 
 PLANS = {kind: make_plan(kind) for kind in KINDS} | {
     "restarted tree": make_plan("tree_aggregation", restart_every=4),
-    "adaptive": make_plan(adaptive_clip=adaptive()),
-    "adaptive users": make_plan("user_poisson", adaptive_clip=adaptive()),
 }
 
 
@@ -319,18 +279,18 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_state_holds_nothing_of_the_sums(name):
-    """Sums enter the state through keyed tags and the noised clip only: no number of theirs."""
+    """Sums enter the state through keyed tags only: no number of theirs."""
     m = mechanism(PLANS[name])
     play(m, range(min(3, m.plan.rounds)))
     state = m.state_to_json()
-    assert state.keys() == {"schema", "plan", "next_round", "l2_norm_clip", "tag", "tags"}
+    assert state.keys() == {"schema", "plan", "next_round", "tag", "tags"}
     assert len(state["tags"]) == (3 if m.plan.tracks_participation else 0)
     assert all(len(tag) == 64 for tag in (state["tag"], *state["tags"]))
 
 
 @pytest.mark.planted_bug(18)
 def test_state_of_another_plan_or_with_a_gap_is_refused():
-    m = mechanism(make_plan("blt"))
+    m = mechanism(make_plan("tree_aggregation"))
     play(m, range(3))
     state = m.state_to_json()
     for bad in (
@@ -340,7 +300,7 @@ def test_state_of_another_plan_or_with_a_gap_is_refused():
         {},
     ):
         with pytest.raises(PlanMismatch):
-            mechanism(make_plan("blt")).restore(bad)
+            mechanism(make_plan("tree_aggregation")).restore(bad)
 
 
 def test_state_without_its_round_is_refused():
@@ -352,7 +312,7 @@ def test_state_without_its_round_is_refused():
             mechanism(make_plan()).restore(bad)
 
 
-@pytest.mark.parametrize("name", ["blt", "tree_aggregation", "adaptive"])
+@pytest.mark.parametrize("name", ["tree_aggregation", "restarted tree"])
 def test_rounds_that_depend_on_each_other_run_in_order(name):
     with pytest.raises(PlanMismatch, match="is not the next round, 0"):
         play(mechanism(PLANS[name]), [1])
@@ -362,81 +322,6 @@ def test_an_unplanned_round_is_refused():
     for bad in (-1, 20):
         with pytest.raises(PlanMismatch, match="planned rounds"):
             play(mechanism(), [bad])
-
-
-# ---- adaptive clip ------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_adaptive_clip_finds_the_quantile_and_uses_earlier_rounds_only():
-    plan = make_plan(
-        adaptive_clip=adaptive(count_noise_multiplier=0.2),
-        l2_norm_clip=0.1,
-        rounds=60,
-        noise_multiplier=0.01,
-        virtual_clients=80,
-    )
-    m = mechanism(plan)
-    norms = np.linspace(0.5, 1.5, 20)
-    clips = []
-    for r in range(60):
-        clips.append(m.l2_norm_clip)
-        params = m.sample_params()
-        records = [m.query.preprocess_record(params, [tf.fill([1], n)]) for n in norms]
-        assert {int(record[1]) for record in records} <= {2**31, -(2**31)}
-        m.aggregate(r, summed(m, *records))
-    assert clips[0] == pytest.approx(0.1)
-    assert clips[-1] == pytest.approx(1.0, abs=0.12)
-    assert max(abs(math.log(b / a)) for a, b in itertools.pairwise(clips)) <= 0.1 + 1e-6
-
-
-def test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one():
-    def next_clip(root):
-        m = mechanism(make_plan(adaptive_clip=adaptive()), root=root)
-        m.aggregate(0, m.initial_sample_state(4))
-        return m.l2_norm_clip
-
-    assert next_clip(ROOT) != next_clip(bytes(32))
-
-
-@pytest.mark.statistical
-def test_count_of_an_adaptive_clip_has_the_noise_that_was_priced():
-    """Read off the clips; 6 sigma of an estimate from 400 rounds without users: 2e-9."""
-    settings = adaptive(count_noise_multiplier=1.5)
-    plan, rounds = make_plan(adaptive_clip=settings, rounds=400, virtual_clients=80), 400
-    m, clips = mechanism(plan), []
-    for r in range(rounds):
-        clips.append(m.l2_norm_clip)
-        m.aggregate(r, m.initial_sample_state(1))
-    steps = np.diff(np.log([*clips, m.l2_norm_clip])) / -settings.learning_rate
-    counts = (steps + settings.target_quantile - 0.5) * plan.normalizer
-    assert np.std(counts) == pytest.approx(1.5, rel=6 / math.sqrt(2 * rounds))
-
-
-def test_the_clip_moves_as_the_stock_quantile_estimator_moves_it():
-    """tensorflow-privacy's estimator without noise is the oracle, to the last bits of a float32."""
-    from tensorflow_privacy.privacy.dp_query import quantile_estimator_query
-
-    settings = adaptive(count_noise_multiplier=1e-5)
-    plan = make_plan(adaptive_clip=settings, rounds=30, noise_multiplier=0.01, l2_norm_clip=0.3)
-    m = mechanism(plan)
-    stock = quantile_estimator_query.QuantileEstimatorQuery(
-        plan.l2_norm_clip,
-        settings.target_quantile,
-        settings.learning_rate,
-        0.0,
-        plan.normalizer,
-        geometric_update=True,
-    )
-    state = stock.initial_global_state()
-    for r, norms in enumerate(np.random.default_rng(0).uniform(0.1, 1.0, (30, 12))):
-        records = [contribution(m, np.float32([norm])) for norm in norms]
-        theirs, params = stock.initial_sample_state(), stock.derive_sample_params(state)
-        for norm in norms:
-            theirs = stock.accumulate_record(params, theirs, tf.constant(norm, tf.float32))
-        m.aggregate(r, summed(m, *records))
-        estimate, state, _ = stock.get_noised_result(theirs, state)
-        assert m.l2_norm_clip == pytest.approx(float(estimate), rel=1e-5)
 
 
 # ---- third parties ------------------------------------------------------------------------------
@@ -476,7 +361,7 @@ def test_a_query_that_declares_nothing_or_something_else_is_refused(name, value)
         queries.build_mechanism(make_plan(), ROOT, *IDS, query=query)
 
 
-@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+@pytest.mark.parametrize("kind", ["tree_aggregation"])
 def test_a_third_party_query_cannot_stand_in_for_correlated_noise(kind):
     """Its round event would be "unsupported" on both sides, and equal to the plan's."""
     query, plan = Declared(), make_plan(kind)

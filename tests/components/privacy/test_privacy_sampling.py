@@ -45,19 +45,6 @@ def test_removing_a_user_changes_what_one_virtual_client_holds(kind, users, grou
         assert all(there[place] == without[place] | {gone} for place in changed)
 
 
-def test_removing_a_user_changes_one_virtual_client_of_user_poisson_too():
-    plan = make_plan("user_poisson")
-    pairs = zip(
-        sampled(plan, World(USERS, 40)), sampled(plan, World(set(USERS) - {150}, 40)), strict=True
-    )
-    moved = 0
-    for there, without in pairs:
-        changed = [place for place in there if there[place] != without[place]]
-        assert len(changed) <= 1
-        moved += len(changed)
-    assert moved > 0
-
-
 def test_coins_are_tossed_for_empty_virtual_clients_too():
     (with_users,) = sampled(make_plan(), World(USERS, 40), [3])
     (nobody,) = sampled(make_plan(), World([], 40), [3])
@@ -75,23 +62,6 @@ def test_same_key_same_clients_and_another_key_others():
     world, plan = World(USERS, 40), make_plan()
     assert sampled(plan, world) == sampled(plan, world)
     assert sampled(plan, world) != sampled(plan, world, key=bytes(32))
-
-
-def test_fixed_size_draws_whole_groups_of_distinct_users():
-    plan = make_plan("fixed_size")
-    for clients in sampled(plan, World(USERS, 40)):
-        assert len(clients) == 4
-        members = [user for group in clients.values() for user in group]
-        assert len(members) == len(set(members)) == 20
-
-
-def test_fixed_size_never_exceeds_the_planned_chance_when_users_are_few():
-    """30 users, 80 slots: 20 slots drawn hold 7.5 users on average, not 20."""
-    counts = [
-        sum(len(group) for group in clients.values())
-        for clients in sampled(make_plan("fixed_size"), World(range(30), 40))
-    ]
-    assert 4 <= np.mean(counts) <= 11
 
 
 def test_cyclic_schedule_is_even_and_can_be_entered_anywhere():
@@ -127,7 +97,7 @@ def test_participation_log_refuses_too_often_too_soon_and_twice():
         after([0]).record(5, np.array([1]))
 
 
-@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+@pytest.mark.parametrize("kind", ["tree_aggregation"])
 def test_schedule_that_breaks_the_separation_is_refused(monkeypatch, kind):
     """The price rests on the separation, so a fault of the schedule must not go unnoticed."""
     monkeypatch.setattr(
@@ -140,7 +110,7 @@ def test_schedule_that_breaks_the_separation_is_refused(monkeypatch, kind):
         sampler.sample(1, world)
 
 
-@pytest.mark.parametrize("kind", ["group_poisson_gaussian", "fixed_size", "tree_aggregation"])
+@pytest.mark.parametrize("kind", ["group_poisson_gaussian", "tree_aggregation"])
 def test_another_partition_or_an_unplanned_round_is_refused(kind):
     sampler = make_plan(kind).sampler(ROOT)
     with pytest.raises(PlanMismatch, match="virtual_clients=41"):

@@ -18,13 +18,12 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import numpy as np
 
-from fedemb.config import AdaptiveClipConfig, ModelConfig, UnitGradientConfig
+from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.engine.jax import rounds as jax_rounds
 from fedemb.engine.jax.unit_gradient import JaxUnitGradientFunction
 from fedemb.engine.rounds import ClientExamples
 from fedemb.errors import ConfigError, Refused
 from fedemb.models import keras_backend as backend
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 from tests.kit.jax.without_tensorflow import forbid
@@ -34,15 +33,10 @@ JaxUnitGradientFunction.probe_units = 16
 CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
 
 
-ADAPTIVE = AdaptiveClipConfig(target_quantile=0.5, learning_rate=0.2, count_noise_multiplier=2.0)
-
-
-def mechanism(clip, adaptive_clip=None):
-    plan = (GroupPoissonGaussian if adaptive_clip else NotPrivate)(
+def mechanism(clip):
+    plan = NotPrivate(
         rounds=10,
         l2_norm_clip=clip,
-        noise_multiplier=1.0 if adaptive_clip else 0.0,
-        adaptive_clip=adaptive_clip,
         virtual_clients=40,
         groupings=1,
         sampling_probability=0.5,
@@ -262,31 +256,6 @@ def round_function(net, kind=JaxUnitGradientFunction, devices=1, clip=1e-3, **ch
     )
 
 
-def adaptive_count(net, units, clip):
-    """Half counts of a round under an adaptive clip, on two devices: of some units, and of none.
-
-    Three units take eight places, and what fills the others must not count as below the clip.
-    """
-    import jax
-
-    from fedemb.models.backbones import trainable_variables
-
-    function = JaxUnitGradientFunction(
-        net,
-        mechanism(clip, ADAPTIVE),
-        CONFIG,
-        variables=trainable_variables(net, "all"),
-        seed=SEED,
-        devices=jax.devices()[:2],
-    )
-    half = 2 ** (function.mechanism.plan.grid_bits - 1)
-    weights = function.initial_weights()
-    return [
-        float(np.asarray(function(weights, some, ROUND).sample_state[1]) / half)
-        for some in (units[:3], [])
-    ]
-
-
 def faulty(folder):
     """What is seen of each planted fault, and what is said before the first unit of leaks."""
     from fedemb.models.backbones import trainable_variables
@@ -349,10 +318,6 @@ def sound(folder):
         float(np.linalg.norm((record - wanted[f"record_{unit}"]) / grid))
         for unit, record in enumerate(records)
     ]
-    found["counts"] = {
-        "all above": adaptive_count(small, units, 1e-6),
-        "all below": adaptive_count(small, units, 1e6),
-    }
     found["empty"] = not total(one, []).any()
 
     broken = function()

@@ -264,7 +264,6 @@ def finished_run(
         "embedding_dim": 16,
         "tensors": [],
         "mechanism_audit": None,
-        "independence": None,
     }
     run.finish(settings, ModelCard.of_fields(model))
     return run

@@ -381,7 +381,6 @@ class HonestRun:
             "embedding_dim": self.config.model.embedding_dim,
             "code_sha": reservation.code_sha,
             "mechanism_audit": mechanism_audit(mechanism),
-            "independence": {"rounds": mechanism.rounds, "failed": []},
         }
         self.sign(self.model / "model.json", ModelCard.of_fields(body))
         self.do_commit()
@@ -433,7 +432,6 @@ class HonestRun:
             "bootstrap_samples": self.config.audit.bootstrap_samples,
             "measured": None,
             "mechanism": model["mechanism_audit"],
-            "independence": model["independence"],
         }
         self.sign(self.audit, AuditReport.of_fields(audit))
 

@@ -40,7 +40,7 @@ MUTANTS = (
     one(
         1,
         "clip_in_32_bits_on_jax",
-        (modules.CLIP, "_clip", "'float64'", "'float32'"),
+        (modules.CLIP, "ClippedSum.record", "'float64'", "'float32'"),
         UNITS,
     ),
     one(

@@ -8,7 +8,6 @@ from tests.planted_bugs.mutants.places import AUDIT, one
 TESTS = "tests/components/embedding/test_embedding_rounds.py"
 CROSSING = f"{TESTS}::test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round"
 SPREAD = f"{TESTS}::test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs"
-ADAPTIVE = f"{TESTS}::test_adaptive_clip_is_an_argument_and_not_a_constant_of_the_trace"
 IMPORTS = "tests/components/public_backbone/test_applications.py"
 
 MUTANTS = (
@@ -50,20 +49,6 @@ MUTANTS = (
         "clients_seeded_by_their_place",
         (modules.ROUNDS, "_data", "client.group", "client.worker_key"),
         SPREAD,
-    ),
-    one(
-        17,
-        "clip_of_the_first_round_for_ever",
-        (
-            modules.ROUNDS,
-            "ParallelRounds._sums",
-            "states, rows = self._train(broadcast, slab, states, parameters)",
-            (
-                "self._first = getattr(self, '_first', parameters)\n"
-                "states, rows = self._train(broadcast, slab, states, self._first)"
-            ),
-        ),
-        ADAPTIVE,
     ),
     one(
         11,

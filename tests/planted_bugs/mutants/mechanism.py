@@ -33,7 +33,12 @@ MUTANTS = (
     one(
         1,
         "no_clipping",
-        (modules.CLIP, "_clip", "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))", "clip"),
+        (
+            modules.CLIP,
+            "ClippedSum.record",
+            "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))",
+            "clip",
+        ),
         *REPLAY,
     ),
     one(
@@ -41,7 +46,7 @@ MUTANTS = (
         "clip_per_tensor",
         (
             modules.CLIP,
-            "_clip",
+            "ClippedSum.record",
             "ops.sqrt(ops.sum(ops.square(flat)))",
             "ops.max(ops.stack([ops.norm(ops.cast(t, 'float64')) for t in update]))",
         ),
@@ -53,8 +58,8 @@ MUTANTS = (
         (
             modules.CLIP,
             "ClippedSum.record",
-            "self._clip(clip, update)[0]",
-            "self._clip(clip, update)[0] * 3",
+            "ops.cast(kept, 'int64')",
+            "ops.cast(kept, 'int64') * 3",
         ),
         *REPLAY,
     ),
@@ -62,10 +67,15 @@ MUTANTS = (
         3,
         "clip_the_sum_only",
         (
-            (modules.CLIP, "_clip", "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))", "clip"),
             (
                 modules.CLIP,
-                "_noised_sum",
+                "ClippedSum.record",
+                "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))",
+                "clip",
+            ),
+            (
+                modules.CLIP,
+                "ClippedSum.noised",
                 "plan = self._plan",
                 (
                     "plan = self._plan\n"
@@ -80,7 +90,7 @@ MUTANTS = (
     one(
         13,
         "nan_reaches_the_sum",
-        (modules.CLIP, "_clip", "ops.isfinite(norm)", "ops.ones_like(norm, 'bool')"),
+        (modules.CLIP, "ClippedSum.record", "ops.isfinite(norm)", "ops.ones_like(norm, 'bool')"),
         f"{QUERIES}::test_a_non_finite_update_counts_as_zero",
     ),
     one(
@@ -88,7 +98,7 @@ MUTANTS = (
         "nan_is_mended_and_counts",
         (
             modules.CLIP,
-            "_clip",
+            "ClippedSum.record",
             "norm = ops.sqrt(ops.sum(ops.square(flat)))",
             (
                 "flat = ops.where(ops.isfinite(flat), flat, ops.ones_like(flat))\n"
@@ -179,7 +189,7 @@ MUTANTS = (
     ),
     one(
         6,
-        "noise_of_the_count_is_that_of_the_update",
+        "noise_of_two_quantities_is_the_same",
         (
             modules.NOISE,
             "tensor_key",
@@ -203,7 +213,7 @@ MUTANTS = (
     one(
         12,
         "empty_round_is_skipped",
-        (modules.CLIP, "_noised_sum", "plan.private", "plan.private and sums.any()"),
+        (modules.CLIP, "ClippedSum.noised", "plan.private", "plan.private and sums.any()"),
         *PROBE,
     ),
     # 8-11: grouping, sampling, dividing
@@ -349,50 +359,6 @@ MUTANTS = (
             "",
         ),
         f"{PLAN}::test_events_follow_the_rule_table",
-    ),
-    one(
-        15,
-        "sampled_then_grouped_priced_at_one_clip",
-        (
-            modules.GROUPED_USERS,
-            "round_event",
-            "self.joint_noise_multiplier / 2",
-            "self.joint_noise_multiplier",
-        ),
-        f"{PLAN}::test_events_follow_the_rule_table",
-    ),
-    one(
-        17,
-        "quantile_bit_not_charged",
-        (
-            modules.MECHANISM,
-            "joint_noise_multiplier",
-            "(self.noise_multiplier ** (-2) + bit ** (-2)) ** (-0.5)",
-            "self.noise_multiplier if bit else bit",
-        ),
-        f"{PLAN}::test_adaptive_clip_is_one_joint_event",
-    ),
-    one(
-        17,
-        "clip_from_the_exact_count",
-        (
-            modules.CLIP,
-            "AdaptiveClippedSum.noised",
-            "self._noise.add('below', count, scale)",
-            "count",
-        ),
-        f"{QUERIES}::test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one",
-    ),
-    one(
-        17,
-        "clip_moves_and_the_noise_stays",
-        (
-            modules.CLIP,
-            "_noised_sum",
-            "grid_scale(plan)",
-            "grid_scale(plan) * plan.l2_norm_clip / clip",
-        ),
-        f"{AUDITING}::test_receipts_of_an_adaptive_clip_move_with_it",
     ),
     # 18: turns and correlated noise
     one(

@@ -15,11 +15,8 @@ PLAN = "tests/components/privacy/test_privacy_plan.py"
 POISSON = "tests/components/privacy/test_poisson_gaussian.py"
 UNITS = "tests/components/embedding/test_embedding_unit_gradient.py"
 AUDITING = "tests/components/privacy/test_privacy_auditing.py"
-INDEPENDENT = (
-    "tests/components/privacy/test_independence.py::"
-    "test_sound_run_has_independent_noise_and_coins[groups]",
-)
-"""Noise and coins of a run are compared with each other."""
+INDEPENDENT = ("tests/statistical/test_independence.py",)
+"""Noise and coins are compared with each other."""
 AUDIT = (
     "tests/components/training/test_training_audit.py::test_sound_training_passes[train_dp_fedemb]",
 )

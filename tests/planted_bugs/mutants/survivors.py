@@ -169,19 +169,6 @@ MUTANTS = (
         ),
         FEATURES,
     ),
-    one(
-        17,
-        "padding_counts_under_an_adaptive_clip_on_jax",
-        (
-            modules.JAX_ROUNDS,
-            "JaxRounds._step.added",
-            "jnp.where(real.reshape((-1,) + (1,) * (part.ndim - 1)), part, 0)",
-            "jnp.where(real.reshape((-1,) + (1,) * (part.ndim - 1)), part, 0)"
-            " if part.ndim > 1 else part",
-        ),
-        "tests/components/embedding/test_embedding_jax_units.py::"
-        "test_what_fills_a_step_is_not_counted_by_an_adaptive_clip",
-    ),
     # Gate
     one(
         19,

@@ -47,7 +47,7 @@ MUTANTS = (
         "noise_forgotten",
         (
             modules.CLIP,
-            "_noised_sum",
+            "ClippedSum.noised",
             "sums = self._noise.add('update', sums, grid_scale(plan))",
             "self._noise.add('update', sums, grid_scale(plan))",
         ),
@@ -123,7 +123,7 @@ MUTANTS = (
     one(
         1,
         "clip_a_tenth_too_long",
-        (modules.CLIP, "_clip", "self._grid", "1.1 * self._grid"),
+        (modules.CLIP, "ClippedSum.record", "self._grid", "1.1 * self._grid"),
         *AUDIT,
     ),
 )

@@ -8,7 +8,6 @@ from tests.planted_bugs.mutants.places import POISSON, QUERIES, UNITS, one
 SQUARES = "tests/components/privacy/test_least_squares.py"
 COVARIANCE = "tests/components/privacy/test_covariance.py"
 FEATURES = "tests/components/embedding/test_embedding_feature_cache.py"
-ALLOCATION = "tests/components/privacy/test_random_allocation.py"
 IMAGES = "tests/components/privacy/test_capped_image_poisson.py"
 BALL = (
     "tests/components/embedding/test_embedding_head_gradient.py::"
@@ -156,7 +155,7 @@ MUTANTS = (
         "norm_in_half_precision",
         (
             modules.CLIP,
-            "_clip",
+            "ClippedSum.record",
             "ops.sqrt(ops.sum(ops.square(flat)))",
             "ops.cast(ops.sqrt(ops.sum(ops.square(ops.cast(flat, 'bfloat16')))), 'float64')",
         ),
@@ -326,28 +325,6 @@ MUTANTS = (
             ),
         ),
         f"{POISSON}::test_coins_are_independent_and_of_the_planned_chance",
-    ),
-    one(
-        11,
-        "units_allotted_by_their_place",
-        (
-            modules.SAMPLING,
-            "AllocationSampler.draw",
-            "index.user_keys",
-            "np.arange(len(index.user_keys), dtype=np.uint64)",
-        ),
-        f"{ALLOCATION}::test_others_move_nobody",
-    ),
-    one(
-        6,
-        "units_allotted_alike_in_each_epoch",
-        (
-            modules.SAMPLING,
-            "AllocationSampler.draw",
-            "derive(self._coin_key, 'epoch', str(epoch))",
-            "derive(self._coin_key, 'epoch')",
-        ),
-        ALLOCATION,
     ),
 )
 """Of units, heads and features."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,14 +28,6 @@ class AttemptKeys:
     def noise_key(self) -> bytes:
         """Key of the attempt's `KeyedNoise`."""
         return self.key("noise")
-
-    @property
-    def others(self) -> Iterator[AttemptKeys]:
-        """Yields keys of attempts that differ in one field each."""
-        yield replace(self, attempt=self.attempt + 1)
-        yield replace(self, run_id=f"{self.run_id}-2")
-        yield replace(self, inputs_sha=f"{self.inputs_sha}-2")
-        yield replace(self, root_key=derive(self.root_key, "canaries"))
 
     def chosen_rounds(self, rounds: int) -> list[int]:
         """Returns the rounds to replay; they are unknown without the key."""

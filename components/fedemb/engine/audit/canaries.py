@@ -99,10 +99,8 @@ class CanaryMechanism:
         from fedemb.privacy.queries import build_mechanism
 
         ops = keras_ops()
-        # A constant clip, and one virtual client per canary if virtual clients are sampled.
+        # One virtual client per canary if virtual clients are sampled.
         self.plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
-        if plan.adaptive_clip is not None:
-            self.plan = self.plan.replaced(adaptive_clip=None)
         key = derive(root_key, "canaries")
         self._mechanism = build_mechanism(self.plan, key, run_id, attempt, inputs_sha)
         self._index = CanaryIndex(self.plan)
@@ -163,7 +161,7 @@ class CanaryMechanism:
     def found(self) -> CanaryFigures:
         """Returns the canary results so far."""
         counts, sums = self._counts, self._sums
-        chance = None if self.plan.samples_by_index else self.plan.chance
+        chance = self.plan.chance
         free = counts["rounds"] * COORDINATES - counts["contributions"]
         taken = counts["taken"] / max(1, counts["rounds"] * CANARIES)
         return CanaryFigures(

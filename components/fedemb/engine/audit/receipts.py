@@ -53,15 +53,14 @@ class NoiseReceipts:
         self._rounds = self._failed = 0
         self._noise = self._both = self._rest = 0.0
 
-    def add(self, mean: np.ndarray, l2_norm_clip: float, tag: bytes) -> float:
+    def add(self, mean: np.ndarray, tag: bytes) -> float:
         """Adds a round and returns its slope. Raw.
 
         Args:
           mean: committed mean, `[dim]`.
-          l2_norm_clip: clip of the round.
           tag: tag of its noise.
         """
-        output = mean.astype(np.float64) * (self._plan.normalizer / l2_norm_clip)
+        output = mean.astype(np.float64) * (self._plan.normalizer / self._plan.l2_norm_clip)
         known = self._known(tag, output.size)
         noise = self.drawn(tag, output.size) - known
         output -= known
@@ -84,10 +83,6 @@ class NoiseReceipts:
             key = tensor_key(self._key, tag, "update")
             return gaussian(key, size) * self._plan.noise_multiplier
         return self._row(self._begin(size), tensor_key(self._key, tag, "update"))
-
-    def drawn_count(self, tag: bytes, count_noise_multiplier: float) -> float:
-        """Redraws the noise of a round on the count of records below an adaptive clip."""
-        return float(gaussian(tensor_key(self._key, tag, "below"), 1)[0]) * count_noise_multiplier
 
     def _known(self, tag: bytes, size: int) -> Floats | float:
         """Returns a control variate if rounds share noise, else 0.

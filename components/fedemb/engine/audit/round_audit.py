@@ -12,11 +12,10 @@ from typing import Protocol, TypedDict, TypeVar, cast
 import numpy as np
 
 from fedemb.config import ServerConfig
-from fedemb.documents.mechanism_audit import Fold, Independence, MechanismAudit, Replay
+from fedemb.documents.mechanism_audit import Fold, MechanismAudit, Replay
 from fedemb.documents.model import RoundLine
 from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.canaries import CanaryMechanism, CanaryState
-from fedemb.engine.audit.independence import independence
 from fedemb.engine.audit.receipts import NoiseReceipts, ReceiptFigures
 from fedemb.engine.audit.round_replay import RoundReplay
 from fedemb.engine.packed_state import pack, unpack
@@ -73,7 +72,6 @@ class _Head(TypedDict):
     rounds: int
     began: list[int]
     """Replayed rounds that started; the name is part of the stored state."""
-    l2_norm_clip: float
     named: bool
     size: int
     receipts: ReceiptFigures
@@ -101,7 +99,6 @@ class RoundAudit:
     ):
         self._plan, self._keys, self._server, self._advance = plan, keys, server, advance
         self._state = start
-        self._clip = plan.l2_norm_clip
         self._receipts = NoiseReceipts(plan, keys.noise_key)
         self._chain = TagChain()
         self._size = 0
@@ -134,8 +131,7 @@ class RoundAudit:
         self._chain.append(bytes.fromhex(state["tag"]))
         self._chain.check(record.tags_sha)
         self._size = mean.size
-        slope = self._receipts.add(mean, self._clip, self._chain.tags[-1])
-        self._clip = float(state["l2_norm_clip"])
+        slope = self._receipts.add(mean, self._chain.tags[-1])
         self._named &= record.public.output_sha == sha256_hex(mean.tobytes())
         self._state = self._advance(self._server, self._state, mean)
         if self._canaries is not None:
@@ -206,18 +202,10 @@ class RoundAudit:
         )
 
     def evidence(self, released: np.ndarray, delta: float) -> JsonObject:
-        """Returns fields of the model card, see `found` and `compared`."""
+        """Returns fields of the model card, see `found`."""
         return {
             "mechanism_audit": self.found(released, delta).model_dump(mode="json"),
-            "independence": self.compared().model_dump(mode="json"),
         }
-
-    def compared(self) -> Independence:
-        """Compares noise and coins of a finished training; returns the result."""
-        found = independence(self._plan, self._keys, self._chain.tags, self._size)
-        if self._canaries is None or self._canaries.rounds_differ:
-            return found
-        return found.model_copy(update={"failed": [*found.failed, "canary_rounds"]})
 
     def save(self, store: Store) -> None:
         """Writes the state, before the trainer writes its checkpoint."""
@@ -225,7 +213,6 @@ class RoundAudit:
             "inputs_sha": self._keys.inputs_sha,
             "rounds": self.rounds,
             "began": list(self._before),
-            "l2_norm_clip": self._clip,
             "named": self._named,
             "size": self._size,
             "receipts": self._receipts.to_json(),
@@ -271,7 +258,7 @@ class RoundAudit:
             )
         self._chain, self._size = TagChain(row.tobytes() for row in tags), head["size"]
         self._state = ServerState(**arrays, rounds=head["rounds"])
-        self._clip, self._named = head["l2_norm_clip"], head["named"]
+        self._named = head["named"]
         if self.rounds:
             self._chain.check(_record(read, self.rounds - 1).tags_sha)
         before = self._shared(self.rounds)

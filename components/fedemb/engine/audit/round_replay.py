@@ -10,7 +10,6 @@ import numpy as np
 from fedemb.engine.audit.receipts import NoiseReceipts
 from fedemb.engine.training_round import TrainingRound
 from fedemb.privacy.queries import Mechanism, RoundState
-from fedemb.privacy.queries.clipped_sum import next_clip
 from fedemb.privacy.randomness.noise import round_tag
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
@@ -46,44 +45,43 @@ class RoundReplay(Generic[Unit]):
         clients = self._mechanism.sample_clients(self._number, index)
         failed, total = self._without_one(index, clients)
         tag = bytes.fromhex(after["tag"])
-        if round_tag(self._noise_key, self._number, _quantities(total)) != tag:
+        if round_tag(self._noise_key, self._number, {"update": total}) != tag:
             failed.add("sum")
-        if not self._holds(total[0], tag) or not self._moves(total, tag, after["l2_norm_clip"]):
+        if not self._holds(total, tag):
             failed.add("noise")
         return failed
 
     def _without_one(
         self, index: Index, clients: list[VirtualClient]
-    ) -> tuple[set[str], list[np.ndarray]]:
-        """Returns failed checks without one of the users, and the sums with the user added back.
+    ) -> tuple[set[str], np.ndarray]:
+        """Returns failed checks without one of the users, and the sum with the user added back.
 
         If images are sampled independently, all images of the user are removed at once, and the
         contribution of each is added back separately, because each is clipped separately.
         """
         members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
         if not len(members):
-            return set(), self._sums(clients)
+            return set(), self._sum(clients)
         mechanism, failed = self._mechanism, set[str]()
         removed = int(members[len(members) // 2])
         mine = [client for client in clients if removed in client.users]
-        left = wanted = [_less(client, removed) for client in clients]
-        if not mechanism.plan.samples_by_index:
-            apart = _Without(index, removed)
-            left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
+        wanted = [_less(client, removed) for client in clients]
+        apart = _Without(index, removed)
+        left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
         apiece = len({client.grouping for client in mine}) == len(mine)
         few = len(mine) <= mechanism.plan.user_contributions
         if not apiece or not few or _names(left) != _names(wanted):
             failed.add("coins")
-        total, grid = self._sums(left), 2.0**mechanism.plan.grid_bits
+        total, grid = self._sum(left), 2.0**mechanism.plan.grid_bits
         for one in mine:
             # Other clients are empty but keep their index, which selects the worker.
             there = [client if client is one else _no_client(client) for client in clients]
             gone = [_less(client, removed) for client in there]
-            with_them, without = self._sums(there), self._sums(gone)
-            for sums in (with_them, without):
-                if not np.linalg.norm(sums[0].astype(np.float64)) <= grid:
+            with_them, without = self._sum(there), self._sum(gone)
+            for record in (with_them, without):
+                if not np.linalg.norm(record.astype(np.float64)) <= grid:
                     failed.add("clip")
-            total = [t + w - o for t, w, o in zip(total, with_them, without, strict=True)]
+            total = total + with_them - without
         return failed, total
 
     def _holds(self, total: np.ndarray, tag: bytes) -> bool:
@@ -91,29 +89,15 @@ class RoundReplay(Generic[Unit]):
         mechanism = self._mechanism
         plan = mechanism.plan
         output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
-        output *= mechanism.l2_norm_clip / plan.normalizer
+        output *= plan.l2_norm_clip / plan.normalizer
         return bool(np.abs(self._mean - output).max() <= 1e-6 * np.abs(output).max())
 
-    def _moves(self, total: list[np.ndarray], tag: bytes, found: float) -> bool:
-        """Returns whether the next clip follows from the noised count, up to float32 rounding."""
-        mechanism = self._mechanism
-        plan, wanted = mechanism.plan, mechanism.l2_norm_clip
-        if (settings := plan.adaptive_clip) is not None:
-            below = float(total[1][0]) / 2.0**plan.grid_bits
-            below += self._receipts.drawn_count(tag, settings.count_noise_multiplier)
-            wanted = next_clip(plan, settings, wanted, below)
-        return abs(found - wanted) <= 1e-6 * wanted
-
-    def _sums(self, clients: list[VirtualClient]) -> list[np.ndarray]:
+    def _sum(self, clients: list[VirtualClient]) -> np.ndarray:
         slabs = self._function.slabs(map(self._load, clients), self._number)
         state = self._function.run(
             self._weights, slabs, self._mechanism.sample_params()
         ).sample_state
-        return [np.asarray(part, np.int64).ravel() for part in state]
-
-
-def _quantities(sums: list[np.ndarray]) -> dict[str, np.ndarray]:
-    return dict(zip(("update", "below"), sums, strict=False))
+        return np.asarray(state[0], np.int64).ravel()
 
 
 class _Without:

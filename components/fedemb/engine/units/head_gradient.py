@@ -50,21 +50,16 @@ class HeadGradientFunction:
 
     Args:
       classifier: `keras.Model` from `build_classifier`; not changed by rounds.
-      mechanism: mechanism with a constant clip.
+      mechanism: mechanism of the training.
       config: images of a unit, automatic clip.
 
     Raises:
-      ConfigError: the mechanism has an adaptive clip, views are configured, or a unit has too many
+      ConfigError: views are configured, or a unit has too many
         images for an exact sum.
     """
 
     def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
         head = classifier.get_layer(HEAD)
-        if getattr(mechanism.plan, "adaptive_clip", None) is not None:
-            raise ConfigError(
-                "model.trainable=head does not support an adaptive clip. Set "
-                "mechanism.adaptive_clip: null, or another model.trainable."
-            )
         if config.views > 1 or config.flip or config.crop_padding:
             raise ConfigError(
                 "model.trainable=head does not support views, because features are computed once. "
@@ -141,7 +136,7 @@ class HeadGradientFunction:
         summed, norms = clipped_product_sum(
             features,
             errors,
-            l2_norm_clip=self.mechanism.l2_norm_clip,
+            l2_norm_clip=self.mechanism.plan.l2_norm_clip,
             grid_bits=self.mechanism.plan.grid_bits,
             automatic_clip=self._config.automatic_clip,
         )

@@ -10,7 +10,6 @@ Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid); each entr
 | SampledWithoutReplacement(Gaussian) |                        | ONE                    |
 | SingleEpochTree                     |                        | SPECIAL                |
 | MixtureOfGaussians                  | ADD_OR_REMOVE, SPECIAL |                        |
-| RandomAllocation(Gaussian)          | ADD_OR_REMOVE (ours)   |                        |
 | ZCDp                                |                        | all                    |
 
 ONE and SPECIAL are REPLACE_ONE and REPLACE_SPECIAL; * is the project's quadrature in `renyi`.
@@ -40,7 +39,6 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 
 from fedemb.errors import UnsupportedAccounting
-from fedemb.privacy.accounting.events import RandomAllocationDpEvent
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.loss_grid import pld_of, quick_epsilon
 from fedemb.privacy.accounting.renyi import group_pair_rdp
@@ -291,8 +289,6 @@ def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -
             return not is_pld and relation is _SPECIAL
         case dpe.MixtureOfGaussiansDpEvent():
             return is_pld and relation in (_ADD, _SPECIAL)
-        case RandomAllocationDpEvent():
-            return is_pld and relation is _ADD and isinstance(event.event, dpe.GaussianDpEvent)
         case dpe.ZCDpEvent():
             return not is_pld
         case _:

@@ -16,20 +16,10 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import cast
 
-import attrs
 from dp_accounting import dp_event as dpe
 
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import Json, JsonObject, ToJson
-
-
-@attrs.frozen(slots=False)
-class RandomAllocationDpEvent(dpe.DpEvent):
-    """An event applied in one of `steps` rounds, chosen uniformly and kept secret."""
-
-    steps: int
-    event: dpe.DpEvent
-
 
 _REMEDY = "pass an event as fedemb writes it"
 MAX_DEPTH = 16
@@ -110,7 +100,6 @@ _SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, _Check | _Nested]]] = {
         dpe.MixtureOfGaussiansDpEvent,
         {"standard_deviation": _noise, "sensitivities": _numbers, "sampling_probs": _numbers},
     ),
-    "allocated": (RandomAllocationDpEvent, {"steps": _count, "event": _EVENT}),
     "zcdp": (
         dpe.ZCDpEvent,
         {"rho": _number(0, open_low=False), "xi": _number(0, open_low=False)},

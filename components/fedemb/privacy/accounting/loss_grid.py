@@ -19,10 +19,8 @@ from collections.abc import Iterator, Sequence
 from dp_accounting import dp_event as dpe
 from dp_accounting.privacy_accountant import NeighboringRelation
 
-from fedemb.privacy.accounting.allocation import allocation_losses
 from fedemb.privacy.accounting.composed_losses import ComposedLosses
 from fedemb.privacy.accounting.events import (
-    RandomAllocationDpEvent,
     event_from_json,
     event_to_json,
 )
@@ -158,8 +156,6 @@ class PrivacyLosses:
                 chances, moved = event.sampling_probs, event.sensitivities
                 sigma = event.standard_deviation
                 self._parts.append((self._mixture(chances, moved, sigma), times))
-            case RandomAllocationDpEvent(event=dpe.GaussianDpEvent(noise_multiplier=sigma)):
-                self._parts.append((allocation_losses(event.steps, sigma, self._grid), times))
             case _:
                 self._private = False
 
@@ -197,7 +193,7 @@ def _reaches(event: dpe.DpEvent, times: int) -> Iterator[tuple[float, int]]:
             yield 0.0, times  # all images at once reach far, with negligible probability
         case dpe.SelfComposedDpEvent():
             yield from _reaches(event.event, times * event.count)
-        case dpe.PoissonSampledDpEvent() | RandomAllocationDpEvent():
+        case dpe.PoissonSampledDpEvent():
             yield from _reaches(event.event, times)
         case dpe.ComposedDpEvent():
             for inner in event.events:

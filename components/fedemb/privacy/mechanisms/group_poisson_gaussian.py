@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
-from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, NoisedConfig
+from fedemb.privacy.mechanisms.section import NoisedConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
@@ -26,8 +26,6 @@ class GroupPoissonGaussianConfig(NoisedConfig):
     kind: Literal["group_poisson_gaussian"] = "group_poisson_gaussian"
     sampling_probability: Probability
     """Sampling probability (q) of each virtual client in each round."""
-    adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
 
 
 class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
@@ -62,13 +60,13 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
         from dp_accounting import dp_event as dpe
 
         return dpe.PoissonSampledDpEvent(
-            self.sampling_probability, dpe.GaussianDpEvent(self.joint_noise_multiplier)
+            self.sampling_probability, dpe.GaussianDpEvent(self.noise_multiplier)
         )
 
     @override
     def conservative_event(self) -> dpe.DpEvent:
         from dp_accounting import dp_event as dpe
 
-        gaussian = dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
+        gaussian = dpe.GaussianDpEvent(self.noise_multiplier / 2)
         sampled = dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
         return dpe.SelfComposedDpEvent(sampled, self.rounds)

@@ -26,7 +26,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, mode
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import JsonObject, json_digest
 from fedemb.privacy.accounting.units import Unit
-from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig
 from fedemb.privacy.randomness.grid import GRID_BITS, MOST_GRID_BITS, check_room
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
 
 SCHEMA = "fedemb/mechanism_plan/2"
-LEAST_NOISE = 1e-6
-"""Minimum of both noise multipliers of an adaptive clip, whose inverse squares are added."""
 
 _PER_ROUND = {"clients_per_round", "units_per_round", "images_per_round"}
 """Sampler fields that count participants of a round."""
@@ -108,9 +106,6 @@ class MechanismPlan(MechanismConfig):
     """Neighboring relation of the events; covers adding or removing one unit."""
     proof: ClassVar[str] = ""
     """Reason why the event bounds one unit (docs/privacy/sensitivity.md); the gate requires it."""
-    samples_by_index: ClassVar[bool] = False
-    """Whether the sampler draws user indices, so that removing a user changes the draws of others;
-    the proof then couples the draws on both data sets."""
 
     virtual_clients: PositiveInt
     """Virtual clients per grouping (G)."""
@@ -120,8 +115,6 @@ class MechanismPlan(MechanismConfig):
     """Privacy unit: one user with all of their data, or one image."""
     noise_multiplier: NonNegativeFloat = 0.0
     """Standard deviation of the noise on the sum / clip; 0 only without a guarantee."""
-    adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
     grid_bits: int = Field(default=GRID_BITS, le=MOST_GRID_BITS)
     """Updates and noise are multiples of clip / 2^grid_bits."""
 
@@ -208,25 +201,20 @@ class MechanismPlan(MechanismConfig):
           PlanMismatch: a derived number differs from the recomputed one.
         """
         if self.private:
-            _above("noise_multiplier", self.noise_multiplier)
+            if not 0 < self.noise_multiplier < math.inf:  # written so that NaN fails
+                raise ConfigError(
+                    f"mechanism plan: noise_multiplier={self.noise_multiplier} must be a number "
+                    "above 0; correct the configuration and plan again"
+                )
             if self.grid_bits < GRID_BITS:
                 raise ConfigError(
                     f"grid_bits={self.grid_bits} is below {GRID_BITS}, which leaves too few digits "
                     f"for records of a large network. Set at least {GRID_BITS}."
                 )
-        count_noise = 0.0
-        if self.adaptive_clip is not None:
-            if "adaptive_clip" not in self.section.model_fields:
-                raise ConfigError(
-                    f"{self.kind} needs a constant clip. Remove mechanism.adaptive_clip."
-                )
-            count_noise = self.adaptive_clip.count_noise_multiplier
-            _above("count_noise_multiplier", count_noise, LEAST_NOISE)
-            _above("noise_multiplier", self.noise_multiplier, LEAST_NOISE)
         check_room(
             self.grid_bits,
             self.most_contributions,
-            max(self.noise_multiplier, count_noise),
+            self.noise_multiplier,
             correlated=self.tracks_participation,
         )
 
@@ -284,16 +272,6 @@ class MechanismPlan(MechanismConfig):
         from dp_accounting.privacy_accountant import NeighboringRelation
 
         return NeighboringRelation[self.relation_name]
-
-    @property
-    def joint_noise_multiplier(self) -> float:
-        """Noise multiplier of the update, and of the quantile bit if the clip is adaptive."""
-        if self.adaptive_clip is None:
-            return self.noise_multiplier
-        # The bit is +-1/2, so its multiplier is count noise / (1/2)
-        # (docs/privacy/sensitivity.md#adaptive-clip).
-        bit = 2 * self.adaptive_clip.count_noise_multiplier
-        return (self.noise_multiplier**-2 + bit**-2) ** -0.5
 
     @property
     @abstractmethod
@@ -356,12 +334,7 @@ class MechanismPlan(MechanismConfig):
           population: factor of users and virtual clients.
           compute: factor of clients per round and noise.
         """
-        adaptive = self.adaptive_clip
-        if adaptive is not None:
-            noise = adaptive.count_noise_multiplier * compute
-            adaptive = adaptive.model_copy(update={"count_noise_multiplier": noise})
         changes = {
-            "adaptive_clip": adaptive,
             "virtual_clients": times(self.virtual_clients, population),
             "noise_multiplier": self.noise_multiplier * compute,
         }
@@ -401,14 +374,6 @@ class MechanismPlan(MechanismConfig):
 def times(value: int, factor: float) -> int:
     """Returns a count scaled and rounded, at least 1."""
     return max(1, round(value * factor))
-
-
-def _above(name: str, value: float, low: float = 0.0) -> None:
-    if not low < value < math.inf:  # written so that NaN fails
-        raise ConfigError(
-            f"mechanism plan: {name}={value} must be a number above {low:g}; correct the "
-            "configuration and plan again"
-        )
 
 
 def _fields(section: MechanismConfig) -> Mapping[str, Any]:

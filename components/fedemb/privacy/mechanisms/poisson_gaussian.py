@@ -19,7 +19,7 @@ from fedemb.foundation.section import Probability
 from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, PublicNumbers
 from fedemb.privacy.mechanisms.per_unit_sampling import PerUnitSampling, UnitsAloneConfig
-from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
@@ -34,8 +34,6 @@ class PoissonGaussianConfig(UnitsAloneConfig):
     kind: Literal["poisson_gaussian"] = "poisson_gaussian"
     sampling_probability: Probability
     """Sampling probability (q) of each unit in each round; 1 is full batch."""
-    adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else `l2_norm_clip` is the initial clip."""
 
     @override
     def check_run(self, config: RunSettings) -> None:
@@ -89,7 +87,7 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
     def round_event(self) -> dpe.DpEvent:
         from dp_accounting import dp_event as dpe
 
-        gaussian = dpe.GaussianDpEvent(self.joint_noise_multiplier)
+        gaussian = dpe.GaussianDpEvent(self.noise_multiplier)
         if self.sampling_probability == 1:
             return gaussian
         return dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
@@ -104,7 +102,7 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
         from dp_accounting import dp_event as dpe
 
         most = self.images_per_unit
-        if self.unit != "user" or most == 1 or self.adaptive_clip is not None:
+        if self.unit != "user" or most == 1:
             return ()
         mixture = binomial_mixture(most, self.sampling_probability, self.noise_multiplier * most)
         return (

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 from fedemb.errors import ArtifactError, ConfigError
 from fedemb.foundation.canonical_json import JsonObject, canonical_json
-from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
 from fedemb.privacy.mechanisms.covariance import Covariance
-from fedemb.privacy.mechanisms.fixed_size import FixedSize
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.mechanisms.mechanism import (
@@ -23,10 +21,8 @@ from fedemb.privacy.mechanisms.mechanism import (
 )
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
-from fedemb.privacy.mechanisms.random_allocation import RandomAllocation
 from fedemb.privacy.mechanisms.section import MechanismConfig
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
-from fedemb.privacy.mechanisms.user_poisson import UserPoisson
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.section import RunSettings
@@ -37,13 +33,9 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
         GroupPoissonGaussian,
         PoissonGaussian,
         CappedImagePoisson,
-        RandomAllocation,
         LeastSquares,
         Covariance,
-        UserPoisson,
-        FixedSize,
         TreeAggregation,
-        Blt,
         NotPrivate,
     )
 }
@@ -51,7 +43,7 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
 
 
 def plan_mechanism(config: RunSettings) -> MechanismPlan:
-    """Returns the plan of a configuration; optimizing correlated noise takes seconds.
+    """Returns the plan of a configuration.
 
     Raises:
       ConfigError: the mechanism cannot run on this partition with the guarantee it claims.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from fedemb.foundation.section import Section
 from fedemb.privacy.accounting.units import Unit
@@ -155,14 +155,3 @@ class NoisedConfig(MechanismConfig):
 
     noise_multiplier: Annotated[float, Field(ge=1e-3, le=MOST_NOISE)]
     """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma)."""
-
-
-class AdaptiveClipConfig(Section):
-    """Quantile clipping: the clip of a round follows noised estimates of earlier rounds."""
-
-    target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of virtual clients whose update should be below the clip."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
-    """Geometric step of the estimate."""
-    count_noise_multiplier: PositiveFloat = 20.0
-    """Standard deviation of the noise on the number of unclipped clients, in clients."""

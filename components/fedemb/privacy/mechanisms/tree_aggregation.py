@@ -1,39 +1,82 @@
-"""DP-FTRL: noise on the nodes of a binary tree over rounds (Kairouz et al., arXiv 2103.00039)."""
+"""DP-FTRL: noise on the nodes of a binary tree over rounds (Kairouz et al., arXiv 2103.00039).
+
+Virtual clients participate in turn: each in at most `max_participations` rounds, at least
+`min_separation` rounds apart. The noise of the run is one Gaussian on a matrix, so only the whole
+run has an event.
+"""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import override
 
-from fedemb.privacy.mechanisms.mechanism import Cohort, PublicNumbers
-from fedemb.privacy.mechanisms.round_robin import RoundRobinConfig, RoundRobinPlan
-from fedemb.privacy.mechanisms.section import MechanismConfig
+from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers, times
+from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig
+from fedemb.privacy.mechanisms.tree_sensitivity import sensitivity
 
 if TYPE_CHECKING:
-    from fedemb.privacy.randomness.keyed_noise import CorrelatedStream
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.section import RunSettings
+    from fedemb.privacy.randomness.keyed_noise import TreeStream
+    from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
 
 
-class TreeAggregationConfig(RoundRobinConfig):
+class TreeAggregationConfig(NoisedConfig):
     """DP-FTRL: noise on the nodes of a binary tree over rounds; bounded participation."""
 
+    tracks_participation = True
+
     kind: Literal["tree_aggregation"] = "tree_aggregation"
+    clients_per_round: PositiveInt
+    """Virtual clients per round; the normalizer."""
+    min_separation: PositiveInt
+    """Minimum difference between the round numbers of two participations of a virtual client."""
+    max_participations: PositiveInt
+    """Maximum number of participations of a virtual client in the run."""
     restart_every: NonNegativeInt = 0
     """Rounds per tree; 0: one tree for the run."""
 
+    @override
+    def check_run(self, config: RunSettings) -> None:
+        super().check_run(config)
+        partition = config.partition
+        if partition.groupings > 1:
+            raise ValueError(
+                f"mechanism.kind={self.kind} tracks participation, so partition.groupings must be "
+                f"1, got {partition.groupings}; set it to 1"
+            )
+        if self.clients_per_round > partition.virtual_clients:
+            raise ValueError(
+                f"mechanism.clients_per_round={self.clients_per_round} exceeds "
+                f"partition.virtual_clients={partition.virtual_clients}; lower it"
+            )
 
-class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
-    """Tree noise: the noise of the first t rounds is that of the nodes that cover them."""
+
+class TreeAggregation(TreeAggregationConfig, MechanismPlan):
+    """Tree noise: the noise of the first t rounds is that of the nodes that cover them.
+
+    A participation changes an update by up to 2C.
+    """
 
     section = TreeAggregationConfig
+    proof = "the sensitivity of the noise's matrix under bounded participation, at 2C"
+
+    matrix_sensitivity: float | None = None
+    """L2 sensitivity of the correlated noise to the updates of one user, per unit of change."""
 
     @override
     @classmethod
     def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
         assert isinstance(section, TreeAggregationConfig)
-        from fedemb.privacy.mechanisms.tree_sensitivity import sensitivity
-
         value = sensitivity(
             section.rounds,
             section.min_separation,
@@ -45,31 +88,109 @@ class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
     @override
     @classmethod
     def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
+        separation, most = even_round_robin(cohort.groups, cohort.clients_per_round, cohort.rounds)
         return {
-            **super().section_at(cohort, **options),
+            "noise_multiplier": cohort.noise_multiplier,
+            "clients_per_round": cohort.clients_per_round,
+            "min_separation": options.get("min_separation") or separation,
+            "max_participations": options.get("max_participations") or most,
             "restart_every": options.get("restart_every") or 0,
         }
 
     @override
-    def noise_stream(self, size: int) -> CorrelatedStream:
+    def check(self) -> None:
+        super().check()
+        clients, groups = self.clients_per_round, self.virtual_clients
+        if self.groupings != 1:
+            raise ConfigError(
+                f"{self.kind} limits the rounds of a virtual client, so groupings must be 1, got "
+                f"{self.groupings}; set it to 1"
+            )
+        if clients * self.min_separation > groups:
+            raise ConfigError(
+                f"{clients} clients per round and min_separation={self.min_separation} need at "
+                f"least {clients * self.min_separation} virtual clients, got {groups}; lower either"
+            )
+        if clients * self.rounds > self.max_participations * groups:
+            raise ConfigError(
+                f"{self.rounds} rounds of {clients} clients need "
+                f"{math.ceil(clients * self.rounds / groups)} participations of some virtual "
+                f"client, got max_participations={self.max_participations}; raise it or lower "
+                "rounds"
+            )
+        ours = self._sensitivity_over(self.rounds)
+        if self.matrix_sensitivity is None or not math.isclose(
+            ours, self.matrix_sensitivity, rel_tol=1e-9
+        ):
+            raise PlanMismatch(
+                f"matrix_sensitivity={self.matrix_sensitivity} of the plan differs from the "
+                f"recomputed {ours:.12g}; plan the run again"
+            )
+
+    @property
+    @override
+    def normalizer(self) -> float:
+        return float(self.clients_per_round)
+
+    @override
+    def sampler(self, coin_key: bytes) -> Sampler:
+        from fedemb.privacy.randomness.sampling import RoundRobinSampler
+
+        return RoundRobinSampler(self, coin_key)
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        raise NotImplementedError("all rounds share one order; call `sampler`")
+
+    @override
+    def noise_stream(self, size: int) -> TreeStream:
         from fedemb.privacy.randomness.keyed_noise import TreeStream, grid_scale
 
         return TreeStream(self.restart_every or self.rounds, grid_scale(self), size)
 
+    @property
     @override
-    def sensitivity_over(self, rounds: int) -> float:
-        from fedemb.privacy.mechanisms.tree_sensitivity import sensitivity
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
 
+        return dpe.UnsupportedDpEvent()
+
+    @override
+    def event_of(self, rounds: int) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.GaussianDpEvent(self.noise_multiplier / (2 * self._sensitivity_over(rounds)))
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
+        clients = times(self.clients_per_round, compute)
+        if population == compute:
+            return {"clients_per_round": clients}
+        groups = times(self.virtual_clients, population)
+        separation, most = even_round_robin(groups, clients, self.rounds)
+        return {
+            "clients_per_round": clients,
+            "min_separation": separation,
+            "max_participations": most,
+            "matrix_sensitivity": sensitivity(self.rounds, separation, most, self.restart_every),
+        }
+
+    @override
+    def at_equal_utility(self, independent_noise: float) -> MechanismPlan:
+        """Returns the plan whose running sums of updates have the noise of independent rounds.
+
+        The server applies the sum of all rounds so far. Its root-mean-square noise, averaged over
+        rounds, is made equal; see docs/privacy/accounting.md#equal-utility.
+        """
+        factor = math.sqrt((self.rounds + 1) / 2 / self._prefix_variance())
+        return self.replaced(noise_multiplier=independent_noise * factor)
+
+    def _sensitivity_over(self, rounds: int) -> float:
+        """Returns the matrix sensitivity of the first `rounds` rounds."""
         return sensitivity(rounds, self.min_separation, self.max_participations, self.restart_every)
 
-    @override
-    def sensitivity(self, min_separation: int, max_participations: int) -> float:
-        from fedemb.privacy.mechanisms.tree_sensitivity import sensitivity
-
-        return sensitivity(self.rounds, min_separation, max_participations, self.restart_every)
-
-    @override
-    def prefix_variance(self) -> float:
+    def _prefix_variance(self) -> float:
+        """Returns the variance of the noise in running sums, averaged over rounds, per unit."""
         leaves = self.restart_every or self.rounds
         nodes = [
             (round_ // leaves) * leaves.bit_count() + (round_ % leaves + 1).bit_count()
@@ -79,4 +200,15 @@ class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
 
     @override
     def matrix(self) -> dict[str, float | None] | None:
-        return {**(super().matrix() or {}), "restart_every": self.restart_every}
+        return {
+            "sensitivity": self.matrix_sensitivity,
+            "min_separation": self.min_separation,
+            "max_participations": self.max_participations,
+            "restart_every": self.restart_every,
+        }
+
+
+def even_round_robin(virtual_clients: int, clients: int, rounds: int) -> tuple[int, int]:
+    """Returns separation and number of participations of round-robin sampling."""
+    separation = max(1, virtual_clients // clients)
+    return separation, math.ceil(rounds * clients / virtual_clients)

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.arrays import Parameters
-from fedemb.privacy.queries.clipped_sum import ClippedSum, Record, clipped_sum
+from fedemb.privacy.queries.clipped_sum import ClippedSum, Record
 from fedemb.privacy.queries.protocol import dp_query, normalized_query
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 
@@ -45,7 +45,7 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
 
     def __init__(self, plan: MechanismPlan, noise: KeyedNoise, rule: ClippedSum | None = None):
         self._plan = plan
-        self._rule = rule or clipped_sum(plan, noise)
+        self._rule = rule or ClippedSum(plan, noise)
         self.l2_sensitivity = plan.l2_norm_clip
         self.neighboring_relation = plan.relation
         self.round_event = plan.round_event
@@ -53,7 +53,7 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
     @override
     def initial_global_state(self) -> GlobalState:
         """Returns the first round's clip and round 0."""
-        clip = self._rule.clip_of(self._plan.l2_norm_clip)
+        clip = self._plan.l2_norm_clip
         return GlobalState(tf.constant(clip, tf.float64), tf.constant(0, tf.int64))
 
     @override
@@ -80,11 +80,9 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
         Rounded as `Mechanism.aggregate` rounds released values: last digits of a float64 would
         reveal the possible values of its normals (docs/privacy/noise.md#normals).
         """
-        sums = [np.asarray(part, np.int64) for part in sample_state]
-        result, clip = self._rule.noised(
-            int(global_state.round_index), sums, float(global_state.l2_norm_clip)
-        )
-        state = GlobalState(tf.constant(clip, tf.float64), global_state.round_index + 1)
+        sums = np.asarray(sample_state[0], np.int64)
+        result = self._rule.noised(int(global_state.round_index), sums)
+        state = GlobalState(global_state.l2_norm_clip, global_state.round_index + 1)
         return tf.constant(result.astype(np.float32)), state, self._plan.round_event
 
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 from fedemb.errors import PlanMismatch, Refused
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.arrays import Array, Parameters
-from fedemb.privacy.queries.clipped_sum import Record, clipped_sum
+from fedemb.privacy.queries.clipped_sum import ClippedSum, Record
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
@@ -37,8 +37,6 @@ class RoundState(TypedDict):
     plan: str
     """Digest of the plan."""
     next_round: int
-    l2_norm_clip: float
-    """Clip of the next round. Noised."""
     tag: str
     """Keyed tag of the last round, hex."""
 
@@ -82,12 +80,11 @@ class Mechanism:
     def __init__(self, plan: MechanismPlan, coin_key: bytes, noise: KeyedNoise):
         self.plan = plan
         self._noise = noise
-        self._sum = clipped_sum(plan, noise)
+        self._sum = ClippedSum(plan, noise)
         self._sampler = plan.sampler(coin_key)
         self._next_round = 0
         # Rounds of plain mechanisms are independent and may start anywhere.
-        self._ordered = plan.tracks_participation or plan.adaptive_clip is not None
-        self._clip = self._sum.clip_of(plan.l2_norm_clip)
+        self._ordered = plan.tracks_participation
 
     def sample_clients(self, round_index: int, index: Index) -> list[VirtualClient]:
         """Draws the virtual clients of a round; raises as `Sampler.sample`."""
@@ -109,17 +106,12 @@ class Mechanism:
         self._noise.require_drawable(dim)
 
     def sample_params(self) -> Parameters:
-        """Returns parameters of records in the next round: the clip, float64 scalar."""
-        return np.float64(self._clip)
+        """Returns the clip of records, float64 scalar."""
+        return np.float64(self.plan.l2_norm_clip)
 
     def initial_sample_state(self, dim: int) -> Record:
         """Returns an empty sum for records of `dim` entries in all."""
         return self._sum.zeros(dim)
-
-    @property
-    def l2_norm_clip(self) -> float:
-        """Clip of the next round."""
-        return self._clip
 
     def aggregate(self, round_index: int, sample_state: Record) -> RoundOutput:
         """Noises the sum of a round and divides it by the public normalizer.
@@ -153,8 +145,7 @@ class Mechanism:
     def _noised_mean(
         self, round_index: int, sample_state: Record
     ) -> tuple[npt.NDArray[np.float64], dpe.DpEvent]:
-        sums = [np.asarray(part, np.int64) for part in sample_state]
-        noised, self._clip = self._sum.noised(round_index, sums, self._clip)
+        noised = self._sum.noised(round_index, np.asarray(sample_state[0], np.int64))
         # Divided by a public constant, because the number of participants is private.
         return noised / self.plan.normalizer, self.plan.round_event
 
@@ -164,7 +155,6 @@ class Mechanism:
             "schema": STATE_SCHEMA,
             "plan": self.plan.digest,
             "next_round": self._next_round,
-            "l2_norm_clip": self.l2_norm_clip,
             "tag": self._noise.tag.hex(),
         }
 
@@ -174,7 +164,7 @@ class Mechanism:
         return self._noise.chain.sha if self.plan.tracks_participation else None
 
     def state_to_json(self) -> MechanismState:
-        """Returns the state after the last round: the next round, the noised clip, keyed tags.
+        """Returns the state after the last round: the next round, keyed tags.
 
         Contains no un-noised value. Correlated noise is redrawn from the root key and the tags of
         earlier rounds; without the root key the tags are random bytes.
@@ -198,7 +188,6 @@ class Mechanism:
             )
         self._noise.restore(tags)
         self._next_round = next_round
-        self._clip = self._sum.clip_of(float(state["l2_norm_clip"]))
 
     def rewind(self, state: MechanismState | None) -> None:
         """Rewinds to an earlier round, from its `state_to_json`; None: to the start.
@@ -210,7 +199,6 @@ class Mechanism:
             schema=STATE_SCHEMA,
             plan=self.plan.digest,
             next_round=0,
-            l2_norm_clip=self.plan.l2_norm_clip,
             tag="",
             tags=[],
         )

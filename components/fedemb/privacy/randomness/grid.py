@@ -40,7 +40,6 @@ def check_room(grid_bits: int, contributions: int, noise: float, *, correlated: 
     sum_bits = grid_bits + math.log2(contributions)
     if not max(noise_bits, sum_bits) < MAX_SUM_BITS:
         raise ConfigError(
-            f"sums of {contributions} contributions with a noise multiplier of {noise:g} (the "
-            "larger of noise_multiplier and adaptive_clip.count_noise_multiplier) could overflow "
-            "64-bit integers; lower either"
+            f"sums of {contributions} contributions with a noise multiplier of {noise:g} could "
+            "overflow 64-bit integers; lower either"
         )

@@ -10,7 +10,7 @@ nothing
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -18,12 +18,10 @@ from typing_extensions import override
 
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.keys import derive
-from fedemb.privacy.randomness import toeplitz
 from fedemb.privacy.randomness.noise import (
     MAX_NORMALS,
     Integers,
     add_rounded_noise,
-    gaussian,
     round_tag,
     tensor_key,
 )
@@ -161,20 +159,6 @@ class KeyedNoise:
     def restore(self, tags: list[bytes]) -> None:
         """Resumes after the rounds of these tags; their noise is redrawn when needed."""
         self.chain, self._stream = TagChain(tags), None
-
-
-class BltStream(CorrelatedStream):
-    """Rows of C^-1 Z, scaled to the grid and rounded."""
-
-    def __init__(self, decay: Sequence[float], scale: Sequence[float], stddev: float, size: int):
-        self._size = size
-        self._stddev = stddev
-        self._noise = toeplitz.NoiseStream(decay, scale, size)
-
-    @override
-    def next(self, key: bytes) -> Integers:
-        row = self._noise.next(gaussian(key, self._size)) * self._stddev
-        return np.rint(row).astype(np.int64)
 
 
 class TreeStream(CorrelatedStream):

@@ -161,21 +161,6 @@ def sample_groups(
     ]
 
 
-def sample_users_into_groups(
-    clients: int, probability: float, round_key: bytes, index: Index
-) -> list[VirtualClient]:
-    """Samples each user with probability q, then assigns the user to one of K groups.
-
-    Coin and group of a user depend only on the key, the round and the user's own keyed hash.
-    """
-    coin, place = user_words(round_key, index.user_keys)
-    rows = np.flatnonzero(heads(coin, probability))
-    groups = (place[rows] % np.uint64(clients)).astype(np.int64)
-    return [
-        VirtualClient(0, group, rows[groups == group].astype(np.int64)) for group in range(clients)
-    ]
-
-
 def sample_units(probability: float, round_key: bytes, index: Index) -> list[VirtualClient]:
     """Samples each unit individually with probability q.
 
@@ -231,24 +216,6 @@ def single_units(rows: Rows, index: Index) -> list[VirtualClient]:
     return [VirtualClient(0, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)]
 
 
-def sample_slots(
-    clients: int, size: int, least: int, round_key: bytes, index: Index
-) -> list[VirtualClient]:
-    """Draws K * M users without replacement, in K groups of M.
-
-    Slots are drawn, at least `least` of them; a slot without a user stays empty. A user's
-    probability therefore never exceeds the planned one, however few users there are.
-    """
-    slots = max(index.user_count, least)
-    words = coins(round_key, slots)
-    drawn = np.argpartition(words, clients * size - 1)[: clients * size]
-    drawn = drawn[np.argsort(words[drawn])].reshape(clients, size)
-    return [
-        VirtualClient(0, group, np.sort(members[members < index.user_count]).astype(np.int64))
-        for group, members in enumerate(drawn)
-    ]
-
-
 class RoundRobinSampler(Sampler):
     """Samples all virtual clients in turn, in a keyed order, with maximum separation.
 
@@ -277,23 +244,6 @@ class RoundRobinSampler(Sampler):
         clients = self._turns.clients_per_round
         turn = np.arange(round_index * clients, (round_index + 1) * clients)
         return np.sort(self._order[turn % self.plan.virtual_clients]).astype(np.int64)
-
-
-class AllocationSampler(Sampler):
-    """Assigns each unit to exactly one round per epoch, with new secret coins for every epoch.
-
-    The round of a unit depends only on the key, the epoch and the unit's own keyed hash.
-    """
-
-    def __init__(self, plan: SampledPlan, coin_key: bytes, rounds_per_epoch: int):
-        super().__init__(plan, coin_key)
-        self._epoch_rounds = rounds_per_epoch
-
-    @override
-    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
-        epoch, turn = divmod(round_index, self._epoch_rounds)
-        words, _ = user_words(derive(self._coin_key, "epoch", str(epoch)), index.user_keys)
-        return single_units(np.flatnonzero(words % np.uint64(self._epoch_rounds) == turn), index)
 
 
 class ParticipationLog:
