@@ -30,14 +30,6 @@ def _seen(self_test: SelfTest) -> dict[str, str]:
     }
 
 
-_CANARIES = {
-    "noise_multiplier": ("noise multiplier", "in coordinates of their own"),
-    "contribution": ("clip", "length of a vector that was longer, in clips"),
-    "sampling_probability": ("sampling probability", "share of rounds they took part in"),
-}
-"""Canary measurement -> its name and method."""
-
-
 _TONES = {"Yes": "good", "No": "bad", "Unknown": "plain"}
 """Answer of the audit -> colour of the page."""
 
@@ -56,15 +48,6 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
             x_limits=(0.0, 1.0),
             reference=0.5,
         )
-    canaries = report.mechanism and report.mechanism.canaries
-    canaries = (
-        [
-            (*_CANARIES[name], found, planned, tolerance, name not in canaries.off(plan))
-            for name, (found, planned, tolerance) in canaries.bounds(plan).items()
-        ]
-        if canaries
-        else []
-    )
     answer = audit_answer(report, plan)
     return render(
         "audit_report.html",
@@ -74,6 +57,5 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         sentences=attack_sentences(report),
         limitations=LIMITATIONS,
         chart=chart,
-        canaries=canaries,
         cases=[(*words, seen[name], name not in failed) for name, words in _CASES.items()],
     )

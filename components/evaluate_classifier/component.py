@@ -28,7 +28,6 @@ def evaluate_classifier(
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Input[dsl.Model],
-    averages: dsl.Input[dsl.Model],
     utility_report: dsl.Output[dsl.Artifact],
     utility_page: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],

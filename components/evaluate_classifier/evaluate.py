@@ -1,8 +1,8 @@
 """Evaluates the accuracy of a classifier on held-out users.
 
-Evaluates the trained model, its public backbone, an untrained model and, if configured, other
-weight averages, the previous release and (in simulations) a model trained without privacy, all on
-the same held-out images. All figures are exact over held-out users, whom the guarantee does not
+Evaluates the trained model, its public backbone, an untrained model and, if configured, the
+previous release and (in simulations) a model trained without privacy, all on the same held-out
+images. All figures are exact over held-out users, whom the guarantee does not
 cover; the report states it.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from fedemb.config import RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.data.client_data import UserStore
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.model import ModelCard
 from fedemb.errors import FedEmbError
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import (
@@ -40,12 +38,12 @@ from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import load_backbone
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.runtime.private_inputs import open_private
-from fedemb.runtime.signed_inputs import read_averages, read_model, read_start, read_users
+from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving.previous_release import read_release
 from fedemb.steps.evaluate_classifier.page import classifier_page
 
-_COMPARED = (*ClassifierReport.starts, "centralized", "previous_release", "averages")
+_COMPARED = (*ClassifierReport.starts, "centralized", "previous_release")
 _LOG = logging.getLogger(__name__)
 
 
@@ -53,7 +51,7 @@ def run(context: StepContext) -> Written[ClassifierReport]:
     """Evaluates the model of a run on its held-out users and writes report and page.
 
     Args:
-      context: reads `users`, `pretrained`, `model`, `averages` and the evaluation users in the
+      context: reads `users`, `pretrained`, `model` and the evaluation users in the
         private root; writes `utility_report` and `utility_page`.
 
     Returns:
@@ -64,7 +62,7 @@ def run(context: StepContext) -> Written[ClassifierReport]:
       ArtifactError: an artifact is missing, damaged, or of another run.
       PlanMismatch: the held-out users do not match the commitment of the run.
       Refused: the run is not committed in the ledger, which counts the evaluation.
-      SignatureInvalid: model, averages, users, public backbone or previous release are not signed
+      SignatureInvalid: model, users, public backbone or previous release are not signed
           by the steps that write them.
       StorageError: the private root cannot be read.
       Superseded: the step was started again meanwhile.
@@ -74,10 +72,7 @@ def run(context: StepContext) -> Written[ClassifierReport]:
     read_users(context)
     read_start(context)
     load_keras()
-    averages = read_averages(context, card)
     models = models_of_run(config, artifacts)
-    for name in averages:
-        models[name] = load_backbone(artifacts.averages / name, config.model)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
     with ExitStack() as stack:
         if config.evaluation.previous_release:
@@ -101,7 +96,7 @@ def run(context: StepContext) -> Written[ClassifierReport]:
         "bootstrap_samples": config.evaluation.bootstrap_samples,
         "unit": config.policy.unit,
         "classes": len(config.model.classes),
-        **_figures(config, card, averages, subjects, probabilities),
+        **_figures(config, subjects, probabilities),
     }
     report = ClassifierReport.of_fields(fields)
     context.ledger.check_latest_evaluation(evaluation)
@@ -112,8 +107,6 @@ def run(context: StepContext) -> Written[ClassifierReport]:
 
 def _figures(
     config: RunConfig,
-    card: ModelCard,
-    averages: Mapping[str, float],
     subjects: Subjects,
     probabilities: Mapping[str, np.ndarray],
 ) -> Fields:
@@ -132,14 +125,7 @@ def _figures(
         config.model.classes,
         samples=config.evaluation.bootstrap_samples,
         grouped=config.data.source.columns.subgroup is not None,
-        averages=averages,
     )
-    others = [
-        {"decay": decay, **cast("Fields", measured.pop(name))} for name, decay in averages.items()
-    ]
-    if others:
-        released = config.training.server.ema_decay
-        measured["averages"] = {"released_decay": released, "others": others}
     return nothing | measured
 
 

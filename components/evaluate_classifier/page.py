@@ -10,7 +10,6 @@ from fedemb.documents.classifier import (
     ClassifierReport,
     ComparedClassifier,
 )
-from fedemb.documents.fields import Interval
 from fedemb.reports import charts
 from fedemb.reports.report import render, tone_of
 from fedemb.reports.utility_words import cost_of_privacy, covers, utility_sentence
@@ -41,7 +40,6 @@ def classifier_page(report: ClassifierReport) -> str:
         covers=covers(report.unit),
         models=models,
         others=others,
-        averages=_averages(report),
         parts=[
             (title, parts, _compared(parts, report), cost_of_privacy(parts, title))
             for title, parts in (("class", report.by_class), ("group", report.by_group))
@@ -50,17 +48,6 @@ def classifier_page(report: ClassifierReport) -> str:
         chart=_chart(models) if models else None,
         reliability=_reliability_chart(report),
     )
-
-
-def _averages(report: ClassifierReport) -> list[tuple[str, Classified, Interval | None]]:
-    """Returns name and figures of each average, and the released average's gain over it."""
-    kept = report.averages
-    if kept is None or report.model is None:
-        return []
-    rows: list[tuple[str, Classified, Interval | None]] = [
-        (f"{kept.released_decay:g}, released", report.model, None)
-    ]
-    return rows + [(f"{one.decay:g}", one, one.difference) for one in kept.others]
 
 
 def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:

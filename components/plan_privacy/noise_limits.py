@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fedemb.config import RunConfig
+from fedemb.engine.server import mean_shares
 from fedemb.errors import Refused
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.noise_floor import noise_floor
 
 Recipe = Literal["whole_net", "projection", "whitening", "head", "all_layers"]
 LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {
@@ -99,10 +99,11 @@ def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | Non
     """
     if config.task != "classification" or config.model.trainable != "head":
         return None
-    floor = noise_floor(config, plan)
-    if floor is None:
+    server = config.training.server
+    if plan.tracks_participation or plan.solves is not None or server.optimizer != "sgd":
         return None
-    deviation = floor.unit * floor.noise_multiplier * math.hypot(*floor.round_weights)
+    clip = 1.0 if server.rescale_to_unit_norm else plan.l2_norm_clip
+    deviation = clip * noise_on_mean(plan) * math.hypot(*mean_shares(server, plan.rounds))
     return math.sqrt(1 + math.pi * deviation**2 / 8)
 
 

@@ -16,7 +16,7 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.engine.central import train_centralized
 from fedemb.engine.rounds import ClientExamples
-from fedemb.engine.server import ServerState, decays, initial_state
+from fedemb.engine.server import ServerState, initial_state
 from fedemb.errors import ConfigError
 from fedemb.models.arrays import Model
 from fedemb.models.public_features import without_public_features
@@ -76,8 +76,8 @@ def train(attempt: Attempt[ClientExamples]) -> ServerState:
         record = log.commit(0, attempt.mechanism, output)
     server = config.training.server
     state = replace(initial_state(server, start), weights=start + record.mean, rounds=1)
-    shares = 1.0 - np.array(decays(server), np.float32)[:, None]
-    state = replace(state, averages=shares * state.weights)  # average of one round
+    share = np.float32(1.0) - np.float32(server.ema_decay)  # average of one round
+    state = replace(state, average=share * state.weights)
     checkpoint.save(
         attempt.store, log.inputs_sha, Progress(state, with_tags(record.mechanism_state, ()))
     )

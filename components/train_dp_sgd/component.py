@@ -11,7 +11,7 @@ from fedemb.runtime.step import Rights, step
     task="classification",
     once=True,
     resources="train",
-    outputs={"model": Noised, "averages": Noised},
+    outputs={"model": Noised},
     rights=Rights(
         private={
             "users": "read",
@@ -34,7 +34,6 @@ def train_dp_sgd(
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Output[dsl.Model],
-    averages: dsl.Output[dsl.Model],
 ):
     """Runs the rounds of DP-SGD; the output is the noised classifier and its public round log."""
     from fedemb.runtime.step import step_process

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 GLOSSARY = "docs/reference/glossary.md"
 TERMS = re.findall(r"^\| (?!term|---)([^|]+?) \|", (ROOT / GLOSSARY).read_text(), re.MULTILINE)
 FORMER = {
-    "witness": "rollback_anchor or canaries",
+    "witness": "rollback_anchor",
     "look": "evaluation",
     "looks": "evaluations",
     "normaliser": "normalizer",
@@ -77,4 +77,4 @@ def test_a_former_word_in_a_public_name_is_found():
     """The check above sees a name of every kind."""
     assert "storage.rollback_anchor" in PUBLIC["settings"]
     assert "fedemb ledger show --rollback-anchor" in PUBLIC["options"]
-    assert "audit_report.mechanism.canaries" in PUBLIC["documents"]
+    assert "audit_report.mechanism.replay" in PUBLIC["documents"]

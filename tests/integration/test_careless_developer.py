@@ -11,25 +11,10 @@ import pytest
 from fedemb.pipelines.run.directory import RunDirectory
 from tests.integration.test_whole_pipeline import _command
 from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING
-from tests.planted_bugs.edits import Edit
 from tests.planted_bugs.mutants.training import MUTANTS
-from tests.planted_bugs.mutation import Mutant, planted
+from tests.planted_bugs.mutation import planted
 
 NAMED = {mutant.name: mutant for mutant in MUTANTS}
-SILENCED = Mutant(
-    4,
-    "noise_forgotten_and_its_alarms_silenced",
-    (
-        *NAMED["noise_forgotten"].edits,
-        Edit(
-            "fedemb.documents.mechanism_audit",
-            "MechanismAudit.failed",
-            "return wrong",
-            "return {}",
-        ),
-    ),
-    (),
-)
 
 
 @pytest.mark.slow
@@ -40,9 +25,8 @@ SILENCED = Mutant(
         (NAMED["trainer_steps_with_the_raw_mean"], {"fold_differs"}),
         (
             NAMED["noise_forgotten"],
-            {"noise_receipt_failed", "canaries_off", "below_noise_floor"},
+            {"noise_receipt_failed"},
         ),
-        (SILENCED, {"below_noise_floor"}),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

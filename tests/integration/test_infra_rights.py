@@ -145,7 +145,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
 
     _owner_begins(config)
 
-    names = ("privacy_plan", "reservation", "users", "pretrained", "model", "averages")
+    names = ("privacy_plan", "reservation", "users", "pretrained", "model")
     reports = ("utility_report", "utility_page", "audit_report", "audit_page")
     artifacts = RunArtifacts(**{name: here / name for name in (*names, *reports)})
     stores = {"private_root": PRIVATE_ROOT, "ledger": LEDGER, "keys": KEYS}

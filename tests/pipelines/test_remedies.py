@@ -201,7 +201,7 @@ ELSEWHERE = {
     r"rollback anchor for life": "components/ledger",
     r"does not fit .* which takes": "components/public_backbone",
     r"--size is|Pass a larger --size": "components/public_backbone",
-    r"--pixels is .*Pass one of|does not state which pixel": "components/public_backbone",
+    r"--pixels is .*Pass one of|has no card: it was not written by": "components/public_backbone",
     r"tensorflow-privacy==": "front/test_install_by_need.py",
     r"differs from what was planned": "pipelines/test_pipelines_cli_plan.py",
     r"does not say where its ledger is": "components/gate",

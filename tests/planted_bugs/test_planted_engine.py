@@ -300,7 +300,7 @@ def test_an_average_of_weights_without_noise_is_seen():
 
     def faulty(function, config, state, mean, record):
         clean = function.advance(config, state, mean)
-        return replace(function.advance(config, state, record), averages=clean.averages)
+        return replace(function.advance(config, state, record), average=clean.average)
 
     assert _average_problems(sound) == []
     assert _average_problems(faulty)

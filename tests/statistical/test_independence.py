@@ -1,4 +1,4 @@
-"""Noise and coins of rounds, weights, attempts and runs do not depend on each other.
+"""Noise has the planned scale; rounds, weights, attempts and runs do not depend on each other.
 
 Keys are constants, so a green test stays green; each bound is at six standard deviations.
 """
@@ -29,6 +29,12 @@ def noise_of(attempt, kind="group_poisson_gaussian"):
 
 def correlations(rows):
     return np.abs(np.corrcoef(rows) - np.eye(len(rows))).max()
+
+
+def test_noise_of_rounds_has_the_planned_scale():
+    plan, rows = make_plan("group_poisson_gaussian"), noise_of(ATTEMPT)
+    wanted = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
+    assert abs(rows.std() / wanted - 1) < 6 / np.sqrt(2 * rows.size)
 
 
 def test_noise_of_rounds_and_of_neighbouring_attempts_is_uncorrelated():

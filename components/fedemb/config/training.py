@@ -214,9 +214,6 @@ class ServerConfig(Section):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the exponential moving average of the weights that is released; 0: the last weights
     are released."""
-    other_ema_decays: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
-    """Classifiers only: decays of additional averages that are evaluated with the released average,
-    at no privacy cost. Choosing one by these figures is tuning on the evaluation units."""
     ridge: PositiveFloat = 1.0
     """Heads and projections solved in one round only: ridge term added to each eigenvalue, in units
     of the noise standard deviation times the square root of the number of features."""
@@ -257,11 +254,6 @@ class TrainingConfig(Section):
             raise ValueError(
                 f"training.backend=jax does not support training.algorithm={self.algorithm}; set "
                 "training.backend: tensorflow"
-            )
-        if self.server.other_ema_decays and self.algorithm != "dp_sgd":
-            raise ValueError(
-                "training.server.other_ema_decays names averages that evaluate_classifier measures,"
-                f" got training.algorithm={self.algorithm}; leave it empty"
             )
         return self
 

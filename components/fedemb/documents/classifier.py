@@ -33,20 +33,6 @@ class ComparedClassifier(Classified):
     difference: Interval
 
 
-class ComparedAverage(ComparedClassifier):
-    """Another average of the weights of the same training."""
-
-    decay: Share
-
-
-class MeasuredAverages(Part):
-    """Averages of the weights that a training kept. The released one was fixed in advance."""
-
-    released_decay: Share
-    others: list[ComparedAverage]
-    """Averages in the order of the configuration."""
-
-
 class ComparedPart(Part):
     """Another model on the images of a class or group, and this model's paired gain over it.
 
@@ -142,8 +128,6 @@ class ClassifierReport(Document, OverStarts):
     centralized: ComparedClassifier | None
     """Model trained without privacy; simulations only."""
     previous_release: ComparedClassifier | None
-    averages: MeasuredAverages | None
-    """Other averages; None: only the released average was kept, or nothing was measured."""
     reliability: list[ReliabilityBin] | None
     """Confidence against accuracy; bins of too few units are left out. None: nothing measured."""
     confusion: Confusion | None
@@ -190,19 +174,12 @@ class ClassifierReport(Document, OverStarts):
         part: ComparedClassifier | None = getattr(self, name)
         return part and part.difference
 
-    @property
-    def decays(self) -> tuple[float, ...]:
-        """Returns the decays of measured averages, the released one first; empty if only one."""
-        kept = self.averages
-        return () if kept is None else (kept.released_decay, *(one.decay for one in kept.others))
-
     @model_validator(mode="after")
     def _of_one_measurement(self) -> ClassifierReport:
         named: dict[str, ComparedClassifier | None] = {
             name: getattr(self, name) for name in (*self.starts, "centralized", "previous_release")
         }
-        others = [other for other in named.values() if other is not None]
-        for other in (*others, *(self.averages.others if self.averages else ())):
+        for other in filter(None, named.values()):
             if self.model is None:
                 raise ValueError("some fields are measured and others are empty")
             _check_difference(self.model.top_1, other.top_1, other.difference)

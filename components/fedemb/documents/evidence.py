@@ -6,7 +6,7 @@ The report is compared with all evidence. No document is trusted only because it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -47,8 +47,6 @@ class Evidence:
     """Names and shapes found inside `backbone.keras`."""
     audit: Written[AuditReport]
     utility: Written[AnyUtility]
-    backbones: tuple[Path, Path] | None = None
-    """Files of the public backbone and of the model; None if the public backbone is unavailable."""
 
     @property
     def signed(self) -> tuple[Written[Document], ...]:
@@ -120,9 +118,7 @@ def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
             f"the model artifact holds {sorted(found ^ MODEL_FILES)} beside or instead of "
             "backbone, model.json and rounds.jsonl; run the training again"
         )
-    evidence = gather(config, artifacts)
-    files = artifacts.pretrained / "backbone.keras", folder / "backbone.keras"
-    return replace(evidence, backbones=files)
+    return gather(config, artifacts)
 
 
 def gather(config: RunConfig, artifacts: RunArtifacts) -> Evidence:

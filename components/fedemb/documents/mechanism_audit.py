@@ -1,12 +1,10 @@
 """Results of the trainer's check that the priced mechanism is the one that ran.
 
-For sums and noise, only pass or fail is reported, because exact figures are functions of private
-data. Canary figures depend only on keys and plan, and are reported in full.
+Only pass or fail is reported, because exact figures are functions of private data.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from fedemb.documents.fields import Code, Count
@@ -50,79 +48,12 @@ class Replay(Part):
     """Codes of failed checks."""
 
 
-class CanaryFigures(Part):
-    """Canaries in a separate mechanism that is built from the plan like the real one."""
-
-    rounds: Count
-    coordinates: Count
-    canaries: Count
-    contributions: Count
-    """Number of clipped vectors in all rounds."""
-    noise_multiplier: float
-    """Standard deviation of the output outside the canaries' directions, divided by the clip."""
-    contribution: float
-    """Mean length of a canary's vector in the noised sum, divided by the clip. Each vector was
-    longer than the clip before clipping."""
-    sampling_probability: float | None
-    """Share of canaries that took part, if each has a separate coin."""
-
-    def bounds(self, plan: MechanismPlan) -> dict[str, tuple[float, float, float]]:
-        """Returns for each estimate: measured value, value of the plan, and tolerance."""
-        free = max(1, self.rounds * self.coordinates - self.contributions)
-        sigma = plan.noise_multiplier
-        found = {
-            "noise_multiplier": (
-                self.noise_multiplier,
-                sigma,
-                SIGMAS * sigma / math.sqrt(2 * free),
-            ),
-            "contribution": (
-                self.contribution,
-                1.0,
-                SIGMAS * sigma / math.sqrt(max(1, self.contributions)),
-            ),
-        }
-        if self.sampling_probability is not None and plan.chance is not None:
-            spread = math.sqrt(plan.chance * (1 - plan.chance) / (self.rounds * self.canaries))
-            found["sampling_probability"] = (
-                self.sampling_probability,
-                plan.chance,
-                SIGMAS * spread + 1e-12,
-            )
-        return found
-
-    def off(self, plan: MechanismPlan) -> tuple[str, ...]:
-        """Returns the estimates that differ from the plan; NaN always differs."""
-        return tuple(
-            name
-            for name, (found, wanted, tolerance) in self.bounds(plan).items()
-            if not abs(found - wanted) <= tolerance
-        )
-
-
-class LowerBounds(Part):
-    """Lower bounds on epsilon at 95 %, from canaries included or excluded by key.
-
-    For information only; the gate does not use them.
-    """
-
-    included: Count
-    left_out: Count
-    one_run: float
-    """Steinke, Nasr, Jagielski (arXiv 2305.08846)."""
-    f_dp: float
-    """Mahloujifar, Melis, Chaudhuri (arXiv 2410.22235)."""
-
-
 class MechanismAudit(Part):
     """Evidence that the priced mechanism is the one that ran."""
 
     receipts: Receipts
     fold: Fold
     replay: Replay
-    canaries: CanaryFigures | None
-    """Canary results; None: the mechanism's rounds share their noise."""
-    lower_bounds: LowerBounds | None
 
     def failed(self, plan: MechanismPlan) -> dict[str, str]:
         """Returns code -> description of each check that failed for a run of this plan."""
@@ -143,13 +74,5 @@ class MechanismAudit(Part):
             wrong["replay_differs"] = (
                 f"{replay.rounds} rounds were run again without one of those in them; what is "
                 f"not as it must be: {', '.join(replay.failed) or 'too few'}"
-            )
-        if self.canaries is None and not plan.tracks_participation:
-            wrong["canaries_off"] = "no canary went through the mechanism"
-        elif self.canaries is not None and (off := self.canaries.off(plan)):
-            bounds = self.canaries.bounds(plan)
-            wrong["canaries_off"] = "; ".join(
-                f"canaries found {name} {bounds[name][0]:.4g}, the plan says {bounds[name][1]:.4g}"
-                for name in off
             )
         return wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedemb.documents.fields import AnyJson, Count, Name, Sha, Share, Tensor
+from fedemb.documents.fields import AnyJson, Count, Name, Sha, Tensor
 from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.foundation.document import Document, Part
 
@@ -61,32 +61,6 @@ class ModelCard(Document):
     tensors: list[Tensor]
     mechanism_audit: MechanismAudit | None
     """Audit of the mechanism; None: the run has no noise, or the trainer has not audited it yet."""
-
-
-class Average(Part):
-    """Average of the weights other than the released one."""
-
-    decay: Share
-    weights_sha: Sha
-    """SHA-256 of the weights in its `.keras` file."""
-
-
-class Averages(Document):
-    """`averages.json`, written by train_dp_sgd in a separate folder, because it is not released."""
-
-    kind: ClassVar[str] = "averages"
-    role: ClassVar[str | None] = "trainer"
-
-    run_id: Name
-    model_sha: Sha
-    """SHA-256 of the weights of the released model from the same training."""
-    others: list[Average]
-    """Averages in the order of `training.server.other_ema_decays`; see `average_file` for names."""
-
-
-def average_file(number: int) -> str:
-    """Returns the file name of an average next to `averages.json`, counted from 1."""
-    return f"average-{number}.keras"
 
 
 class RoundLine(Part):

@@ -37,13 +37,9 @@ SECONDS = 60
 """Maximum seconds of processor time for the inspection."""
 _REFUSED = 3
 """Exit code for a file that is not a backbone; a killed process has another code."""
-_FINITE = "--finite"
-"""Argument of `main` that requests a search for a tensor that is not finite."""
 _PLAIN_LAYOUTS = (0, 1)
 """Accepted HDF5 layouts: compact and contiguous, not chunked or virtual."""
 _MEMBERS = {"config.json", "metadata.json", "model.weights.h5"}
-_STANDARDISING = (b'"fedemb>StandardizedConv2D"', b'"fedemb>GainConv2D"')
-"""Layers whose stored kernels differ from those they compute with; a model stores the latter."""
 _LIST = 64
 """Maximum numbers in a list of layer settings (shapes, strides, axes); more would be a tensor."""
 _TEXT = 1024
@@ -70,65 +66,17 @@ def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
 
     Raises:
       ArtifactError: the file is not a `.keras` file, has other members, an optimizer or compiled
-        state, has layers with code or numbers in their settings, or exceeds the resource limits.
+        state, has layers with code or numbers in their settings, has NaN or infinite weights, or
+        exceeds the resource limits.
     """
     return tuple(Tensor.model_validate(tensor) for tensor in _looked_into(_File(sha, path)))
 
 
-def computes_otherwise(start: Path) -> bool:
-    """Returns whether a backbone has weight-standardised convolutions, whose stored kernels differ.
-
-    Raises:
-      ArtifactError: the file is not a `.keras` file.
-    """
-    try:
-        with zipfile.ZipFile(start) as archive:
-            config = _member(archive, start, "config.json")
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise ArtifactError(
-            f"{start.name} is not a readable .keras file; run the step that writes it again"
-        ) from error
-    return any(kind in config for kind in _STANDARDISING)
-
-
-def stored_move(
-    start: Path, released: Path, share: float, shas: tuple[str, str]
-) -> tuple[float, int]:
-    """Returns the distance of a model from its scaled public backbone, over the changed tensors.
-
-    Args:
-      start: `.keras` file of the public backbone.
-      released: `.keras` file of the model.
-      share: factor by which the public backbone is multiplied.
-      shas: digests of both files, used as the cache key.
-
-    Returns:
-      The distance, and the number of values in the changed tensors.
-
-    Raises:
-      ArtifactError: the files have different tensors, or as `stored_tensors`.
-    """
-    found = _looked_into(_File(shas[1], released), _File(shas[0], start), share)
-    return float(found[0]), int(found[1])
-
-
-def first_not_finite(path: Path, sha: str) -> str | None:
-    """Returns the name of a tensor of a `.keras` file with NaN or infinity; None: all are finite.
-
-    Raises:
-      ArtifactError: as `stored_tensors`.
-    """
-    return _looked_into(_File(sha, path), finite=True)
-
-
 @functools.lru_cache(maxsize=64)
-def _looked_into(
-    file: _File, start: _File | None = None, share: float = 1.0, finite: bool = False
-) -> Any:
+def _looked_into(file: _File) -> Any:
     """Returns the output of `main` for a file, run in a process of limited memory and time."""
-    path, further = file.path, [] if start is None else [str(start.path.absolute()), repr(share)]
-    further += [_FINITE] if finite else []
-    command = [sys.executable, "-P", "-m", __name__, str(path.absolute()), *further]
+    path = file.path
+    command = [sys.executable, "-P", "-m", __name__, str(path.absolute())]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     try:
         child = subprocess.run(
@@ -146,19 +94,12 @@ def _looked_into(
     return strict_json(child.stdout, path.name)
 
 
-def main(path: Path, start: str = "", share: str = "1") -> int:
-    """Prints the tensors of a file as JSON, its distance, or the first tensor that is not finite.
-
-    The exit code tells whether the output is the answer or the fault of the file.
-    """
+def main(path: Path) -> int:
+    """Prints the tensors of a file as JSON, or what is wrong with it; the exit code says which."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     try:
-        if start == _FINITE:
-            found = _not_finite(path)
-        else:
-            found = _moved(Path(start), path, float(share)) if start else _tensors(path)
-        sys.stdout.write(json.dumps(found))
+        sys.stdout.write(json.dumps(_tensors(path)))
     except ArtifactError as error:
         sys.stdout.write(str(error))
         return _REFUSED
@@ -172,6 +113,7 @@ class _Stored(TypedDict):
 
 def _tensors(path: Path) -> list[_Stored]:
     import h5py
+    import numpy as np
 
     try:
         with zipfile.ZipFile(path) as archive:
@@ -190,6 +132,11 @@ def _tensors(path: Path) -> list[_Stored]:
                     )
             if isinstance(item, h5py.Dataset):
                 _require_plain(item, path)
+                if not np.isfinite(np.asarray(item, np.float64)).all():
+                    raise ArtifactError(
+                        f"the tensor {name!r} of {path.name} has NaN or infinite weights; import "
+                        "another backbone, or train with a lower learning rate"
+                    )
                 tensors.append({"name": name, "shape": [int(size) for size in item.shape]})
 
         with h5py.File(io.BytesIO(weights), "r") as file:
@@ -207,42 +154,6 @@ def _tensors(path: Path) -> list[_Stored]:
     if problem is not None:
         raise ArtifactError(f"{path.name} {problem}; keep weights in tensors and code in modules")
     return sorted(tensors, key=lambda tensor: tensor["name"])
-
-
-def _moved(start: Path, released: Path, share: float) -> tuple[float, int]:
-    import h5py
-    import numpy as np
-
-    names = {tensor["name"]: tensor["shape"] for tensor in _tensors(start)}
-    if names != {tensor["name"]: tensor["shape"] for tensor in _tensors(released)}:
-        raise ArtifactError(
-            f"the tensors of {released.name} differ from those of the public backbone, so the "
-            "distance between the two is undefined; run the training again"
-        )
-    with zipfile.ZipFile(start) as first, zipfile.ZipFile(released) as last:
-        packed = [archive.read("model.weights.h5") for archive in (first, last)]
-    square, changed = 0.0, 0
-    with h5py.File(io.BytesIO(packed[0])) as before, h5py.File(io.BytesIO(packed[1])) as after:
-        for name in names:
-            old, new = (np.asarray(file[name], np.float64) for file in (before, after))
-            if np.any(old != new):
-                square += float(np.sum(np.square(new - share * old)))
-                changed += new.size
-    return float(np.sqrt(square)), changed
-
-
-def _not_finite(path: Path) -> str | None:
-    import h5py
-    import numpy as np
-
-    names = [tensor["name"] for tensor in _tensors(path)]
-    with zipfile.ZipFile(path) as archive:
-        packed = archive.read("model.weights.h5")
-    with h5py.File(io.BytesIO(packed)) as weights:
-        for name in names:
-            if not np.isfinite(np.asarray(weights[name], np.float64)).all():
-                return name
-    return None
 
 
 def _member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
@@ -321,4 +232,4 @@ def tensor_problem(stored: Sequence[Tensor], expected: Sequence[Tensor]) -> str 
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -9,7 +9,6 @@ from fedemb.errors import ArtifactError
 DESCRIPTIONS = {
     "audit_page": "The audit as a page.",
     "audit_report": "Result of an attack on the model; signed.",
-    "averages": "Other averages of the noised weights, evaluated and never released; signed.",
     "lineage": "Inputs and outputs of every step, as OpenLineage events.",
     "metrics": "Figures for the comparison of runs.",
     "model": "The noised model, its card and its public round log; signed.",

@@ -35,7 +35,7 @@ def learning_rate(config: ServerConfig, round_index: int, rounds: int) -> float:
     return config.learning_rate * factor
 
 
-STATE_ARRAYS = ("weights", "momentum", "second_moment", "averages")
+STATE_ARRAYS = ("weights", "momentum", "second_moment", "average")
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,8 @@ class ServerState:
     """`[dim]`."""
     second_moment: np.ndarray
     """Adam and LAMB only, `[dim]`; else empty."""
-    averages: np.ndarray
-    """Weighted sums of the weights so far, `[decays, dim]`, the released one first; see
-    `released_weights`."""
+    average: np.ndarray
+    """Weighted sum of the weights so far, `[dim]`; see `released_weights`."""
     rounds: int
     """Rounds applied."""
 
@@ -60,17 +59,11 @@ class ServerState:
         return {name: getattr(self, name) for name in STATE_ARRAYS}
 
 
-def decays(config: ServerConfig) -> tuple[float, ...]:
-    """Returns the decay of each kept average, the released one first."""
-    return (config.ema_decay, *config.other_ema_decays)
-
-
 def initial_state(config: ServerConfig, weights: Float32[np.ndarray, " dim"]) -> ServerState:
     """Returns the state before round 0."""
     zeros = np.zeros_like(weights)
     second = zeros[:0] if config.optimizer == "sgd" else zeros
-    averages = np.zeros((len(decays(config)), len(weights)), np.float32)
-    return ServerState(weights.copy(), zeros, second.copy(), averages, 0)
+    return ServerState(weights.copy(), zeros, second.copy(), zeros.copy(), 0)
 
 
 def server_step(
@@ -118,12 +111,12 @@ def server_step(
     if config.optimizer == "lamb":
         step = _as_long_as(step, state.weights, sizes)
     weights = state.weights + rate * step
-    shares = np.array(decays(config), np.float32)[:, None]
+    share = np.float32(config.ema_decay)
     return ServerState(
         weights=weights,
         momentum=momentum,
         second_moment=second,
-        averages=shares * state.averages + (one - shares) * weights,
+        average=share * state.average + (one - share) * weights,
         rounds=time,
     )
 
@@ -168,17 +161,27 @@ def _as_long_as(step: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> 
     return np.concatenate(parts).astype(np.float32)
 
 
-def released_weights(
-    config: ServerConfig, state: ServerState, average: int = 0
-) -> Float32[np.ndarray, " dim"]:
+def released_weights(config: ServerConfig, state: ServerState) -> Float32[np.ndarray, " dim"]:
     """Returns the exponential average of the weights after each round, without initial bias.
 
     Args:
       config: server configuration of the run.
       state: state after the last round.
-      average: 0: the released average; else an index in `other_ema_decays`, counted from 1.
     """
-    decay = decays(config)[average]
+    decay = config.ema_decay
     if decay == 0.0 or state.rounds == 0:
         return state.weights
-    return state.averages[average] / np.float32(1.0 - decay**state.rounds)
+    return state.average / np.float32(1.0 - decay**state.rounds)
+
+
+def mean_shares(config: ServerConfig, rounds: int) -> Float32[np.ndarray, " rounds"]:
+    """Returns the factor of each round's mean in the released weights, for a server with SGD.
+
+    >>> mean_shares(ServerConfig(learning_rate=0.5, momentum=0.0), 2)
+    array([0.5, 0.5], dtype=float32)
+    """
+    state = initial_state(config, np.zeros(rounds, np.float32))
+    config = config.model_copy(update={"rescale_to_unit_norm": False})
+    for mean in np.eye(rounds, dtype=np.float32):
+        state = server_step(config, state, mean, rounds=rounds)
+    return released_weights(config, state)

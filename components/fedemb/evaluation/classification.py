@@ -10,7 +10,7 @@ more about these users than about the model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,6 @@ def measure_classifiers(
     *,
     samples: int,
     grouped: bool,
-    averages: Collection[str] = (),
 ) -> Fields:
     """Returns the measured fields of a `ClassifierReport`, of models on the same images.
 
@@ -47,7 +46,6 @@ def measure_classifiers(
       classes: class names.
       samples: number of bootstrap draws.
       grouped: whether a column names groups.
-      averages: names of other averages of the same weights, which are not compared by class.
 
     Raises:
       Diverged: a probability is not finite.
@@ -64,7 +62,7 @@ def measure_classifiers(
     }
     for name in figures.keys() - {"model"}:
         figures[name]["difference"] = (top_1["model"] - top_1[name]).to_json()
-    compared = sorted(probabilities.keys() - {"model", *averages})
+    compared = sorted(probabilities.keys() - {"model"})
     right = {name: measured.top(probabilities[name], 1) for name in ("model", *compared)}
     groups = np.unique(subjects.subgroups)
     names = [shown_group(str(group), number) for number, group in enumerate(groups)]

@@ -17,7 +17,7 @@ _EXTRAS = {
         "tensorboard": "TensorBoard",
         "tensorflow": "TensorFlow",
     },
-    "jax": {"jax": "JAX", "jax_privacy": "JAX Privacy"},
+    "jax": {"jax": "JAX"},
     "beam": {
         "apache_beam": "Apache Beam",
         "tensorflow_metadata": "TensorFlow Metadata",

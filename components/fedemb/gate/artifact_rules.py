@@ -10,15 +10,13 @@ from fedemb.config.digest import config_digest
 from fedemb.documents.audit import attack_on
 from fedemb.documents.ledger_record import BindRecord, CommitRecord
 from fedemb.documents.model import RoundLine
-from fedemb.documents.model_files import stored_move, tensor_problem
-from fedemb.errors import ArtifactError, SignatureInvalid
+from fedemb.documents.model_files import tensor_problem
+from fedemb.errors import SignatureInvalid
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.foundation.digests import file_digest
 from fedemb.gate.case import RERUN, Case, Reason, waiver
 from fedemb.gate.differences import LATER_TOLERANCE, RELATIVE_TOLERANCE, differences
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.reports.noise_floor import noise_floor
 from fedemb.reports.privacy_report import build_report
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
@@ -224,36 +222,6 @@ def _audit_result(case: Case) -> Iterator[Reason]:
             "audit_figures_open",
             "the audit report has exact figures of training users, without noise",
             _AUDIT_AGAIN,
-        )
-
-
-def away_from_start(case: Case) -> Iterator[Reason]:
-    """Checks that the model moved from its public backbone as far as the noise implies."""
-    evidence, plan = case.evidence, case.plan
-    if not case.same_environment:  # a bundle does not contain the public backbone
-        return
-    if evidence.backbones is None:
-        raise ArtifactError(
-            "the public backbone is not available, so the distance of the model from it cannot be "
-            "computed; run account_privacy where the artifacts of pretrain_public are"
-        )
-    start = evidence.backbones[0]
-    shas = file_digest(start), evidence.model_files["backbone.keras"]
-    if shas[0] != evidence.model.body.initial_weights_sha:
-        raise ArtifactError(
-            f"the public backbone has the digest {shas[0][:16]}, but the model was trained from "
-            f"{evidence.model.body.initial_weights_sha[:16]}; resume from pretrain_public"
-        )
-    floor = noise_floor(case.evidence.config, plan, start)
-    if floor is None:
-        return
-    distance, changed = stored_move(*evidence.backbones, floor.start_share, shas)
-    if not distance >= floor.length(changed):
-        yield Reason(
-            "below_noise_floor",
-            f"the model is {distance:.4g} from its public backbone, but the planned noise moves "
-            f"every model by at least {floor.length(changed):.4g}",
-            "do not release: the planned noise is not in this model",
         )
 
 

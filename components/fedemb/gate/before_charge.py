@@ -16,14 +16,13 @@ from typing import Literal
 from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.ledger_record import ReleaseRecord
-from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
+from fedemb.documents.model_files import stored_tensors, tensor_problem
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused
 from fedemb.gate.privacy_rules import accountants_disagree
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
-from fedemb.reports.noise_floor import noise_floor
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +76,7 @@ WHEN: Mapping[str, When] = {
     "noise_receipt_failed": "later",
     "fold_differs": "later",
     "replay_differs": "later",
-    "canaries_off": "later",
     "evidence_unreadable": "later",
-    "below_noise_floor": "later",
-    "noise_floor_unknown": "refused",
     "model_invalid": "later",
     "weights_differ": "later",
     "model_card_changed": "later",
@@ -132,7 +128,7 @@ def check_before_charge(
             f"epsilon={epsilon:.4g} is above the cap {cap:g} of policy {ledger.policy_id!r}, so "
             "nothing was charged; raise noise_multiplier, lower rounds or sampling_probability"
         )
-    _check_start(config, plan, *start)
+    _check_start(*start)
     for warning in _warnings(config, ledger, run_id):
         _log.warning("the release will be refused unless this changes: %s", warning)
 
@@ -190,28 +186,23 @@ def _is_released(ledger: Ledger, name: str, version: str, run_id: str) -> bool:
     )
 
 
-def _check_start(config: RunConfig, plan: MechanismPlan, path: Path, sha: str) -> None:
+def _check_start(path: Path, sha: str) -> None:
     """Refuses a public backbone whose models cannot pass the rules about weights and tensors.
 
     Raises:
-      ArtifactError: the file cannot be read without Keras, or has a tensor that no backbone has.
-      Refused: a weight is NaN or infinite.
+      ArtifactError: the file cannot be read without Keras, has a tensor that no backbone has, or
+        NaN or infinite weights.
     """
-    tensors = stored_tensors(path, sha)
-    problem = tensor_problem(tensors, tensors)
+    try:
+        tensors = stored_tensors(path, sha)
+        problem = tensor_problem(tensors, tensors)
+    except ArtifactError as error:
+        problem = str(error)
     if problem:
         raise ArtifactError(
             f"the public backbone cannot be released: {problem}. Nothing was charged. Use another "
             "backbone"
         )
-    name = first_not_finite(path, sha)
-    if name is not None:
-        raise Refused(
-            f"the tensor {name!r} of the public backbone has NaN or infinite weights, so the gate "
-            "would deny the model. Nothing was charged. Import another file, or lower "
-            "pretraining.learning_rate"
-        )
-    noise_floor(config, plan, path)
 
 
 def _warnings(config: RunConfig, ledger: Ledger, run_id: str) -> Iterator[str]:

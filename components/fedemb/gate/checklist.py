@@ -152,14 +152,6 @@ _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
     "epsilon_invalid": (_caps, _epsilon),
     "tuning_invalid": (_tuning_runs, _tuning),
     "audit_invalid": ("of this model, passed, nothing refuted", _audit),
-    "noise_floor_unknown": (
-        "at least as far from the public backbone as the planned noise moves it",
-        lambda case: (
-            "computed from the model and its start"
-            if case.same_environment
-            else "not in a bundle, which does not hold the public backbone"
-        ),
-    ),
     "model_invalid": (
         "the weights the trainer signed, no other tensor",
         lambda case: f"weights {case.evidence.model_files['backbone.keras'][:12]}",

@@ -48,7 +48,6 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("epsilon_invalid", privacy.epsilon),
     ("tuning_invalid", privacy.tuning),
     ("audit_invalid", artifacts.audit),
-    ("noise_floor_unknown", artifacts.away_from_start),
     ("model_invalid", artifacts.model),
     ("key_invalid", artifacts.key),
     ("pretraining_invalid", artifacts.pretraining),

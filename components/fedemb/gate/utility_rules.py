@@ -44,10 +44,6 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "unit": (utility.unit, config.policy.unit),
             "classes": (utility.classes, len(config.model.classes)),
         }
-        if utility.measured:
-            server = case.evidence.config.training.server
-            kept = (server.ema_decay, *server.other_ema_decays) if server.other_ema_decays else ()
-            wanted["averages"] = (utility.decays, kept)
     if utility.measured:
         wanted["starts"] = (set(utility.measured_starts), set(starts_of(config)))
     for name, (found, expected) in wanted.items():

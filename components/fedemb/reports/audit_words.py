@@ -11,8 +11,7 @@ from fedemb.reports.formats import figure
 
 LIMITATIONS = (
     "It uses one simple score. A stronger attack may find more.",
-    "The attack does not bound epsilon. Only the accounting guarantees epsilon, and only planted "
-    "canaries can refute it with a stated confidence.",
+    "The attack does not bound epsilon. Only the accounting guarantees epsilon.",
     "It averages over many. A single unusual one may be exposed without being detected.",
     "It uses the final model only, not the rounds.",
     "Training and held-out users may differ for reasons other than training. The comparison with "
@@ -22,28 +21,15 @@ LIMITATIONS = (
 
 def mechanism_sentences(audit: MechanismAudit, unit: Unit) -> list[str]:
     """Returns the evidence that the accounted mechanism ran: a short sentence for each check."""
-    receipts, canaries, bounds = audit.receipts, audit.canaries, audit.lower_bounds
+    receipts = audit.receipts
     whole = not receipts.failed and receipts.together
-    found = [
+    return [
         f"The outputs of {count_of(receipts.rounds, 'round')} "
         f"{'contain' if whole else 'do NOT contain'} the noise of their keys.",
         f"The committed means {'give' if audit.fold.same else 'do NOT give'} the released weights.",
         f"The replay of {count_of(audit.replay.rounds, 'round')} without one of their {unit}s "
         f"{'gave the expected sums' if not audit.replay.failed else 'FAILED'}.",
     ]
-    if canaries is not None:
-        chance = canaries.sampling_probability
-        taken = "" if chance is None else f", sampling probability {chance:.3g}"
-        found.append(
-            f"{canaries.canaries} canaries measured noise multiplier "
-            f"{canaries.noise_multiplier:.3g} and clip {canaries.contribution:.3g}{taken}."
-        )
-    if bounds is not None:
-        found.append(
-            f"Their scores give lower bounds on epsilon at 95 %: {bounds.one_run:.3g} (one run) "
-            f"and {bounds.f_dp:.3g} (f-DP). No rule uses these bounds."
-        )
-    return found
 
 
 def audit_answer(report: AuditReport, plan: MechanismPlan) -> str:

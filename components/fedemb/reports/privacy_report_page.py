@@ -16,7 +16,6 @@ from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.budget import spent
 from fedemb.ledger.state import PricePoint
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
 from fedemb.reports.audit_words import audit_sentence
@@ -24,7 +23,6 @@ from fedemb.reports.charts import Axis, Line, line_chart
 from fedemb.reports.dag import lineage_dag
 from fedemb.reports.epsilon_meaning import DEPLOYMENTS, meaning
 from fedemb.reports.mechanism_text import TEXTS, comparison
-from fedemb.reports.noise_floor import why_no_floor
 from fedemb.reports.report import render
 from fedemb.reports.utility_words import floors_sentence, utility_sentence
 
@@ -33,12 +31,6 @@ if TYPE_CHECKING:
 
 _TICKS = 6
 """Maximum number of dates on the axis of spending."""
-
-
-def _no_floor(evidence: Evidence, plan: MechanismPlan) -> str | None:
-    """Returns why the report has no noise floor; None if it has one."""
-    backbone = (evidence.backbones or [None])[0]
-    return why_no_floor(evidence.config, plan, backbone)
 
 
 def report_page(
@@ -79,7 +71,6 @@ def report_page(
         samplers={other.name: comparison(plan, other.name) for other in plan.comparisons()},
         guarantee=words.report_sentence(report),
         audit=audit_sentence(evidence.audit.body),
-        no_floor=_no_floor(evidence, plan),
         self_test_passed=not report.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fedemb.config import ModelConfig
 from fedemb.documents.ledger_record import LedgerRecord
-from fedemb.documents.model import Averages, ModelCard, Pretrained, average_file
+from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused
 from fedemb.foundation.digests import file_digest
@@ -64,32 +64,6 @@ def read_model(context: StepContext) -> ModelCard:
     card = _read(context, context.artifacts.model / "model.json", ModelCard).body
     _check_weights(context.artifacts.model, card.weights_sha)
     return card
-
-
-def read_averages(context: StepContext, card: ModelCard) -> dict[str, float]:
-    """Reads the trainer's document of the other weight averages; see `write_averages`.
-
-    Args:
-      context: context of the step, which takes `averages`.
-      card: card of the model trained with the averages.
-
-    Returns: File name -> decay of each average.
-
-    Raises:
-      ArtifactError: the document is missing, broken, of another training, or names other files.
-      SignatureInvalid: the document is not signed by train_dp_sgd.
-    """
-    folder = context.artifacts.averages
-    averages = _read(context, folder / "averages.json", Averages).body
-    if averages.model_sha != card.weights_sha:
-        raise ArtifactError(
-            f"averages.json belongs to model {averages.model_sha[:12]}, expected "
-            f"{card.weights_sha[:12]}. Use model and averages of one training step."
-        )
-    found = {average_file(number): one for number, one in enumerate(averages.others, start=1)}
-    for name, one in found.items():
-        _check_weights(folder, one.weights_sha, name)
-    return {name: one.decay for name, one in found.items()}
 
 
 def read_start(context: StepContext) -> Pretrained:

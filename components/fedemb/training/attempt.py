@@ -48,7 +48,6 @@ from fedemb.storage import open_store
 from fedemb.storage.fencing import FencedStore
 from fedemb.training import checkpoint
 from fedemb.training.attempt_inputs import AttemptInputs
-from fedemb.training.averages import write_averages
 from fedemb.training.bound_attempt import BoundAttempt
 from fedemb.training.feature_caches import FeatureCaches
 from fedemb.training.train_job import hosts_of_the_step
@@ -84,7 +83,7 @@ def run_attempt(
 
     Args:
       context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the private users;
-          writes `model` and, for classifiers, `averages`. Both are noised.
+          writes `model`, which is noised.
       step: name of the training step.
       build_rounds: builds the rounds, which are rehearsed before the attempt is bound. None if the
           rounds depend on private data; then `train` builds them.
@@ -211,8 +210,7 @@ class _Training(Generic[Unit]):
                 )
             )
         released = _release(inputs.config, backbone, trained.state)
-        audit, delta = trained.audit, inputs.config.policy.delta
-        evidence = audit and audit.evidence(released, delta)
+        evidence = trained.audit and trained.audit.evidence(released)
         bound.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
         return trained.state
 
@@ -237,7 +235,7 @@ def _last_state(bound: BoundAttempt) -> ServerState | None:
 
 
 def _write_model(artifacts: RunArtifacts, finished: _Finished) -> Written[ModelCard]:
-    """Writes model, card and averages; returns the card. See `_publish`."""
+    """Writes model and card; returns the card. See `_publish`."""
     bound, backbone, state = finished
     inputs, plain = bound.inputs, plain_form(backbone)
     config, reservation = inputs.config, inputs.reservation
@@ -257,9 +255,7 @@ def _write_model(artifacts: RunArtifacts, finished: _Finished) -> Written[ModelC
         "embedding_dim": config.model.embedding_dim,
         "tensors": [{"name": v.path, "shape": list(v.shape)} for v in plain.weights],
     }
-    card = bound.write_card(artifacts.model / "model.json", ModelCard.of_fields(fields))
-    write_averages(artifacts, config, backbone, state=state, card=card.body, signer=bound.signer)
-    return card
+    return bound.write_card(artifacts.model / "model.json", ModelCard.of_fields(fields))
 
 
 def _rehearse(function: TrainingRound[Unit], training: TrainingConfig) -> None:

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from fedemb.data.verified_folder import FolderCommitment, verified_copy
-from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
+from fedemb.documents.model_files import stored_tensors, tensor_problem
 from fedemb.foundation.digests import file_digest, tree_digest
 from fedemb.keys import commit_to_people
 from fedemb.ledger import check_high_water, open_ledger, read_trust
@@ -211,7 +211,7 @@ def _backbone(world: World, draw: random.Random) -> Attack:
         def take() -> str:
             sha = file_digest(path)
             tensors = stored_tensors(path, sha)
-            return first_not_finite(path, sha) or tensor_problem(tensors, tensors) or ""
+            return tensor_problem(tensors, tensors) or ""
 
         problem: list[str] = []
         found = attempted(lambda: problem.append(take()))

@@ -43,7 +43,6 @@ def test_every_setting_has_words():
         ("tuning={}", "tuning.data is not set"),
         ("tuning={data: public}", "Set both or neither"),
         ("tuning={method: a grid}", "Set both or neither"),
-        ("training.server.other_ema_decays=[0.5]", "got training.algorithm=dp_fedemb; leave it"),
         ("nonsense", "Pass KEY=VALUE"),
         ("mechanism={kind: nothing}", "mechanism"),
     ],

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from fedemb.config import ServerConfig
-from fedemb.engine.server import initial_state, learning_rate, released_weights, server_step
+from fedemb.engine.server import (
+    initial_state,
+    learning_rate,
+    mean_shares,
+    released_weights,
+    server_step,
+)
 
 MEANS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 
@@ -97,14 +103,13 @@ def test_lamb_moves_each_tensor_by_its_own_length():
     assert moved[2] == pytest.approx(adam[2])  # a tensor of zeros moves by the step as it is
 
 
-def test_several_averages_are_kept_side_by_side():
-    config = ServerConfig(ema_decay=0.7, other_ema_decays=(0.0, 0.9))
-    state, history = _run(config)
-    for number, decay in enumerate((0.7, 0.0, 0.9)):
-        alone, _ = _run(ServerConfig(ema_decay=decay))
-        np.testing.assert_allclose(
-            released_weights(config, state, number),
-            released_weights(ServerConfig(ema_decay=decay), alone),
-            rtol=1e-6,
-        )
-    np.testing.assert_array_equal(released_weights(config, state, 1), history[-1])
+def test_factors_of_the_means_give_the_released_weights():
+    config = ServerConfig(
+        learning_rate=0.3, momentum=0.7, nesterov=True, weight_decay=0.05, schedule="cosine",
+        warmup_rounds=2, ema_decay=0.6,
+    )  # fmt: skip
+    state = initial_state(config, np.zeros(MEANS.shape[1], np.float32))
+    for mean in MEANS:
+        state = server_step(config, state, mean, rounds=len(MEANS))
+    expected = mean_shares(config, len(MEANS)) @ MEANS
+    np.testing.assert_allclose(released_weights(config, state), expected, rtol=1e-5)

@@ -52,7 +52,7 @@ def _report(**changes):
         "bootstrap_samples": 50,
         "unit": "user",
         "classes": len(CLASSES),
-        **dict.fromkeys(("untrained", "centralized", "previous_release", "averages")),
+        **dict.fromkeys(("untrained", "centralized", "previous_release")),
         **_measured()[0],
         **changes,
     }
@@ -164,21 +164,6 @@ def test_each_class_and_group_is_compared_with_the_other_models():
     assert all(len(part["compared"]) == 1 for part in found["by_group"]["shown"])
 
 
-def test_no_class_is_compared_with_another_average_of_the_weights():
-    tables = {name: np.eye(2, dtype=np.float32)[[0] * 20] for name in ("model", "public_backbone")}
-    subjects = Subjects(np.repeat([0, 1], 10), np.arange(20, dtype=np.uint64), np.full(20, ""))
-    found = measure_classifiers(
-        {**tables, "average-1.keras": tables["model"]},
-        subjects,
-        ("a", "b"),
-        samples=20,
-        grouped=False,
-        averages=("average-1.keras",),
-    )
-    compared = [other["model"] for part in found["by_class"]["shown"] for other in part["compared"]]
-    assert compared == ["public_backbone", "public_backbone"]
-
-
 def test_spread_of_the_calibration_error_is_that_of_its_draws_without_what_chance_adds():
     """Against a loop over the draws: users are resampled, and every bin counts its own gap."""
     users, images, samples = 60, 2, 400
@@ -272,11 +257,6 @@ def test_the_report_takes_what_was_measured_and_nothing_else():
         _report(public_backbone={**_measured()[0]["public_backbone"], **of_others})
     with pytest.raises(ArtifactError):
         _report(model=None)
-    average = {"decay": 0.5, **_measured()[0]["public_backbone"]}
-    kept = {"released_decay": 0.9, "others": [average]}
-    assert _report(averages=kept).decays == (0.9, 0.5)
-    with pytest.raises(ArtifactError):
-        _report(averages={**kept, "others": [{**average, **of_others}]})
 
 
 def test_the_sentence_names_images_users_classes_and_the_start():

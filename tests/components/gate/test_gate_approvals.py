@@ -140,7 +140,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run,
         ([], False),
         (["approvals_invalid"], False),
         (["worse_than_previous_release"], False),
-        (["not_approved", "below_noise_floor"], False),
+        (["not_approved", "fold_differs"], False),
     ],
 )
 def test_only_a_release_that_nothing_but_approvals_holds_up_waits(codes, waits):

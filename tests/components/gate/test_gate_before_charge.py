@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedemb.documents.model_files import first_not_finite
+from fedemb.documents.model_files import stored_tensors
 from fedemb.documents.plan_document import read_plan
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused
@@ -58,7 +58,7 @@ def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
     context = _context(tmp_path)
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(value))
     sign_start(context)
-    with pytest.raises(Refused, match=r"NaN or infinite weights.*Nothing was charged"):
+    with pytest.raises(ArtifactError, match=r"NaN or infinite weights.*Nothing was charged"):
         reserve.run(context)
     assert _charged(tmp_path) == []
 
@@ -118,13 +118,6 @@ def _without_proof(monkeypatch):
     monkeypatch.setattr(GroupPoissonGaussian, "proof", "")
 
 
-def _floor_unknown(monkeypatch):
-    def breaks(*_):
-        raise ArtifactError("the noise floor cannot be computed")
-
-    monkeypatch.setattr(before_charge, "noise_floor", breaks)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -133,7 +126,6 @@ def _floor_unknown(monkeypatch):
         pytest.param(_priced(np.nan), Refused, "epsilon is nan", id="nan"),
         pytest.param(_accountants_disagree, Refused, "RDP gives", id="accountants"),
         pytest.param(_without_proof, Refused, "no proven guarantee", id="proof"),
-        pytest.param(_floor_unknown, ArtifactError, "noise floor", id="floor"),
     ],
 )
 def test_cause_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, change, error, words):
@@ -212,8 +204,12 @@ def test_finite_weights_are_looked_at_in_every_tensor(tmp_path):
     for number, value in enumerate((0.5, np.nan)):
         path = tmp_path / f"{number}.keras"
         path.write_bytes(small_weights(value))
-        found = first_not_finite(path, sha256_hex(path.read_bytes()))
-        assert found == (None if number == 0 else "layers/dense/vars/0")
+        sha = sha256_hex(path.read_bytes())
+        if number == 0:
+            assert stored_tensors(path, sha)
+        else:
+            with pytest.raises(ArtifactError, match=r"tensor 'layers/dense/vars/0'.*NaN"):
+                stored_tensors(path, sha)
 
 
 # ---- the list ----------------------------------------------------------------------------------
@@ -234,7 +230,7 @@ def _codes_in_rules():
 
 
 def test_every_reason_code_says_when_its_cause_is_known():
-    of_evidence = {"noise_receipt_failed", "fold_differs", "replay_differs", "canaries_off"}
+    of_evidence = {"noise_receipt_failed", "fold_differs", "replay_differs"}
     assert set(WHEN) == _codes_in_rules() | of_evidence
 
 

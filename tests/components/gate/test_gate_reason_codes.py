@@ -91,7 +91,12 @@ def test_list_of_reason_codes_is_read_from_the_source():
     assert len(found) >= 45
     assert {code for code, _ in RULES} <= found
     assert set(WAIVABLE) <= found
-    assert {"block_over_cap", "no_gain_over_public", "canaries_off", "evidence_unreadable"} <= found
+    assert {
+        "block_over_cap",
+        "no_gain_over_public",
+        "fold_differs",
+        "evidence_unreadable",
+    } <= found
 
 
 # Ledger and reservation

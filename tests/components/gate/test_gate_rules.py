@@ -19,7 +19,7 @@ from fedemb.errors import (
     Refused,
     StorageError,
 )
-from fedemb.foundation.canonical_json import json_digest, sha256_hex
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import encode, parse, read
 from fedemb.foundation.files import write_bytes
@@ -234,23 +234,6 @@ def test_weights_swapped_after_the_commit_are_denied(run):
     assert codes(verdict_of(run)) == ["model_card_changed"]
 
 
-@pytest.mark.planted_bug(4)
-@pytest.mark.parametrize(("moved", "denied"), [(1e-3, True), (1.0, False)])
-def test_model_nearer_to_its_start_than_its_noise_is_denied(tmp_path, monkeypatch, moved, denied):
-    tensors = [*honest_run.TENSORS[:-1], {"name": "embedding/kernel", "shape": [200, 100]}]
-    start = honest_run.model_file(tensors, seed=1)
-    monkeypatch.setattr(honest_run, "INITIAL", start)
-    monkeypatch.setattr(honest_run, "INITIAL_WEIGHTS", sha256_hex(start))
-    run = honest_run.start(tmp_path)
-    write_bytes(run.model / "backbone.keras", honest_run.model_file(tensors, moved=moved))
-    for act in ("plan", "pretrain", "reserve", "partition"):
-        getattr(run, f"do_{act}")()
-    run.do_train(tensors)
-    run.do_measure()
-    run.do_account()
-    assert codes(verdict_of(run)) == ["below_noise_floor"] * denied
-
-
 def test_tensor_of_another_shape_is_denied(tmp_path):
     run = honest_run.start(tmp_path)
     tensors = [*honest_run.TENSORS[:-1], {"name": "embedding/kernel", "shape": [4, 9]}]
@@ -370,9 +353,6 @@ def test_release_without_evidence_of_its_mechanism_is_denied(run):
         ("fold", {"rounds": 5}, "fold_differs"),
         ("replay", {"failed": ["sum"]}, "replay_differs"),
         ("replay", {"rounds": 0}, "replay_differs"),
-        ("canaries", {"noise_multiplier": 1.8}, "canaries_off"),
-        ("canaries", {"contribution": 2.5}, "canaries_off"),
-        ("canaries", {"sampling_probability": 0.1}, "canaries_off"),
     ],
 )
 def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, code):
@@ -386,7 +366,8 @@ def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, 
 
 
 def test_evidence_of_another_card_than_the_trainer_s_is_denied(run):
-    bent = {**json.loads(run.audit.read_text())["mechanism"], "lower_bounds": None}
+    found = json.loads(run.audit.read_text())["mechanism"]
+    bent = {**found, "replay": {"rounds": 3, "failed": []}}
     run.rewrite(run.audit, mechanism=bent)
     run.do_account()
     assert codes(verdict_of(run)) == ["audit_stale"]

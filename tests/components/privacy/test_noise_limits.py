@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
+from fedemb.engine.server import mean_shares
 from fedemb.errors import Refused
 from fedemb.models.backbones import build_backbone
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.noise_floor import noise_floor
 from fedemb.steps.plan_privacy.noise_limits import (
     LARGEST_THAT_GAINED,
     REFUSED_FROM,
@@ -91,9 +91,8 @@ def test_temperature_corrects_probabilities_for_the_noise():
     plan = plan_mechanism(config)
     divisor = temperature_for_noise(config, plan)
     assert divisor is not None
-    floor = noise_floor(config, plan)
-    assert floor is not None
-    deviation = floor.unit * floor.noise_multiplier * math.hypot(*floor.round_weights)
+    shares = mean_shares(config.training.server, plan.rounds)
+    deviation = plan.noise_multiplier / plan.normalizer * math.hypot(*shares)
     random = np.random.default_rng(7)
     logits = random.normal(0.0, 0.9 * deviation, (20_000, 10))
     labels = (logits + random.gumbel(size=logits.shape)).argmax(axis=1)

@@ -17,7 +17,6 @@ from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
 from fedemb.documents.plan_document import read_plan
 from fedemb.engine import load_backbone, train_centralized
-from fedemb.engine.audit.canaries import COORDINATES
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import encode, read
@@ -145,7 +144,7 @@ def test_checkpoint_holds_no_head_and_no_optimizer_of_clients(finished):
             finished.root / "pretrained" / "backbone.keras", finished.config.model
         ).get_weights()
     )
-    assert sizes == {"weights": dim, "momentum": dim, "second_moment": 0, "averages": dim}
+    assert sizes == {"weights": dim, "momentum": dim, "second_moment": 0, "average": dim}
     for record in (folder / "rounds").iterdir():
         assert record.read_bytes().endswith(b"\n\0")  # the mean is cut once a checkpoint covers it
         assert record.stat().st_size < 2000
@@ -197,8 +196,7 @@ def test_committed_round_is_never_computed_again(ready, finished, monkeypatch):
     original = queries.Mechanism.aggregate
 
     def aggregate(self, index, state):
-        if state[0].shape != (COORDINATES,):  # canaries have rounds of their own
-            computed.append(index)
+        computed.append(index)
         return original(self, index, state)
 
     monkeypatch.setattr(queries.Mechanism, "aggregate", aggregate)

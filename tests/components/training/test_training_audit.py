@@ -362,16 +362,14 @@ def test_round_is_run_again_without_all_images_of_a_user(fresh, monkeypatch, dam
 
 @pytest.mark.planted_bug(8)
 @pytest.mark.mutation
-def test_image_that_takes_part_twice_is_seen_by_the_canaries(fresh, monkeypatch):
+def test_image_that_takes_part_twice_is_seen_by_the_replay(fresh, monkeypatch):
     sound = sampling.sample_images
 
     def twice(*arguments):
         return [image for image in sound(*arguments) for _ in range(2)]
 
     monkeypatch.setattr(sampling, "sample_images", twice)
-    evidence = evidence_of(fresh("images of users"))
-    assert "coins" in evidence.replay.failed
-    assert evidence.canaries.off(plan_mechanism(SOUND["images of users"]))
+    assert "coins" in evidence_of(fresh("images of users")).replay.failed
 
 
 @pytest.mark.long
@@ -396,8 +394,4 @@ def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, na
             killed.train()
     found = evidence_of(killed)
     assert found.failed(plan_mechanism(run.config)) == {}
-    assert found.model_copy(update={"canaries": None, "lower_bounds": None}) == whole.model_copy(
-        update={"canaries": None, "lower_bounds": None}
-    )
-    assert (found.canaries is None) == (whole.canaries is None)
-    assert found.canaries is None or found.canaries.rounds == whole.canaries.rounds
+    assert found == whole

@@ -170,7 +170,6 @@ class ReadyRun:
             users=self.root / "users.json",
             pretrained=self.root / "pretrained",
             model=self.root / model,
-            averages=self.root / "averages",
             utility_report=self.root / "report.json",
             utility_page=self.root / "report.html",
         )

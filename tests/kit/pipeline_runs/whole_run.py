@@ -37,7 +37,6 @@ SMALL_CLASSIFIER = [
     "mechanism.noise_multiplier=2.0",
     "training.unit_gradient.images_per_unit=2",
     "training.unit_gradient.microbatch=8",
-    "training.server.other_ema_decays=[0.0]",
     "policy.users_lower_bound=240",
     "policy.delta=1e-3",
     "release.train_despite_noise=the run is small",

@@ -103,9 +103,9 @@ MUTANTS = (
             "run_rounds",
             "state = function.advance(server, state, output.mean)",
             (
-                "before = state.averages\n"
+                "before = state.average\n"
                 "state = function.advance(server, state, output.mean)\n"
-                "state.averages[:] = before"
+                "state.average[:] = before"
             ),
         ),
         "tests/components/training/test_training_audit.py::test_sound_training_passes[averaged]",

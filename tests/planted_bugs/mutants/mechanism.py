@@ -6,7 +6,6 @@ from tests.planted_bugs.mutants import modules
 from tests.planted_bugs.mutants.places import (
     AGAIN,
     AUDIT,
-    AUDITING,
     COINS,
     INDEPENDENT,
     PLAN,
@@ -140,7 +139,7 @@ MUTANTS = (
         4,
         "noise_3_percent_short",
         (modules.KEYED, "grid_scale", "plan.noise_multiplier", "0.97 * plan.noise_multiplier"),
-        f"{AUDITING}::test_canaries_of_a_sound_mechanism_measure_the_plan_in_200_runs",
+        "tests/statistical/test_independence.py::test_noise_of_rounds_has_the_planned_scale",
     ),
     one(
         6,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.planted_bugs.mutants import modules
-from tests.planted_bugs.mutants.places import AUDITING, POISSON, one
+from tests.planted_bugs.mutants.places import POISSON, one
 
 PARTED = "tests/components/partition_users/test_partition_properties.py"
 GATE = "tests/components/gate/test_gate_rules.py"
@@ -381,18 +381,6 @@ MUTANTS = (
             "set(starts_of(config))",
         ),
         f"{GATE}::test_start_that_the_configuration_asks_for_is_measured",
-    ),
-    one(
-        4,
-        "noise_floor_of_one_weight",
-        (modules.NOISE_FLOOR, "length", "coordinates + share", "1 + share"),
-        f"{AUDITING}::test_noise_floor_lies_between_a_run_and_the_same_run_without_noise",
-    ),
-    one(
-        4,
-        "noise_floor_trusts_the_data",
-        (modules.NOISE_FLOOR, "length", "max(0.0, length - weight * self.contributions)", "length"),
-        f"{AUDITING}::test_no_sums_bring_weights_below_the_noise_floor_in_200_runs",
     ),
     one(
         4,

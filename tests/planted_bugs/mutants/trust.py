@@ -58,23 +58,12 @@ MUTANTS = (
     ),
     one(
         19,
-        "noise_floor_of_the_start_is_not_computed_before_the_charge",
-        (
-            modules.BEFORE_CHARGE,
-            "_check_start",
-            "noise_floor(config, plan, path)",
-            "None",
-        ),
-        CHARGE,
-    ),
-    one(
-        19,
         "weights_of_the_start_may_be_infinite",
         (
             modules.MODEL_FILES,
-            "_not_finite",
-            "not np.isfinite(np.asarray(weights[name], np.float64)).all()",
-            "np.isnan(np.asarray(weights[name], np.float64)).any()",
+            "_tensors",
+            "not np.isfinite(np.asarray(item, np.float64)).all()",
+            "np.isnan(np.asarray(item, np.float64)).any()",
         ),
         CHARGE,
     ),

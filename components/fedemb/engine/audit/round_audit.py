@@ -15,7 +15,6 @@ from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import Fold, MechanismAudit, Replay
 from fedemb.documents.model import RoundLine
 from fedemb.engine.audit.attempt_keys import AttemptKeys
-from fedemb.engine.audit.canaries import CanaryMechanism, CanaryState
 from fedemb.engine.audit.receipts import NoiseReceipts, ReceiptFigures
 from fedemb.engine.audit.round_replay import RoundReplay
 from fedemb.engine.packed_state import pack, unpack
@@ -75,11 +74,10 @@ class _Head(TypedDict):
     named: bool
     size: int
     receipts: ReceiptFigures
-    canaries: CanaryState | None
 
 
 class RoundAudit:
-    """Collects receipts, fold, canaries, tags, and the initial weights of two rounds.
+    """Collects receipts, fold, tags, and the initial weights of two rounds.
 
     Args:
       plan: plan of the run.
@@ -102,9 +100,6 @@ class RoundAudit:
         self._receipts = NoiseReceipts(plan, keys.noise_key)
         self._chain = TagChain()
         self._size = 0
-        self._canaries = None
-        if not plan.tracks_participation:
-            self._canaries = CanaryMechanism(plan, **vars(keys))
         self._named = True
         """Whether every public digest matches the committed mean."""
         self._chosen = keys.chosen_rounds(plan.rounds)
@@ -134,8 +129,6 @@ class RoundAudit:
         slope = self._receipts.add(mean, self._chain.tags[-1])
         self._named &= record.public.output_sha == sha256_hex(mean.tobytes())
         self._state = self._advance(self._server, self._state, mean)
-        if self._canaries is not None:
-            self._canaries.add(record.index)
         return slope
 
     def _shared(self, rounds: int) -> list[bytes]:
@@ -183,29 +176,23 @@ class RoundAudit:
             failed |= one.problems(index, _record(read, number).mechanism_state)
         self._replay = Replay(rounds=len(chosen), failed=sorted(failed))
 
-    def found(self, released: np.ndarray, delta: float) -> MechanismAudit:
+    def found(self, released: np.ndarray) -> MechanismAudit:
         """Returns all evidence of a finished training, after `replay`.
 
         Args:
           released: released weights, float32 `[dim]`.
-          delta: delta of the guarantee.
         """
         folded = released_weights(self._server, self._state)
         same = np.array_equal(folded[: released.size], released)
-        canaries = self._canaries
         return MechanismAudit(
             receipts=self._receipts.found,
             fold=Fold(rounds=self.rounds, same=same and self._named),
             replay=self._replay,
-            canaries=canaries.found if canaries else None,
-            lower_bounds=canaries.lower_bounds(delta) if canaries else None,
         )
 
-    def evidence(self, released: np.ndarray, delta: float) -> JsonObject:
+    def evidence(self, released: np.ndarray) -> JsonObject:
         """Returns fields of the model card, see `found`."""
-        return {
-            "mechanism_audit": self.found(released, delta).model_dump(mode="json"),
-        }
+        return {"mechanism_audit": self.found(released).model_dump(mode="json")}
 
     def save(self, store: Store) -> None:
         """Writes the state, before the trainer writes its checkpoint."""
@@ -216,7 +203,6 @@ class RoundAudit:
             "named": self._named,
             "size": self._size,
             "receipts": self._receipts.to_json(),
-            "canaries": self._canaries.to_json() if self._canaries else None,
         }
         kept = {
             _BEFORE: np.array(list(self._before.values()), np.float32),
@@ -264,9 +250,6 @@ class RoundAudit:
         before = self._shared(self.rounds)
         self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, before)
         self._receipts.restore(head["receipts"])
-        if self._canaries is not None:
-            assert head["canaries"] is not None, "the plan of an attempt does not change"
-            self._canaries.restore(head["canaries"])
 
 
 def _record(read: Callable[[int], AuditedRecord | None], number: int) -> AuditedRecord:

@@ -17,7 +17,7 @@ import numpy as np
 from fedemb.config import ServerConfig
 from fedemb.engine.feature_cache import UnitFeatures
 from fedemb.engine.rounds import RoundSums, Slab
-from fedemb.engine.server import ServerRule, ServerState, decays
+from fedemb.engine.server import ServerRule, ServerState
 from fedemb.errors import ConfigError
 from fedemb.models.arrays import Model
 from fedemb.privacy.queries import Mechanism, Parameters
@@ -172,5 +172,5 @@ class SolvedProjection:
             ridge=server.ridge * noise * math.sqrt(self.features),
         )
         weights = np.concatenate([kernel.ravel(), bias]).astype(np.float32)
-        shares = 1.0 - np.array(decays(server), np.float32)[:, None]  # average of one round
-        return replace(state, weights=weights, averages=shares * weights, rounds=state.rounds + 1)
+        share = np.float32(1.0) - np.float32(server.ema_decay)  # average of one round
+        return replace(state, weights=weights, average=share * weights, rounds=state.rounds + 1)

@@ -122,5 +122,5 @@ class SolvedHead:
         )
         head = SHARPNESS * np.concatenate([(kernel / plan.feature_norm).ravel(), bias])
         head = head.astype(np.float32)
-        shares = 1.0 - np.array([server.ema_decay, *server.other_ema_decays], np.float32)[:, None]
-        return replace(state, weights=head, averages=shares * head, rounds=state.rounds + 1)
+        share = np.float32(1.0) - np.float32(server.ema_decay)  # average of one round
+        return replace(state, weights=head, average=share * head, rounds=state.rounds + 1)
