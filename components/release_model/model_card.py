@@ -15,7 +15,7 @@ from fedemb.config.policy import Unit
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.fields import Interval
-from fedemb.documents.ledger_record import WaiverRecord
+from fedemb.documents.ledger_record import DecisionRecord
 from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
 from fedemb.documents.utility import AnyUtility
 from fedemb.foundation.document import Written
@@ -157,8 +157,8 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
         "\n".join(f"- {not_covered[code]}" for code in report.limitations),
         f"Audit: {audit_sentence(audit)}",
         *(
-            f"Waived by {as_text(signer_name(item.actor))}: `{item.content(WaiverRecord).code}`, "
-            f"{as_text(item.content(WaiverRecord).reason)}"
+            f"Waived by {as_text(signer_name(item.actor))}: `{item.content(DecisionRecord).code}`, "
+            f"{as_text(item.content(DecisionRecord).reason)}"
             for item in waivers
         ),
         *(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import AwaitingApproval, ConfigError, FedEmbError, Refused
+from fedemb.errors import ConfigError, FedEmbError, Refused
 from fedemb.foundation.extras import require_modules
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import (
@@ -76,15 +76,6 @@ def run(
     ] = None,
     runs: RunsOption = Path("runs"),
     mlflow: MlflowOption = None,
-    await_approval: Annotated[
-        bool,
-        typer.Option(
-            "--await-approval",
-            help="If only approvals are missing, wait for them until the deadline "
-            "(release.approval_hours), then decide again. The waiting process reads the ledger "
-            "only.",
-        ),
-    ] = False,
     resumed: Resumed,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run and its cost; write nothing.")
@@ -95,45 +86,26 @@ def run(
     Example: fedemb run --config mine.yaml --policy policy
     """
     require_modules("kfp", "apache_beam", "tensorflow")
-    from fedemb.pipelines.run.await_approval import require_deadline
     from fedemb.pipelines.run.command import execute
 
     if resumed.from_ is not None and resumed.resume is None:
         raise ConfigError("--from resumes a run. Pass its directory by --resume.")
     changed = None
     if resumed.resume is None:
-        directory = start(new, set_ or [], runs, dry_run=dry_run, await_approval=await_approval)
+        directory = start(new, set_ or [], runs, dry_run=dry_run)
     else:
         directory, changed = _resumed(resumed.resume, resumed.from_, set_, runs, dry_run=dry_run)
     if directory is None:
         return
-    if await_approval and resumed.resume is not None:
-        require_deadline((changed or directory.config()).release.approval_hours)
     with directory.alone():
         if changed is not None:
             directory.change_config(changed)
         if beam:
             directory.set_beam_options(beam)
         exit_code = execute(directory, resumed.from_)
-    if await_approval and exit_code == AwaitingApproval.exit_code:
-        exit_code = _decided(directory)
     if mlflow:
         log_to_mlflow(directory, mlflow)
     sys.exit(exit_code)
-
-
-def _decided(run: RunDirectory) -> int:
-    """Waits for the approvals of a run, lets the gate decide again, and returns the exit code."""
-    from fedemb.pipelines.run.await_approval import await_approval
-    from fedemb.pipelines.run.command import execute
-
-    try:
-        await_approval(run, say)
-    except KeyboardInterrupt:
-        say("stopped waiting; the run still waits for approval")
-        return AwaitingApproval.exit_code
-    with run.alone():
-        return execute(run, "gate_release")
 
 
 def log_to_mlflow(run: RunDirectory, mlflow: str) -> None:
@@ -147,16 +119,10 @@ def log_to_mlflow(run: RunDirectory, mlflow: str) -> None:
 
 
 def start(
-    options: NewRun,
-    overrides: Sequence[str],
-    runs: Path,
-    *,
-    dry_run: bool,
-    await_approval: bool,
+    options: NewRun, overrides: Sequence[str], runs: Path, *, dry_run: bool
 ) -> RunDirectory | None:
     """Returns the directory of a new run; None after a dry run."""
     from fedemb.pipelines.cli.dry_run import refusal
-    from fedemb.pipelines.run.await_approval import require_deadline
     from fedemb.pipelines.run.command import checked, make_directory
     from fedemb.pipelines.run.directory import checked_run_id
     from fedemb.pipelines.run.load_config import policy_overrides
@@ -164,8 +130,6 @@ def start(
     checked_run_id(options.run_id)
     stores = policy_overrides(options.policy)
     loaded = checked(options.config, [*stores, *overrides], runs, options.data)
-    if await_approval:
-        require_deadline(loaded.release.approval_hours)
     if dry_run:
         _say(loaded, (), charged=False)
         return None

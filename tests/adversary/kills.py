@@ -69,14 +69,6 @@ def _void(run: honest_run.HonestRun) -> None:
     _cli("ledger", "void", run.run_id, *_stores(run), "--reason", "the wrong week")
 
 
-def _waive(run: honest_run.HonestRun) -> None:
-    model = str(run.model / "model.json")
-    _cli(
-        *("ledger", "waive", "no_gain_over_public", "--model", model, *_stores(run)),
-        *("--reason", "reviewed by two people"),
-    )
-
-
 def _train(run: honest_run.HonestRun) -> None:
     """Up to the trainer's last act; it clears its folder as `run_attempt` does."""
     remove_leftovers(run.model)
@@ -102,7 +94,7 @@ ACTS: dict[str, tuple[str, Do]] = {
     **{name: (name, STEPS[name]) for name in ("reserve", "commit", "account", "gate", "release")},
     "bind": ("train", lambda run: run.do_bind()),
     "void": ("partition", _void),
-    "waive": ("release", _waive),
+    "waive": ("release", lambda run: run.waive("no_gain_over_public")),
     "rotate": ("release", _rotate),
 }
 """What is killed: before which step it is done, and how."""

@@ -179,7 +179,6 @@ def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
         ("void", "week-1"),
         ("rotate-keys",),
         ("approvers", "ada=ada.pub"),
-        ("waive", "stopped_early", "--model", "model.json"),
     ],
     ids=lambda words: words[0],
 )

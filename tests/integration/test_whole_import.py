@@ -110,16 +110,16 @@ def test_imported_application_is_released_after_a_waiver_and_embeds_photos(tmp_p
     refused = finish(run_command(run.parent, "--run-id", "only", *own, overrides=settings))
     assert refused.returncode == 3, refused.stdout + refused.stderr
     why = closing_line(refused.stdout, "release")
-    assert "waive pretraining_overlap_unchecked" in why
+    assert "--waive pretraining_overlap_unchecked" in why
     assert "--from account_privacy" in why
 
     (model,) = run.glob("public/*/train-dp-fedemb/model/model.json")
     evidence = json.loads(model.read_text())["mechanism_audit"]
     assert evidence["replay"] == {"rounds": 2, "failed": []}
     assert not list(run.glob("private/*/train/*/features/*/*"))
-    stores = ["--ledger", str(policy / "ledger"), "--keys", str(policy / "keys")]
-    rule = ["pretraining_overlap_unchecked", "--model", str(model), "--reason", "random weights"]
-    assert finish(fedemb("ledger", "waive", *rule, *stores)).returncode == 0
+    rule = ["--waive", "pretraining_overlap_unchecked", "--reason", "random weights", "--yes"]
+    waived = finish(fedemb("approve", str(run), *rule, "--keys", str(policy / "keys")))
+    assert waived.returncode == 0, waived.stdout + waived.stderr
     done = finish(fedemb("run", "--resume", str(run), "--from", "account_privacy"))
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -73,8 +73,14 @@ class KubeflowRun:
         run, ada = self.run, Signer.of_approver(Ed25519PrivateKey.generate())
         name_approvers(run.ledger(), {"ada": ada.public_key}, "the board", run.keys)
         report = read(run.report, PrivacyReport)
-        digests = {"model_sha": report.body.model_sha, "report_sha": report.sha}
-        run.ledger().approve(read_reservation(run.reservation), **digests, signer=ada)
+        run.ledger().decide(
+            read_reservation(run.reservation),
+            code="not_approved",
+            model_sha=report.body.model_sha,
+            report_sha=report.sha,
+            reason="",
+            signer=ada,
+        )
 
     def show(self, state: str = "COMPLETE", **parameters: Any) -> tuple[str, dict[str, float]]:
         """Runs the exit step with the parameters of the run; returns its summary and metrics."""

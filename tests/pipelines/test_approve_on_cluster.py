@@ -93,7 +93,7 @@ class World:
 @pytest.fixture(autouse=True)
 def doctor_is_content(monkeypatch):
     """Other tests check the cluster itself."""
-    for module in ("schedule", "ledger_commands.on_cluster"):
+    for module in ("schedule", "ledger_commands.approve"):
         monkeypatch.setattr(f"fedemb.pipelines.cli.{module}.check_cluster_first", lambda *_: None)
 
 
@@ -172,13 +172,13 @@ def test_after_the_deadline_nothing_is_signed_and_a_new_report_can_be_approved(w
     deadline = read(world.run.report, PrivacyReport).body.approve_by
     clock = _clock_at(deadline + timedelta(seconds=1))
     with monkeypatch.context() as patch:
-        patch.setattr("fedemb.pipelines.cli.ledger_commands.approval.datetime", clock)
+        patch.setattr("fedemb.pipelines.cli.ledger_commands.approve.datetime", clock)
         patch.setattr("fedemb.gate.decide.datetime", clock)
         with pytest.raises(Refused, match="account_privacy"):
             world.approve("ada")
         with pytest.raises(GateDenied):
             world.run.do_gate()
-    assert world.run.ledger().state.approvals == []
+    assert world.run.ledger().state.decisions == []
     assert world.later_runs() == []
     before = read(world.run.report, PrivacyReport).sha
     rounds = world.run.ledger().state.last_attempt("monday")
@@ -210,7 +210,7 @@ def test_bent_report_in_the_public_root_is_refused(world):
     path.write_text(json.dumps(tree, sort_keys=True, separators=(",", ":")))
     with pytest.raises(ArtifactError):
         world.approve("ada")
-    assert world.run.ledger().state.approvals == []
+    assert world.run.ledger().state.decisions == []
 
 
 def test_profile_that_pins_packages_needs_the_file(world, package, tmp_path):
@@ -221,7 +221,7 @@ def test_profile_that_pins_packages_needs_the_file(world, package, tmp_path):
         world.approve("ada", "monday", *words)
     with pytest.raises(ConfigError, match="does not list"):
         world.approve("ada", "monday", *words, "--package", package)
-    assert world.run.ledger().state.approvals == []
+    assert world.run.ledger().state.decisions == []
     assert "1 of 2" in world.approve("ada", "monday", "--package", package)
 
 

@@ -27,7 +27,6 @@ QUICKSTART, REFERENCE = (
 )
 OPERATIONS = {
     "tutorials/weekly_schedule.md": "fedemb schedule",
-    "how_to/approve_a_release.md": "fedemb ledger waive",
     "how_to/recover.md": "fedemb submit|fedemb ledger void",
     "how_to/rotate_keys.md": "fedemb ledger rotate-keys|fedemb ledger verify",
 }

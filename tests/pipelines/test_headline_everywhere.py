@@ -15,7 +15,6 @@ from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
-from fedemb.keys.signatures import Signer
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.review_commands.runs import runs_table
 from fedemb.pipelines.run.directory import RunState
@@ -66,12 +65,9 @@ def released(tmp_path_factory):
 def waived(tmp_path_factory):
     """A model that gained nothing, waived by the policy owner and released."""
     run = without_gain(honest_run.start(tmp_path_factory.mktemp("waived") / "run").until_gate())
-    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
-    owner = Signer.load_or_create(run.keys, "policy")
     before, os.environ["FEDEMB_ACTOR"] = os.environ.get("FEDEMB_ACTOR"), "ada"
     try:
-        note = {"code": "no_gain_over_public", "reason": REASON}
-        run.ledger().waive(**note, model_sha=model_sha, signer=owner)
+        run.waive("no_gain_over_public", REASON)
     finally:
         os.environ.pop("FEDEMB_ACTOR") if before is None else None
     run.do_account()
@@ -298,9 +294,7 @@ def test_waiver_without_a_name_is_the_owners_in_every_place(tmp_path, capsys, mo
     """Without FEDEMB_ACTOR, the record names the key only."""
     monkeypatch.delenv("FEDEMB_ACTOR", raising=False)
     run = without_gain(honest_run.start(tmp_path / "run").until_gate())
-    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
-    owner = Signer.load_or_create(run.keys, "policy")
-    run.ledger().waive(code="no_gain_over_public", reason=REASON, model_sha=model_sha, signer=owner)
+    run.waive("no_gain_over_public", REASON)
     run.do_account()
     run.do_gate()
     run.do_release()

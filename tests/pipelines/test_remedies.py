@@ -164,12 +164,6 @@ WRONG = {
         "embed {d} -m {d}/policy",
         "embed {d} -m {d}/policy --trust {d}/policy/ledger/trust.json",
     ),
-    "--await-approval waits until": (
-        "run --config {d}/mine.yaml --data {d}/photos.parquet --policy {d}/policy --runs {d}/runs "
-        "--await-approval --dry-run",
-        "run --config {d}/mine.yaml --data {d}/photos.parquet --policy {d}/policy --runs {d}/runs "
-        "--await-approval --set release.approval_hours=48 --dry-run",
-    ),
     "are private, and their budget": (
         "run --config {d}/mine.yaml --data {d}/photos.parquet --runs {d}/runs",
         "run --config {d}/mine.yaml --data {d}/photos.parquet --runs {d}/runs --policy {d}/policy "

@@ -342,7 +342,7 @@ def test_gate_that_waits_for_approval_is_no_refusal_and_its_retry_counts(bucket,
     report = read(run.report, PrivacyReport)
     reservation = read_reservation(run.reservation)
     digests = {"model_sha": report.body.model_sha, "report_sha": report.sha}
-    run.ledger().approve(reservation, **digests, signer=ada)
+    run.ledger().decide(reservation, code="not_approved", **digests, reason="", signer=ada)
     run.do_gate()
     run.do_release()
     gate = {"verdict": run.verdict, "verdict_page": run.root / "verdict.md"}

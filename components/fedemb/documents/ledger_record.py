@@ -19,10 +19,12 @@ from pydantic import (
     StringConstraints,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 from pydantic_core.core_schema import ValidationInfo
 
 from fedemb.documents.fields import Address, AnyJson, Count, Delta, Name, Purpose, Sha
+from fedemb.documents.verdict import NOT_APPROVED
 from fedemb.foundation.document import Document, Part
 
 
@@ -47,14 +49,6 @@ class PolicyRecord(Part):
     """Record 0: `PolicyTerms.to_json`."""
 
     terms: AnyJson
-
-
-class WaiverRecord(Part):
-    """Waiver of one gate rule for one model."""
-
-    code: Name
-    model_sha: Sha
-    reason: Reason
 
 
 class KeysRecord(Part):
@@ -129,11 +123,25 @@ class EvaluationRecord(AttemptRecord):
     model_sha: Sha
 
 
-class ApprovalRecord(AttemptRecord):
-    """Approval of one report of one model by a named approver."""
+class DecisionRecord(AttemptRecord):
+    """Decision of a person that removes one reason of the gate for one model.
 
+    An approval removes `not_approved` for one report and is signed by an approver. A waiver removes
+    another reason from every later report, which lists it, and is signed by the policy owner.
+    """
+
+    code: Name
+    """Reason code of the gate."""
     model_sha: Sha
-    report_sha: Sha
+    report_sha: Sha | None
+    """SHA-256 of the approved report; None: a waiver."""
+    reason: Reason
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> DecisionRecord:
+        if (self.code == NOT_APPROVED) != (self.report_sha is not None):
+            raise ValueError("an approval, and only an approval, names its report")
+        return self
 
 
 class VoidRecord(AttemptRecord):
@@ -154,7 +162,6 @@ class ReleaseRecord(AttemptRecord):
 
 BODIES: dict[str, type[Part]] = {
     "policy": PolicyRecord,
-    "waiver": WaiverRecord,
     "keys": KeysRecord,
     "approvers": ApproversRecord,
     "charge": ChargeRecord,
@@ -162,7 +169,7 @@ BODIES: dict[str, type[Part]] = {
     "bind": BindRecord,
     "commit": CommitRecord,
     "evaluation": EvaluationRecord,
-    "approval": ApprovalRecord,
+    "decision": DecisionRecord,
     "void": VoidRecord,
     "release": ReleaseRecord,
 }
@@ -182,7 +189,7 @@ class LedgerRecord(Document):
     """SHA-256 of the bytes of the previous record."""
     act: Annotated[str, Field(alias="kind", pattern="^[a-z]{1,40}$")]
     run_id: Name
-    """Run ID; empty for records that the policy owner signs."""
+    """Run ID; empty for records about the whole policy."""
     attempt: Count
     time: Annotated[str, StringConstraints(pattern=r"^[0-9T:.+-]{0,40}$")]
     """Time in UTC, for information; only `sequence` defines the order."""

@@ -30,7 +30,7 @@ class Reason:
 def waiver(code: str) -> str:
     """Returns instructions to waive a rule for one model and to resume the run."""
     return (
-        f"sign `fedemb ledger waive {code} --model RUN --ledger LEDGER --keys KEYS --reason WHY`, "
+        f"sign `fedemb approve RUN --waive {code} --keys KEYS --reason WHY`, "
         "and resume the run with --from account_privacy: its report states the waiver"
     )
 

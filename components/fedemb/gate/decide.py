@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from fedemb.documents.evidence import Evidence, sentence_of
-from fedemb.documents.ledger_record import WaiverRecord
+from fedemb.documents.ledger_record import DecisionRecord
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, GivenApproval, RuleOutcome
 from fedemb.errors import StorageError
@@ -25,7 +25,6 @@ from fedemb.gate import utility_rules as utility
 from fedemb.gate.case import RERUN, Case, Reason, Verdict
 from fedemb.gate.checklist import one_line, value_and_threshold
 from fedemb.ledger import Ledger
-from fedemb.ledger.records import Record
 
 WAIVABLE = (
     "delta_above_customary",
@@ -120,32 +119,22 @@ def _waived(case: Case, reasons: list[Reason]) -> set[str]:
     """Returns codes that the policy owner waived for this model in a record the report lists."""
     try:
         model = case.evidence.model.body.weights_sha
-        signed = waiver_records(case.ledger, model, case.head).keys()
+        signed = case.ledger.state.waivers_of(model, case.head).keys()
     except Exception:  # fails closed: no waiver
         return set()
     return {reason.code for reason in reasons if reason.code in WAIVABLE} & signed
-
-
-def waiver_records(ledger: Ledger, model_sha: str, head: int) -> dict[str, Record]:
-    """Returns the waivers of one model up to a ledger record: code -> first record."""
-    found: dict[str, Record] = {}
-    for record in ledger.state.waivers:
-        waiver = record.content(WaiverRecord)
-        if waiver.model_sha == model_sha and record.sequence <= head:
-            found.setdefault(waiver.code, record)
-    return found
 
 
 def applied_waivers(
     ledger: Ledger, waived: Sequence[str], report: PrivacyReport
 ) -> list[AppliedWaiver]:
     """Returns the waivers that a verdict depends on."""
-    signed = waiver_records(ledger, report.model_sha, report.cumulative.ledger_sequence)
+    signed = ledger.state.waivers_of(report.model_sha, report.cumulative.ledger_sequence)
     return [
         AppliedWaiver(
             code=code,
             actor=signed[code].actor,
-            reason=one_line(signed[code].content(WaiverRecord).reason),
+            reason=one_line(signed[code].content(DecisionRecord).reason),
             sequence=signed[code].sequence,
         )
         for code in waived

@@ -176,11 +176,6 @@ class Ledger:
                 "start another policy_id and add up the epsilons of both"
             )
 
-    def waive(self, *, code: str, model_sha: str, reason: str, signer: Signer) -> Record:
-        """Records the policy owner's waiver of one gate rule for one model."""
-        body = {"code": code, "model_sha": model_sha, "reason": reason}
-        return self._append("waiver", lambda: body, signer=signer)
-
     def charge(self, body: DeclaredCharge, signer: Signer) -> Record:
         """Records the declared privacy loss of a release made elsewhere on the same users.
 
@@ -250,24 +245,35 @@ class Ledger:
 
         return self._append("approvers", decide, signer=signer)
 
-    def approve(
-        self, reservation: Reservation, *, model_sha: str, report_sha: str, signer: Signer
+    def decide(
+        self,
+        reservation: Reservation,
+        *,
+        code: str,
+        model_sha: str,
+        report_sha: str | None,
+        reason: str,
+        signer: Signer,
     ) -> Record:
-        """Records that a person approves the release of one model with one privacy report.
+        """Records a person's decision that removes one reason of the gate for one model.
 
         Args:
           reservation: reservation of the run.
+          code: `not_approved` for an approval, otherwise the code of the waived rule.
           model_sha: SHA-256 of the weights.
-          report_sha: SHA-256 of the signed report, which names all of its inputs.
-          signer: the person's key, role `approver`.
+          report_sha: SHA-256 of the approved report, which names all of its inputs; None: a waiver.
+          reason: reason, kept in the ledger permanently.
+          signer: key of the person, role `approver`, or of the policy owner, role `policy`.
 
         Raises:
           Refused: the key does not belong to an approver, or the run is not committed for release.
         """
         body = {
             "reservation": reservation.sequence,
+            "code": code,
             "model_sha": model_sha,
             "report_sha": report_sha,
+            "reason": reason,
         }
 
         def decide() -> Mapping[str, object] | Record:
@@ -275,21 +281,23 @@ class Ledger:
             if not attempt.commit or reservation.purpose != "release":
                 raise Refused(
                     f"run {reservation.run_id!r} is {attempt.status}, for {reservation.purpose}; "
-                    "only a committed run with purpose release can be approved"
+                    "people decide only about a committed run with purpose release"
                 )
+            if report_sha is None:
+                return self.state.waivers_of(model_sha).get(code, body)
             for record in self.state.approvals_of(model_sha, report_sha):
                 if record.signature["key_id"] == signer.key_id or record.actor == name:
                     return record
             return body
 
         self.refresh()
-        name = self.state.approvers.get(signer.public_key)
-        if name is None:
+        name = None if report_sha is None else self.state.approvers.get(signer.public_key)
+        if report_sha is not None and name is None:
             raise Refused(
                 f"key {signer.key_id} does not belong to an approver of policy "
                 f"{self.policy_id!r}; ask the policy owner to add it by `fedemb ledger approvers`"
             )
-        return self._append("approval", decide, reservation=reservation, signer=signer, actor=name)
+        return self._append("decision", decide, reservation=reservation, signer=signer, actor=name)
 
     def reserve(
         self,

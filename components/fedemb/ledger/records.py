@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict, TypeVar
 
-from fedemb.documents.ledger_record import LedgerRecord
+from fedemb.documents.ledger_record import DecisionRecord, LedgerRecord
 from fedemb.errors import ArtifactError, LedgerError
 from fedemb.foundation.canonical_json import ToJson, canonical_json
 from fedemb.foundation.document import Part, Written, parse, written
@@ -36,7 +36,7 @@ class Record:
     act: str
     """Kind of the record: a key of `documents.ledger_record.BODIES`."""
     run_id: str
-    """Id of the run; empty for records that the policy owner signs."""
+    """Id of the run; empty for records about the whole policy."""
     attempt: int
     time: str
     """UTC time, for display; only `sequence` defines the order."""
@@ -100,7 +100,7 @@ def check_record(record: Written[LedgerRecord], trust: TrustStore) -> None:
       SignatureInvalid: the key is unknown, or the signature does not match the content.
     """
     body = record.body
-    role, name = signing_role(body.act), record_name(body.policy_id, body.sequence)
+    role, name = signing_role(body), record_name(body.policy_id, body.sequence)
     trust.verify(record.signed_bytes, record.signature, role, name, at=body.sequence)
 
 
@@ -109,24 +109,13 @@ def record_name(policy_id: str, sequence: int) -> str:
     return f"{policy_id}/{sequence:08d}.json"
 
 
-def signing_role(kind: str) -> str:
-    """Returns the role whose key signs a kind of record."""
-    if kind == "evaluation":
+def signing_role(record: LedgerRecord) -> str:
+    """Returns the role whose key signs a record."""
+    if isinstance(record.body, DecisionRecord):
+        return "policy" if record.body.report_sha is None else APPROVER
+    if record.act == "evaluation":
         return "evaluate"
-    if kind == "approval":
-        return APPROVER
-    return (
-        "policy"
-        if kind
-        in (
-            "policy",
-            "waiver",
-            "keys",
-            "approvers",
-            "charge",
-        )
-        else "ledger"
-    )
+    return "policy" if record.act in ("policy", "keys", "approvers", "charge") else "ledger"
 
 
 class RecordContent(TypedDict):
@@ -152,17 +141,18 @@ def encode_record(content: RecordContent, signer: Signer) -> bytes:
       LedgerError: the content does not match its kind, or the signer lacks the role of the kind.
     """
     kind = content["kind"]
-    if signer.role != signing_role(kind):
-        raise LedgerError(
-            f"a {kind} record needs a key of the role {signing_role(kind)!r}, got {signer.role!r}; "
-            "use the signer of that role"
-        )
     try:
         record = LedgerRecord.of_fields({**content, "body": dict(content["body"])})
     except ArtifactError as error:
         raise LedgerError(
             f"a {kind} record cannot be written: {error}; correct the value and retry"
         ) from error
+    role = signing_role(record)
+    if signer.role != role:
+        raise LedgerError(
+            f"a {kind} record needs a key of the role {role!r}, got {signer.role!r}; use the "
+            "signer of that role"
+        )
     return written(record, signer.sign(record.content())).data
 
 

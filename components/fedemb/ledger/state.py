@@ -13,11 +13,11 @@ from datetime import datetime
 from typing import NoReturn, cast
 
 from fedemb.documents.ledger_record import (
-    ApprovalRecord,
     ApproversRecord,
     AttemptRecord,
     ChargeRecord,
     CommitRecord,
+    DecisionRecord,
     PolicyRecord,
     ReserveRecord,
 )
@@ -115,11 +115,11 @@ class LedgerState:
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict[tuple[str, int], Attempt])
     external: list[Record] = field(default_factory=list[Record])
     """Declared losses of releases made elsewhere."""
-    waivers: list[Record] = field(default_factory=list[Record])
     rotations: list[Record] = field(default_factory=list[Record])
     approvers: dict[str, str] = field(default_factory=dict[str, str])
     """Public key -> name of each current approver."""
-    approvals: list[Record] = field(default_factory=list[Record])
+    decisions: list[Record] = field(default_factory=list[Record])
+    """Approvals and waivers of people."""
     evaluations: list[Record] = field(default_factory=list[Record])
     """One record per evaluation on held-out users."""
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
@@ -180,15 +180,25 @@ class LedgerState:
         """
         found: list[Record] = []
         seen: set[str] = set()
-        for record in self.approvals:
+        for record in self.decisions:
             who = {record.actor, record.signature["key_id"]}
-            approval = record.content(ApprovalRecord)
-            asked = (approval.model_sha, approval.report_sha)
+            decision = record.content(DecisionRecord)
+            asked = (decision.model_sha, decision.report_sha)
             in_time = until is None or datetime.fromisoformat(record.time) <= until
             if asked == (model_sha, report_sha) and in_time:
                 if not who & seen:
                     found.append(record)
                 seen |= who
+        return found
+
+    def waivers_of(self, model_sha: str, last: float = math.inf) -> dict[str, Record]:
+        """Returns the waivers of one model up to a ledger record: code -> first record."""
+        found: dict[str, Record] = {}
+        for record in self.decisions:
+            decision = record.content(DecisionRecord)
+            waiver = decision.report_sha is None and decision.model_sha == model_sha
+            if waiver and record.sequence <= last:
+                found.setdefault(decision.code, record)
         return found
 
     def charges(self, block: str, *, without: Attempt | None = None) -> list[Charge]:
@@ -284,9 +294,6 @@ class LedgerState:
             self.by_block.setdefault(block, [])
             self._external.setdefault(block, []).append(charge)
 
-    def _on_waiver(self, record: Record, trust: TrustStore | None) -> None:
-        self.waivers.append(record)
-
     def _on_keys(self, record: Record, trust: TrustStore | None) -> None:
         self.rotations.append(record)  # what they mean for the records after them: ledger_chain
 
@@ -295,14 +302,15 @@ class LedgerState:
             key: name for name, key in record.content(ApproversRecord).approvers.items()
         }
 
-    def _on_approval(self, record: Record, trust: TrustStore | None) -> None:
+    def _on_decision(self, record: Record, trust: TrustStore | None) -> None:
         attempt = self._attempt_of(record)
         if not attempt.commit or attempt.reserved.purpose != "release":
-            _broken(record, "only a committed run with purpose release is approved")
+            _broken(record, "people decide only about a committed run with purpose release")
         names = {key_id_of(key): name for key, name in self.approvers.items()}
-        if names.get(record.signature.get("key_id", "")) != record.actor:
+        approval = record.content(DecisionRecord).report_sha is not None
+        if approval and names.get(record.signature.get("key_id", "")) != record.actor:
             _broken(record, "it does not bear the name its key was given")
-        self.approvals.append(record)
+        self.decisions.append(record)
 
     def _on_reserve(self, record: Record, trust: TrustStore | None) -> None:
         body, key = record.content(ReserveRecord), (record.run_id, record.attempt)

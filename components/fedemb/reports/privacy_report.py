@@ -15,7 +15,7 @@ import math
 from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.evidence import Evidence
-from fedemb.documents.ledger_record import BindRecord, WaiverRecord
+from fedemb.documents.ledger_record import BindRecord
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
@@ -82,7 +82,10 @@ def build_report(
         "utility": _utility(evidence),
         "assumptions": list(assumptions(plan.unit)),
         "limitations": list(limitations(plan.unit)),
-        "waivers": _waivers(ledger, model.weights_sha, head_sequence),
+        "waivers": [
+            {"code": code, "model_sha": model.weights_sha, "sequence": record.sequence}
+            for code, record in ledger.state.waivers_of(model.weights_sha, head_sequence).items()
+        ],
         "release": _release_terms(config, reservation.run_id),
         "provenance": _provenance(evidence, reservation, attempt.bind),
     }
@@ -107,19 +110,6 @@ def _tuning(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dict
         "other_runs_before": len(state.committed_runs(before=sequence) - {reservation.run_id}),
         "simulations_before": len(state.simulations(before=sequence)),
     }
-
-
-def _waivers(ledger: Ledger, weights_sha: str, head_sequence: int) -> list[dict[str, object]]:
-    waivers = [
-        (record.content(WaiverRecord), record.sequence)
-        for record in ledger.state.waivers
-        if record.sequence <= head_sequence
-    ]
-    return [
-        {"code": waiver.code, "model_sha": waiver.model_sha, "sequence": sequence}
-        for waiver, sequence in waivers
-        if waiver.model_sha == weights_sha
-    ]
 
 
 def _release_terms(config: RunConfig, run_id: str) -> dict[str, object]:

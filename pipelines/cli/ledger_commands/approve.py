@@ -1,29 +1,23 @@
-"""`fedemb approve`, and `fedemb ledger approvers`: people who must agree before a model goes out.
+"""`fedemb approve`, and `fedemb ledger approvers`: people who decide about a release.
 
 An approver's key is an Ed25519 key of OpenSSH (`ssh-keygen -t ed25519`), which they keep: no key
-store and no step holds it.
+store and no step holds it. A waiver is signed with the policy owner's key of the key store.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import InputError, Refused
+from fedemb.documents.verdict import NOT_APPROVED
+from fedemb.errors import ConfigError, InputError, Refused
 from fedemb.foundation.files import read_regular
-from fedemb.pipelines.cli.ledger_commands.approval import (
-    Candidate,
-    Judged,
-    after_signature,
-    judge_run,
-    judge_verdict,
-    require_allowed,
-    require_in_time,
-    terms_shown,
-)
 from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     KeysOption,
     LedgerOption,
@@ -33,37 +27,61 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     open_for_people,
     reason_text,
 )
-from fedemb.pipelines.cli.ledger_commands.on_cluster import (
-    Release,
-    candidate_of,
-    start_release,
-    waiting_run,
-)
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import RunsOption
-from fedemb.pipelines.cli.schedule import ClusterOptions
+from fedemb.pipelines.cli.schedule import ClusterOptions, check_cluster_first, connect, objects
 from fedemb.pipelines.output import escaped, say
 
 if TYPE_CHECKING:
     from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.documents.utility import AnyUtility
+    from fedemb.documents.verdict import VerdictDocument
     from fedemb.foundation.document import Written
+    from fedemb.keys import KeyStore
     from fedemb.keys.signatures import Signer
     from fedemb.ledger import Ledger
+    from fedemb.pipelines.schedules.kubeflow import Kubeflow
+    from fedemb.pipelines.schedules.waiting import WaitingRun
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run that people decide about."""
+
+    report: Written[PrivacyReport]
+    utility: Written[AnyUtility] | None
+    verdict: Written[VerdictDocument] | None
+    """Verdict of the gate about the report; None: not decided yet."""
+    ledger: str
+    """Root of the ledgers."""
+    rollback_anchor: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """Options that say where the run and its ledger are."""
+class Waiver:
+    """Options of a waiver, which the policy owner signs."""
 
-    ledger: Annotated[
-        str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
+    waive: Annotated[
+        str | None,
+        typer.Option(help="Code of a gate rule to waive for this model, instead of an approval."),
     ] = None
-    rollback_anchor: RollbackAnchorOption = None
-    verdict: Annotated[
+    keys: Annotated[
+        str | None, typer.Option("--keys", help="Key store of the policy owner, for --waive.")
+    ] = None
+    reason: ReasonOption = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """Options of the run that releases a run on a cluster."""
+
+    pipeline_root: Annotated[
+        str | None, typer.Option(help="Public root; default: that of the run on the cluster.")
+    ] = None
+    package: Annotated[
         Path | None,
-        typer.Option(help="Signed verdict of the gate, with a report; default: not evaluated."),
+        typer.Option(help="YAML of `fedemb compile`; default: the one that the run started with."),
     ] = None
-    runs: RunsOption = Path("runs")
 
 
 @grouped
@@ -71,154 +89,253 @@ def approve(
     *,
     run: Annotated[
         Path,
-        typer.Argument(
-            help="Run directory or name, privacy report (JSON), or with --host the id of a run in "
-            "Kubeflow."
-        ),
+        typer.Argument(help="Run directory or name, or with --host the id of a run in Kubeflow."),
     ],
     key: Annotated[
-        Path, typer.Option(help="Private key of the approver, in OpenSSH format, Ed25519.")
-    ],
-    evidence: Evidence,
+        Path | None, typer.Option(help="Private key of the approver, in OpenSSH format, Ed25519.")
+    ] = None,
+    waiver: Waiver,
+    runs: RunsOption = Path("runs"),
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     cluster: ClusterOptions,
     release: Release,
 ) -> None:
-    """Approve the release of a run with a signed ledger record.
+    """Approve the release of a run, or waive one gate rule for its model, in a signed record.
 
     Shows the figures and what the gate will decide after the signature. A run that the gate
     refuses for another reason is not approved. With --host, the last approval also starts the run
     that releases.
 
-    If the policy has a rollback anchor, the ledger is compared with it (--rollback-anchor; default:
-    the run's own). A report that is written again has another digest and needs new approvals.
-
     Example: fedemb approve RUN_ID --key ada --host https://kubeflow.example/pipeline
     """
-    if cluster.host and not run.exists() and not (evidence.runs / run).exists():
+    if (key is None) == (waiver.waive is None):
+        raise InputError("Pass --key to approve, or --waive with --keys and --reason.")
+    if cluster.host and not run.exists() and not (runs / run).exists():
         kubeflow, waiting = waiting_run(str(run), cluster, release)
-        if sign(candidate_of(waiting), key, evidence, yes=yes):
+        anchor = waiting.config.storage.rollback_anchor
+        candidate = Candidate(
+            waiting.report, waiting.utility, waiting.verdict, waiting.ledger, anchor
+        )
+        if decide(candidate, key, waiver, yes=yes):
             start_release(kubeflow, waiting, cluster, release)
         return
-    sign(local_candidate(run, evidence), key, evidence, yes=yes)
+    decide(local_candidate(run, runs), key, waiver, yes=yes)
 
 
-def local_candidate(run: Path, evidence: Evidence) -> Candidate:
-    """Returns the run of a directory, a name or a privacy report.
+def local_candidate(run: Path, runs: Path) -> Candidate:
+    """Returns the run of a directory or a name.
 
     Raises:
       InputError: no such run, or it has no privacy report.
     """
-    from fedemb.documents.privacy_report import PrivacyReport
-    from fedemb.foundation.document import read
     from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.signed import signed_report, signed_utility
+    from fedemb.pipelines.run.signed import signed_report, signed_utility, signed_verdict
 
-    if run.is_file():
-        report = read(run, PrivacyReport)
-        return Candidate(report, None, None, None, lambda opened: _judged(evidence, report, opened))
-    directory = RunDirectory.named(run, evidence.runs)
-    found = signed_report(directory)
-    if found is None:
-        raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
-
-    def judge(opened: Ledger) -> Judged:
-        return _judged(evidence, found, opened) or judge_run(directory, found, opened)
-
-    anchor = directory.config().storage.rollback_anchor
-    return Candidate(found, signed_utility(directory), directory.stores()["ledger"], anchor, judge)
+    found = RunDirectory.named(run, runs)
+    report = signed_report(found)
+    if report is None:
+        raise InputError(f"run {found.run_id} has no privacy report yet; let it finish first")
+    ledger, anchor = found.stores()["ledger"], found.config().storage.rollback_anchor
+    return Candidate(report, signed_utility(found), signed_verdict(found), ledger, anchor)
 
 
-def _judged(evidence: Evidence, report: Written[PrivacyReport], opened: Ledger) -> Judged | None:
-    """Returns what the gate said, if the approver passed its verdict."""
-    if evidence.verdict is None:
-        return None
-    from fedemb.documents.verdict import VerdictDocument
-    from fedemb.foundation.document import read
-
-    return judge_verdict(read(evidence.verdict, VerdictDocument), report, opened)
-
-
-def sign(candidate: Candidate, key: Path, evidence: Evidence, *, yes: bool) -> bool:
-    """Shows a run, asks, and records the approval; returns whether all approvals are given.
+def decide(candidate: Candidate, key: Path | None, waiver: Waiver, *, yes: bool) -> bool:
+    """Shows a run, asks, and records the decision; returns whether all approvals are given.
 
     Raises:
       InputError: the ledger or the key is not known.
       Refused: the signature would change nothing, or the person does not agree.
       LedgerError: the ledger is broken, or older than its rollback anchor.
     """
+    from fedemb.keys import open_key_store
+    from fedemb.keys.signatures import Signer
     from fedemb.ledger import Reservation
 
-    report, signer = candidate.report, _signer(key)
-    body, opened = report.body, _opened(candidate, evidence)
+    report, body, code = candidate.report, candidate.report.body, waiver.waive
+    reason, key_store = "", open_key_store(waiver.keys) if waiver.keys else None
+    if code is not None:
+        reason = reason_text(waiver.reason)
+        require_waivable(code)
+        if key_store is None:
+            raise InputError("A waiver is signed by the policy owner. Pass --keys.")
+    opened = _opened(candidate, key_store)
     attempt = opened.state.attempts.get((body.run_id, body.attempt))
     if attempt is None:
         raise Refused(
             f"the ledger of policy {opened.policy_id!r} has no run {body.run_id!r} attempt "
-            f"{body.attempt}; name the ledger the run was reserved in"
+            f"{body.attempt}; restore the ledger that the run was reserved in"
         )
-    if not opened.terms.approvals:
+    say(*_shown(candidate))
+    if key is not None:
+        signer = _signer(key)
+        say(_after_signature(opened, candidate, signer))
+    else:
+        assert key_store is not None  # a waiver
+        signer = Signer.current(key_store, "policy", opened.chain.trust)
+        say(f"waives {code} for model {body.model_sha[:12]}: {reason}")
+    if not yes and not typer.confirm("You have read its pages, and sign?"):
+        raise Refused("Not signed; nothing was written. Run the command again to sign.")
+    record = opened.decide(
+        Reservation.of(attempt.reserve.document),
+        code=code or NOT_APPROVED,
+        model_sha=body.model_sha,
+        report_sha=None if code else report.sha,
+        reason=reason,
+        signer=signer,
+    )
+    if code is not None:
+        say(f"{code} is waived for this model by record {record.sequence}")
+        return False
+    given, needed = _approvals(opened, report), opened.terms.approvals
+    say(
+        f"approved by {record.actor} as record {record.sequence}; {given} of {needed} required "
+        "approvals"
+    )
+    return given >= needed
+
+
+def require_waivable(code: str) -> None:
+    """Refuses to waive a rule that is no matter of judgement.
+
+    Raises:
+      Refused: no such rule, or it protects arithmetic or integrity.
+    """
+    from fedemb.gate.decide import WAIVABLE
+
+    if code not in WAIVABLE:
+        raise Refused(
+            f"{code!r} cannot be waived: it protects arithmetic or integrity, or the gate has no "
+            f"such rule. Pass one of {', '.join(WAIVABLE)}."
+        )
+
+
+def _opened(candidate: Candidate, keys: KeyStore | None) -> Ledger:
+    """Returns the ledger of a run, compared with its rollback anchor and with the documents."""
+    from fedemb.ledger import check_high_water, find_rollback_anchor, open_ledger, read_trust
+    from fedemb.storage import open_store
+
+    report, verdict, anchor = candidate.report, candidate.verdict, candidate.rollback_anchor
+    trust, cumulative = read_trust(open_store(candidate.ledger)), report.body.cumulative
+    opened = open_ledger(candidate.ledger, cumulative.policy_id, trust=trust)
+    for document in (report, verdict):
+        if document is not None:
+            opened.chain.trust.check(document, at=cumulative.ledger_sequence)
+    check_high_water(opened, keys, find_rollback_anchor(opened, [anchor] if anchor else []))
+    return opened
+
+
+def _approvals(opened: Ledger, report: Written[PrivacyReport]) -> int:
+    """Returns the number of people who approved a report by its deadline."""
+    body = report.body
+    return len(opened.state.approvals_of(body.model_sha, report.sha, body.approve_by))
+
+
+def _shown(candidate: Candidate) -> Iterator[str]:
+    """Yields what a person reads before signing: guarantee, terms, figures and waivers."""
+    from fedemb.reports.formats import signer_name
+    from fedemb.reports.headline import Figures
+    from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+    from fedemb.reports.utility_words import floors_sentence
+
+    body, utility = candidate.report.body, candidate.utility
+    yield f"run {body.run_id}, report {candidate.report.sha[:12]}, made at {body.time}"
+    yield f"guarantee: {guarantee_sentence(body.guarantee)}"
+    if together := all_runs(body):
+        yield f"  {together}"
+    if deadline := body.approve_by:
+        yield f"approvals count until {deadline:%Y-%m-%d %H:%M} UTC"
+    if terms := body.release:
+        yield f"release: {terms.name} {terms.version}"
+        yield floors_sentence(terms.min_gain_over_public, terms.no_worse_than)
+    for row in Figures.of(body, utility and utility.body).rows():
+        yield f"{row.label}: {row.value}" + (f", {row.note}" if row.note else "")
+    for item in candidate.verdict.body.waivers if candidate.verdict else ():
+        yield f"waived by {signer_name(item.actor)}: {item.code}, {item.reason}"
+
+
+def _after_signature(opened: Ledger, candidate: Candidate, signer: Signer) -> str:
+    """Returns the decision of the gate after an approval.
+
+    Raises:
+      Refused: the approval changes nothing: the policy needs none, the gate denies the run for
+        another reason or has not decided, or the deadline has passed.
+    """
+    report, body, verdict = candidate.report, candidate.report.body, candidate.verdict
+    needed = opened.terms.approvals
+    if not needed:
         raise Refused(
             f"Policy {opened.policy_id!r} releases without approvals, permanently. Set "
             "policy.approvals before the first run of a new policy."
         )
-    _say_report(report)
-    judged = candidate.judge(opened)
-    for line in terms_shown(report, candidate.utility, judged):
-        say(line)
-    require_allowed(judged, body.run_id)
-    require_in_time(body)
+    if body.approve_by is not None and datetime.now(UTC) > body.approve_by:
+        raise Refused(
+            f"The approvals of run {body.run_id} were due by {body.approve_by:%Y-%m-%d %H:%M} UTC, "
+            "so this one does not count. Nothing was written. Resume the run from account_privacy "
+            "for another deadline; nothing is trained again."
+        )
+    if verdict is None or verdict.body.report_sha != report.sha:
+        raise Refused(
+            f"The gate has not decided about report {report.sha[:12]} of run {body.run_id}. "
+            "Nothing was written. Resume the run from gate_release."
+        )
+    if codes := [code for code in verdict.body.reasons if code != NOT_APPROVED]:
+        raise Refused(
+            f"run {body.run_id} stays refused, with or without approvals: {', '.join(codes)}; "
+            "nothing was written"
+        )
     before = opened.state.approvals_of(body.model_sha, report.sha)
-    who = {item.signature["key_id"] for item in before} | {signer.key_id}
-    say(after_signature(judged, len(who), opened.terms.approvals))
-    if not yes and not typer.confirm("You have read its pages, and approve the release?"):
-        raise Refused("Not approved; nothing was written. Run the command again to approve.")
-    record = opened.approve(
-        Reservation.of(attempt.reserve.document),
-        model_sha=body.model_sha,
-        report_sha=report.sha,
-        signer=signer,
-    )
-    given = opened.state.approvals_of(body.model_sha, report.sha, body.approve_by)
-    say(
-        f"approved by {record.actor} as record {record.sequence}; {len(given)} of "
-        f"{opened.terms.approvals} required approvals"
-    )
-    return len(given) >= opened.terms.approvals
+    given = len({record.signature["key_id"] for record in before} | {signer.key_id})
+    if given < needed:
+        return f"after your signature: still waiting, {given} of {needed} approvals"
+    waived = " with a waiver" if verdict.body.waivers else ""
+    return f"after your signature: the gate allows the release{waived}"
 
 
-def _opened(candidate: Candidate, evidence: Evidence) -> Ledger:
-    """Returns the ledger of a run, compared with its rollback anchor and with its report."""
-    from fedemb.ledger import check_high_water, find_rollback_anchor, open_ledger, read_trust
-    from fedemb.storage import open_store
+def waiting_run(
+    run_id: str, cluster: ClusterOptions, release: Release
+) -> tuple[Kubeflow, WaitingRun]:
+    """Reads a run in Kubeflow that waits for a decision, before anything is signed.
 
-    report = candidate.report
-    root = evidence.ledger or candidate.ledger
-    if root is None:
-        raise InputError("A privacy report does not say where its ledger is. Pass --ledger.")
-    anchor = evidence.rollback_anchor or candidate.rollback_anchor
-    trust = read_trust(open_store(root))
-    opened = open_ledger(root, report.body.cumulative.policy_id, trust=trust)
-    opened.chain.trust.check(report, at=report.body.cumulative.ledger_sequence)
-    check_high_water(opened, None, find_rollback_anchor(opened, [anchor] if anchor else []))
-    return opened
+    Raises:
+      ConfigError: the profile pins packages, and none was passed.
+      InputError: the run has no privacy report.
+      StorageError: Kubeflow or the public root cannot be read.
+    """
+    from fedemb.pipelines.compile.cluster import load_profile
+    from fedemb.pipelines.schedules.package import check_package, checked_digest
+    from fedemb.pipelines.schedules.waiting import read_waiting
+
+    kubeflow = connect(cluster)
+    found = objects(kubeflow.namespace)
+    waiting = read_waiting(kubeflow, found, run_id, release.pipeline_root)
+    if release.package is not None:
+        check_package(release.package, config=waiting.config)
+        checked_digest(release.package, cluster.profile or ())
+    elif cluster.profile and load_profile(*cluster.profile).packages:
+        raise ConfigError(
+            "The profile pins packages, and Kubeflow returns a package with other bytes. Pass "
+            "the file with --package."
+        )
+    return kubeflow, waiting
 
 
-def _say_report(report: Written[PrivacyReport]) -> None:
-    from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
-    from fedemb.reports.utility_words import floors_sentence
+def start_release(
+    kubeflow: Kubeflow, waiting: WaitingRun, cluster: ClusterOptions, release: Release
+) -> None:
+    """Starts the run that decides again at the gate, and releases.
 
-    body = report.body
-    say(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
-    say(f"guarantee: {guarantee_sentence(body.guarantee)}")
-    if together := all_runs(body):
-        say(f"  {together}")
-    if deadline := body.approve_by:
-        say(f"approvals count until {deadline:%Y-%m-%d %H:%M} UTC")
-    if body.release and body.release.name:
-        say(f"release: {body.release.name} {body.release.version}")
-    if terms := body.release:  # reports before version 4 do not have the terms
-        say(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
+    Raises:
+      Refused: the cluster is unsafe.
+      StorageError: Kubeflow does not answer or refuses; the approval is recorded.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        package = release.package or waiting.stored.write_package(Path(folder))
+        check_cluster_first(kubeflow.namespace, cluster.profile, [waiting.config])
+        run = waiting.release(kubeflow, objects(kubeflow.namespace), package)
+    if run.started:
+        say(f"release: run {run.run_id} decides again from gate_release, without training")
+    else:
+        say(f"release: run {run.run_id} is already {run.state}")
 
 
 def approvers(

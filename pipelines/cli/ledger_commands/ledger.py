@@ -18,7 +18,6 @@ from fedemb.pipelines.cli.ledger_commands.ledger_write import (
     RollbackAnchorOption,
     rotate,
     void,
-    waive,
 )
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import JsonOption, SetOption
@@ -210,22 +209,14 @@ def _show_decisions(state: LedgerState) -> None:
             f"external charge {charge.name!r} declared by {record.actor} on "
             f"{', '.join(charge.blocks)}: {charge.reason}",
         )
-    for record in state.waivers:
-        waiver = record.content(kinds.WaiverRecord)
-        say(
-            "",
-            f"waived by {record.actor}: {waiver.code} for model {waiver.model_sha[:12]}: "
-            f"{waiver.reason}",
-        )
     if state.approvers:
         say("", f"who may approve releases: {', '.join(sorted(state.approvers.values()))}")
-    for record in state.approvals:
-        approval = record.content(kinds.ApprovalRecord)
-        say(
-            "",
-            f"approved by {record.actor} at {record.time}: model {approval.model_sha[:12]} with "
-            f"report {approval.report_sha[:12]}",
-        )
+    for record in state.decisions:
+        made = record.content(kinds.DecisionRecord)
+        did = f"waived {made.code} ({made.reason}) for"
+        if made.report_sha is not None:
+            did = f"approved report {made.report_sha[:12]} of"
+        say("", f"{record.actor} {did} model {made.model_sha[:12]} at {record.time}")
     for record in state.rotations:
         rotation = record.content(kinds.KeysRecord)
         say(
@@ -342,7 +333,6 @@ def explain(
 
 for act, name in (
     (void, "void"),
-    (waive, "waive"),
     (charge, "charge"),
     (approvers, "approvers"),
     (rotate, "rotate-keys"),

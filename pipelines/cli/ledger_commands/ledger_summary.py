@@ -112,11 +112,10 @@ def summary(ledger: Ledger) -> JsonFields:
             {**record.body, "actor": record.actor, "sequence": record.sequence}
             for record in state.external
         ],
-        "waivers": [{**record.body, "actor": record.actor} for record in state.waivers],
         "approvers": sorted(state.approvers.values()),
-        "approvals": [
+        "decisions": [
             {**record.body, "actor": record.actor, "time": record.time}
-            for record in state.approvals
+            for record in state.decisions
         ],
         "rotations": [
             {

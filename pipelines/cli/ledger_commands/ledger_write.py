@@ -1,14 +1,13 @@
-"""`fedemb ledger void`, `waive` and `rotate-keys`: the acts of people on a ledger."""
+"""`fedemb ledger void` and `rotate-keys`: the acts of people on a ledger."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import InputError, Refused
+from fedemb.errors import InputError
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.output import say
 
@@ -74,50 +73,6 @@ def void(
         f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
         "charges nothing"
     )
-
-
-@grouped
-def waive(
-    *,
-    code: Annotated[str, typer.Argument(help="Code of the gate rule, as in the verdict.")],
-    model: Annotated[
-        Path,
-        typer.Option("--model", help="Run directory of the model, or its model.json."),
-    ],
-    act: Act,
-) -> None:
-    """Sign a waiver of one gate rule for one model. For the policy owner.
-
-    Example: fedemb ledger waive stopped_early --model runs/week-1 --ledger policy/ledger
-    --keys policy/keys --reason "converged after half of the rounds"
-    """
-    from fedemb.documents.ledger_record import WaiverRecord
-    from fedemb.gate.before_charge import WHEN
-    from fedemb.gate.decide import WAIVABLE
-    from fedemb.keys.signatures import Signer
-
-    if code not in WHEN:
-        raise InputError(
-            f"The gate has no rule {code!r}. Pass a code of the verdict, one of "
-            f"{', '.join(WAIVABLE)}."
-        )
-    if code not in WAIVABLE:
-        raise Refused(
-            f"Rule {code!r} protects arithmetic or integrity and cannot be waived. Pass one of "
-            f"{', '.join(WAIVABLE)}."
-        )
-    opened, key_store = act.open()
-    run_id, weights = _committed(model, opened)
-    owner = Signer.current(key_store, "policy", opened.chain.trust)
-    for record in opened.state.waivers:
-        waiver = record.content(WaiverRecord)
-        if (waiver.code, waiver.model_sha) == (code, weights):
-            say(f"{code} is waived for this model already, by record {record.sequence}")
-            return
-    record = opened.waive(
-        code=code, model_sha=weights, reason=reason_text(act.reason), signer=owner
-    )
-    say(f"{code} is waived for model {weights[:12]} of run {run_id} as record {record.sequence}")
 
 
 def rotate(
@@ -192,40 +147,3 @@ def reason_text(reason: str) -> str:
     if not reason.strip():
         raise InputError("--reason is empty. Pass a reason without user ids.")
     return reason.strip()
-
-
-def _committed(path: Path, ledger: Ledger) -> tuple[str, str]:
-    """Run and weights of a model that this ledger has committed.
-
-    Raises:
-      InputError: the run has trained none.
-      ArtifactError: its card cannot be read.
-      Refused: the ledger has no such card in a commit, or the run's folder holds another run's.
-    """
-    from fedemb.documents.ledger_record import CommitRecord
-    from fedemb.documents.model import ModelCard
-    from fedemb.foundation.document import read
-    from fedemb.pipelines.run.directory import RunDirectory
-
-    run = RunDirectory.open(path) if path.is_dir() else None
-    if run is not None:
-        model = run.output("model")
-        if model is None:
-            raise InputError(f"run {run.run_id} has trained no model; there is nothing to waive")
-        path = model / "model.json"
-    card = read(path, ModelCard)
-    named = card.body.run_id
-    commits = [attempt.commit for attempt in ledger.state.attempts.values() if attempt.commit]
-    cards = [commit.content(CommitRecord).round_log["card_sha"] for commit in commits]
-    if card.sha not in cards:
-        raise Refused(
-            f"{path.name} says it is of run {named!r}, and the ledger of policy "
-            f"{ledger.policy_id!r} has committed no such model; name the run whose model was "
-            "refused by the gate"
-        )
-    if run is not None and named != run.run_id:
-        raise Refused(
-            f"{path.name} belongs to run {named!r} and is stored in run {run.run_id!r}. Pass "
-            "the run whose model the gate denied."
-        )
-    return named, card.body.weights_sha

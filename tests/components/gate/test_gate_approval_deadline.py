@@ -8,14 +8,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.errors import AwaitingApproval, ConfigError, GateDenied, Refused, StorageError
+from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.review_commands.runs import runs_table
-from fedemb.pipelines.run import await_approval as waiting
 from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.index import render_index
 from tests.kit.pipeline_runs import honest_run
@@ -58,7 +57,7 @@ def later(deadline, monkeypatch):
     for module in (
         "fedemb.gate.decide",
         "fedemb.pipelines.run.headline",
-        "fedemb.pipelines.cli.ledger_commands.approval",
+        "fedemb.pipelines.cli.ledger_commands.approve",
     ):
         monkeypatch.setattr(f"{module}.datetime", clock_at(deadline + timedelta(seconds=1)))
 
@@ -69,10 +68,12 @@ def approve(run, at=None, monkeypatch=None):
     if at is not None:
         monkeypatch.setattr("fedemb.ledger.chain.datetime", clock_at(at))
     report = read(run.report, PrivacyReport)
-    return run.ledger().approve(
+    return run.ledger().decide(
         read_reservation(run.reservation),
+        code="not_approved",
         model_sha=report.body.model_sha,
         report_sha=report.sha,
+        reason="",
         signer=signer,
     )
 
@@ -98,7 +99,7 @@ def test_approval_in_time_counts_at_any_later_decision(run, deadline):
 def test_approval_after_the_deadline_never_counts(run, deadline, monkeypatch):
     with monkeypatch.context() as patch:
         approve(run, deadline + timedelta(seconds=1), patch)
-    assert len(run.ledger().state.approvals) == 1
+    assert len(run.ledger().state.decisions) == 1
     assert codes(run, deadline + timedelta(minutes=1)) == ["no_approval_by_deadline"]
     assert codes(run, deadline) == ["not_approved"]
 
@@ -150,83 +151,9 @@ def test_nobody_is_asked_to_sign_after_the_deadline(run, tmp_path, later):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     folder = run_folder(run, tmp_path / "runs", **WAITS)
     before = run.ledger().head
-    with pytest.raises(Refused, match=r"(were due by|stays refused)"):
-        app(args=["approve", str(folder.root), "--key", str(key), "--yes"], standalone_mode=False)
-    words = ["approve", str(run.report), "--key", str(key), "--ledger", run.ledger_uri, "--yes"]
     with pytest.raises(Refused, match="were due by"):
-        app(args=words, standalone_mode=False)
+        app(args=["approve", str(folder.root), "--key", str(key), "--yes"], standalone_mode=False)
     assert run.ledger().head == before
-
-
-class Clock:
-    """A clock that only `sleep` moves, and acts at some of its times."""
-
-    def __init__(self, start, acts=()):
-        self.now, self.slept, self.acts = start, [], list(acts)
-
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-        self.now += timedelta(seconds=seconds)
-        if self.acts:
-            self.acts.pop(0)()
-
-
-def wait(folder, clock):
-    said = []
-    done = waiting.await_approval(
-        folder, said.append, every=60, sleep=clock.sleep, now=lambda: clock.now
-    )
-    return done, said
-
-
-def test_wait_ends_with_the_last_approval(run, tmp_path, deadline):
-    folder = run_folder(run, tmp_path / "runs", **WAITS)
-    clock = Clock(deadline - timedelta(hours=1), [lambda: None, lambda: approve(run)])
-    done, said = wait(folder, clock)
-    assert done
-    assert len(clock.slept) == 2
-    assert said == [
-        f"Waiting for approval: 1 missing, until {deadline:%Y-%m-%d %H:%M} UTC. Approve with "
-        f"`fedemb approve {folder.root}`."
-    ]
-
-
-def test_wait_ends_at_the_deadline_without_approval(run, tmp_path, deadline):
-    folder = run_folder(run, tmp_path / "runs", **WAITS)
-    clock = Clock(deadline - timedelta(seconds=90))
-    done, _ = wait(folder, clock)
-    assert not done
-    assert deadline < clock.now < deadline + timedelta(seconds=5)
-
-
-def test_wait_survives_a_store_that_is_away_and_ends_at_the_deadline(
-    run, tmp_path, deadline, monkeypatch
-):
-    folder = run_folder(run, tmp_path / "runs", **WAITS)
-
-    def away(*_):
-        raise StorageError("the network is down")
-
-    monkeypatch.setattr(waiting, "missing", away)
-    done, said = wait(folder, Clock(deadline - timedelta(seconds=90)))
-    assert not done
-    assert said == ["Waiting for approval: the ledger cannot be read now: the network is down"]
-
-
-def test_wait_opens_no_key_store(run, tmp_path, deadline, monkeypatch):
-    """The wait may take days: it holds neither keys nor private data."""
-    folder = run_folder(run, tmp_path / "runs", **WAITS)
-    monkeypatch.setattr("fedemb.keys.open_key_store", lambda *_: pytest.fail("a key store"))
-    (folder.root / "private").rename(tmp_path / "away")
-    (run.policy_root / "keys").rename(tmp_path / "no-keys")
-    assert wait(folder, Clock(deadline - timedelta(seconds=30)))[0] is False
-
-
-def test_wait_without_a_deadline_is_refused(tmp_path):
-    words = ["run", "--await-approval", "--runs", str(tmp_path / "runs")]
-    with pytest.raises(ConfigError, match=r"release\.approval_hours"):
-        app(args=words, standalone_mode=False)
-    assert not list((tmp_path / "runs").glob("*/config.yaml"))
 
 
 def test_time_of_the_report_starts_the_hours(run, deadline):

@@ -19,7 +19,7 @@ from fedemb.errors import (
 )
 from fedemb.foundation.document import read
 from fedemb.gate.case import Reason, Verdict
-from fedemb.gate.decide import decide
+from fedemb.gate.decide import WAIVABLE, decide
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import key_id_of
 from fedemb.ledger import name_approvers, read_reservation
@@ -27,6 +27,7 @@ from fedemb.ledger.records import RecordContent, encode_record, record_name
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.run_folder import run_folder
 
 POLICY = {"approvals": 2}
 
@@ -42,10 +43,12 @@ def name(run, reason="the release board", **people: Signer):
 
 def approve(run, signer):
     report = read(run.report, PrivacyReport)
-    return run.ledger().approve(
+    return run.ledger().decide(
         read_reservation(run.reservation),
+        code="not_approved",
         model_sha=report.body.model_sha,
         report_sha=report.sha,
+        reason="",
         signer=signer,
     )
 
@@ -94,7 +97,7 @@ def put(run, signer, actor, body):
             policy_id="weekly",
             sequence=head.sequence + 1,
             previous=head.sha,
-            kind="approval",
+            kind="decision",
             run_id="monday",
             attempt=1,
             time="2026-01-05T00:00:00+00:00",
@@ -112,6 +115,8 @@ def body_of(run, **changes):
         "reservation": read_reservation(run.reservation).sequence,
         "model_sha": report.body.model_sha,
         "report_sha": report.sha,
+        "code": "not_approved",
+        "reason": "",
         **changes,
     }
 
@@ -301,30 +306,95 @@ def call(*words):
     app(args=[str(word) for word in words], standalone_mode=False)
 
 
+def waiting(run, parent, **changes):
+    """The folder of a run that the gate has judged, as `fedemb run` leaves it."""
+    with pytest.raises(GateDenied):
+        run.do_gate()
+    folder = run_folder(run, parent, exit_code=6, failed_step="gate_release")
+    if changes:
+        folder.change_config(folder.config().updated(changes))
+    return folder.root
+
+
 def test_two_people_approve_by_their_ssh_keys(run, tmp_path, capsys):
     ada, bob = (ssh_key(tmp_path, who) for who in ("ada", "bob"))
     stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
     people = (f"ada={ada}.pub", f"bob={bob}.pub")
     call("ledger", "approvers", *people, *stores, "--reason", "the release board")
     assert "only ada, bob may approve" in capsys.readouterr().out
+    folder = waiting(run, tmp_path / "runs")
     for key, given in ((ada, 1), (bob, 2), (bob, 2)):
-        call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+        call("approve", folder, "--key", key, "--yes")
         out = capsys.readouterr().out
         assert "differential privacy for one user" in out
         assert f"{given} of 2 required approvals" in out
     assert verdict_of(run).allow
     call("ledger", "show", "--ledger", run.ledger_uri)
-    assert "approved by bob at" in capsys.readouterr().out
+    assert "bob approved report" in capsys.readouterr().out
 
 
-def test_report_that_was_changed_is_not_approved(run, tmp_path, capsys):
+def test_report_that_was_changed_is_not_approved(run, tmp_path):
     key = ssh_key(tmp_path, "ada")
     stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
     call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
-    text = run.report.read_text()
-    run.report.write_text(text.replace('"epsilon":', '"epsilon":0', 1))
+    folder = waiting(run, tmp_path / "runs")
+    (report,) = folder.rglob("privacy_report")
+    report.write_text(report.read_text().replace('"epsilon":', '"epsilon":0', 1))
     with pytest.raises(Exception, match=r"changed|JSON"):
-        call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+        call("approve", folder, "--key", key, "--yes")
+
+
+def test_run_that_the_gate_has_not_judged_is_not_approved(run, tmp_path):
+    key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
+    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
+    folder, head = waiting(run, tmp_path / "runs"), run.ledger().head
+    for path in folder.rglob("verdict"):
+        path.unlink()
+    with pytest.raises(Refused, match="has not decided about report"):
+        call("approve", folder, "--key", key, "--yes")
+    assert run.ledger().head == head
+
+
+def test_waiver_is_one_record_of_the_policy_owner_for_one_model(run, tmp_path, capsys):
+    folder = waiting(run, tmp_path / "runs")
+    waive = ("approve", folder, "--waive", WAIVABLE[0], "--keys", run.keys_uri, "--yes")
+    for _ in range(2):  # again changes nothing
+        call(*waive, "--reason", "agreed")
+        assert f"{WAIVABLE[0]} is waived for this model" in capsys.readouterr().out
+    (record,) = run.ledger().state.decisions
+    assert record.body == body_of(run, code=WAIVABLE[0], report_sha=None, reason="agreed")
+    run.ledger().verify()
+
+
+def test_waiver_is_refused_unless_owner_reason_and_rule_allow_it(run, tmp_path):
+    folder, head = waiting(run, tmp_path / "runs"), run.ledger().head
+    waive = ("approve", folder, "--yes", "--reason", "agreed", "--waive")
+    for rule in ("epsilon_above_cap", "not_approved", "foo"):
+        with pytest.raises(Refused, match="cannot be waived"):
+            call(*waive, rule, "--keys", run.keys_uri)
+    with pytest.raises(InputError, match="Pass --keys"):
+        call(*waive, WAIVABLE[0])
+    with pytest.raises(InputError, match="--reason is empty"):
+        call(*waive, WAIVABLE[0], "--keys", run.keys_uri, "--reason", " ")
+    with pytest.raises(InputError, match="Pass --key to approve"):
+        call(*waive[:3])
+    with pytest.raises(LedgerError):
+        call(*waive, WAIVABLE[0], "--keys", tmp_path / "other")
+    assert run.ledger().head == head
+
+
+def test_decision_cannot_be_signed_in_the_other_role(run, ada, bob):
+    """The policy owner approves nothing, and an approver waives nothing."""
+    name(run, ada=ada, bob=bob)
+    owner, waiver = Signer.load_or_create(run.keys, "policy"), {"code": WAIVABLE[0]}
+    with pytest.raises(LedgerError, match="needs a key of the role 'approver'"):
+        put(run, owner, "ada", body_of(run))
+    with pytest.raises(LedgerError, match="needs a key of the role 'policy'"):
+        put(run, ada, "ada", body_of(run, report_sha=None, **waiver))
+    with pytest.raises(LedgerError, match="not of its form"):
+        put(run, ada, "ada", body_of(run, **waiver))
+    with pytest.raises(LedgerError, match="not of its form"):
+        put(run, owner, "unnamed", body_of(run, report_sha=None))
 
 
 def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
@@ -355,16 +425,17 @@ def test_terms_of_the_release_are_said_before_somebody_approves(tmp_path, capsys
     run = started(tmp_path / "run", policy_root=policy)
     key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
     call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
-    call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+    call("approve", waiting(run, tmp_path / "runs"), "--key", key, "--yes")
     out = capsys.readouterr().out
     assert "a gain over the best baseline with an interval above 0 points" in out
 
 
 def test_policy_that_wants_no_approvals_takes_none(tmp_path):
     run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
     key, before = ssh_key(tmp_path, "ada"), run.ledger().head
     with pytest.raises(Refused, match="releases without approvals"):
-        call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+        call("approve", run_folder(run, tmp_path / "runs").root, "--key", key, "--yes")
     stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri, "--reason", "a board")
     with pytest.raises(Refused, match="releases without approvals"):
         call("ledger", "approvers", f"ada={key}.pub", *stores)
@@ -391,7 +462,7 @@ def test_folder_that_holds_the_report_of_another_run_is_not_approved(run, tmp_pa
 def test_key_is_looked_at_before_anybody_is_asked(run, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"no key")
     with pytest.raises(InputError, match="not a readable OpenSSH private key"):
-        call("approve", run.report, "--key", tmp_path / "photo.jpg", "--ledger", run.ledger_uri)
+        call("approve", waiting(run, tmp_path / "runs"), "--key", tmp_path / "photo.jpg")
 
 
 def test_approval_asks_the_rollback_anchor_of_the_policy(tmp_path):
@@ -400,14 +471,19 @@ def test_approval_asks_the_rollback_anchor_of_the_policy(tmp_path):
     key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
     also = ("--rollback-anchor", rollback_anchor)
     call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone", *also)
-    words = ("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
-    with pytest.raises(Refused, match="has a rollback anchor for life, and none was named"):
-        call(*words)
+    folder = waiting(run, tmp_path / "runs")
+    other = waiting(run, tmp_path / "others", **{"storage.rollback_anchor": None})
+    waiver = ("--waive", WAIVABLE[0], "--keys", run.keys_uri, "--reason", "agreed")
+    acts = (("--key", key, "--yes"), (*waiver, "--yes"))
+    for act in acts:
+        with pytest.raises(Refused, match="has a rollback anchor for life, and none was named"):
+            call("approve", other, *act)
     record = run.ledger().head
     Path(run.ledger_uri, record.name).unlink()
     Path(run.ledger_uri, "weekly", "heads", f"{record.sequence:08d}.json").unlink()
-    with pytest.raises(LedgerError, match="older than its markers"):
-        call(*words, *also)
+    for act in acts:
+        with pytest.raises(LedgerError, match="older than its markers"):
+            call("approve", folder, *act)
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
@@ -415,4 +491,4 @@ def test_file_that_is_no_key_is_said_so(run, tmp_path, content):
     path = tmp_path / "key"
     path.write_bytes(content)
     with pytest.raises(InputError, match="not a readable OpenSSH private key"):
-        call("approve", run.report, "--key", path, "--ledger", run.ledger_uri, "--yes")
+        call("approve", waiting(run, tmp_path / "runs"), "--key", path, "--yes")

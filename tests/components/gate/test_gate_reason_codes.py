@@ -262,11 +262,7 @@ def test_delta_above_the_customary_one_is_denied_unless_waived(tmp_path):
     run = honest_run.start(tmp_path, **changes).until_gate()
     assert 20_000**-1.1 < 4e-5 < 1 / 20_000
     assert judged(run, report=False) == ["delta_above_customary"]
-    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
-    owner = Signer.load_or_create(run.keys, "policy")
-    run.ledger().waive(
-        code="delta_above_customary", model_sha=model_sha, reason="agreed", signer=owner
-    )
+    run.waive("delta_above_customary")
     assert judged(run) == []
 
 

@@ -540,13 +540,7 @@ def test_training_that_stopped_early_needs_a_declaration_of_the_policy_owner(run
     run.do_commit()
     run.do_account()
     assert "stopped_early" in codes(verdict_of(run))
-    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
-    run.ledger().waive(
-        code="stopped_early",
-        model_sha=model_sha,
-        reason="the machine was given back after four rounds",
-        signer=Signer.load_or_create(run.keys, "policy"),
-    )
+    run.waive("stopped_early", "the machine was given back after four rounds")
     run.do_account()
     assert verdict_of(run).waived == ("stopped_early",)
 
@@ -667,13 +661,10 @@ def test_imported_backbone_needs_a_waiver_of_the_policy_owner(tmp_path):
     changes = {"pretraining.kind": "import", "pretraining.import_path": "public.keras"}
     run = honest_run.start(tmp_path, **changes).until_gate()
     assert codes(verdict_of(run)) == ["pretraining_overlap_unchecked"]
-    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
-    owner = Signer.load_or_create(run.keys, "policy")
-    note = {"code": "pretraining_overlap_unchecked", "reason": "checked by hand"}
-    run.ledger().waive(**note, model_sha="0" * 64, signer=owner)
+    run.waive("pretraining_overlap_unchecked", model_sha="0" * 64)
     run.do_account()
     assert not verdict_of(run).allow
-    run.ledger().waive(**note, model_sha=model_sha, signer=owner)
+    run.waive("pretraining_overlap_unchecked", "checked by hand")
     waived = run.ledger().head.sequence
     assert not verdict_of(run).allow  # what the report does not tell its readers does not count
     run.do_account()
@@ -779,12 +770,7 @@ def test_previous_release_compared_in_one_place_only_gets_no_report(run):
 
 def test_floor_of_utility_can_be_waived_by_the_policy_owner_and_the_report_says_so(run):
     with_utility(run, **gaining(run, NO_GAIN))
-    model_sha, owner = (
-        json.loads((run.model / "model.json").read_text())["weights_sha"],
-        Signer.load_or_create(run.keys, "policy"),
-    )
-    note = {"code": "no_gain_over_public", "reason": "shown to no one but us"}
-    run.ledger().waive(**note, model_sha=model_sha, signer=owner)
+    run.waive("no_gain_over_public", "shown to no one but us")
     assert codes(verdict_of(run)) == ["no_gain_over_public"]  # the report does not state it yet
     run.do_account()
     verdict = verdict_of(run)
@@ -794,9 +780,7 @@ def test_floor_of_utility_can_be_waived_by_the_policy_owner_and_the_report_says_
 
 
 def test_arithmetic_cannot_be_waived(run):
-    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
-    owner = Signer.load_or_create(run.keys, "policy")
-    run.ledger().waive(code="auditor_blind", model_sha=model_sha, reason="please", signer=owner)
+    run.waive("auditor_blind", "please")
     blind = {**honest_run.SELF_TEST, "planted_leak": BLIND}
     run.rewrite(run.audit, self_test=blind)
     run.do_account()

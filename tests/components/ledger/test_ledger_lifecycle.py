@@ -736,10 +736,16 @@ def test_reservation_that_says_something_else_than_its_record_is_refused(kit):
 
 
 def test_waiver_needs_the_policy_owners_key(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    kit_.commit(kit, ledger, reservation, 20)
     with pytest.raises(LedgerError, match="role 'policy'"):
-        kit.open().waive(
+        ledger.decide(
+            reservation,
             code="delta_above_customary",
             model_sha=kit_.sha("m"),
+            report_sha=None,
             reason="approved",
             signer=Signer.load_or_create(kit.keys, "ledger"),
         )

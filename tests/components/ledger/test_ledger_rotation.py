@@ -44,8 +44,8 @@ def forge(kit, signer, kind="void", **body):
             sequence=head.sequence + 1,
             previous=head.sha,
             kind=kind,
-            run_id="monday" if kind == "void" else "",
-            attempt=1 if kind == "void" else 0,
+            run_id="monday" if kind in ("void", "decision") else "",
+            attempt=1 if kind in ("void", "decision") else 0,
             time="2026-01-05T00:00:00+00:00",
             actor="a thief",
             body=body or {"reservation": 1, "reason": "gone"},
@@ -118,12 +118,16 @@ def test_planted_trust_that_forgets_to_retire_trusts_the_thief(kit, monkeypatch)
 
 
 def test_retired_owner_rotates_and_waives_nothing_more(kit):
-    stolen = kit.owner
+    stolen, ledger = kit.owner, kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    kit_.commit(kit, ledger, reservation, 20)
     rotate(kit, ["policy"])
     body = {"code": "delta_above_customary", "model_sha": kit_.sha("m"), "reason": "please"}
+    body |= {"report_sha": None}
     with pytest.raises(Retry, match="rotated"):
-        kit.open().waive(**body, signer=stolen)
-    forge(kit, stolen, "waiver", **body)
+        kit.open().decide(reservation, **body, signer=stolen)
+    forge(kit, stolen, "decision", reservation=reservation.sequence, **body)
     with pytest.raises(SignatureInvalid, match="had retired"):
         kit.reader()
 

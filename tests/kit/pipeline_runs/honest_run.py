@@ -503,6 +503,18 @@ class HonestRun:
     def do_account(self):
         return account.run(self.context())
 
+    def waive(self, code, reason="agreed", model_sha=None, signer=None):
+        """Signs a waiver of the policy owner for the model of this run, or for another."""
+        return self.ledger().decide(
+            read_reservation(self.reservation),
+            code=code,
+            model_sha=model_sha
+            or json.loads((self.model / "model.json").read_text())["weights_sha"],
+            report_sha=None,
+            reason=reason,
+            signer=signer or Signer.load_or_create(self.keys, "policy"),
+        )
+
     def do_gate(self):
         return gate.run(self.context())
 
