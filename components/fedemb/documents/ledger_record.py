@@ -9,7 +9,7 @@ Specification: docs/explanation/ledger.md#rules.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -19,12 +19,10 @@ from pydantic import (
     StringConstraints,
     WithJsonSchema,
     field_validator,
-    model_validator,
 )
 from pydantic_core.core_schema import ValidationInfo
 
 from fedemb.documents.fields import Address, AnyJson, Count, Delta, Name, Purpose, Sha
-from fedemb.documents.verdict import NOT_APPROVED
 from fedemb.foundation.document import Document, Part
 
 
@@ -70,12 +68,15 @@ class ChargeRecord(Part):
 
     name: Annotated[Name, Field(min_length=1)]
     """Name of the release, unique among the external charges of the policy."""
-    blocks: Blocks
-    unit: Literal["user", "image"]
+    blocks: Annotated[list[str], AfterValidator(_different)]
+    """Charged user blocks; empty: all, used now or later."""
     relation: Name
-    event: AnyJson
-    delta: Annotated[float, Field(ge=0, lt=1)]
-    declared: Literal["event", "epsilon_delta", "rho"]
+    """Change of one unit of the policy that the loss covers."""
+    epsilon: float | None
+    delta: float
+    """Delta of `epsilon`."""
+    rho: float | None
+    """Rho of zCDP, instead of `epsilon`."""
     reason: Reason
 
 
@@ -136,12 +137,6 @@ class DecisionRecord(AttemptRecord):
     report_sha: Sha | None
     """SHA-256 of the approved report; None: a waiver."""
     reason: Reason
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> DecisionRecord:
-        if (self.code == NOT_APPROVED) != (self.report_sha is not None):
-            raise ValueError("an approval, and only an approval, names its report")
-        return self
 
 
 class VoidRecord(AttemptRecord):

@@ -18,8 +18,8 @@ from fedemb.ledger.high_water import mark_high_water as mark_high_water
 from fedemb.ledger.ledger import Ledger as Ledger
 from fedemb.ledger.reservation import Reservation as Reservation
 from fedemb.ledger.reservation import read_reservation as read_reservation
+from fedemb.ledger.root import as_owner as as_owner
 from fedemb.ledger.root import begin_policy as begin_policy
-from fedemb.ledger.root import charge_external as charge_external
 from fedemb.ledger.root import ensure_policy_key as ensure_policy_key
 from fedemb.ledger.root import ensure_trust as ensure_trust
 from fedemb.ledger.root import name_approvers as name_approvers

@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self
 
 from dp_accounting.dp_event import (
     DpEvent,
@@ -34,7 +34,7 @@ from dp_accounting.dp_event import (
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.errors import LedgerError
-from fedemb.foundation.canonical_json import JsonObject, canonical_json, sha256_hex
+from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.ledger.terms import ChargedContent, PolicyTerms
 from fedemb.privacy.accounting.sampler_share import with_sampler_share
 
@@ -76,25 +76,6 @@ class Charge:
     def event_sha(self) -> str:
         """SHA-256 digest of the reserved event."""
         return sha256_hex(self.event)
-
-
-class DeclaredCharge(TypedDict):
-    """Content of the record of an external charge, see `documents.ledger_record.ChargeRecord`."""
-
-    name: str
-    blocks: list[str]
-    unit: str
-    relation: str
-    event: JsonObject
-    delta: float
-    declared: str
-    reason: str
-
-
-def external_charge(body: DeclaredCharge, sequence: int) -> Charge:
-    """Returns the charge of an external release, from the body of its record."""
-    event, delta = canonical_json(body["event"]), float(body["delta"])
-    return Charge(sequence, "", event, body["relation"], 1, 1, delta=delta, external=True)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustedKey
 from fedemb.ledger.admission import admit
-from fedemb.ledger.budget import DeclaredCharge, Spent
+from fedemb.ledger.budget import Spent
 from fedemb.ledger.chain import Anchor, Chain, Decide
-from fedemb.ledger.external import check_external
+from fedemb.ledger.external import external_charge
 from fedemb.ledger.records import Record
 from fedemb.ledger.reservation import Reservation
 from fedemb.ledger.state import ROUND_LOG_SCHEMA, Attempt, LedgerState
@@ -176,28 +176,29 @@ class Ledger:
                 "start another policy_id and add up the epsilons of both"
             )
 
-    def charge(self, body: DeclaredCharge, signer: Signer) -> Record:
+    def charge(self, declared: ChargeRecord, signer: Signer) -> Record:
         """Records the declared privacy loss of a release made elsewhere on the same users.
 
         Args:
-          body: content of the record.
+          declared: content of the record.
           signer: the policy owner's key, role `policy`.
 
         Raises:
           Refused: the policy cannot compose the charge, or the name has a different charge.
         """
+        body = vars(declared)
 
         def decide() -> Mapping[str, object] | Record:
-            check_external(self.terms, body)
+            external_charge(self.terms, declared)
             for record in self.state.external:
-                if record.content(ChargeRecord).name == body["name"]:
-                    if dict(record.body) == dict(body):
+                if record.body["name"] == declared.name:
+                    if dict(record.body) == body:
                         return record
                     raise Refused(
-                        f"external charge {body['name']!r} is recorded with other content. Choose "
-                        "another --name"
+                        f"external charge {declared.name!r} is recorded with other content. Choose "
+                        "another name"
                     )
-            return dict(body)
+            return body
 
         self.refresh()
         return self._append("charge", decide, signer=signer)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fedemb.errors import LedgerError, Refused
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import KeyStore, policy_key_name
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
-from fedemb.ledger.budget import DeclaredCharge
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.high_water import check_high_water, find_rollback_anchor, mark_high_water
 from fedemb.ledger.ledger import Ledger
@@ -190,15 +190,24 @@ def _rotate(
     rollback_anchor: str | None,
 ) -> Record:
     fresh = [key for key in newest if key.generation > _current(ledger, key.role).generation]
-    record = ledger.rotate(fresh, reason, Signer.current(keys, "policy", ledger.chain.trust))
-    _keep(ledger, record, keys, rollback_anchor)
-    return record
+    return as_owner(ledger, keys, rollback_anchor, partial(ledger.rotate, fresh, reason))
 
 
-def _keep(ledger: Ledger, record: Record, keys: KeyStore, rollback_anchor: str | None) -> None:
-    """Writes head and marker, so that the record cannot be removed before the next step runs."""
+def as_owner(
+    ledger: Ledger, keys: KeyStore, rollback_anchor: str | None, act: Callable[[Signer], Record]
+) -> Record:
+    """Writes a record of the policy owner; head and marker keep it from being removed later.
+
+    Args:
+      ledger: ledger of the policy, not older than its markers.
+      keys: key store of the ledger, with the owner's key.
+      rollback_anchor: store of the rollback anchor, if the configuration names one.
+      act: writes the record with the owner's key.
+    """
+    record = act(Signer.current(keys, "policy", ledger.chain.trust))
     ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
     mark_high_water(ledger, keys, rollback_anchor)
+    return record
 
 
 def name_approvers(
@@ -220,32 +229,8 @@ def name_approvers(
     Raises:
       LedgerError: a key is listed twice or was removed before.
     """
-    trust = ledger.chain.trust
-    record = ledger.name_approvers(approvers, reason, Signer.current(keys, "policy", trust))
-    _keep(ledger, record, keys, rollback_anchor)
-    return record
-
-
-def charge_external(
-    ledger: Ledger,
-    body: DeclaredCharge,
-    keys: KeyStore,
-    rollback_anchor: str | None = None,
-) -> Record:
-    """Records the declared privacy loss of a release made elsewhere, as the policy owner.
-
-    Args:
-      ledger: ledger of the policy, not older than its markers.
-      body: fields of `documents.ledger_record.ChargeRecord`.
-      keys: key store of the ledger, with the owner's key.
-      rollback_anchor: store of the rollback anchor, if the configuration names one.
-
-    Raises:
-      Refused: the policy cannot compose the charge, or the name has a different charge.
-    """
-    record = ledger.charge(body, Signer.current(keys, "policy", ledger.chain.trust))
-    _keep(ledger, record, keys, rollback_anchor)
-    return record
+    act = partial(ledger.name_approvers, approvers, reason)
+    return as_owner(ledger, keys, rollback_anchor, act)
 
 
 def _current(ledger: Ledger, role: str) -> TrustedKey:

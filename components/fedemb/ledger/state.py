@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from fedemb.documents.ledger_record import (
     ApproversRecord,
@@ -21,9 +21,10 @@ from fedemb.documents.ledger_record import (
     PolicyRecord,
     ReserveRecord,
 )
+from fedemb.documents.verdict import NOT_APPROVED
 from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
 from fedemb.keys.trust import TrustStore, key_id_of
-from fedemb.ledger.budget import Charge, DeclaredCharge, Spent, spent
+from fedemb.ledger.budget import Charge, Spent, spent
 from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
 
@@ -124,7 +125,8 @@ class LedgerState:
     """One record per evaluation on held-out users."""
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
     replayed: int = 0
-    _external: dict[str, list[Charge]] = field(default_factory=dict[str, list[Charge]])
+    _external: dict[int, Charge] = field(default_factory=dict[int, Charge])
+    """Number of the record of an external charge -> its charge."""
     _by_sequence: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
     _last_attempt: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -212,7 +214,8 @@ class LedgerState:
 
     def external_charges(self, block: str, last: float = math.inf) -> list[Charge]:
         """Returns the external charges of a block up to a ledger record, in order."""
-        return [item for item in self._external.get(block, []) if item.sequence <= last]
+        found = (self._external[record.sequence] for record in self.external_records(block))
+        return [item for item in found if item.sequence <= last]
 
     def spent(self, block: str, more: Iterable[Charge] = ()) -> Spent:
         """Returns the cumulative privacy loss of a block, with further charges if given."""
@@ -273,26 +276,27 @@ class LedgerState:
 
     def external_records(self, block: str) -> list[Record]:
         """Returns the records of the external charges of a block."""
-        return [item for item in self.external if block in item.content(ChargeRecord).blocks]
+        return [
+            record
+            for record in self.external
+            if not (blocks := record.content(ChargeRecord).blocks) or block in blocks
+        ]
 
     def _on_charge(self, record: Record, trust: TrustStore | None) -> None:
-        from fedemb.ledger.external import check_external
+        from fedemb.ledger.external import external_charge
 
         if self.terms is None or record.run_id:
             _broken(record, "an external charge belongs to a policy and to no run")
         declared = record.content(ChargeRecord)
-        if any(declared.name == other.content(ChargeRecord).name for other in self.external):
+        if any(declared.name == other.body["name"] for other in self.external):
             _broken(record, "the name of an external charge is unique")
         try:
-            charge = check_external(
-                self.terms, cast("DeclaredCharge", record.body), record.sequence
-            )
+            self._external[record.sequence] = external_charge(self.terms, declared, record.sequence)
         except FedEmbError as error:
             _broken(record, f"the policy does not admit the external charge ({error})")
         self.external.append(record)
         for block in declared.blocks:
             self.by_block.setdefault(block, [])
-            self._external.setdefault(block, []).append(charge)
 
     def _on_keys(self, record: Record, trust: TrustStore | None) -> None:
         self.rotations.append(record)  # what they mean for the records after them: ledger_chain
@@ -307,7 +311,10 @@ class LedgerState:
         if not attempt.commit or attempt.reserved.purpose != "release":
             _broken(record, "people decide only about a committed run with purpose release")
         names = {key_id_of(key): name for key, name in self.approvers.items()}
-        approval = record.content(DecisionRecord).report_sha is not None
+        body = record.content(DecisionRecord)
+        approval = body.report_sha is not None
+        if approval != (body.code == NOT_APPROVED):
+            _broken(record, "an approval, and only an approval, names its report")
         if approval and names.get(record.signature.get("key_id", "")) != record.actor:
             _broken(record, "it does not bear the name its key was given")
         self.decisions.append(record)

@@ -195,7 +195,7 @@ def decide(candidate: Candidate, key: Path | None, waiver: Waiver, *, yes: bool)
 
 
 def require_waivable(code: str) -> None:
-    """Refuses to waive a rule that is no matter of judgement.
+    """Refuses to waive a rule that is not a matter of judgement.
 
     Raises:
       Refused: no such rule, or it protects arithmetic or integrity.

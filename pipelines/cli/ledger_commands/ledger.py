@@ -207,7 +207,7 @@ def _show_decisions(state: LedgerState) -> None:
         say(
             "",
             f"external charge {charge.name!r} declared by {record.actor} on "
-            f"{', '.join(charge.blocks)}: {charge.reason}",
+            f"{', '.join(charge.blocks) or 'all blocks'}: {charge.reason}",
         )
     if state.approvers:
         say("", f"who may approve releases: {', '.join(sorted(state.approvers.values()))}")

@@ -3,12 +3,12 @@
 import pytest
 from dp_accounting import NeighboringRelation, ZCDpEvent
 
+from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import BudgetExceeded, GateDenied
 from fedemb.foundation.document import read
 from fedemb.keys.signatures import Signer
-from fedemb.ledger.external import declared_loss
 from fedemb.privacy.accounting.accounting import rdp_of
 from fedemb.reports.privacy_report_words import all_runs
 from tests.components.ledger.test_ledger_external import recomputed
@@ -19,12 +19,11 @@ ORDER = 8.0
 
 def declare(run, rho):
     """Charges a release made elsewhere to the users of a run."""
-    event, delta = declared_loss(ORDER, rho=rho)
-    body = {"name": f"survey {rho}", "blocks": ["all/0"], "unit": "user"}
-    body |= {"relation": "REPLACE_ONE", "event": event, "delta": delta}
+    loss = {"relation": "ADD_OR_REMOVE_ONE", "epsilon": None, "delta": 0.0, "rho": rho}
     ledger = run.ledger()
     owner = Signer.current(run.keys, "policy", ledger.chain.trust)
-    ledger.charge({**body, "declared": "rho", "reason": "quarterly survey"}, owner)
+    survey = ChargeRecord(name=f"survey {rho}", blocks=[], **loss, reason="quarterly survey")
+    ledger.charge(survey, owner)
 
 
 @pytest.fixture

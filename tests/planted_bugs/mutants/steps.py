@@ -18,18 +18,6 @@ KEPT = "tests/components/training/test_kept_features.py"
 
 MUTANTS = (
     one(
-        26,
-        "external_charge_is_lowered_like_a_stopped_run",
-        (
-            "fedemb.ledger.budget",
-            "external_charge",
-            'Charge(sequence, "", event, body["relation"], 1, 1, delta=delta, external=True)',
-            'Charge(sequence, "", event, body["relation"], 2, 1, delta=delta, external=True)',
-        ),
-        "tests/components/ledger/test_ledger_external.py::"
-        "test_external_charge_of_any_length_counts_in_full",
-    ),
-    one(
         7,
         "features_of_other_images_are_taken",
         (
