@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
-from fedemb.data.dead_leaves import dead_leaves
+from fedemb.data.drawn_images import drawn_images
 from fedemb.documents.model import Pretrained, PublicTraining
 from fedemb.engine import build_backbone, pretrain, save_backbone
 from fedemb.errors import ConfigError, InputError
@@ -55,12 +55,6 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
     images = classes = constant_images = 0
     loss: float | None = None
     trainings: list[PublicTraining] = []
-    if model.whitened_directions and pretraining.kind == "none":
-        raise ConfigError(
-            "model.whitened_directions needs public images, and pretraining.kind is none. Set "
-            "pretraining.kind to random_process, supervised, simclr or import, or set "
-            "whitened_directions: 0."
-        )
     if pretraining.kind == "import":
         backbone, constant_images = _imported(start)
     else:
@@ -68,7 +62,11 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
     trainable_variables(backbone, model.trainable)  # raises before any charge
     if model.trainable == "projection" and not model.classes:
         cut(backbone, model.trainable)
-    if pretraining.kind in ("supervised", "simclr", "random_process"):
+    if pretraining.kind == "none" and model.whitened_directions:
+        constant_images = pretraining.constant_images
+        drawn = drawn_images(constant_images, model.image_size, model.channels, seed)
+        fit_constants(without_head(backbone) if model.classes else backbone, drawn)
+    if pretraining.kind in ("supervised", "simclr"):
         images, classes, loss, trainings = _train(backbone, model, pretraining, seed)
     backbone = with_public_features(backbone, model.keep_public_features)
     require_finite(backbone)
@@ -126,7 +124,12 @@ def _train(
 ) -> tuple[int, int, float, list[PublicTraining]]:
     import numpy as np
 
-    images, labels = _public_images(model, pretraining, seed)
+    from fedemb.data.photos import PhotoReader
+    from fedemb.data.sources import read_public_images
+
+    if pretraining.source is None:
+        raise InputError("pretraining.source is missing; name the public images")
+    images, labels = read_public_images(pretraining.source, PhotoReader.of(model))
     classes = len(np.unique(labels))
     supervised = pretraining.kind == "supervised"
     if len(images) < 2 or (supervised and classes < 2):
@@ -151,22 +154,3 @@ def _train(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
         )
     return len(images), classes, loss, trainings
-
-
-def _public_images(
-    model: ModelConfig, pretraining: PretrainingConfig, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    from fedemb.data.photos import PhotoReader
-    from fedemb.data.sources import read_public_images
-
-    if pretraining.kind == "random_process":
-        return dead_leaves(
-            pretraining.random_images,
-            model.image_size,
-            model.channels,
-            laws=pretraining.random_laws,
-            seed=seed,
-        )
-    if pretraining.source is None:
-        raise InputError("pretraining.source is missing; name the public images")
-    return read_public_images(pretraining.source, PhotoReader.of(model))

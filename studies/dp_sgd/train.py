@@ -23,7 +23,7 @@ from fedemb.config import (
     SourceConfig,
     UnitGradientConfig,
 )
-from fedemb.data.dead_leaves import dead_leaves
+from fedemb.data.drawn_images import drawn_images
 from fedemb.data.glyphs import PRIVATE, draw_classes
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
@@ -112,7 +112,11 @@ class Data:
             images, labels = self._read("tinyimagenet32.parquet")
             chosen = np.random.default_rng(0).permutation(len(labels))[:PUBLIC]
             recipe = PretrainingConfig(
-                kind="random_process", epochs=4, learning_rate=0.1, loss=LossConfig(kind="softmax")
+                kind="supervised",
+                source=SourceConfig(uri="tinyimagenet32.parquet"),
+                epochs=4,
+                learning_rate=0.1,
+                loss=LossConfig(kind="softmax"),
             )
             pretrain(trunk, images[chosen], labels[chosen], recipe, seed=0)
             np.savez(path, *trunk.get_weights())
@@ -137,7 +141,7 @@ class Data:
             net_model("scatter_linear", mirrored=True, whitened_directions=300, embedding_dim=7776),
             0,
         )
-        fit_constants(without_head(net), dead_leaves(1000, 32, 3, laws=50, seed=0)[0])
+        fit_constants(without_head(net), drawn_images(1000, 32, 3, seed=0))
         return net
 
 

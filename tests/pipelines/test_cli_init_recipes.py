@@ -39,7 +39,7 @@ def lite0(tmp_path_factory):
 def test_classifier_without_public_data_trains_a_head_on_scattering_features(tmp_path):
     config, said = init(tmp_path, more=CLASSIFY)
     assert (config.model.backbone, config.model.trainable) == ("scatter_linear", "head")
-    assert config.pretraining.kind == "random_process"
+    assert config.pretraining.kind == "none"
     assert config.mechanism.model_dump()["sampling_probability"] == 1.0
     assert "head, on backbone scatter_linear" in said
 

@@ -43,7 +43,7 @@ class ModelConfig(Section):
     whitened_directions: Annotated[int, Field(ge=0, le=4096)] = 0
     """Scattering networks, `resnet8_wide` and `pretraining.kind: import`: number of leading feature
     directions that are scaled to the size of the next direction. The constants come from public or
-    generated images; the number must be below the number of those images. 0: scattering networks
+    drawn images; the number must be below the number of those images. 0: scattering networks
     normalise the groups of each image separately."""
     mirrored: bool = False
     """Whether features are the same for an image and its mirror image, for data where left and
@@ -261,18 +261,14 @@ class TrainingConfig(Section):
 class PretrainingConfig(Section):
     """Public pretraining of the backbone."""
 
-    kind: Literal["none", "supervised", "simclr", "random_process", "import"] = "none"
+    kind: Literal["none", "supervised", "simclr", "import"] = "none"
     """Kind of pretraining. `none`: no pretraining; `supervised`: public classes; `simclr`:
-    self-supervision without labels; `random_process`: generated images, no public data; `import`: a
-    model file."""
-    random_images: Annotated[int, Field(ge=64, le=1_000_000)] = 2000
-    """`random_process` only: number of images to generate."""
-    random_laws: Annotated[int, Field(ge=2, le=10_000)] = 50
-    """`random_process` only: number of laws of colour and shape, used as classes."""
+    self-supervision without labels; `import`: a model file."""
     source: SourceConfig | None = None
     """Public images. Private images that also occur here are dropped."""
     constant_images: Annotated[int, Field(ge=2, le=100_000)] = 2000
-    """Maximum number of public images that the constants of features are computed from."""
+    """Maximum number of public images that the constants of features are computed from; with `kind:
+    none`, the number of images drawn for them."""
     epochs: PositiveInt = 10
     """Number of passes over the public images; with `doublings`, in the first training."""
     doublings: Annotated[int, Field(ge=0, le=6)] = 0

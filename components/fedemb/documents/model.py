@@ -36,7 +36,7 @@ class Pretrained(Document):
     """Trainings with `pretraining.doublings`, in order; the one with the highest recall was
     kept."""
     constant_images: Count
-    """Public images that the constants of an imported backbone's features were computed from."""
+    """Public or drawn images that the constants of features were computed from."""
 
 
 class ModelCard(Document):

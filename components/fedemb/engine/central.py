@@ -275,8 +275,7 @@ def pretrain(
       backbone: from `build_backbone`.
       images: uint8 `[images, size, size, channels]`, public.
       labels: int64 `[images]`; unused by `simclr`.
-      config: `supervised`, `random_process` (classes are processes) or `simclr`, and its
-        schedule; other kinds do not train.
+      config: `supervised` or `simclr`, and its schedule; other kinds do not train.
       seed: seed of shuffles, heads and augmentation.
 
     Returns:
@@ -290,7 +289,7 @@ def pretrain(
         weight_decay=config.weight_decay,
         mixed_precision=config.mixed_precision,
     )
-    if config.kind in ("supervised", "random_process"):
+    if config.kind == "supervised":
         return train_supervised(
             backbone,
             images,

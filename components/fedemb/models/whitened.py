@@ -1,10 +1,10 @@
-"""Scales features to one size with constants from public or generated images.
+"""Scales features to one size with constants from public or drawn images.
 
 Private training adds the same noise to each weight, so its effect on a logit grows with the length
 of the features. The largest directions of scattering features (brightness, contrast) are long and
 carry little information. Scaled to the size of the others, they cost less, and a linear head
 converges in fewer rounds. The constants are weights that never train. They are computed from public
-images, or from generated images (`data/dead_leaves.py`) if no public images are available.
+images, or from drawn images (`data/drawn_images.py`) if no public images are available.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def fit_constants(backbone: Model, images: np.ndarray) -> int:
 
     Args:
       backbone: from `build_backbone`.
-      images: uint8 `[images, size, size, channels]`, public or generated.
+      images: uint8 `[images, size, size, channels]`, public or drawn.
 
     Returns:
       The number of whitened parts.

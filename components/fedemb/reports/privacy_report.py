@@ -260,7 +260,7 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
 def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, object]:
     kind = config.pretraining.kind
     none = "no_public_images"
-    overlap = {"none": none, "random_process": none, "import": "unchecked"}
+    overlap = {"none": none, "import": "unchecked"}
     return {
         "kind": kind,
         "initial_weights_sha": evidence.model.body.initial_weights_sha,

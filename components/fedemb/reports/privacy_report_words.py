@@ -75,7 +75,7 @@ OVERLAPS = {
 
 def start_licence(pretraining: PretrainingConfig) -> str:
     """Returns the licence of the pretraining images, as stated by the configuration's owner."""
-    drawn = pretraining.kind in ("none", "random_process")
+    drawn = pretraining.kind == "none"
     unstated = pretraining.licence == type(pretraining)().licence
     return "none needed" if drawn and unstated else pretraining.licence
 

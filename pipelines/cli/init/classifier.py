@@ -58,7 +58,7 @@ def classifier_settings(
             "evaluation": {"by": "hash", "fraction": 0.1},
         },
         "model": _model(photos, start, recipe, classes),
-        "pretraining": _pretraining(start, recipe),
+        "pretraining": start.pretraining,
         "mechanism": {
             "kind": PoissonGaussian.kind_name(),
             "rounds": recipe.rounds,
@@ -142,18 +142,6 @@ def with_head_rates(
     temperature = 1.0 if divisor is None else float(f"{divisor:.3g}")
     settings["model"]["temperature"] = temperature
     return {"learning rate": rate, "temperature": temperature}
-
-
-def _pretraining(start: Backbone, recipe: ClassifierRecipe) -> dict[str, object]:
-    """Returns the section `pretraining`; generated images give the constants of scattering."""
-    if start.imported or start.pretrained or recipe.chance < 1:
-        return start.pretraining
-    return {
-        "kind": "random_process",
-        "random_images": 1000,
-        "licence": "generated, no rights reserved",
-        "provenance": "dead leaves, drawn by the run",
-    }
 
 
 def _model(

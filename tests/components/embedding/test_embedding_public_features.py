@@ -21,7 +21,7 @@ from fedemb.config import (
 )
 from fedemb.config.data import SourceConfig
 from fedemb.data import sources
-from fedemb.data.dead_leaves import dead_leaves
+from fedemb.data.drawn_images import drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.engine import build_backbone, load_backbone, save_backbone
 from fedemb.engine.backend_rounds import client_rounds
@@ -68,7 +68,7 @@ def _png(image):
 
 
 def _leaves(count=96, seed=0):
-    return dead_leaves(count, 16, 3, laws=8, seed=seed)[0]
+    return drawn_images(count, 16, 3, seed)
 
 
 @pytest.fixture(scope="module")

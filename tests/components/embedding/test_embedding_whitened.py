@@ -1,10 +1,11 @@
-"""Features brought to one size by constants of generated images."""
+"""Features brought to one size by constants of drawn images."""
 
 import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
-from fedemb.data.dead_leaves import dead_leaves
+from fedemb.data.drawn_images import drawn_images
+from fedemb.data.pixels import encode_png
 from fedemb.engine import build_backbone, load_backbone, save_backbone
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
@@ -14,6 +15,7 @@ from fedemb.models.imported import check_import, import_backbone
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.whitened import constants, fit_constants
 from fedemb.steps.pretrain_public import pretrain
+from tests.kit.pipeline_runs.partition_run import write_parquet
 
 MODEL = ModelConfig(
     backbone="scatter_linear",
@@ -26,8 +28,8 @@ MODEL = ModelConfig(
 CLASSIFIER = MODEL.model_copy(update={"classes": ("this", "that"), "trainable": "head"})
 
 
-def _leaves(count=80, seed=0):
-    return dead_leaves(count, 16, 1, laws=8, seed=seed)[0]
+def _drawn(count=80, seed=0):
+    return drawn_images(count, 16, 1, seed)
 
 
 def test_largest_directions_are_brought_to_the_size_of_the_next():
@@ -46,45 +48,36 @@ def test_largest_directions_are_brought_to_the_size_of_the_next():
 def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
     start = PublicStart(
         model=CLASSIFIER,
-        pretraining=PretrainingConfig(kind="random_process", random_images=64, random_laws=4),
+        pretraining=PretrainingConfig(constant_images=64),
         seed=1,
     )
     keys = open_key_store(str(tmp_path / "keys"))
     card = pretrain.run(start, tmp_path / "start", keys)
-    assert (card["pretraining_kind"], card["images"]) == ("random_process", 64)
+    assert (card["images"], card["constant_images"]) == (0, 64)
     backbone = without_head(load_backbone(tmp_path / "start" / "backbone.keras", CLASSIFIER))
     assert not backbone.trainable_variables
-    found = backbone(preprocess(_leaves(3, seed=9))).numpy()
+    found = backbone(preprocess(_drawn(3, seed=9))).numpy()
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
     bare = build_backbone(MODEL, 1)
-    assert np.abs(bare(preprocess(_leaves(3, seed=9))) - found).max() > 1e-3
-    assert fit_constants(bare, dead_leaves(64, 16, 1, laws=4, seed=1)[0]) == 1
-    np.testing.assert_allclose(bare(preprocess(_leaves(3, seed=9))), found, atol=1e-4)
+    assert np.abs(bare(preprocess(_drawn(3, seed=9))) - found).max() > 1e-3
+    assert fit_constants(bare, _drawn(64, seed=1)) == 1
+    np.testing.assert_allclose(bare(preprocess(_drawn(3, seed=9))), found, atol=1e-4)
 
 
 def test_features_of_an_image_depend_on_no_other():
     backbone = build_backbone(MODEL, 0)
-    fit_constants(backbone, _leaves())
-    images = preprocess(_leaves(5, seed=3))
+    fit_constants(backbone, _drawn())
+    images = preprocess(_drawn(5, seed=3))
     together = backbone(images).numpy()
     alone = np.concatenate([backbone(images[i : i + 1]).numpy() for i in range(5)])
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
-def test_constants_without_images_to_take_them_from_are_refused(tmp_path):
-    start = PublicStart(model=MODEL, pretraining=PretrainingConfig(kind="none"), seed=1)
-    with pytest.raises(ConfigError, match="whitened_directions"):
-        pretrain.run(start, tmp_path, open_key_store(str(tmp_path / "keys")))
-
-
-def test_dead_leaves_are_what_the_seed_says_and_laws_differ():
-    images, laws = dead_leaves(12, 16, 3, laws=4, seed=5)
-    again, _ = dead_leaves(12, 16, 3, laws=4, seed=5)
-    np.testing.assert_array_equal(images, again)
+def test_drawn_images_are_what_the_seed_says():
+    images = drawn_images(12, 16, 3, 5)
+    np.testing.assert_array_equal(images, drawn_images(12, 16, 3, 5))
     assert images.shape == (12, 16, 16, 3)
-    assert laws.tolist() == [0, 1, 2, 3] * 3
-    other, _ = dead_leaves(12, 16, 3, laws=4, seed=6)
-    assert (images != other).mean() > 0.9
+    assert (images != drawn_images(12, 16, 3, 6)).mean() > 0.9
     assert len({image.tobytes() for image in images}) == 12
 
 
@@ -101,7 +94,7 @@ NET = ModelConfig(
 def test_a_mirrored_net_gives_the_mean_over_an_image_and_its_mirror_image(tmp_path):
     mirrored = build_backbone(NET.model_copy(update={"whitened_directions": 0}), 3)
     plain = build_backbone(NET.model_copy(update={"whitened_directions": 0, "mirrored": False}), 3)
-    images = preprocess(_leaves(6, seed=9))
+    images = preprocess(_drawn(6, seed=9))
     (net,) = learned_parts(mirrored)
     assert net.count_params() == mirrored.count_params() == plain.count_params()
     assert all(np.ptp(layer.get_weights()[0]) > 0 for layer in net.layers if "conv" in layer.name)
@@ -116,11 +109,16 @@ def test_a_mirrored_net_gives_the_mean_over_an_image_and_its_mirror_image(tmp_pa
 @pytest.mark.long
 def test_a_mirrored_net_is_trained_in_public_once_for_each_image_and_loads_again(tmp_path):
     model = NET.model_copy(update={"classes": ("this", "that"), "trainable": "head"})
-    recipe = PretrainingConfig(kind="random_process", random_images=64, random_laws=4, epochs=1)
+    rows = [
+        {"image": encode_png(image), "user_id": str(n), "label": str(n % 4)}
+        for n, image in enumerate(_drawn(64))
+    ]
+    source = {"uri": write_parquet(tmp_path / "public.parquet", rows)}
+    recipe = PretrainingConfig(kind="supervised", source=source, epochs=1)
     start = PublicStart(model=model, pretraining=recipe, seed=1)
     pretrain.run(start, tmp_path / "start", open_key_store(str(tmp_path / "keys")))
     backbone = without_head(load_backbone(tmp_path / "start" / "backbone.keras", model))
-    images = preprocess(_leaves(3, seed=9))
+    images = preprocess(_drawn(3, seed=9))
     found = backbone(images).numpy()
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
     np.testing.assert_allclose(backbone(images[:, :, ::-1]).numpy(), found, atol=1e-4)
@@ -140,7 +138,7 @@ def test_joined_parts_are_mirrored_each_and_other_nets_refuse():
         mirrored=True,
     )
     backbone = build_backbone(joined, 0)
-    images = preprocess(_leaves(3, seed=9))
+    images = preprocess(_drawn(3, seed=9))
     turned, found = backbone(images[:, :, ::-1]).numpy(), backbone(images).numpy()
     np.testing.assert_allclose(turned[:, :1280], found[:, :1280], atol=1e-4)
     assert [part.name for part in learned_parts(backbone)] == ["net"]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart, SourceConfig
-from fedemb.data.dead_leaves import dead_leaves
+from fedemb.data.drawn_images import drawn_images
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
 from fedemb.models.pixel_formats import rescaled
@@ -22,7 +22,7 @@ FORMATS = ("-1..1", "0..1", "0..255", "imagenet", "caffe")
 
 @pytest.fixture(scope="module")
 def images():
-    return dead_leaves(160, 16, 3, laws=4, seed=3)[0]
+    return drawn_images(160, 16, 3, 3)
 
 
 def _network(path, kind, images):

@@ -69,8 +69,7 @@ def said(request, tmp_path_factory):
     ("kind", "stated", "said"),
     [
         ("none", "unknown", "none needed"),
-        ("random_process", "unknown", "none needed"),
-        ("random_process", "generated, no rights reserved", "generated, no rights reserved"),
+        ("none", "generated, no rights reserved", "generated, no rights reserved"),
         ("import", "unknown", "unknown"),
     ],
 )
