@@ -1,32 +1,25 @@
 """`fedemb check-data`: the data owner looks before anything runs, outside the guarantee.
 
-The only output is one page, marked as not differentially private. Thresholds live here and not in
-the pipeline, because there data must never decide whether a run exists.
+It reads, validates and assigns records as the partition does, writes nothing, and returns counts,
+which are not differentially private. Thresholds live here and not in the pipeline, because there
+data must never decide whether a run exists.
 """
 
 from __future__ import annotations
 
-import base64
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import numpy as np
-from markupsafe import Markup
 
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
 from fedemb.data.hashing import LEAST_CLASSES
 from fedemb.data.photos import MAX_BYTES, MAX_TEXT_BYTES
 from fedemb.data.source_parts import csv_image_root
-from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.privacy.accounting.units import UNITS, count_of
-from fedemb.reports.charts import histogram_chart
-from fedemb.reports.report import render
-from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.census import Census, take_census
-from fedemb.storage import join, open_store
 
 BAD = {
     "user_id_missing": "no user id (empty or null)",
@@ -66,7 +59,6 @@ LEFT_OUT = {
     "dropped_other_cohort": "cohort not in partition.cohorts",
     "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",
 }
-PAGE = "check_data.html"
 _SPELLINGS_SHOWN = 5
 _RARE = 0.01
 """Chance that is not worth a word."""
@@ -76,8 +68,6 @@ _RARE = 0.01
 class Check:
     """Result of the check. Private."""
 
-    page: str
-    """Address of the page, in the private root."""
     problems: tuple[str, ...]
     """Why the data should not be used as it is; empty: fine."""
     warnings: tuple[str, ...]
@@ -90,23 +80,21 @@ class Check:
     """Reasons for which good records are left out."""
     used: int
     """Images that would train or evaluate."""
+    facts: tuple[str, ...]
+    """Numbers of users, images and virtual clients, as sentences."""
 
 
-def check(
-    config: RunConfig, private_root: str, progress: Callable[[int], None] = lambda _: None
-) -> Check:
-    """Counts the private images and writes the page, in `check-data/` of the private root.
+def check(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -> Check:
+    """Counts the private images.
 
     Raises:
       InputError: a file or column is missing, or a file is damaged.
-      StorageError: a store cannot be read or written.
+      StorageError: a store cannot be read.
     """
-    root = shards.run_root(private_root, join("check-data", _name(config.data.source)))
     census = take_census(config, progress)
     rows, bad = census.counts["rows"], _counted(BAD, census)
     fraction = sum(count for _, count in bad) / max(rows, 1)
-    found = Check(
-        page=join(root, PAGE),
+    return Check(
         problems=tuple(_problems(config, census, fraction)),
         warnings=(
             *folded_ids(census),
@@ -120,15 +108,8 @@ def check(
         bad=bad,
         left_out=_counted(LEFT_OUT, census),
         used=int(census.sizes.sum() + census.held_out_sizes.sum()),
+        facts=tuple(_facts(config, census)),
     )
-    open_store(root).write(PAGE, _page(config, census, found).encode())
-    return found
-
-
-def _name(source: SourceConfig) -> str:
-    """Returns the folder of the page; each source, and each part of one, has its own."""
-    digest = sha256_hex(canonical_json(source.model_dump(mode="json")))
-    return f"{urlsplit(source.uri).path.rstrip('/').rpartition('/')[2] or 'data'}-{digest[:8]}"
 
 
 def _counted(texts: Mapping[str, str], census: Census) -> list[tuple[str, int]]:
@@ -136,33 +117,22 @@ def _counted(texts: Mapping[str, str], census: Census) -> list[tuple[str, int]]:
     return [(text, census.counts[name]) for name, text in texts.items() if census.counts[name]]
 
 
-def _page(config: RunConfig, census: Census, found: Check) -> str:
-    sizes, groups = census.sizes, census.group_sizes
-    images = int(sizes.sum())
-    return render(
-        "check_data.html",
-        **vars(found),
-        tone="bad" if found.problems else "good",
-        max_bad_fraction=config.data.max_bad_fraction,
-        unit=UNITS[config.policy.unit],
-        dropped=[(text, f"{count:,}", "yes") for text, count in found.bad]
-        + [(text, f"{count:,}", "no") for text, count in found.left_out],
-        users=len(sizes),
-        images=images,
-        evaluation_users=len(census.held_out_sizes),
-        evaluation_images=int(census.held_out_sizes.sum()),
-        largest_share=float(sizes.max() / images) if images else 0.0,
-        median_size=float(np.median(sizes)) if len(sizes) else 0.0,
-        classes=_class_table(config, census),
-        virtual_clients=config.partition.virtual_clients,
-        group_sizes=(int(groups.min()), float(np.median(groups)), int(groups.max())),
-        empty_groups=int((groups == 0).sum()),
-        size_chart=_size_chart(sizes, census.held_out_sizes),
-        sheet=[
-            (f"data:image/png;base64,{base64.b64encode(png).decode()}", "an image")
-            for png in census.samples
-        ],
-    )
+def _facts(config: RunConfig, census: Census) -> list[str]:
+    unit = UNITS[config.policy.unit]
+    found = [
+        f"{count_of(len(sizes), unit.one)} {what}, with {count_of(int(sizes.sum()), 'image')}"
+        for what, sizes in (("would train", census.sizes), ("held out", census.held_out_sizes))
+    ]
+    if len(census.sizes) and unit.one == "user":
+        median, largest = float(np.median(census.sizes)), int(census.sizes.max())
+        found.append(f"images of a training user: median {median:g}, largest {largest:,}")
+    if config.task == "embedding":
+        groups = census.group_sizes
+        found.append(
+            f"users of a virtual client: smallest {groups.min():,}, median {np.median(groups):g}, "
+            f"largest {groups.max():,}; {(groups == 0).sum():,} of {len(groups):,} are empty"
+        )
+    return found
 
 
 def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
@@ -222,14 +192,6 @@ def other_spellings(listed: Sequence[str], labels: Collection[str]) -> str:
 
 def _folded(name: str) -> str:
     return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", name)).casefold()
-
-
-def _class_table(config: RunConfig, census: Census) -> list[tuple[str, str, str]]:
-    """Returns name, images and units of each listed class, most images first."""
-    names = config.model.classes
-    rows = [(name, *census.class_sizes.get(index, (0, 0))) for index, name in enumerate(names)]
-    rows.sort(key=lambda row: (-row[1], row[0]))
-    return [(name, f"{images:,}", f"{units:,}") for name, images, units in rows]
 
 
 def inexact_ids(census: Census) -> list[str]:
@@ -335,20 +297,3 @@ def _shared_classes(config: RunConfig, census: Census) -> int:
     """Classes on both sides, where a named column decides the split."""
     by_value = config.partition.evaluation.by == "value" and not config.model.classes
     return census.shared_classes if by_value and config.data.source.label_scope == "global" else 0
-
-
-def _size_chart(users: np.ndarray, evaluation: np.ndarray) -> Markup:
-    largest = max((int(sizes.max()) for sizes in (users, evaluation) if len(sizes)), default=1)
-    step = max(1, -(-largest // 32))
-    edges = np.arange(1, largest + step + 1, step) - 0.5
-    counts = [
-        (name, np.histogram(sizes, edges)[0].tolist())
-        for name, sizes in (("training", users), ("held out", evaluation))
-    ]
-    return histogram_chart(
-        counts,
-        edges.tolist(),
-        x_label="images of a user, after the cap",
-        y_label="users",
-        alt="Users by the number of their images",
-    )

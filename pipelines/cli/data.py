@@ -34,12 +34,8 @@ def check_data(
     config: ConfigOption = "quickstart",
     data: DataOption = None,
     set_: SetOption = None,
-    private_root: Annotated[
-        str | None,
-        typer.Option(help="Folder of the page; default: storage.private_root or runs/private."),
-    ] = None,
 ) -> None:
-    """Check private images before a run: counts, bad records, users, samples.
+    """Check private images before a run: counts of records, bad records and users.
 
     Prints exact private figures, for the data owner only. Fails if too many records are bad.
 
@@ -53,19 +49,18 @@ def check_data(
     public = checked.pretraining.source
     if public is not None and public.uri == BUILTIN:  # glyphs drawn by `fedemb run`: no overlap
         checked = checked.updated({"pretraining.kind": "none", "pretraining.source": None})
-    root = private_root or checked.storage.private_root or "runs/private"
     with counted("reading records") as progress:
-        found = check(checked, root, progress)
+        found = check(checked, progress)
     say(
         f"{found.rows:,} records, {found.used:,} of them used, {100 * found.bad_fraction:.2f} % "
         "bad (exact private figures, for the data owner only)"
     )
+    say(*(f"  {fact}" for fact in found.facts))
     for kind, reasons in (("bad", found.bad), ("left out", found.left_out)):
         for text, count in reasons:
             say(f"  {count:,} {kind}: {text}")
     for text in found.warnings:
         say(f"warning: {text}")
-    say(f"page: {found.page}")
     if found.problems:
         raise InputError(" ".join(found.problems))
 

@@ -142,17 +142,6 @@ def build_privacy_report(folder, _):
     return "What is guaranteed"
 
 
-def build_check_data(folder, request):
-    from fedemb.steps.partition_users.check import check
-
-    source = request.getfixturevalue("data_dir") / "omniglot_small.parquet"
-    settings = config(**{"data.source.uri": str(source), "model.image_size": 28})
-    check(settings, str(folder / "private"))
-    (page,) = (folder / "private" / "check-data").rglob("check_data.html")
-    page.rename(folder / "page.html")
-    return "Not differentially private"
-
-
 BUILDERS = {
     "run_index": build_index,
     "utility_report": build_utility,
@@ -161,7 +150,6 @@ BUILDERS = {
     "audit_report_full": of_a_released_run("audit_report", "Noise receipts"),
     "gate_checklist": of_a_released_run("verdict", "21 rules passed"),
     "privacy_report": build_privacy_report,
-    "check_data": build_check_data,
 }
 
 

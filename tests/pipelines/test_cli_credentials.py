@@ -18,7 +18,6 @@ TRUST = ("--trust", "RELEASE/ledger/trust.json")
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
 PARSERS = {
     "components/fedemb/foundation/addresses.py",
-    "components/partition_users/check.py",  # of a configuration, which is without secrets
     "pipelines/doctor/stores.py",  # of a configuration
 }
 
@@ -31,7 +30,6 @@ PARSERS = {
         ("init", "--data", "AT/x", "-o", "TMP/m.yaml", "--public", "none", *NEW),
         ("init", "--data", "TMP", "-o", "TMP/m.yaml", "--public", "AT/x.parquet", *NEW),
         ("check-data", "--data", "AT/x.csv"),
-        ("check-data", "--private-root", "AT/x", "--data", "TMP/none.csv"),
         ("run", "--data", "AT/x.csv", "--runs", "TMP/runs"),
         ("run", "--set", "storage.keys=AT/x", "--runs", "TMP/runs"),
         ("run", "--set", "storage.ledger=AT/x", "--runs", "TMP/runs"),

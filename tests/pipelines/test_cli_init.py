@@ -255,7 +255,7 @@ def test_a_folder_for_each_class_becomes_a_classifier_whose_units_are_images(tmp
     assert config.data.source.columns.user_id is None
     assert config.purpose == "simulation"
     assert config.mechanism.noise_multiplier > 0
-    found = check(config, str(tmp_path / "private"))
+    found = check(config)
     assert found.problems == ()
     assert found.used == 12
 
@@ -294,7 +294,7 @@ def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
     config = load_config(output)
     assert (config.policy.unit, config.data.source.columns.user_id) == ("image", None)
     assert config.policy.policy_id == "train-photos"
-    assert check(config, str(tmp_path / "private")).problems == ()
+    assert check(config).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_what_lies_beside_photos_is_no_bad_photo(tmp_path):
         in said
     )
     assert f"users, and {len(owners)} are usable here" in said
-    checked = check(load_config(output), str(tmp_path / "private"))
+    checked = check(load_config(output))
     assert checked.bad == []
     assert LEFT_OUT["side_file"] in dict(checked.left_out)
 

@@ -192,7 +192,7 @@ def test_names_of_classes_come_from_the_metadata_of_hugging_face(tmp_path):
     init(hugging_face(tmp_path / "hf.parquet"), tmp_path, *TASK, "cat,dog,owl")
     config = load_config(tmp_path / "made.yaml")
     assert config.data.source.label_names == CLASSES
-    found = check(config, str(tmp_path / "private"))
+    found = check(config)
     assert found.used == USERS * EACH
 
 
@@ -298,7 +298,7 @@ def test_photos_of_several_users_and_of_none_are_said(tmp_path):
     (root / "loose.jpg").write_bytes(photo(600, 0))
     (root / "notes.txt").write_text("beside")
     init(root, tmp_path)
-    found = check(load_config(tmp_path / "made.yaml"), str(tmp_path / "private"))
+    found = check(load_config(tmp_path / "made.yaml"))
     assert any(text.startswith("1 photo of several users") for text in found.warnings)
     assert any(text.startswith("1 file beside the folders of users") for text in found.warnings)
 

@@ -34,7 +34,7 @@ def plain(number: int, user: str, label: str) -> str:
 
 
 def checked(folder: Path) -> Check:
-    return check(load_config(folder / "made.yaml"), str(folder / "private"))
+    return check(load_config(folder / "made.yaml"))
 
 
 @pytest.mark.parametrize(

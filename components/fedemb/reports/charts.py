@@ -236,28 +236,3 @@ def bar_chart(
         axes.set_xlabel(x_label)
         shown = ", ".join(f"{name} {found.value:.3f}" for name, found in figures)
         return figure_svg(figure, f"{alt}: {shown}")
-
-
-def histogram_chart(
-    counts: Sequence[tuple[str, Sequence[float]]],
-    edges: Sequence[float],
-    *,
-    x_label: str,
-    y_label: str,
-    alt: str,
-) -> Markup:
-    """Draws step outlines of named histograms, whose heights are one fewer than their edges."""
-    with _axes(height=2.6) as (figure, axes):
-        for position, (name, heights) in enumerate(counts):
-            colour = SERIES[position % 4]
-            axes.stairs(heights, edges, color=colour, alpha=0.18, fill=True, linewidth=0)
-            axes.stairs(
-                heights, edges, color=colour, label=name, linewidth=1.6,
-                linestyle=_DASHES[position % 4],
-            )  # fmt: skip
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
-        if len(counts) > 1:
-            axes.legend()
-        return figure_svg(figure, alt)

@@ -155,7 +155,7 @@ def survey(
     census = take_census(_counting_config(source, aspect_ratio), progress)
     if refused := inexact_ids(census):
         raise InputError(" ".join(refused))
-    if not census.samples:
+    if not len(census.sizes) + len(census.held_out_sizes):
         reasons = BAD | {"side_file": LEFT_OUT["side_file"]}
         found = [
             f"{census.counts[name]:,}: {text}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ from fedemb.steps.partition_users.check import check, other_spellings
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 
 
-def test_good_data_passes_and_only_the_page_stays(tmp_path: Path) -> None:
+def test_good_data_passes_and_nothing_is_written(tmp_path: Path) -> None:
     config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(30)))
-    found = check(config, str(tmp_path / "private"))
+    found = check(config)
     assert found.problems == ()
     assert found.rows == 90
-    left = [path.name for path in (tmp_path / "private").rglob("*") if path.is_file()]
-    assert left == ["check_data.html"]
-    page = Path(found.page).read_text()
-    assert "Not differentially private" in page
-    assert "data:image/png;base64," in page
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    assert "user 1" not in page
+    assert [path.name for path in tmp_path.rglob("*")] == ["rows.parquet"]
+    trained, held_out, sizes, groups = found.facts
+    counts = [int(fact.split()[0]) for fact in (trained, held_out)]
+    assert sum(counts) == 30
+    assert sizes == "images of a training user: median 3, largest 3"
+    assert groups.startswith("users of a virtual client: smallest ")
 
 
 def test_too_many_bad_records_are_a_problem_here_and_not_in_the_pipeline(tmp_path: Path) -> None:
@@ -35,14 +33,15 @@ def test_too_many_bad_records_are_a_problem_here_and_not_in_the_pipeline(tmp_pat
     rows += [{"image": b"junk", "user_id": "x", "label": "y"}] * 5
     rows += [dict(rows[0])]
     source = write_parquet(tmp_path / "rows.parquet", rows)
-    found = check(make_config(source), str(tmp_path / "private"))
+    found = check(make_config(source))
     assert found.bad_fraction == 5 / 96
     assert "max_bad_fraction" in found.problems[0]
-    page = Path(found.page).read_text()
-    assert "bytes that are not a whole PNG, JPEG" in page
-    assert "the same image again" in page
+    assert [text.partition(",")[0] for text, _ in (*found.bad, *found.left_out)] == [
+        "bytes that are not a whole PNG",
+        "the same image again",
+    ]
     allowed = make_config(source, data__max_bad_fraction=0.1)
-    assert check(allowed, str(tmp_path / "private")).problems == ()
+    assert check(allowed).problems == ()
 
 
 def test_classes_that_cross_the_split_and_too_few_users_are_problems(tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_classes_that_cross_the_split_and_too_few_users_are_problems(tmp_path: P
         data__source__label_scope="global",
         partition__evaluation={"by": "value", "column": "part", "values": ["b"]},
     )
-    problems = " ".join(check(config, str(tmp_path / "private")).problems)
+    problems = " ".join(check(config).problems)
     assert "1 classes are in training and in evaluation" in problems
     assert "fewer than policy.users_lower_bound" in problems
 
@@ -62,30 +61,26 @@ def test_ten_shared_classes_are_not_left_to_coins(tmp_path: Path) -> None:
     rows = [{**row, "label": str(n % 10)} for n, row in enumerate(rows_of(40))]
     source = write_parquet(tmp_path / "rows.parquet", rows)
     coins = make_config(source, data__source__label_scope="global")
-    found = check(coins, str(tmp_path / "private"))
+    found = check(coins)
     assert "under 74 % of keys fewer than 2" in " ".join(found.problems)
     by_hash = {"by": "hash", "fraction": 0.1, "classes": list("0123456789")}
     listed = make_config(source, data__source__label_scope="global", partition__evaluation=by_hash)
-    assert check(listed, str(tmp_path / "private")).problems == ()
+    assert check(listed).problems == ()
 
 
-def test_every_record_is_used_bad_or_left_out_and_each_source_has_its_page(tmp_path: Path) -> None:
+def test_every_record_is_used_bad_or_left_out(tmp_path: Path) -> None:
     rows = [{**row, "label": str(n % 10)} for n, row in enumerate(rows_of(40, images=4))]
     rows += [{"image": b"junk", "user_id": "x", "label": "y"}, dict(rows[0])]
-    pages = set()
-    for name in ("one", "two"):
-        config = make_config(
-            write_parquet(tmp_path / f"{name}.parquet", rows),
-            data__source__label_scope="global",
-            partition__max_images_per_user=3,
-            data__max_bad_fraction=0.1,
-        )
-        found = check(config, str(tmp_path / "private"))
-        lost = sum(count for _, count in (*found.bad, *found.left_out))
-        assert found.used + lost == found.rows
-        assert {"beyond partition.max_images_per_user"} < {text for text, _ in found.left_out}
-        pages.add(found.page)
-    assert len(pages) == 2
+    config = make_config(
+        write_parquet(tmp_path / "rows.parquet", rows),
+        data__source__label_scope="global",
+        partition__max_images_per_user=3,
+        data__max_bad_fraction=0.1,
+    )
+    found = check(config)
+    lost = sum(count for _, count in (*found.bad, *found.left_out))
+    assert found.used + lost == found.rows
+    assert {"beyond partition.max_images_per_user"} < {text for text, _ in found.left_out}
 
 
 def classifier(source: str, **overrides: Any) -> RunConfig:
@@ -122,8 +117,7 @@ def test_places_for_images_that_no_user_has_are_said_to_the_owner(tmp_path: Path
 
     def warned(most: int) -> tuple[str, ...]:
         config = classifier(source, **{"training.unit_gradient.images_per_unit": most})
-        found = check(config, str(tmp_path / "private"))
-        assert all(text in Path(found.page).read_text() for text in found.warnings)
+        found = check(config)
         assert found.problems == ()
         return found.warnings
 
@@ -148,7 +142,7 @@ def test_a_cap_that_is_priced_and_no_user_reaches_is_said(tmp_path: Path) -> Non
         "sampling_probability": 0.05,
         "noise_multiplier": 1.0,
     }
-    found = check(classifier(source, **capped, mechanism=mechanism), str(tmp_path / "private"))
+    found = check(classifier(source, **capped, mechanism=mechanism))
     assert found.warnings == (
         "No training user has more than 3 images; partition.max_images_per_user is 5.",
     )
@@ -167,25 +161,17 @@ def test_images_that_are_units_are_counted_as_images(tmp_path: Path) -> None:
             "mechanism.units_per_round": 500,
         },
     )
-    found = check(config, str(tmp_path / "private"))
+    found = check(config)
     (problem,) = found.problems
     assert "images would train, fewer than" in problem
-    assert "training images" in Path(found.page).read_text()
-    assert "training users" not in Path(found.page).read_text().partition("Users by size")[0]
+    assert "images would train" in found.facts[0]
+    assert not any("user" in fact for fact in found.facts)
 
 
-def test_classifier_sees_its_classes_and_not_virtual_clients(tmp_path: Path) -> None:
+def test_classifier_has_no_virtual_clients(tmp_path: Path) -> None:
     rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(30))]
     source = write_parquet(tmp_path / "rows.parquet", rows)
-    page = Path(check(classifier(source), str(tmp_path / "private")).page).read_text()
-    section = page.partition(">Classes</h2>")[2].partition("</section>")[0]
-    numbers = [int(cell) for cell in re.findall(r"<td[^>]*>\s*(\d+)\s*</td>", section)]
-    assert len(numbers) == 4
-    assert numbers[0] + numbers[2] == 90
-    assert "virtual client" not in page
-    embedding = Path(check(make_config(source), str(tmp_path / "private")).page).read_text()
-    assert ">Classes</h2>" not in embedding
-    assert "virtual clients" in embedding
+    assert not any("virtual client" in fact for fact in check(classifier(source)).facts)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +193,7 @@ def test_empty_data_is_a_problem(tmp_path: Path) -> None:
         write_parquet(tmp_path / "rows.parquet", rows_of(3)),
         data__source__where={"label": ["none of them"]},
     )
-    problems = " ".join(check(config, str(tmp_path / "private")).problems)
+    problems = " ".join(check(config).problems)
     assert "No record passes" in problems
 
 
@@ -226,11 +212,10 @@ def test_commands_draw_and_check_data(tmp_path: Path) -> None:
     arguments = [
         *("check-data", "--data", f"{folder}/private.parquet"),
         *("--set", f"pretraining.source.uri={folder}/public.parquet"),
-        *("--private-root", str(tmp_path / "private")),
     ]
     checked = runner.invoke(app, [*arguments, "--set", "policy.users_lower_bound=50"])
     assert "200 records, 200 of them used, 0.00 % bad" in checked.output, checked.output
-    assert "check_data.html" in checked.output
+    assert "would train, with" in checked.output
     failed = runner.invoke(app, arguments)
     assert isinstance(failed.exception, InputError)
     assert "users_lower_bound" in str(failed.exception)
@@ -240,6 +225,6 @@ def test_commands_draw_and_check_data(tmp_path: Path) -> None:
 
 def test_images_beyond_the_cap_are_left_out_of_users_within_one_batch(tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "rows.parquet", rows_of(30))  # three images each
-    found = check(make_config(source, partition__max_images_per_user=2), str(tmp_path / "private"))
+    found = check(make_config(source, partition__max_images_per_user=2))
     assert (found.rows, found.used) == (90, 60)
     assert found.left_out == [("beyond partition.max_images_per_user", 30)]

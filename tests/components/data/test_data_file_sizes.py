@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 def test_check_data_counts_a_huge_file(folder, tmp_path):
-    found = check(make_config(str(folder)), str(tmp_path / "private"))
+    found = check(make_config(str(folder)))
     (bad,) = found.bad
     assert "more than" in bad[0]
     assert bad[1] == 1

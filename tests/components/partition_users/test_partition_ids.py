@@ -44,7 +44,7 @@ def test_whole_and_decimal_ids_of_two_csv_files_are_one_user(
     uri = csv_shards(tmp_path / "in", 6)
     result = partition(uri, data__source__format="csv", **ALL_TRAIN)
     assert sizes(result) == {user_key(str(user)): 2 for user in range(1, 7)}
-    found = check(make_config(uri, data__source__format="csv"), str(tmp_path / "private"))
+    found = check(make_config(uri, data__source__format="csv"))
     assert [
         text for text in found.warnings if "6 records have a user id written as a decimal" in text
     ]
@@ -105,7 +105,7 @@ def test_decimal_ids_that_lost_digits_are_left_out_and_refused_before_a_run(
     assert not result.records()
     assert result.counts["user_id_inexact"] == 2
     assert result.counts["user_id_missing"] == 1
-    found = check(make_config(uri), str(tmp_path / "private"))
+    found = check(make_config(uri))
     assert any("2**53 = 9007199254740992" in text for text in found.problems)
 
 

@@ -77,7 +77,6 @@ def example_charts():
         ),
         charts.bar_chart([("a", SHARE), ("b", SHARE)], x_label="x", alt="bars"),
         charts.bar_chart([("a", SHARE)], x_label="x", alt="dots", reference=0.5),
-        charts.histogram_chart([("a", [1, 2])], [0, 1, 2], x_label="x", y_label="y", alt="counts"),
     ]
 
 
