@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from fedemb.errors import InputError
-from fedemb.foundation.json_files import read_json, write_json
 from fedemb.pipelines.cli.main import errors_as_sentences
+from studies.table_file import TableFile
 
-SCHEMA = "fedemb/dp_sgd_study_row/1"
 FILES = ("cifar10_train.parquet", "tinyimagenet32.parquet")
 
 
@@ -38,19 +37,19 @@ def study(
     from studies.dp_sgd.train import Data, run_row
 
     deadline = time.monotonic() + 3600 * budget
-    wanted, results = rows(seeds), {}
+    wanted, results, table = rows(seeds), {}, TableFile(cache / "rows.jsonl")
+    there = table.rows()
     for number, row in enumerate(wanted, start=1):
-        path = cache / "rows" / f"{row.digest}.json"
-        if not path.exists():
+        if (found := there.get(row.digest)) is None:
             if time.monotonic() > deadline:
                 continue
             found = run_row(row, Data(data, cache))
-            write_json(path, SCHEMA, found)
+            table.put(row.digest, found)
             typer.echo(
                 f"{number} of {len(wanted)}: {row.part}, {row.name}, {row.at:g}, seed {row.seed}: "
                 f"{found['value']:.4g} in {found['seconds']:.0f} s"
             )
-        results[row] = read_json(path, SCHEMA)
+        results[row] = found
     missing = len(wanted) - len(results)
     if missing:
         typer.echo(f"{missing} rows are missing; run the same command again")

@@ -57,8 +57,8 @@ def write_page(folder: Path, results: Results, missing: int) -> None:
         "",
         "Settings were fixed in advance, except for the choices that are named. `python -m "
         "studies.dp_sgd --data $FEDEMB_DATA --cache studies/dp_sgd/results --page "
-        "studies/dp_sgd/results` writes this page from the rows in `studies/dp_sgd/results/rows`, "
-        "and runs missing rows.",
+        "studies/dp_sgd/results` writes this page from the rows in "
+        "`studies/dp_sgd/results/rows.jsonl`, and runs missing rows.",
         "",
     ]
     if missing:

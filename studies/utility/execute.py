@@ -1,4 +1,4 @@
-"""Runs rows in processes, within a budget; every finished row is one file, so a study resumes."""
+"""Runs rows in processes, within a budget; every finished row is one line, so a study resumes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
 from fedemb.foundation.digests import file_digest
-from fedemb.foundation.json_files import read_json, write_json
+from studies.table_file import TableFile
 from studies.utility.protocol import Protocol
 from studies.utility.rows import Row
 
-SCHEMA = "fedemb/study_row/1"
 Say = Callable[[str], None]
 
 
@@ -50,44 +49,47 @@ class Study:
             )
         object.__setattr__(self, "data_sha", file_digest(path))
 
-    def path(self, row: Row) -> Path:
-        """File of a row's result, there or not."""
-        split = self.protocol.split(row.stage)
-        return self.cache / "rows" / f"{row.digest(self.base, self.data_sha, split)[:24]}.json"
+    @property
+    def table(self) -> TableFile:
+        """Results of all rows."""
+        return TableFile(self.cache / "rows.jsonl")
 
-    def result(self, row: Row) -> dict[str, Any] | None:
-        """The cached result of a row, None if it has not been run.
+    def key(self, row: Row) -> str:
+        """Name of a row's result in the table, there or not."""
+        return row.digest(self.base, self.data_sha, self.protocol.split(row.stage))[:24]
+
+    def results(self, rows: Iterable[Row]) -> list[tuple[Row, dict[str, Any]]]:
+        """The rows that have been run, with their results.
 
         Raises:
-          ArtifactError: the file is damaged.
+          ArtifactError: the table is damaged.
         """
-        path = self.path(row)
-        return read_json(path, SCHEMA) if path.exists() else None
+        found = self.table.rows()
+        return [(row, found[key]) for row in rows if (key := self.key(row)) in found]
+
+    def result(self, row: Row) -> dict[str, Any] | None:
+        """The result of a row, None if it has not been run."""
+        return next((found for _, found in self.results([row])), None)
 
     def headline(self, row: Row) -> float | None:
         """Recall of a row at the first false accept rate, None if it has not been run."""
         found = self.result(row)
         return None if found is None else next(iter(found["recall"].values()))
 
-    def run(self, row: Row) -> None:
-        """Runs one row in this process and stores its result."""
-        from studies.utility.train import run_row
 
-        split = self.protocol.split(row.stage)
-        found = run_row(row, self.base, split, self.protocol.column, self.cache)
-        write_json(self.path(row), SCHEMA, {"row": asdict(row), **found})
+def _run(study: Study, row: Row) -> dict[str, Any]:
+    from studies.utility.train import run_row
 
-
-def _run(study: Study, row: Row) -> None:
-    study.run(row)
+    split = study.protocol.split(row.stage)
+    found = run_row(row, study.base, split, study.protocol.column, study.cache)
+    return {"row": asdict(row), **found}
 
 
 def estimate(study: Study, row: Row, rows: Iterable[Row]) -> float:
     """Seconds a row may take: the longest finished row of its method, else of any; 0 if none."""
     seconds: dict[str, float] = {}
-    for other in rows:
-        if found := study.result(other):
-            seconds[other.method] = max(found["seconds"], seconds.get(other.method, 0.0))
+    for other, found in study.results(rows):
+        seconds[other.method] = max(found["seconds"], seconds.get(other.method, 0.0))
     return seconds.get(row.method, max(seconds.values(), default=0.0))
 
 
@@ -107,10 +109,11 @@ def execute(
       The rows that were left out for the budget.
     """
     deadline = time.monotonic() + budget
-    distinct = {study.path(row): row for row in rows}  # two contests may share a training
-    todo = [row for path, row in distinct.items() if not path.exists()]
+    distinct = {study.key(row): row for row in rows}  # two contests may share a training
+    there = study.table.rows()
+    todo = [row for key, row in distinct.items() if key not in there]
     say(f"{len(distinct) - len(todo)} of {len(distinct)} rows are there, {len(todo)} to run")
-    running: dict[Future[None], Row] = {}
+    running: dict[Future[dict[str, Any]], Row] = {}
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
         try:
@@ -125,8 +128,8 @@ def execute(
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     row = running.pop(future)
-                    future.result()
-                    say(describe(row, study.result(row)))
+                    study.table.put(study.key(row), future.result())
+                    say(describe(row, future.result()))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -135,9 +138,8 @@ def execute(
     return todo
 
 
-def describe(row: Row, found: dict[str, Any] | None) -> str:
+def describe(row: Row, found: dict[str, Any]) -> str:
     """A finished row in one line."""
-    assert found is not None
     recall = " ".join(f"@{rate} {value:.3f}" for rate, value in found["recall"].items())
     last = found["last_rounds"]
     seen = f" norm {last['norm']:.2f} clipped {last['clipped']:.2f}" if last else ""

@@ -1,16 +1,12 @@
-"""The study's figure and its self-contained page."""
+"""The study's figure, and its result in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
-from fedemb.foundation.files import write_bytes
 from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
-from fedemb.reports.report import render
 from studies.utility.rows import METHODS, NETS, Method
 from studies.utility.table import Line
 
@@ -73,19 +69,3 @@ def _sentence(line: Line) -> str:
         f"{value:+z.0f} % [{low:+z.0f}, {high:+z.0f}] against the stronger centralized training; "
         f"gain over the public backbone {line.gain.value:+.3f}, {sure}."
     )
-
-
-def write_study(folder: Path, lines: Sequence[Line], context: dict[str, Any]) -> list[Path]:
-    """Writes `study.svg` and `study.html`; `context` is what the template names besides."""
-    svg = figure(lines) if lines else Markup()
-    if lines:
-        write_bytes(folder / "study.svg", standalone(svg))
-    page = render(
-        Path(__file__).with_name("study.html"),
-        tone="plain",
-        chart=svg,
-        sentences=verdict(lines),
-        **context,
-    )
-    write_bytes(folder / "study.html", page.encode())
-    return [folder / "study.svg", folder / "study.html"]

@@ -1,19 +1,19 @@
-"""From the rows that are there to Markdown, JSON, figure and page."""
+"""From the rows that are there to Markdown, JSON and figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.files import write_bytes
-from fedemb.foundation.json_files import read_json, write_json
+from fedemb.foundation.json_files import write_json
+from studies.table_file import TableFile
 from studies.utility.certify import certificates
 from studies.utility.decide import Decided
 from studies.utility.execute import Study
-from studies.utility.page import verdict, write_study
+from studies.utility.page import figure, standalone, verdict
 from studies.utility.rows import Row
 from studies.utility.table import (
     ABLATION_HEADER,
@@ -30,26 +30,25 @@ from studies.utility.table import (
 )
 
 SCHEMA = "fedemb/study/2"
-PRICES = "fedemb/study_prices/1"
 
 
 def write_report(study: Study, decided: Decided) -> list[str]:
-    """Writes `study.md`, `study.json`, `study.svg` and `study.html` into the cache folder.
+    """Writes `study.md`, `study.json` and `study.svg` into the cache folder.
 
     Args:
       study: what and where.
       decided: contests and rows; what has no result yet is left out.
 
     Returns:
-      Lines to print: the tables, what they say, where the page lies.
+      Lines to print: the tables, what they say, where they are.
     """
-    found = _found(study, decided.final)
-    prices = {(row.method, row.noise): _prices(study, row) for row, _ in _first_seed(found)}
-    lines = summarise(found, prices)
-    changed = _found(study, decided.ablations)
+    found = study.results(decided.final)
+    certified = {(row.method, row.noise): _prices(study, row) for row, _ in _first_seed(found)}
+    lines = summarise(found, certified)
+    changed = study.results(decided.ablations)
     if changed and changed[0][0] != decided.ablations[0]:
         changed = []  # nothing to compare with yet
-    tried = _found(study, [row for contest, _ in decided.contests for row in contest.tries])
+    tried = study.results(row for contest, _ in decided.contests for row in contest.tries)
     recall = {row: next(iter(result["recall"].values())) for row, result in tried}
     recipes = contest_cells(((one.tries, won) for one, won in decided.contests), recall)
     text = [*markdown(CONTEST_HEADER, recipes), ""]
@@ -88,47 +87,13 @@ def write_report(study: Study, decided: Decided) -> list[str]:
         "summary": summary,
     }
     write_json(folder / "study.json", SCHEMA, body)
-    context = {
-        "header": HEADER,
-        "rows": [cells(line) for line in lines],
-        "price_header": PRICE_HEADER,
-        "prices": price_cells(lines),
-        "contest_header": CONTEST_HEADER,
-        "tried": recipes,
-        "ablation_header": ABLATION_HEADER,
-        "ablations": ablation_cells(changed),
-        "ablation_noise": f"{changed[0][0].noise:g}" if changed else "-",
-        "facts": _facts(study, [*found, *tried, *changed]),
-    }
-    write_study(folder, lines, context)
-    return [*text, *summary, f"report: {folder / 'study.html'}"]
-
-
-def _found(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Result]]:
-    return [(row, result) for row in rows if (result := study.result(row)) is not None]
+    if lines:
+        write_bytes(folder / "study.svg", standalone(figure(lines)))
+    return [*text, *summary, f"report: {folder / 'study.md'}"]
 
 
 def _first_seed(found: Sequence[tuple[Row, Result]]) -> list[tuple[Row, Result]]:
     return [(row, result) for row, result in found if row.seed == found[0][0].seed]
-
-
-def _facts(study: Study, found: Sequence[tuple[Row, Result]]) -> list[tuple[str, Any]]:
-    final = study.protocol.split("final")
-    results = {study.path(row): result for row, result in found}.values()
-    read = next((result for row, result in found if row.stage == "final"), None)
-    people = read["people"] if read else {"train": "-", "evaluation": "-"}
-    versions = next(iter(results))["versions"] if results else {}
-    return [
-        ("Public", ", ".join(final.public)),
-        ("Recipes were chosen on", ", ".join(study.protocol.validation)),
-        ("Evaluated on", ", ".join(final.evaluation)),
-        ("People who train", people["train"]),
-        ("People evaluated", people["evaluation"]),
-        ("Trainings", len(results)),
-        ("Hours of one core", f"{sum(result['seconds'] for result in results) / 3600:.1f}"),
-        ("Images", study.data_sha[:12]),
-        ("Libraries", ", ".join(f"{name} {version}" for name, version in versions.items())),
-    ]
 
 
 def _price_key(study: Study, row: Row) -> dict[str, Any]:
@@ -143,17 +108,22 @@ def _price_key(study: Study, row: Row) -> dict[str, Any]:
     }
 
 
-def price_path(study: Study, row: Row) -> Path:
-    """Where the certificates of a row are kept: each takes a minute."""
-    return study.cache / "prices" / f"{json_digest(_price_key(study, row))[:24]}.json"
+def prices(study: Study) -> TableFile:
+    """The table of certificates: each takes a minute."""
+    return TableFile(study.cache / "prices.jsonl")
+
+
+def price_name(study: Study, row: Row) -> str:
+    """Name of a row's certificates in the table, there or not."""
+    return json_digest(_price_key(study, row))[:24]
 
 
 def _prices(study: Study, row: Row) -> list[dict[str, Any]]:
-    path = price_path(study, row)
-    if path.exists():
-        return cast("list[dict[str, Any]]", read_json(path, PRICES)["certificates"])
-    key = _price_key(study, row)
-    rounds = key["rounds"]
-    result = certificates(row, rounds, rounds * key["epochs"], key["images"])
-    write_json(path, PRICES, {"of": key, "certificates": result})
-    return result
+    table, name, key = prices(study), price_name(study, row), _price_key(study, row)
+    found = table.rows().get(name)
+    if found is None:
+        rounds = key["rounds"]
+        result = certificates(row, rounds, rounds * key["epochs"], key["images"])
+        found = {"of": key, "certificates": result}
+        table.put(name, found)
+    return found["certificates"]
