@@ -13,9 +13,6 @@ from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released
 from fedemb.pipelines.output import say
 
-OUTPUTS = (".parquet",)
-"""File endings that `fedemb embed` writes."""
-
 
 def embed(
     photos: Annotated[str, typer.Argument(help="Folder of photos, Parquet, or tar shards.")],
@@ -46,10 +43,8 @@ def embed(
 
     Example: fedemb embed photos/ -m BUNDLE --trust trust.json -o embeddings.parquet
     """
-    if not output.endswith(OUTPUTS):
-        raise InputError(
-            f"The output {output} has no known file ending. Use one of: {', '.join(OUTPUTS)}."
-        )
+    if not output.endswith(".parquet"):
+        raise InputError(f"The output {output} does not end in .parquet. Add the ending.")
     require_released(model, trust, insecure=insecure)
     with quiet():
         from fedemb.serving.embed_photos import embed_photos

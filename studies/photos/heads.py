@@ -25,7 +25,7 @@ from fedemb.engine.units.head_gradient import HeadGradientFunction
 from fedemb.engine.units.least_squares_head import LeastSquaresFunction
 from fedemb.models.imported import import_backbone
 from fedemb.models.public_backbone.card import read_card
-from fedemb.models.public_features import scaled_features
+from fedemb.models.whitened import fit, whitened_layer
 from studies.dp_sgd.train import Units, linear_head, mechanism_of, planned, rounds
 
 CLIP = 0.1
@@ -148,9 +148,11 @@ def main() -> None:
     found = net_features(*shape, images, "cifar", options.cache)
     order = np.random.default_rng(7).permutation(len(labels))
     parts = order[: min(options.images, 45_000)], order[45_000:]
-    scaled = scaled_features(
-        public, found, options.directions, square_root=True, reduce=options.solve
-    )
+    layer = whitened_layer()(directions=options.directions, square_root=True, reduce=options.solve)
+    layer.build((None, 1, 1, public.shape[1]))
+    fit(layer, public[:, None, None])
+    pieces = np.array_split(found[:, None, None], max(1, len(found) // 4096))
+    scaled = np.concatenate([np.asarray(layer(piece)) for piece in pieces])
     for epsilon in options.epsilon:
         for rate in [None] if options.solve else options.rate:
             measured = [

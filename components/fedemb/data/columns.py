@@ -39,6 +39,8 @@ _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
 _TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
 """Tables with owners and classes in Hugging Face image folders, one per split."""
 _LOOKED_AT = 200
+_MARKER = re.compile(r"(^|/)_[^./]*$")
+"""Empty files that Spark and Hadoop write beside a table, such as `_SUCCESS`."""
 NO_OWNER = "none"
 """Placeholder for a missing owner column: each image is a unit of privacy."""
 
@@ -152,6 +154,7 @@ def format_of_files(uri: str) -> str | None:
     if store.local_root is not None and not store.local_root.is_dir():
         return None
     names = islice((entry.name for entry in store.entries()), _LOOKED_AT)
+    names = (name for name in names if not _MARKER.search(name))
     formats = ("parquet", "tfrecord", "webdataset")
     found = ((name, format_of(name)) for name in names)
     kinds = {kind for name, kind in found if kind in formats or not is_side_file(name)}

@@ -179,34 +179,3 @@ def without_public_features(backbone: Model) -> Model:
         return backbone
     private = backbone.get_layer("projection_length").input
     return keras.Model(backbone.input, private, name=backbone.name)
-
-
-def scaled_features(
-    public: np.ndarray,
-    features: np.ndarray,
-    directions: int,
-    *,
-    square_root: bool,
-    reduce: bool = False,
-) -> np.ndarray:
-    """Returns features scaled by constants of public features, as the layer of a backbone does.
-
-    Args:
-      public: float32 `[images, features]` of public images.
-      features: float32 `[images, features]` to scale.
-      directions: number of leading directions scaled to the size of the next one.
-      square_root: whether to take square roots first.
-      reduce: whether to return only these directions.
-    """
-    import keras
-
-    layer = whitened_layer()(directions=directions, square_root=square_root, reduce=reduce)
-    layer.build((None, 1, 1, public.shape[1]))
-    fit(layer, public[:, None, None])
-    net = keras.Sequential([keras.Input((1, 1, public.shape[1])), layer])
-    return np.concatenate(
-        [
-            np.asarray(net(features[start : start + 4096, None, None]))
-            for start in range(0, len(features), 4096)
-        ]
-    )

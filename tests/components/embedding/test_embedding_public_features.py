@@ -35,7 +35,6 @@ from fedemb.models.preprocessing import preprocess
 from fedemb.models.public_features import (
     fit_features,
     needs_public_images,
-    scaled_features,
     with_public_features,
     without_public_features,
 )
@@ -125,19 +124,6 @@ def test_all_features_are_kept_with_whitened_directions(file):
     found = np.asarray(cut(backbone, "projection")[0](preprocess(_leaves(5, seed=4))))
     assert found.shape == (5, 32 + 64)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-
-
-@pytest.mark.long
-def test_features_scaled_outside_of_a_backbone_are_those_inside(file):
-    model = MODEL.model_copy(update={"principal_directions": 0, "whitened_directions": 12})
-    backbone = import_backbone(file, model)
-    fit_features(backbone, _leaves())
-    images = _leaves(5, seed=4)
-    scaled = scaled_features(
-        _of_layers(file, _leaves()), _of_layers(file, images), 12, square_root=True
-    )
-    found = np.asarray(cut(backbone, "projection")[0](preprocess(images)))
-    np.testing.assert_allclose(scaled, found, atol=1e-3)
 
 
 def test_tap_that_does_not_exist_is_refused_with_those_that_do(file):

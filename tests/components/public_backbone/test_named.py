@@ -69,7 +69,7 @@ def test_taps_read_the_layers_they_name(lite0):
     assert [tap.name for tap in card.taps][:2] == ["head", "last_block"]
     for tap in card.taps:
         assert net.get_layer(tap.layer).output.shape[-1] == tap.features
-    layer = net.get_layer(card.tap("last_block").layer)
+    layer = net.get_layer(card.taps[1].layer)
     found = np.asarray(keras.Model(net.input, layer.output)(preprocess(_image())))
     _compare(found.mean((0, 1, 2)), LAST_BLOCK)
 

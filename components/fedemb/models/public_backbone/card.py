@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.errors import ArtifactError, InputError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.document import Document, Part, parse, written
 from fedemb.models.arrays import Model
@@ -76,20 +76,6 @@ class BackboneCard(Document):
     """Digest of the file of weights."""
     network_sha256: _Sha
     """Digest of the network in this file: settings and weights."""
-
-    def tap(self, name: str) -> Tap:
-        """Returns a tap by name.
-
-        Raises:
-          ConfigError: the backbone has no such tap.
-        """
-        for tap in self.taps:
-            if tap.name == name:
-                return tap
-        known = ", ".join(tap.name for tap in self.taps) or "none"
-        raise ConfigError(
-            f"backbone {self.name} has no feature tap {name!r}. Use one of its taps: {known}"
-        )
 
 
 def read_card(path: Path) -> BackboneCard | None:
