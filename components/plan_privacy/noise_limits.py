@@ -100,7 +100,7 @@ def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | Non
     if config.task != "classification" or config.model.trainable != "head":
         return None
     server = config.training.server
-    if plan.tracks_participation or plan.solves is not None or server.optimizer != "sgd":
+    if plan.tracks_participation or plan.solves is not None:
         return None
     clip = 1.0 if server.rescale_to_unit_norm else plan.l2_norm_clip
     deviation = clip * noise_on_mean(plan) * math.hypot(*mean_shares(server, plan.rounds))

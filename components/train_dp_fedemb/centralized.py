@@ -75,7 +75,7 @@ def train(attempt: Attempt[ClientExamples]) -> ServerState:
         output = RoundOutput(moved, attempt.mechanism.plan.round_event, digest)
         record = log.commit(0, attempt.mechanism, output)
     server = config.training.server
-    state = replace(initial_state(server, start), weights=start + record.mean, rounds=1)
+    state = replace(initial_state(start), weights=start + record.mean, rounds=1)
     share = np.float32(1.0) - np.float32(server.ema_decay)  # average of one round
     state = replace(state, average=share * state.weights)
     checkpoint.save(

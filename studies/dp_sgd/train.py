@@ -173,7 +173,7 @@ def poisson(settings: dict[str, Any], epsilon: float, population: int) -> Mechan
 
 def rounds(kind: Any, server: ServerConfig, units: Units, load: Callable[[Any], Any]) -> np.ndarray:
     """Runs all rounds; the weights that would be released."""
-    state = initial_state(server, kind.initial_weights())
+    state = initial_state(kind.initial_weights())
     with Feed(kind, kind.mechanism, first=0, index=cast("Any", units), load=load) as feed:
         for done in run_rounds(kind, kind.mechanism, server, state, feed):
             state = done.state

@@ -113,7 +113,7 @@ def train(
         return ClientExamples(client.grouping, client.group, photos[0][mine], photos[1][mine])
 
     function = RoundFunction(tip, mechanism, training.local, seed=seed)
-    state, norms = initial_state(training.server, function.initial_weights()), []
+    state, norms = initial_state(function.initial_weights()), []
     with Feed(function, mechanism, first=0, index=cast("Any", people), load=load) as feed:
         for done in run_rounds(function, mechanism, training.server, state, feed):
             state = done.state

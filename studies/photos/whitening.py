@@ -102,7 +102,7 @@ def train(tip: Any, photos: Photos, config: RunConfig, *, noise: float) -> None:
         return plain_rows(photos[0][mine][:most], photos[1][mine][:most])
 
     function, server = CovarianceFunction(tip, mechanism), config.training.server
-    state = initial_state(server, function.initial_weights())
+    state = initial_state(function.initial_weights())
     with Feed(function, mechanism, first=0, index=cast("Any", people), load=load) as feed:
         for done in run_rounds(function, mechanism, server, state, feed):
             state = done.state

@@ -170,7 +170,6 @@ def ablation_rows(chosen: Row) -> list[Row]:
         changed("random head", {f"{local}.head_init": "glorot"}),
         changed("head rate x25", {f"{local}.head_learning_rate_scale": 25.0}),
         changed("head rate x100", {f"{local}.head_learning_rate_scale": 100.0}),
-        changed("head first, 8 steps", {f"{local}.reconstruction_steps": 8}),
         changed("convolutions frozen", {"model.trainable": "conv_frozen"}),
         changed("cosine softmax, no margin", {f"{local}.loss": {"kind": "normalized_softmax"}}),
         changed("plain softmax", {f"{local}.loss": {"kind": "softmax"}}),

@@ -284,8 +284,7 @@ def _average_problems(averaged):
     clean = random.normal(size=(4, 3)).astype(np.float32)
     noised = clean + random.normal(size=clean.shape).astype(np.float32)
     _, function = Round().build()
-    state = replay = initial_state(config, np.zeros(3, np.float32))
-    function._sizes = [3]
+    state = replay = initial_state(np.zeros(3, np.float32))
     for mean, record in zip(clean, noised, strict=True):
         state = averaged(function, config, state, mean, record)
         replay = function.advance(config, replay, record)

@@ -200,10 +200,10 @@ class RunConfig(Section):
             )
         if not solves:
             return
-        if not model.projection or model.projection_units or not model.projection_bias:
+        if not model.projection or not model.projection_bias:
             raise ValueError(
                 "training.algorithm=dp_covariance solves for one layer with a bias. Set "
-                "model.projection: true, projection_units: 0 and projection_bias: true"
+                "model.projection: true and projection_bias: true"
             )
         kept = model.principal_directions
         if kept and model.embedding_dim != kept:

@@ -32,8 +32,6 @@ class ModelConfig(Section):
     projection: bool = True
     """Dense layer to `embedding_dim` after the pooled features; false: the pooled features are the
     embedding."""
-    projection_units: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Width of a hidden ReLU layer before the projection; 0: no hidden layer."""
     projection_bias: bool = True
     """Whether the last layer of the projection has a bias. Without one, a projection of frozen
     features overfits less to few users."""
@@ -110,8 +108,6 @@ class LossConfig(Section):
 class AugmentationConfig(Section):
     """Random affine copies of a training image, at no privacy cost."""
 
-    multiplicity: Annotated[int, Field(ge=1, le=64)] = 1
-    """Number of augmented copies per image and visit, averaged in the loss."""
     rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 10.0
     """Maximum rotation in degrees, uniform in both directions."""
     scale: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -133,12 +129,10 @@ class LocalTrainingConfig(Section):
     """Number of examples per local step."""
     max_examples_per_client: PositiveInt = 2048
     """Maximum number of examples of one virtual client per epoch, in keyed order."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Local optimizer of backbone and head. Its state is discarded after each round."""
     client_learning_rate: NonNegativeFloat = 0.02
     """Learning rate of the backbone."""
     client_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """SGD momentum, or Adam's beta_1."""
+    """SGD momentum; reset after each round."""
     head_learning_rate_scale: NonNegativeFloat = 100.0
     """Learning rate of the head divided by `client_learning_rate`."""
     head_init: Literal["glorot", "prototypes"] = "glorot"
@@ -146,9 +140,6 @@ class LocalTrainingConfig(Section):
     embeddings."""
     refresh_prototypes: bool = False
     """Recompute the class means at the start of each local epoch; needs `head_init: prototypes`."""
-    reconstruction_steps: NonNegativeInt = 0
-    """Number of initial steps that train only the head; later steps train only the backbone. 0:
-    both are trained jointly."""
     loss: LossConfig = LossConfig()
     """Local loss."""
     augmentation: AugmentationConfig | None = None
@@ -183,24 +174,15 @@ class UnitGradientConfig(Section):
     """Whether to mirror each view left-right with probability 1/2."""
     crop_padding: Annotated[int, Field(ge=0, le=64)] = 0
     """Maximum shift of each view in pixels, in both directions. The border is mirrored."""
-    automatic_clip: PositiveFloat | None = None
-    """Floor under the gradient norm (gamma) for automatic clipping, which scales every record to
-    just below the clipping norm; null: only records longer than the clipping norm are scaled
-    down."""
 
 
 class ServerConfig(Section):
     """Server step on the noised mean update: post-processing, at no privacy cost."""
 
-    optimizer: Literal["sgd", "adam", "lamb"] = "sgd"
-    """Optimizer that applies the noised mean update. `lamb` scales Adam's step of each tensor to
-    the norm of the tensor (arXiv 1904.00962)."""
     learning_rate: PositiveFloat = 0.5
     """Learning rate of the server step."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """SGD momentum, or beta_1 of Adam and LAMB."""
-    nesterov: bool = False
-    """SGD only: whether to use Nesterov momentum."""
+    """SGD momentum."""
     weight_decay: NonNegativeFloat = 0.0
     """Weight decay: each round subtracts this share times the learning rate from the weights. It
     does not depend on data, so it is applied outside the clip."""
@@ -209,8 +191,6 @@ class ServerConfig(Section):
     depend on the clipping norm."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Decay of the learning rate over all rounds."""
-    warmup_rounds: NonNegativeInt = 0
-    """Number of rounds of linear warm-up before the schedule."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the exponential moving average of the weights that is released; 0: the last weights
     are released."""

@@ -13,7 +13,7 @@ The mechanism does all clipping, summation, noise and accounting:
     >>> backbone = build_backbone(ModelConfig(backbone="tiny", image_size=12, embedding_dim=8), 0)
     >>> train_round = RoundFunction(backbone, mechanism, LocalTrainingConfig(batch_size=4))
     >>> server = ServerConfig(learning_rate=0.5)
-    >>> state = initial_state(server, train_round.initial_weights())
+    >>> state = initial_state(train_round.initial_weights())
     >>> random = np.random.default_rng(0)
     >>> def example_client(group):
     ...     images = random.integers(0, 256, (6, 12, 12, 1), np.uint8)

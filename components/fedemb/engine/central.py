@@ -220,7 +220,7 @@ def train_supervised(
         words: TfTensor,
     ) -> TfTensor:
         if augmentation is not None:
-            batch, wanted = augment(batch, wanted, augmentation, stateless_draws(words))
+            batch = augment(batch, augmentation, stateless_draws(words))
         return build(embed(batch), extra[0], wanted)
 
     head = _glorot(len(distinct), int(backbone.output_shape[-1]), seed)
@@ -239,7 +239,7 @@ def train_contrastive(
     """Trains a backbone in place by SimCLR, with a projector of one hidden layer; no labels."""
     import tensorflow as tf
 
-    views = (augmentation or CONTRASTIVE_VIEWS).model_copy(update={"multiplicity": 1})
+    views = augmentation or CONTRASTIVE_VIEWS
     dim = int(backbone.output_shape[-1])
 
     def loss_of(
@@ -251,7 +251,7 @@ def train_contrastive(
     ) -> TfTensor:
         def project(stream: int) -> TfTensor:
             draws = stateless_draws(words + tf.constant([stream, 0], tf.int64))
-            moved, _ = augment(batch, wanted, views, draws)
+            moved = augment(batch, views, draws)
             return tf.matmul(tf.nn.relu(tf.matmul(embed(moved), extra[0])), extra[1])
 
         return contrastive_loss(project(1), project(2), temperature=temperature)

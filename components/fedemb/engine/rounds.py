@@ -161,7 +161,7 @@ class SlabRounds(ABC):
     def advance(self) -> ServerRule:
         """Server step on the noised mean."""
         plan = self.mechanism.plan
-        return MeanStep(plan.rounds, plan.l2_norm_clip, tuple(self._sizes))
+        return MeanStep(plan.rounds, plan.l2_norm_clip)
 
     def _split(self, weights: np.ndarray) -> list[np.ndarray]:
         parts = np.split(weights, np.cumsum(self._sizes)[:-1])

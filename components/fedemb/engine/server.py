@@ -9,7 +9,6 @@ Uses NumPy on one flat vector in a fixed order, so that a resumed run computes t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,15 +17,10 @@ from jaxtyping import Float32
 
 from fedemb.config import ServerConfig
 
-ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
-
 
 def learning_rate(config: ServerConfig, round_index: int, rounds: int) -> float:
-    """Returns the rate of a round: linear warm-up, then the decay schedule over all rounds."""
-    if round_index < config.warmup_rounds:
-        return config.learning_rate * (round_index + 1) / config.warmup_rounds
-    left = max(1, rounds - config.warmup_rounds)
-    progress = (round_index - config.warmup_rounds) / left
+    """Returns the rate of a round, by the decay schedule over all rounds."""
+    progress = round_index / max(1, rounds)
     factor = {
         "constant": 1.0,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
@@ -35,7 +29,7 @@ def learning_rate(config: ServerConfig, round_index: int, rounds: int) -> float:
     return config.learning_rate * factor
 
 
-STATE_ARRAYS = ("weights", "momentum", "second_moment", "average")
+STATE_ARRAYS = ("weights", "momentum", "average")
 
 
 @dataclass(frozen=True)
@@ -46,8 +40,6 @@ class ServerState:
     """`[dim]`."""
     momentum: np.ndarray
     """`[dim]`."""
-    second_moment: np.ndarray
-    """Adam and LAMB only, `[dim]`; else empty."""
     average: np.ndarray
     """Weighted sum of the weights so far, `[dim]`; see `released_weights`."""
     rounds: int
@@ -59,11 +51,10 @@ class ServerState:
         return {name: getattr(self, name) for name in STATE_ARRAYS}
 
 
-def initial_state(config: ServerConfig, weights: Float32[np.ndarray, " dim"]) -> ServerState:
+def initial_state(weights: Float32[np.ndarray, " dim"]) -> ServerState:
     """Returns the state before round 0."""
     zeros = np.zeros_like(weights)
-    second = zeros[:0] if config.optimizer == "sgd" else zeros
-    return ServerState(weights.copy(), zeros, second.copy(), zeros.copy(), 0)
+    return ServerState(weights.copy(), zeros, zeros.copy(), 0)
 
 
 def server_step(
@@ -73,51 +64,36 @@ def server_step(
     *,
     rounds: int,
     l2_norm_clip: float = 1.0,
-    sizes: Sequence[int] = (),
 ) -> ServerState:
     """Applies one noised mean update.
 
     >>> config = ServerConfig(learning_rate=0.5, momentum=0.0)
-    >>> before = initial_state(config, np.zeros(2, np.float32))
+    >>> before = initial_state(np.zeros(2, np.float32))
     >>> server_step(config, before, np.array([1, -2], np.float32), rounds=10).weights
     array([ 0.5, -1. ], dtype=float32)
 
     Args:
-      config: optimizer, schedule, averaging.
+      config: schedule, averaging.
       state: before the round.
       mean: float32 `[dim]`, mean of trained minus broadcast weights, or of downhill gradients;
         weights move along it.
       rounds: planned rounds, for the schedule.
       l2_norm_clip: clip of the plan, for `rescale_to_unit_norm`.
-      sizes: weights of each tensor, for LAMB; all are one tensor by default.
     """
     rate = np.float32(learning_rate(config, state.rounds, rounds))
-    beta, one = np.float32(config.momentum), np.float32(1.0)
-    time = state.rounds + 1
     if config.rescale_to_unit_norm:
         mean = mean / np.float32(l2_norm_clip)
-    second = state.second_moment
-    if config.optimizer == "sgd":
-        momentum = beta * state.momentum + mean
-        step = beta * momentum + mean if config.nesterov else momentum
-    else:
-        beta_2 = np.float32(ADAM_BETA_2)
-        momentum = beta * state.momentum + (one - beta) * mean
-        second = beta_2 * second + (one - beta_2) * np.square(mean)
-        bias = math.sqrt(1.0 - ADAM_BETA_2**time) / (1.0 - config.momentum**time)
-        step = np.float32(bias) * momentum / (np.sqrt(second) + np.float32(ADAM_EPSILON))
+    momentum = np.float32(config.momentum) * state.momentum + mean
+    step = momentum
     if config.weight_decay:
         step = step - np.float32(config.weight_decay) * state.weights
-    if config.optimizer == "lamb":
-        step = _as_long_as(step, state.weights, sizes)
     weights = state.weights + rate * step
-    share = np.float32(config.ema_decay)
+    share, one = np.float32(config.ema_decay), np.float32(1.0)
     return ServerState(
         weights=weights,
         momentum=momentum,
-        second_moment=second,
         average=share * state.average + (one - share) * weights,
-        rounds=time,
+        rounds=state.rounds + 1,
     )
 
 
@@ -141,24 +117,12 @@ class MeanStep:
 
     rounds: int
     l2_norm_clip: float
-    sizes: tuple[int, ...]
 
     def __call__(
         self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
     ) -> ServerState:
         """See `ServerRule`."""
         return server_step(server, state, mean, **vars(self))
-
-
-def _as_long_as(step: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Returns the step with each tensor scaled to the norm of its weights (arXiv 1904.00962)."""
-    cuts = np.cumsum(sizes)[:-1]
-    parts = []
-    for part, tensor in zip(np.split(step, cuts), np.split(weights, cuts), strict=True):
-        length, wanted = np.linalg.norm(part), np.linalg.norm(tensor)
-        # A head of zeros has norm 0, so its step is not scaled.
-        parts.append(part * (wanted / length) if length > 0 and wanted > 0 else part)
-    return np.concatenate(parts).astype(np.float32)
 
 
 def released_weights(config: ServerConfig, state: ServerState) -> Float32[np.ndarray, " dim"]:
@@ -175,12 +139,12 @@ def released_weights(config: ServerConfig, state: ServerState) -> Float32[np.nda
 
 
 def mean_shares(config: ServerConfig, rounds: int) -> Float32[np.ndarray, " rounds"]:
-    """Returns the factor of each round's mean in the released weights, for a server with SGD.
+    """Returns the factor of each round's mean in the released weights.
 
     >>> mean_shares(ServerConfig(learning_rate=0.5, momentum=0.0), 2)
     array([0.5, 0.5], dtype=float32)
     """
-    state = initial_state(config, np.zeros(rounds, np.float32))
+    state = initial_state(np.zeros(rounds, np.float32))
     config = config.model_copy(update={"rescale_to_unit_norm": False})
     for mean in np.eye(rounds, dtype=np.float32):
         state = server_step(config, state, mean, rounds=rounds)

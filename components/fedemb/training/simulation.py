@@ -302,7 +302,7 @@ class Simulation(Section):
         )
         if trunk is not None:
             load = FrozenFeatures(FeatureCache(trunk, rows=plain_rows), load, most).load
-        state = initial_state(training.server, function.initial_weights())
+        state = initial_state(function.initial_weights())
         with Feed(function, mechanism, first=0, index=people, load=load) as feed:
             for done in run_rounds(function, mechanism, training.server, state, feed):
                 state = done.state

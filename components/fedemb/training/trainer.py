@@ -142,7 +142,7 @@ class Trainer(Generic[Unit]):
               the rounds before it.
         """
         log = self._attempt.log
-        start = Progress(initial_state(self._server, self._function.initial_weights()), None)
+        start = Progress(initial_state(self._function.initial_weights()), None)
         progress = checkpoint.load(self._attempt.store, log.inputs_sha) or start
         plan = self._attempt.mechanism.plan
         if plan.private:

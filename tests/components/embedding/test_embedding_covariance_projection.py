@@ -46,7 +46,7 @@ def _nearest(embed, count=100):
 
 
 def _trained(function, server):
-    state = initial_state(server, function.initial_weights())
+    state = initial_state(function.initial_weights())
     sums = function(state.weights, _units(USERS), 0)
     output = function.mechanism.aggregate(0, sums.sample_state)
     state = function.advance(server, state, output.mean)

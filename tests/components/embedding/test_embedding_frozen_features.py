@@ -21,9 +21,7 @@ from fedemb.privacy.queries import build_mechanism
 from fedemb.privacy.randomness.sampling import VirtualClient
 from fedemb.storage import open_store
 
-MODEL = ModelConfig(
-    backbone="resnet8", image_size=12, embedding_dim=8, projection_units=6, trainable="projection"
-)
+MODEL = ModelConfig(backbone="resnet8", image_size=12, embedding_dim=8, trainable="projection")
 LOCAL = LocalTrainingConfig(
     epochs=2, batch_size=5, client_learning_rate=0.02, max_examples_per_client=9
 )

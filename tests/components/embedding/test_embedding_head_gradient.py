@@ -115,10 +115,8 @@ def test_no_record_leaves_the_ball_however_features_and_errors_lie():
         if trial % 4 != 1:
             errors = np.exp(random.normal(size=(1, images, 1))) * errors[:, :1]
         batch = features._replace(mantissas=features.mantissas[None], scales=features.scales[None])
-        for clip, automatic in ((1e-9, None), (0.3, 1e-3)):
-            summed, _ = clipped_product_sum(
-                batch, errors, l2_norm_clip=clip, grid_bits=32, automatic_clip=automatic
-            )
+        for clip in (1e-9, 0.3):
+            summed, _ = clipped_product_sum(batch, errors, l2_norm_clip=clip, grid_bits=32)
             assert np.linalg.norm(summed.astype(np.float64)) <= 2.0**32
 
 
@@ -156,11 +154,9 @@ def test_an_error_that_is_no_number_adds_nothing():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("automatic", [None, 1e-3])
-def test_a_feature_that_is_no_number_takes_out_its_unit_and_moves_no_other(value, automatic):
+def test_a_feature_that_is_no_number_takes_out_its_unit_and_moves_no_other(value):
     """As from a backbone that divides by the length of a black image."""
-    config = CONFIG.model_copy(update={"automatic_clip": automatic})
-    classifier, function = _function(0.5, config)
+    classifier, function = _function(0.5)
     units, weights = _features(classifier, _units()), function.initial_weights()
     features = np.ones((2, 16), np.float32)
     features[1, 7] = value

@@ -46,7 +46,7 @@ def test_one_noised_round_gives_the_head(noise, low, high):
     """And noise that drowns the moments drowns the head too."""
     function, server = _function(noise), ServerConfig(ema_decay=0.9)
     units = _units(2000)
-    state = initial_state(server, function.initial_weights())
+    state = initial_state(function.initial_weights())
     sums = function(state.weights, units, 0)
     output = function.mechanism.aggregate(0, sums.sample_state)
     state = function.advance(server, state, output.mean)
@@ -58,7 +58,7 @@ def test_one_noised_round_gives_the_head(noise, low, high):
 def test_probabilities_of_a_solved_head_are_sharp_enough():
     """Softmax of plain scores, between 0 and 1, would give at most 0.48 of four classes."""
     function, units = _function(), _units(2000)
-    state = initial_state(ServerConfig(), function.initial_weights())
+    state = initial_state(function.initial_weights())
     output = function.mechanism.aggregate(0, function(state.weights, units, 0).sample_state)
     weights = function.advance(ServerConfig(), state, output.mean).weights
     kernel, bias = weights[:-CLASSES].reshape(16, CLASSES), weights[-CLASSES:]

@@ -241,16 +241,6 @@ def test_only_the_named_variables_move():
     assert len(_sum(head, _units())[0]) == 16 * CLASSES + CLASSES
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("floor", [1e-3, 1.0])
-def test_automatic_clip_brings_every_record_near_the_clip_by_its_length_and_floor(floor):
-    automatic = _function(VIEWS.model_copy(update={"automatic_clip": floor}), _mechanism(100.0))
-    for unit in _units(3):
-        norm = np.linalg.norm(_reference(automatic, unit, VIEWS))
-        length = np.linalg.norm(_sum(automatic, [unit])[0] / 2.0**32)
-        np.testing.assert_allclose(length, norm / (norm + floor), rtol=1e-3 * floor)
-
-
 def test_a_unit_with_a_value_that_is_no_number_adds_nothing():
     function, units = _function(), _units(4)
     weights = function.initial_weights()

@@ -359,19 +359,6 @@ def test_a_projection_that_cannot_be_cut_off_is_refused_before_anything_is_charg
         )
 
 
-@pytest.mark.long
-def test_second_layer_of_the_projection_trains_too(application):
-    from fedemb.models.backbones.groups import trainable_variables
-    from fedemb.models.imported import import_backbone
-
-    config = PROJECTED.model_copy(update={"projection_units": 12})
-    first, again = (import_backbone(application[0], config, seed=3) for _ in range(2))
-    names = [variable.path.split("/")[0] for variable in trainable_variables(first, "projection")]
-    assert names == ["embedding_hidden", "embedding_hidden", "embedding", "embedding"]
-    for one, two in zip(first.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
 def test_import_finds_a_foreign_layer_inside_another_model(tmp_path):
     backbone = build_backbone(MODEL, 5)
     backbone.save(tmp_path / "own.keras")

@@ -63,7 +63,7 @@ def test_it_gives_the_bits_of_the_building_blocks(result, seen):
     )
     backbone = build_backbone(MODEL, 0)
     function = RoundFunction(backbone, mechanism, TRAINING.local)
-    state = initial_state(TRAINING.server, function.initial_weights())
+    state = initial_state(function.initial_weights())
     for number in range(3):
         clients = [
             ClientExamples(one.grouping, one.group, *people.examples(one.users, 1000))

@@ -16,13 +16,10 @@ LOCAL = LocalTrainingConfig(
 )
 VARIANTS = {
     "joint": {},
-    "head-first": {"reconstruction_steps": 3, "head_init": "prototypes", "client_momentum": 0.0},
+    "prototypes": {"head_init": "prototypes", "client_momentum": 0.0},
     "refreshed": {"head_init": "prototypes", "refresh_prototypes": True},
-    "adam": {"optimizer": "adam", "loss": LossConfig(kind="triplet", margin=1.0)},
-    "copies": {
-        "augmentation": AugmentationConfig(multiplicity=2),
-        "loss": LossConfig(kind="arcface"),
-    },
+    "triplet": {"loss": LossConfig(kind="triplet", margin=1.0)},
+    "augmented": {"augmentation": AugmentationConfig(), "loss": LossConfig(kind="arcface")},
     "shared": {"loss": LossConfig(kind="softmax")},
 }
 """Changes of `LOCAL` whose records both backends make; `shared` is DP-FedAvg with three rows."""

@@ -276,15 +276,14 @@ def faulty(folder):
 
 
 def other(folder):
-    """Rounds on several devices, in bfloat16, with an automatic clip, and beside jax-privacy."""
+    """Rounds on several devices, in bfloat16, and beside jax-privacy."""
     import jax
 
     from fedemb.models.backbones import trainable_variables, with_bfloat16
 
     small, units = small_net(folder), units_of(folder)
     one = round_function(small)
-    grid, whole = 2.0**one.mechanism.plan.grid_bits, total(one, units)
-    automatic = round_function(small, automatic_clip=1e-3)
+    whole = total(one, units)
     return {
         "device_count": len(jax.devices()),
         "devices": [
@@ -292,7 +291,6 @@ def other(folder):
             for count in (2, 8)
         ],
         "bfloat16": bfloat16(one, round_function(with_bfloat16(small)), units),
-        "automatic": [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]],
         "oracle": beside_jax_privacy(small, trainable_variables(small, "all"), units),
     }
 

@@ -28,13 +28,6 @@ MUTANTS = (
         UNITS,
     ),
     one(
-        2,
-        "automatic_clip_without_its_floor",
-        (modules.UNIT, "_automatic", "norm + self._config.automatic_clip", "norm"),
-        "tests/components/embedding/test_embedding_unit_gradient.py::"
-        "test_automatic_clip_brings_every_record_near_the_clip_by_its_length_and_floor",
-    ),
-    one(
         10,
         "unit_mean_over_images_it_does_not_have",
         (modules.UNIT, "_share", "1.0 / count", "1.0 / config.images_per_unit"),

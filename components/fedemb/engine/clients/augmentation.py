@@ -48,32 +48,26 @@ def affine_transforms(
 
 def augment(
     images: Num[AnyTensor, "examples size size channels"],
-    labels: Int[AnyTensor, " examples"],
     config: AugmentationConfig,
     uniform: Callable[[Sequence[int]], AnyTensor],
-) -> tuple[Float32[AnyTensor, "copies size size channels"], Int[AnyTensor, " copies"]]:
-    """Returns `multiplicity` affine copies of every image, with their labels.
+) -> Float32[AnyTensor, "examples size size channels"]:
+    """Returns a random affine copy of every image.
 
     Augmentation is done inside the virtual client, before its update is clipped, so it costs no
     privacy (arXiv 2204.13650, section 3.2).
 
     Args:
       images: `[examples, size, size, channels]`, uint8 or float32; edges are repeated outwards.
-      labels: `[examples]`.
-      config: ranges and multiplicity.
+      config: ranges.
       uniform: shape to numbers in [-1, 1), float32.
     """
     ops = keras_ops()
     size = cast("int", images.shape[1])
-    if config.multiplicity > 1:
-        images = ops.repeat(images, config.multiplicity, axis=0)
-        labels = ops.repeat(labels, config.multiplicity, axis=0)
     draws = uniform([DRAWS, ops.shape(images)[0]])
     # float32, because backends round interpolated integers differently.
-    moved = ops.image.affine_transform(
+    return ops.image.affine_transform(
         ops.cast(images, "float32"), affine_transforms(config, size, draws), fill_mode="nearest"
     )
-    return moved, labels
 
 
 def stateless_draws(seed: Int[TfTensor, "2"]) -> Callable[[Sequence[int]], TfTensor]:

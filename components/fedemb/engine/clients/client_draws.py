@@ -36,11 +36,6 @@ class LocalData(NamedTuple, Generic[Part]):
     """float32 `[classes, dim]`: initial local head, or zeros; no rows if the head is shared."""
 
 
-def copies(config: LocalTrainingConfig) -> int:
-    """Returns the augmented copies per image and epoch; 0 means no augmentation."""
-    return config.augmentation.multiplicity if config.augmentation else 0
-
-
 def local_data(
     images: np.ndarray,
     labels: Int64[np.ndarray, " examples"],
@@ -72,7 +67,7 @@ def local_data(
         rows=rows,
         order=visits.astype(np.int32).ravel(),
         draws=augmentation.uniform(
-            -1.0, 1.0, (config.epochs * count, copies(config), DRAWS)
+            -1.0, 1.0, (config.epochs * count, int(config.augmentation is not None), DRAWS)
         ).astype(np.float32),
         head=glorot_head(classes, dim, head)
         if config.head_init == "glorot"

@@ -22,7 +22,7 @@ from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS, augment
 from fedemb.engine.clients.client_draws import LocalData
 from fedemb.engine.clients.heads import prototype_head
-from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
+from fedemb.engine.clients.objective import PROTOTYPE_BATCH, Objective
 from fedemb.models.arrays import TfTensor, TfVariable
 from fedemb.models.losses import build_loss
 
@@ -52,7 +52,7 @@ class Worker:
             )
 
         config = objective.config
-        per_weight = 2 if config.optimizer == "adam" else int(config.client_momentum > 0)
+        per_weight = int(config.client_momentum > 0)
         body = [tuple(int(n) for n in v.shape) for v in objective.variables]
         head = (objective.shared_head_rows or None, objective.dim)
         self.weights = [make(shape, "weight") for shape in body]
@@ -103,27 +103,12 @@ def apply_gradient(
     *,
     gradient: TfTensor,
     rate: float,
-    step: TfTensor,
 ) -> None:
-    """Applies one optimizer step in place to a variable and its slots."""
+    """Applies one step in place to a variable and its slots."""
     import tensorflow as tf
 
     variable, slots = trained
-    if config.optimizer == "adam":
-        time = tf.cast(step + 1, tf.float32)
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=slots[0].handle,
-            v=slots[1].handle,
-            beta1_power=tf.pow(config.client_momentum, time),
-            beta2_power=tf.pow(ADAM_BETA_2, time),
-            lr=rate,
-            beta1=config.client_momentum,
-            beta2=ADAM_BETA_2,
-            epsilon=ADAM_EPSILON,
-            grad=gradient,
-        )
-    elif slots:
+    if slots:
         tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
             accum=slots[0].handle,
@@ -159,22 +144,11 @@ class _LocalSteps:
         import tensorflow as tf
 
         total, state = self._per_epoch * self._config.epochs, (tf.constant(0), tf.zeros([2]))
-        if not self._config.reconstruction_steps:
-            return self._steps(state, total, "joint")[1]
-        head_steps = tf.minimum(self._config.reconstruction_steps, total)
-        return self._steps(self._steps(state, head_steps, "head"), total, "backbone")[1]
-
-    def _steps(self, state: _State, stop: tf.Tensor, phase: Phase) -> _State:
-        import tensorflow as tf
-
         return tf.while_loop(
-            lambda index, _: index < stop,
-            lambda index, losses: self._step(index, losses, phase),
-            state,
-            parallel_iterations=1,
-        )
+            lambda index, _: index < total, self._step, state, parallel_iterations=1
+        )[1]
 
-    def _step(self, index: tf.Tensor, losses: tf.Tensor, phase: Phase) -> _State:
+    def _step(self, index: tf.Tensor, losses: tf.Tensor) -> _State:
         """Takes one step; returns the next index and the losses with the step's share added."""
         import tensorflow as tf
 
@@ -190,7 +164,7 @@ class _LocalSteps:
                 lambda: head,
             )
             worker.head.assign(head)
-        learners = {"joint": [*weights, head], "head": [head], "backbone": weights}[phase]
+        learners = [*weights, head]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learners)
             embeddings = self._objective.embeddings(weights, batch)
@@ -200,12 +174,11 @@ class _LocalSteps:
         )
         gradients = _complete(cast("list[TfTensor]", gradients))
         trained = list(zip([*worker.weights, worker.head], worker.slots, strict=True))
-        trained = {"joint": trained, "head": trained[-1:], "backbone": trained[:-1]}[phase]
         for pair, gradient in zip(trained, gradients, strict=True):
             rate = config.client_learning_rate
             if pair[0] is worker.head:
                 rate *= config.head_learning_rate_scale
-            apply_gradient(config, pair, gradient=gradient, rate=rate, step=index)
+            apply_gradient(config, pair, gradient=gradient, rate=rate)
         share = loss / tf.cast(self._per_epoch, tf.float32)
         first = tf.where(epoch == 0, share, 0.0)
         last = tf.where(epoch == config.epochs - 1, share, 0.0)
@@ -224,7 +197,7 @@ class _LocalSteps:
         if config.augmentation is None:
             return batch, rows
         draws = tf.transpose(tf.reshape(examples.draws[visits], [-1, DRAWS]))
-        return augment(batch, rows, config.augmentation, lambda _: draws)
+        return augment(batch, config.augmentation, lambda _: draws), rows
 
 
 def train_client(

@@ -14,9 +14,6 @@ from fedemb.models.arrays import AnyTensor, Model, Tensor, Variable
 from fedemb.models.keras_backend import keras_ops
 from fedemb.models.preprocessing import input_of
 
-ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
-"""Constants of the local Adam in the paper's code."""
-
 PROTOTYPE_BATCH = 128
 """Minimum number of images embedded at once for a prototype head."""
 

@@ -12,13 +12,10 @@ padding has neither loss nor gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS, augment
-from fedemb.engine.clients.client_draws import copies
-from fedemb.engine.clients.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
+from fedemb.engine.clients.objective import PROTOTYPE_BATCH, Objective
 from fedemb.engine.jax.processor_forms import for_processor
 from fedemb.engine.jax.rounds import on_each_device
 from fedemb.models.losses import Real, build_loss, unit_rows
@@ -75,14 +72,7 @@ class _LocalSteps:
         value, gradients = jax.value_and_grad(self._value)(learners, *batch)
         moved, new_slots = [], []
         for number in range(len(learners)):
-            after = self._moved(
-                number, learners[number], slots[number], gradient=gradients[number], index=index
-            )
-            if self._config.reconstruction_steps:
-                head_phase = index < self._config.reconstruction_steps
-                trains = head_phase == (number == len(learners) - 1)
-                before = (learners[number], slots[number])
-                after = jax.tree.map(partial(jnp.where, trains), after, before)
+            after = self._moved(number, learners[number], slots[number], gradients[number])
             moved.append(after[0])
             new_slots.append(after[1])
         share = value / self._per_epoch.astype("float32")
@@ -123,23 +113,23 @@ class _LocalSteps:
             return images, rows, real
         numbers = jax.lax.dynamic_slice_in_dim(client.draws, first, size)
         draws = numbers.reshape(-1, DRAWS).T
-        images, rows = augment(images, rows, config.augmentation, lambda _: draws)
-        return images, rows, jnp.repeat(real, copies(config))
+        return augment(images, config.augmentation, lambda _: draws), rows, real
 
     def _moved(
         self,
         number: int,
         value: jax.Array,
         slots: list[jax.Array],
-        *,
         gradient: jax.Array,
-        index: jax.Array,
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Returns a weight and its slots after one optimizer step; the head is the last weight."""
+        """Returns a weight and its slots after one step; the head is the last weight."""
         rate = self._config.client_learning_rate
         if number == len(self._objective.variables):
             rate *= self._config.head_learning_rate_scale
-        return _moved(self._config, value, slots, gradient=gradient, rate=rate, step=index)
+        if slots:
+            momentum = self._config.client_momentum * slots[0] + gradient
+            return value - rate * momentum, [momentum]
+        return value - rate * gradient, []
 
 
 def train_client(
@@ -159,36 +149,12 @@ def train_client(
     if not objective.shared_head_rows:
         starts.append(_first_head(objective, broadcast, client))
     steps = _LocalSteps(objective, client, len(starts[-1]))
-    kept = 2 if config.optimizer == "adam" else int(config.client_momentum > 0)
+    kept = int(config.client_momentum > 0)
     slots = on_each_device([[jnp.zeros(s.shape, s.dtype) for _ in range(kept)] for s in starts])
     losses = on_each_device(jnp.zeros(2, "float32"))
     learners, _, losses = jax.lax.fori_loop(0, steps.total, steps.step, (starts, slots, losses))
     # The update has no local head: the shorter list ends the zip.
     return [end - start for end, start in zip(learners, broadcast, strict=False)], losses
-
-
-def _moved(
-    config: LocalTrainingConfig,
-    value: jax.Array,
-    slots: list[jax.Array],
-    *,
-    gradient: jax.Array,
-    rate: float,
-    step: jax.Array,
-) -> tuple[jax.Array, list[jax.Array]]:
-    """Returns a weight and its slots after one step, with the formulas of TensorFlow's kernels."""
-    import jax.numpy as jnp
-
-    if config.optimizer == "adam":
-        time = (step + 1).astype("float32")
-        bias = jnp.sqrt(1.0 - ADAM_BETA_2**time) / (1.0 - config.client_momentum**time)
-        mean = slots[0] + (gradient - slots[0]) * (1.0 - config.client_momentum)
-        square = slots[1] + (gradient * gradient - slots[1]) * (1.0 - ADAM_BETA_2)
-        return value - rate * bias * mean / (jnp.sqrt(square) + ADAM_EPSILON), [mean, square]
-    if slots:
-        momentum = config.client_momentum * slots[0] + gradient
-        return value - rate * momentum, [momentum]
-    return value - rate * gradient, []
 
 
 def _first_head(objective: Objective, broadcast: Sequence[jax.Array], client: Client) -> jax.Array:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
 
 import numpy as np
 from typing_extensions import override
@@ -28,7 +27,7 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds[UnitShare[np.ndarray], UnitS
     Args:
       classifier: `keras.Model` of `build_classifier`; not changed by rounds.
       mechanism: clips and rounds each record.
-      config: micro-batches, views, automatic clip.
+      config: micro-batches, views.
       variables: variables that train.
       seed: seed of the views; never of noise or sampling.
       devices: devices, with a separate micro-batch each. None uses all devices.
@@ -64,10 +63,6 @@ class JaxUnitGradientFunction(UnitRounds, JaxRounds[UnitShare[np.ndarray], UnitS
         record = jax.vmap(partial(self._record, broadcast))
         updates, losses = record(self._views(units), units.labels, units.weights)
         norms = jnp.sqrt(jnp.sum(jnp.square(updates.astype("float64")), axis=1))
-        if self._config.automatic_clip is not None:
-            updates = jax.vmap(self._automatic, (0, 0, None))(
-                updates, norms, cast("JaxArray", clip)
-            )
         images = jnp.count_nonzero(units.weights, axis=1)
         return updates, jnp.stack([norms, losses, losses, images], axis=1).astype("float32")
 

@@ -92,8 +92,7 @@ class CovarianceFunction:
             raise ConfigError(
                 f"training.algorithm=dp_covariance solves for one layer of {self.features} x "
                 f"{self.features} weights with a bias, as many as the backbone has features. Set "
-                f"model.embedding_dim: {self.features}, projection_units: 0 and projection_bias: "
-                "true."
+                f"model.embedding_dim: {self.features} and projection_bias: true."
             )
         self.mechanism, self.variables = mechanism, variables
         self._plan = cast("CovariancePlan", mechanism.plan)

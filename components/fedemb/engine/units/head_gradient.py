@@ -51,7 +51,7 @@ class HeadGradientFunction:
     Args:
       classifier: `keras.Model` from `build_classifier`; not changed by rounds.
       mechanism: mechanism of the training.
-      config: images of a unit, automatic clip.
+      config: images of a unit.
 
     Raises:
       ConfigError: views are configured, or a unit has too many
@@ -138,7 +138,6 @@ class HeadGradientFunction:
             errors,
             l2_norm_clip=self.mechanism.plan.l2_norm_clip,
             grid_bits=self.mechanism.plan.grid_bits,
-            automatic_clip=self._config.automatic_clip,
         )
         return summed, norms, losses
 
@@ -159,5 +158,4 @@ class HeadGradientFunction:
     def advance(self) -> ServerRule:
         """Server step on the noised mean."""
         plan = self.mechanism.plan
-        sizes = (self.dim - self._classes, self._classes)
-        return MeanStep(plan.rounds, plan.l2_norm_clip, sizes)
+        return MeanStep(plan.rounds, plan.l2_norm_clip)

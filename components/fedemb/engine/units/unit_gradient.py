@@ -146,17 +146,6 @@ class UnitRounds(VectorizedRounds[UnitShare[np.ndarray]]):
         outputs = ops.concatenate([outputs, ops.ones_like(outputs[:, :1])], axis=1)
         return ops.matmul(outputs, ops.concatenate([kernel, bias[None]], axis=0))
 
-    def _automatic(self, update: AnyTensor, norm: AnyTensor, clip: AnyTensor) -> AnyTensor:
-        """Returns a record scaled to just below the clip (Bu et al., arXiv 2206.07136).
-
-        The constant added to the norm prevents a record of norm 0 from being scaled to full norm.
-        The query also clips, so the guarantee does not depend on this scaling.
-        """
-        ops = keras_ops()
-        assert self._config.automatic_clip is not None, "called only with an automatic clip"
-        factor = clip / (norm + self._config.automatic_clip)
-        return ops.cast(ops.cast(update, "float64") * factor, "float32")
-
 
 class UnitGradientFunction(UnitRounds, ParallelRounds[UnitShare[TfTensor]]):
     """Sums the clipped mean gradients of the units of a round, on TensorFlow.
@@ -164,7 +153,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds[UnitShare[TfTensor]]):
     Args:
       classifier: `keras.Model` from `build_classifier`; not changed by rounds.
       mechanism: its query clips and rounds each record.
-      config: micro-batches, views, automatic clip.
+      config: micro-batches, views.
       variables: trained variables.
       seed: seed of the views; never of noise or sampling.
       workers: micro-batches computed in parallel, see `RoundFunction`.
@@ -278,8 +267,6 @@ class UnitGradientFunction(UnitRounds, ParallelRounds[UnitShare[TfTensor]]):
 
         query = self.mechanism.query
         norm = tf.norm(tf.cast(update, tf.float64))
-        if self._config.automatic_clip is not None:
-            update = self._automatic(update, norm, cast("TfTensor", parameters))
         record = query.preprocess_record(parameters, [update])
         return query.accumulate_preprocessed_record(state, record), tf.cast(norm, tf.float32)
 

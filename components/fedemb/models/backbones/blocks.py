@@ -36,15 +36,13 @@ def group_norm(
 
 
 def embedding(x: Node, model: ModelConfig) -> Node:
-    """Returns the projection: one or two dense layers, or none if the features are the embedding.
+    """Returns the projection: a dense layer, or none if the features are the embedding.
 
     Args:
       x: `[batch, features]`.
-      model: model configuration with `projection`, `projection_units` and `embedding_dim`.
+      model: model configuration with `projection` and `embedding_dim`.
     """
     if not model.projection:
         return x
-    if model.projection_units:
-        x = layers().Dense(model.projection_units, activation="relu", name="embedding_hidden")(x)
     bias = model.projection_bias
     return layers().Dense(model.embedding_dim, name="embedding", use_bias=bias)(x)

@@ -110,7 +110,6 @@ def clipped_product_sum(
     *,
     l2_norm_clip: float,
     grid_bits: int,
-    automatic_clip: float | None = None,
 ) -> tuple[npt.NDArray[np.int64], Doubles]:
     """Sums `sum over images of features x error` of units, each clipped, on the mechanism's grid.
 
@@ -122,7 +121,6 @@ def clipped_product_sum(
       errors: float64 `[units, images, classes]`, zero for images a unit does not have.
       l2_norm_clip: the clip.
       grid_bits: grid bits of the mechanism's plan.
-      automatic_clip: floor of the norm; if set, every record is scaled to just below the clip.
 
     Returns:
       int64 `[(features + 1) * classes]`, and the norms before the clip, float64 `[units]`.
@@ -152,8 +150,7 @@ def clipped_product_sum(
     # Truncating the errors of several images may increase the norm of their sum by this much.
     slack = lengths.sum(1) * math.sqrt(classes) if images > 1 else np.zeros(units)
     target = np.maximum(2.0**grid_bits - slack, 0.0)
-    floor = l2_norm_clip if automatic_clip is None else automatic_clip
-    held = np.maximum(floor, largest) if automatic_clip is None else largest + floor
+    held = np.maximum(l2_norm_clip, largest)
     truncated = np.trunc(real * (target / held)[:, None, None])
     summed = truncated.reshape(-1, classes).T @ whole.reshape(-1, rows)
     return summed.T.astype(np.int64, order="C").ravel(), norms
