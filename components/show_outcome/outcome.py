@@ -8,19 +8,22 @@ decided, and `fedemb verify` verifies a release.
 
 from __future__ import annotations
 
+import logging
+
 from fedemb.errors import FedEmbError
 from fedemb.foundation.files import write_bytes
 from fedemb.reports.figures import privacy_figures, utility_figures
-from fedemb.reports.headline import Failure, RunFacts, headline
+from fedemb.reports.headline import Failure, Headline, RunFacts, headline
 from fedemb.reports.lineage import StepLineage, read_steps
+from fedemb.reports.mlflow import TrackedRun, log_in_time
 from fedemb.runtime.outcome import outcomes, run_folder
 from fedemb.runtime.step import declared
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page, summary
 from fedemb.steps.show_outcome.papers import RunPapers, outputs_of, read_papers
-from fedemb.steps.show_outcome.sent import track
 from fedemb.steps.show_outcome.started import Started
 
+_LOG = logging.getLogger(__name__)
 _COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": False}
 """State of the run in ML Metadata and in KFP -> whether all steps succeeded."""
 
@@ -52,16 +55,46 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
         completed=_COMPLETED.get(state),
     )
     found = headline(facts)
-    pages = {output.name: output for output in outputs if output.name in PAGES}
-    addresses = {name: output.uri for name, output in pages.items()}
+    addresses = {output.name: output.uri for output in outputs if output.name in PAGES}
     shown = Shown(folder, found, facts, failed, papers.release, addresses, _lineage(folder))
     page = outcome_page(shown).encode()
     write_bytes(context.artifacts.outcome, page)
     write_bytes(context.artifacts.summary, summary(shown).encode())
     write_bytes(context.artifacts.verdict, papers.verdict.data if papers.verdict else b"{}")
-    track(found, page, pages, papers, started)
+    _track(found, page, papers, started)
     code = {} if found.exit_code is None else {"exit_code": float(found.exit_code)}
     return {**code, **_figures(papers)}
+
+
+def _track(found: Headline, page: bytes, papers: RunPapers, started: Started) -> None:
+    """Writes the run to MLflow, if it has an address; a failure is one line in the log.
+
+    This step has no key and no ledger, so no signature is checked; a tag of the run says so.
+    """
+    if not started.mlflow:
+        return
+    if started.config is None:
+        _LOG.warning("mlflow: not written: the parameters are not a valid configuration")
+        return
+    documents = {
+        "privacy_report": papers.report,
+        "utility_report": papers.utility,
+        "audit_report": papers.audit,
+        "verdict": papers.verdict,
+        "privacy_plan": papers.plan,
+    }
+    files = {f"{name}.json": item.data for name, item in documents.items() if item is not None}
+    run = TrackedRun(
+        name=started.run_id,
+        headline=found,
+        config=started.config,
+        report=papers.report and papers.report.body,
+        utility=papers.utility and papers.utility.body,
+        artifacts={**files, "outcome.html": page},
+        signatures="not checked",
+    )
+    if problem := log_in_time(run, started.mlflow):
+        _LOG.warning("mlflow: not written: %s", problem)
 
 
 def _figures(papers: RunPapers) -> dict[str, float]:

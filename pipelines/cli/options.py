@@ -16,12 +16,4 @@ SetOption = Annotated[
 ]
 DataOption = Annotated[str | None, typer.Option(help="Private images; replaces data.source.uri.")]
 RunsOption = Annotated[Path, typer.Option(help="Folder of all runs.")]
-MlflowOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mlflow",
-        help="Also write parameters, metrics and reports to MLflow: http(s):// address of a "
-        "tracking server.",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import ConfigError, FedEmbError, Refused
+from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.extras import require_modules
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import (
     ConfigOption,
     DataOption,
-    MlflowOption,
     RunsOption,
     SetOption,
 )
@@ -75,7 +74,6 @@ def run(
         ),
     ] = None,
     runs: RunsOption = Path("runs"),
-    mlflow: MlflowOption = None,
     resumed: Resumed,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run and its cost; write nothing.")
@@ -103,19 +101,7 @@ def run(
         if beam:
             directory.set_beam_options(beam)
         exit_code = execute(directory, resumed.from_)
-    if mlflow:
-        log_to_mlflow(directory, mlflow)
     sys.exit(exit_code)
-
-
-def log_to_mlflow(run: RunDirectory, mlflow: str) -> None:
-    """Writes an ended run to MLflow; a failure is printed and does not change the exit code."""
-    from fedemb.pipelines.run.mlflow_run import log_run
-
-    try:
-        say(log_run(run, mlflow))
-    except FedEmbError as error:
-        say(f"mlflow: not written: {error}")
 
 
 def start(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.report_pages import PAGES
@@ -15,23 +13,10 @@ from fedemb.pipelines.run.signed import (
     signed_utility,
     signed_verdict,
 )
-from fedemb.pipelines.steps import pipeline_of
-from fedemb.reports.mlflow.log import log
-from fedemb.reports.mlflow.tracked import PublicDocument, RunContent, TrackedRun, tracked_run
+from fedemb.reports.mlflow import TrackedRun
 
 
-def log_run(run: RunDirectory, address: str) -> str:
-    """Writes a run to MLflow and returns a sentence about where it is now.
-
-    Raises:
-      ArtifactError: the configuration or the state of the run is damaged.
-      InputError: the address is not supported.
-      StorageError: folder or server cannot be written.
-    """
-    return log(tracked(run), address)
-
-
-def tracked(run: RunDirectory) -> TrackedRun:
+def tracked_run(run: RunDirectory) -> TrackedRun:
     """Returns the public content of a run.
 
     Raises:
@@ -39,40 +24,25 @@ def tracked(run: RunDirectory) -> TrackedRun:
     """
     report = readable(lambda: signed_report(run))
     utility = readable(lambda: signed_utility(run))
-    config, took = run.config(), run.read_state().seconds
-    time = report.body.time if report else None
-    return tracked_run(
-        RunContent(
-            name=run.run_id,
-            headline=run_headline(run),
-            config=config,
-            report=report and report.body,
-            utility=utility and utility.body,
-            seconds={name: took[name] for name in pipeline_of(config).steps if name in took},
-            documents=_documents(run),
-            pages={
-                name: path.read_bytes()
-                for name in PAGES
-                if (path := run.reports / f"{name}.html").is_file()
-            },
-            signatures="checked",
-            end=datetime.fromisoformat(time).timestamp() if time else _written(run),
-        )
-    )
-
-
-def _written(run: RunDirectory) -> float:
-    """Time at which the state of the run was written last."""
-    state = run.root / "state.json"
-    return (state if state.exists() else run.root / "config.yaml").stat().st_mtime
-
-
-def _documents(run: RunDirectory) -> dict[str, PublicDocument]:
-    found: dict[str, PublicDocument | None] = {
-        "privacy_report": readable(lambda: signed_report(run)),
-        "utility_report": readable(lambda: signed_utility(run)),
+    documents = {
+        "privacy_report": report,
+        "utility_report": utility,
         "audit_report": readable(lambda: signed_audit(run)),
-        "verdict": signed_verdict(run),
+        "verdict": readable(lambda: signed_verdict(run)),
         "privacy_plan": readable(lambda: signed_plan_document(run)),
     }
-    return {name: document for name, document in found.items() if document is not None}
+    kept = {name: item for name, item in documents.items() if item is not None}
+    pages = {name: run.reports / f"{name}.html" for name in PAGES if name in kept}
+    return TrackedRun(
+        name=run.run_id,
+        headline=run_headline(run),
+        config=run.config(),
+        report=report and report.body,
+        utility=utility and utility.body,
+        artifacts={
+            **{f"{name}.json": item.data for name, item in kept.items()},
+            **{path.name: path.read_bytes() for path in pages.values() if path.is_file()},
+        },
+        seconds=run.read_state().seconds,
+        signatures="checked",
+    )

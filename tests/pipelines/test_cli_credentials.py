@@ -40,7 +40,7 @@ PARSERS = {
         ("verify", BUNDLE, *TRUST, "--ledger", "AT/x"),
         ("ledger", "show", "--ledger", "AT/x"),
         ("lineage", "AT/x"),
-        ("register", "AT/x", *TRUST, "--to", "https://registry"),
+        ("register", "AT/x", *TRUST, "--to", "mlflow+https://registry"),
     ],
     ids=lambda words: " ".join(words[:3]).replace("TMP", "folder"),
 )

@@ -16,7 +16,7 @@ from fedemb.steps.release_model import registries
 
 COMMANDS = {
     "embed": ("embed", "photos", "-m", "BUNDLE"),
-    "register": ("register", "BUNDLE", "--to", "https://registry.example"),
+    "register": ("register", "BUNDLE", "--to", "mlflow+https://registry.example"),
 }
 
 

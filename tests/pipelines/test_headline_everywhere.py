@@ -103,7 +103,7 @@ def test_waiver_is_named_in_every_place(waived, tmp_path, capsys):
     release = Release.of(bundle(waived), "s3://releases/glyphs/1.0")
     assert release.properties["fedemb.headline"] == WAIVED
     assert release.properties["fedemb.waived"] == "no_gain_over_public"
-    assert release.description.startswith(f"{WAIVED}; epsilon of one user ")
+    assert release.run.headline.sentence().startswith(f"{WAIVED}; epsilon of one user ")
     checklist = (folder.reports / "verdict.html").read_text()
     assert f"<code>no_gain_over_public</code> waived by ada: {REASON}" in checklist
 

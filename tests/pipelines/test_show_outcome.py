@@ -191,6 +191,8 @@ def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compar
         "recall_public_start": start["recall_at_far"][rate]["value"],
         "recall_best_start": start["recall_at_far"][rate]["value"],
         "gain": start["difference"][rate]["value"],
+        "gain_low": start["difference"][rate]["low"],
+        "gain_high": start["difference"][rate]["high"],
     }
 
 
@@ -208,6 +210,7 @@ def test_figures_of_a_classifier_have_their_own_name_and_none_that_was_not_measu
         untrained=None,
     )
     gain = {"top_1_public_start": 0.5, "top_1_best_start": 0.6, "gain": 0.3}
+    gain |= {"gain_low": 0.3, "gain_high": 0.3}
     assert utility_figures(report) == {"top_1": 0.9, "top_5": 1.0, **gain}
     nothing = dict.fromkeys(("model", "public_backbone", "most_frequent"))
     assert utility_figures(report.model_copy(update=nothing)) == {}

@@ -191,6 +191,5 @@ class StorageConfig(Section):
     """Store where release bundles are published."""
     registries: tuple[WebAddress, ...] = ()
     """Model registries where a release is registered after it is published: `mlflow+https://...`
-    (model registry and tracking server), `kubeflow+https://...` (Kubeflow Model Registry),
-    `https://...` (any JSON endpoint). A failed registration is a warning; retry it with
-    `fedemb register`."""
+    (model registry and tracking server) or `kubeflow+https://...` (Kubeflow Model Registry). A
+    failed registration is a warning; retry it with `fedemb register`."""

@@ -29,7 +29,10 @@ _EXTRAS = {
         "kubernetes": "the Kubernetes client",
         "openlineage": "OpenLineage",
     },
-    "registries": {"mlflow": "the client of MLflow"},
+    "registries": {
+        "mlflow": "the client of MLflow",
+        "model_registry": "the client of Kubeflow's Model Registry",
+    },
     "stores": {
         "google.api_core": "the client of Google Cloud",
         "google.auth": "the client of Google Cloud",

@@ -42,7 +42,7 @@ def _without_password(address: str) -> str:
 WebAddress = Annotated[
     str,
     AfterValidator(_without_password),
-    Field(pattern=r"^((mlflow|kubeflow)\+)?https?://[^\s]+$"),
+    Field(pattern=r"^(mlflow|kubeflow)\+https?://[^\s]+$"),
 ]
 """Address of a registry; refused if it contains credentials, like an `Address`."""
 Address = Annotated[str, AfterValidator(_without_credentials)]

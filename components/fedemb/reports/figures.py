@@ -37,6 +37,8 @@ def utility_figures(report: AnyUtility) -> dict[str, float]:
         found[f"{name}_public_start"] = _value(report.headline("public_backbone"))
         found[f"{name}_best_start"] = _value(report.headline(report.best_start))
         found["gain"] = _value(report.gain)
+        if report.gain is not None:
+            found["gain_low"], found["gain_high"] = report.gain.low, report.gain.high
     return _finite(found)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import FedEmbError, InputError, Refused
-from fedemb.pipelines.cli.options import MlflowOption
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
@@ -22,7 +21,13 @@ NOT_SIGNED = "not signed, or its ledger is gone"
 
 def list_runs(
     folder: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs"),
-    mlflow: MlflowOption = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            help="Also write parameters, metrics and reports of each run to MLflow: http(s):// "
+            "address of a tracking server."
+        ),
+    ] = None,
 ) -> None:
     """List the runs of a folder with verdict, epsilon and gain, newest first.
 
@@ -35,9 +40,10 @@ def list_runs(
         raise InputError(f"no run in {folder}; start one with `fedemb run`")
     say(*runs_table(found))
     if mlflow is not None:
-        from fedemb.pipelines.run.mlflow_run import log_run
+        from fedemb.pipelines.run.mlflow_run import tracked_run
+        from fedemb.reports.mlflow import log_run
 
-        say(*(log_run(run, mlflow) for run in found))
+        say(*(f"mlflow: {run.run_id} is {log_run(tracked_run(run), mlflow)}" for run in found))
 
 
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:

@@ -96,7 +96,7 @@ def register(
     bundle: Annotated[str, typer.Argument(help="Release, as for `fedemb verify`.")],
     to: Annotated[
         list[str],
-        typer.Option(help="mlflow+https://..., kubeflow+https://... or https://...; repeatable."),
+        typer.Option(help="mlflow+https://... or kubeflow+https://...; repeatable."),
     ],
     trust: TrustOption = None,
 ) -> None:

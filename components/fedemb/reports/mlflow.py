@@ -1,0 +1,181 @@
+"""Writes a run to a tracking server of MLflow: public values only.
+
+The settings of a bundle, the figures of the reports, the durations of the steps, and the reports
+themselves. Nothing else of a run is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedemb.config import RunConfig
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.utility import AnyUtility
+from fedemb.errors import FedEmbError, InputError, StorageError
+from fedemb.foundation.addresses import redacted
+from fedemb.foundation.canonical_json import Json
+from fedemb.foundation.deadline import in_time
+from fedemb.foundation.extras import require_modules
+from fedemb.reports.figures import privacy_figures, utility_figures
+from fedemb.reports.headline import Headline
+from fedemb.reports.privacy_report_words import guarantee_sentence
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_RUNS = uuid.UUID("6b1d4d0e-58a0-5b0f-9b0a-3f0c5d6a7e21")
+_NOT_IN_NAMES = re.compile(r"[^\w.-]")
+"""Characters that a name of MLflow, which is also a file name, must not have."""
+SECONDS = 60.0
+"""Time limit of `log_in_time`."""
+LONGEST = 6000
+"""Maximum characters of a parameter or tag in MLflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """Public content of a run; None: it has no such document, or its signature is unknown."""
+
+    name: str
+    headline: Headline
+    config: RunConfig
+    report: PrivacyReport | None
+    utility: AnyUtility | None
+    artifacts: Mapping[str, bytes]
+    """File name -> content of a public document or page."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Step -> duration."""
+    signatures: Literal["checked", "not checked"]
+    """Whether the signatures of the documents were checked by the process that read them."""
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the figures of the reports and the durations."""
+        return {
+            **(privacy_figures(self.report) if self.report else {}),
+            **(utility_figures(self.utility) if self.utility else {}),
+            **{f"seconds.{step}": took for step, took in self.seconds.items()},
+        }
+
+    def tags(self) -> dict[str, str]:
+        """Returns how the run ended, and its guarantee."""
+        tags = {
+            "fedemb.state": self.headline.state,
+            "fedemb.headline": self.headline.title,
+            "fedemb.run_id": self.name,
+            "fedemb.policy_id": self.config.policy.policy_id,
+            "fedemb.signatures": self.signatures,
+        }
+        if self.report is not None:
+            tags["fedemb.guarantee"] = guarantee_sentence(self.report.guarantee)
+            tags["fedemb.model_sha"] = self.report.model_sha
+        return tags
+
+
+def settings_of(config: RunConfig) -> dict[str, str]:
+    """Returns dotted names of all settings but the stores with their values, no credentials."""
+    found: dict[str, str] = {}
+
+    def walk(prefix: str, value: Json) -> None:
+        if isinstance(value, dict) and value:
+            for name, item in value.items():
+                walk(f"{prefix}.{name}" if prefix else name, item)
+        else:
+            text = redacted(value if isinstance(value, str) else json.dumps(value))
+            found[_NOT_IN_NAMES.sub("_", prefix)] = text[:LONGEST]
+
+    walk("", config.model_dump(mode="json", exclude={"storage"}))
+    return found
+
+
+def client_of(url: str) -> MlflowClient:
+    """Returns a client of a server; the environment has its credentials (`MLFLOW_TRACKING_TOKEN`).
+
+    Raises:
+      ConfigError: the extra with MLflow's client is not installed.
+      InputError: the address is not that of a tracking server.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InputError(
+            f"MLflow address {url.partition('://')[0]} is not supported. Pass the http(s):// "
+            "address of a tracking server."
+        )
+    require_modules("mlflow")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # steps have a deadline
+    os.environ.setdefault("MLFLOW_ALLOW_HTTP_REDIRECTS", "false")  # a token goes to one server
+    from mlflow import MlflowClient
+
+    return MlflowClient(url.rstrip("/"), url.rstrip("/"))
+
+
+def log_run(run: TrackedRun, url: str) -> str:
+    """Writes a run to MLflow, or updates the one with the same tag `fedemb.key`; returns its id.
+
+    Raises:
+      ConfigError: the extra with MLflow's client is not installed.
+      InputError: the address is of another kind.
+      StorageError: the server cannot be reached or refuses.
+    """
+    client = client_of(url)
+    try:
+        return _send(run, client)
+    except Exception as error:  # MLflow raises many types
+        raise StorageError(
+            f"The MLflow server at {url} did not take the run: {str(error)[:600]}. Check the "
+            "address and MLFLOW_TRACKING_TOKEN, then repeat the command."
+        ) from error
+
+
+def _send(run: TrackedRun, client: MlflowClient) -> str:
+    from mlflow.entities import Metric, Param, RunTag
+
+    end = datetime.fromisoformat(run.report.time).timestamp() if run.report else time.time()
+    policy_id, experiment = run.config.policy.policy_id, run.config.release_name
+    key = ("fedemb.key", uuid.uuid5(_RUNS, f"{policy_id}/{run.name}").hex)
+    found = client.get_experiment_by_name(experiment)
+    number = found.experiment_id if found else client.create_experiment(experiment)
+    known = client.search_runs([number], f"tags.`{key[0]}` = '{key[1]}'")
+    start, now = int(1000 * (end - sum(run.seconds.values()))), int(1000 * end)
+    made = known[0] if known else client.create_run(number, start, dict([key]), run.name)
+    tags = {**run.tags(), "mlflow.note.content": run.headline.sentence()}
+    client.log_batch(
+        made.info.run_id,
+        [Metric(name, value, now, 0) for name, value in run.metrics().items()],
+        [Param(name, value) for name, value in settings_of(run.config).items()],
+        [RunTag(name, value[:LONGEST]) for name, value in tags.items()],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in run.artifacts.items():
+            Path(folder, name).write_bytes(data)
+        client.log_artifacts(made.info.run_id, folder)
+    if run.headline.state in ("Waiting for approval", "Running"):
+        client.update_run(made.info.run_id, "RUNNING")
+    else:
+        failed = run.headline.state in ("Refused", "Stopped", "Unknown")
+        client.set_terminated(made.info.run_id, "FAILED" if failed else "FINISHED", now)
+    return made.info.run_id
+
+
+def log_in_time(run: TrackedRun, url: str, seconds: float = SECONDS) -> str:
+    """Writes a run to MLflow in at most `seconds`, in a thread that cannot keep the process alive.
+
+    Returns: Why the run was not written; empty: it was. Never raises.
+    """
+
+    def problem() -> str:
+        try:
+            log_run(run, url)
+        except Exception as error:  # a bug here does not change how a run ends
+            return str(error) if isinstance(error, FedEmbError) else type(error).__name__
+        return ""
+
+    return in_time(problem, seconds, f"the server did not take the run within {seconds:g} seconds")
