@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedemb.config import RunConfig
     from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
-    from fedemb.pipelines.schedules.load import Loaded
 
 schedule_app = typer.Typer(help="Price, compare and apply recurring runs.", no_args_is_help=True)
 
@@ -66,28 +65,19 @@ def plan(
 
     Example: fedemb schedule plan schedules/
     """
-    from fedemb.pipelines.schedules import reconcile
-    from fedemb.pipelines.schedules.load import load_schedules
+    from fedemb.pipelines.schedules import recurring
+    from fedemb.pipelines.schedules.schedule import load_schedules
 
     schedules = load_schedules(folder)
     if cluster.host is None and not check:
         for item in schedules:
             say(f"{item.schedule.name}: {item.cost}")
-        _say_rare(schedules)
         return
-    _say_rare(schedules)
     kubeflow = connect(cluster)
-    changes = reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace))
+    changes = recurring.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace))
     say(*changes)
     if check and any(change.action != "keep" for change in changes):
         raise typer.Exit(1)
-
-
-def _say_rare(schedules: Sequence[Loaded]) -> None:
-    """Warns about schedules that fire never or once."""
-    for item in schedules:
-        if item.schedule.rare:
-            say(f"warning: {item.schedule.name}: {item.schedule.rare}")
 
 
 @schedule_app.command()
@@ -102,17 +92,16 @@ def apply(
 
     Example: fedemb schedule apply schedules/ --host https://kubeflow.example/pipeline
     """
-    from fedemb.pipelines.schedules import reconcile, replace
-    from fedemb.pipelines.schedules.load import load_schedules
+    from fedemb.pipelines.schedules import recurring
+    from fedemb.pipelines.schedules.schedule import load_schedules
     from fedemb.steps.plan_privacy.noise_limits import check_noise
 
     kubeflow = connect(cluster)
     schedules = load_schedules(folder)
     for item in schedules:
         check_noise(item.config)
-    _say_rare(schedules)
     there = objects(kubeflow.namespace)
-    changes = reconcile.plan(kubeflow, schedules, _now(), there)
+    changes = recurring.plan(kubeflow, schedules, _now(), there)
     todo = [change for change in changes if change.action != "keep"]
     say(*changes)
     if not todo:
@@ -121,7 +110,7 @@ def apply(
     check_cluster_first(kubeflow.namespace, cluster.profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
-    replace.apply(kubeflow, todo, _now(), there)
+    recurring.apply(kubeflow, todo, _now(), there)
     say(f"{len(todo)} change(s) carried out")
 
 
@@ -135,7 +124,7 @@ def schedule_config(
     """
     import yaml
 
-    from fedemb.pipelines.schedules.load import load_schedule
+    from fedemb.pipelines.schedules.schedule import load_schedule
 
     tree = load_schedule(file).config.model_dump(mode="json")
     say_block(yaml.safe_dump(tree, sort_keys=False))
@@ -225,7 +214,7 @@ def submit(
     for earlier in run.ended_before:
         say(f"earlier run {earlier.run_id} of this configuration: {earlier.state}", err=True)
     if not run.started:
-        say(f"already submitted ({run.state}), nothing started", err=True)
+        say(f"already submitted ({run.state or 'no state yet'}), nothing started", err=True)
     say(f"run {run.run_id}")
 
 
@@ -252,8 +241,7 @@ def check_cluster_first(
     """
     from fedemb.pipelines.compile.cluster import load_profile
     from fedemb.pipelines.doctor.checks import check_cluster
-    from fedemb.pipelines.doctor.doctor import Doctor
-    from fedemb.pipelines.doctor.finding import require_safe
+    from fedemb.pipelines.doctor.doctor import Doctor, require_safe
     from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
     loaded = load_profile(*(profile or ["cpu"]))
@@ -262,8 +250,8 @@ def check_cluster_first(
     except StorageError as error:
         say(f"the cluster was not checked: {error}", err=True)
         return
-    unknown = sum(finding.state == "could not tell" for finding in findings)
-    say(f"checked the cluster: {len(findings)} findings, {unknown} checks not possible")
+    unknown = ", ".join(item.check for item in findings if item.state == "could not tell")
+    say(f"checked the cluster: {len(findings)} findings, not possible: {unknown or 'none'}")
     require_safe(findings, loaded.accepts)
 
 

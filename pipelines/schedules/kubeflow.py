@@ -20,14 +20,46 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fedemb.errors import ConfigError, InputError, StorageError
-from fedemb.foundation.canonical_json import JsonFields
-from fedemb.pipelines.schedules.load import Loaded
-from fedemb.pipelines.schedules.names import LONGEST_VERSION_TEXT, Version, experiment_name, fitted
-from fedemb.pipelines.schedules.schedule import as_utc
+from fedemb.foundation.canonical_json import JsonFields, sha256_hex
+from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.steps import PIPELINES, pipeline_of
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun
+
+    from fedemb.pipelines.schedules.schedule import Loaded
+
+LONGEST_TEXT = 255
+"""Name or description of a run and of a recurring run: VARCHAR(255) in `run_details` and `jobs`."""
+LONGEST_VERSION_NAME = 127
+LONGEST_EXPERIMENT_NAME = 128
+LONGEST_VERSION_TEXT = 65_535
+"""Description of a version: a TEXT column."""
+
+
+def fitted(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Returns a text of at most `longest` bytes in UTF-8, and so of at most as many characters.
+
+    Kubeflow creates the Workflow of a run, and only then writes its row. A text that is too long
+    for its column gives HTTP 500 while the run continues. A text that is cut ends with the first 8
+    digits of the SHA-256 of the whole, so that two long texts with the same prefix stay different.
+    """
+    data = text.encode()
+    if len(data) <= longest:
+        return text
+    end = f"... [sha256 {sha256_hex(data)[:8]}]"
+    return data[: longest - len(end)].decode(errors="ignore").rstrip() + end
+
+
+def version_name(policy: str, package: Path, key: str = "") -> str:
+    """Returns the name of a package as one policy runs it: policy, digest, key of a submission."""
+    name = f"{policy} {file_digest(package)[:16]}"
+    return fitted(f"{name}-{key}" if key else name, LONGEST_VERSION_NAME)
+
+
+def as_utc(moment: datetime) -> datetime:
+    """A moment in UTC without fractions of a second, as the API keeps it."""
+    return moment.astimezone(UTC).replace(microsecond=0)
 
 
 class OutcomeUnknown(StorageError):
@@ -155,7 +187,8 @@ class Kubeflow:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
         pipeline = pipeline_of(item.config).name
-        reference = self.version(item.package, pipeline, Version.of(item.package, item.config))
+        name = version_name(item.config.policy.policy_id, item.package)
+        reference = self.version(item.package, pipeline, name)
         experiment_id = self.experiment(schedule.experiment or pipeline)
         with self._call():
             made = self._client.create_recurring_run(
@@ -286,9 +319,9 @@ class Kubeflow:
         }
 
     def version(
-        self, package: Path, pipeline: str, version: Version, description: str = ""
+        self, package: Path, pipeline: str, name: str, description: str = ""
     ) -> VersionReference:
-        """Returns a version of a pipeline; uploads it, and creates the pipeline, if not there.
+        """Returns a version of a pipeline by its name; uploads it and its pipeline if not there.
 
         Raises:
           StorageError: Kubeflow does not answer or refuses.
@@ -301,17 +334,14 @@ class Kubeflow:
                 pipelines = self._client.pipelines
                 pipeline_id = str(pipelines.pipeline_service_create_pipeline(wanted).pipeline_id)
         for version_id, found in self._versions(pipeline_id).items():
-            if version.is_named(found):
+            if found == name:
                 return VersionReference(pipeline_id, version_id)
-        now = datetime.now(UTC)
         with self._call():
-            # The upload method of the client does not support tags.
-            made = self._client._upload_api.upload_pipeline_version(
+            made = self._client.upload_pipeline_version(
                 str(package),
-                name=version.name(now),
-                pipelineid=pipeline_id,
+                name,
+                pipeline_id=pipeline_id,
                 description=fitted(description, LONGEST_VERSION_TEXT),
-                tags=json.dumps(version.tags(now)),
             )
         return VersionReference(pipeline_id, made.pipeline_version_id)
 
@@ -330,7 +360,7 @@ class Kubeflow:
         """Returns the id of an experiment, created if it is not there."""
         with self._call():
             return self._client.create_experiment(
-                experiment_name(name), namespace=self.namespace
+                fitted(name, LONGEST_EXPERIMENT_NAME), namespace=self.namespace
             ).experiment_id
 
     def _pages(self, call: str, items: str, **arguments: Any) -> Iterator[Any]:

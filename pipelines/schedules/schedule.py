@@ -1,17 +1,41 @@
-"""A schedule: a recurring run as reviewed data, and the moments at which it fires."""
+"""A schedule: a recurring run as reviewed data, checked and priced before it is applied.
+
+The price is computed as the ledger will charge the runs. The ledger refuses a run that passes the
+cap together with runs of other schedules.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, PositiveFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
 
-from fedemb.config import Name, Section
+from fedemb.config import Name, RunConfig, Section
+from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
+from fedemb.foundation.canonical_json import Json
+from fedemb.foundation.files import read_regular
+from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
+from fedemb.ledger import charged_content, series_of, terms_of
+from fedemb.ledger.budget import Charge, spent
+from fedemb.pipelines.run.load_config import load_config, updated
 from fedemb.pipelines.schedules.cron import YEARS_AHEAD, Cron, first_beyond
+from fedemb.pipelines.schedules.kubeflow import as_utc, fitted
+from fedemb.pipelines.schedules.package import check_package, run_arguments
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 MARK = "fedemb/schedule/1"
 """First word of the description of every recurring run that is ours to change."""
@@ -100,17 +124,6 @@ class Schedule(Section):
             )
         return self
 
-    @property
-    def rare(self) -> str:
-        """Warning about a schedule that fires never or once; empty: it fires more often."""
-        between = f"from {self.start:%Y-%m-%d} to {self.end:%Y-%m-%d}"
-        if not self.slots:
-            return f"cron={self.cron!r} never fires {between}. Correct the cron or the dates."
-        if len(self.slots) == 1:
-            only = f"{self.slots[0]:%Y-%m-%d %H:%M:%S} UTC"
-            return f"cron={self.cron!r} fires once {between}, at {only}."
-        return ""
-
     @cached_property
     def slots(self) -> tuple[datetime, ...]:
         """Every moment it fires, in UTC: after the start, until the end and with it."""
@@ -124,12 +137,129 @@ class Schedule(Section):
         """The first run after a moment; None: it is over."""
         return next(self.after(max(moment, self.start)), None)
 
+
+@dataclass(frozen=True)
+class Loaded:
+    """A schedule with everything it names, checked."""
+
+    schedule: Schedule
+    config: RunConfig
+    package: Path
+    cost: str
+    """Privacy cost of all runs, as a sentence."""
+
     @property
-    def runs(self) -> int:
-        """Runs from start to end."""
-        return len(self.slots)
+    def arguments(self) -> dict[str, Json]:
+        """Arguments of the pipeline."""
+        return run_arguments(self.config, self.schedule.beam_options, self.schedule.mlflow)
+
+    @property
+    def name(self) -> str:
+        """Name of the recurring run: policy, model and schedule.
+
+        Kubeflow names its runs by the first 25 characters, an index and a hash.
+        """
+        config = self.config
+        return fitted(f"{config.policy.policy_id}-{config.release_name}-{self.schedule.name}")
+
+    @property
+    def description(self) -> str:
+        """Description of the recurring run: marker, name of the schedule, cost.
+
+        The marker and the name identify a recurring run that was created here.
+        """
+        text = f"{MARK} {self.schedule.name}: {self.cost}"
+        return fitted(f"{text}. {self.schedule.description}".rstrip(" ."))
 
 
-def as_utc(moment: datetime) -> datetime:
-    """A moment in UTC without fractions of a second, as the API keeps it."""
-    return moment.astimezone(UTC).replace(microsecond=0)
+def load_schedules(folder: Path) -> list[Loaded]:
+    """Reads and prices all schedules of a folder, in order of names.
+
+    Raises:
+      ConfigError: a file is wrong, or the package it pins is another one.
+      BudgetExceeded: a schedule costs more than its budget or its policy's cap.
+    """
+    files = sorted(folder.glob("*.yaml"))
+    if not files:
+        raise ConfigError(
+            f"no schedule (*.yaml) in {folder}; name the folder that holds them, and to stop the "
+            "last one keep its file with `enabled: false`"
+        )
+    return [load_schedule(file) for file in files]
+
+
+def load_schedule(file: Path) -> Loaded:
+    """Reads and prices one schedule; see `load_schedules`."""
+    try:
+        text = read_regular(file).decode()
+        if re.search("^deploymentSpec:", text, re.MULTILINE):
+            raise ConfigError(
+                f"{file.name} is a compiled pipeline, and its folder is for schedules; move it to "
+                f"{file.parent.name}/packages/ and say so in package.path"
+            )
+        schedule = Schedule.model_validate(parse_yaml(text))
+    except (ValidationError, NotYaml, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(
+            f"schedule {file.name} is wrong: {_first_line(error)}. See "
+            "infra/schedules/example/weekly.yaml"
+        ) from error
+    if schedule.name != file.stem:
+        raise ConfigError(
+            f"schedule {file.name} names itself {schedule.name}; file and name must be the same"
+        )
+    preset = "/" not in schedule.config and not schedule.config.endswith(".yaml")
+    source = schedule.config if preset else file.parent / schedule.config
+    config = updated(load_config(source), schedule.overrides)
+    package = file.parent / schedule.package.path
+    check_package(package, schedule.package.sha256, config, schedule.mlflow)
+    found = Loaded(schedule, config, package, cost_of(schedule, config))
+    _ = found.arguments  # refuses arguments that a cluster cannot use
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        return f"{where}: {problem['msg']}" if where else problem["msg"]
+    return str(error).splitlines()[0]
+
+
+def cost_of(schedule: Schedule, config: RunConfig) -> str:
+    """Prices all runs of a schedule as the ledger will, for a user who is in every run.
+
+    Raises:
+      ConfigError: the schedule never fires, or its runs have no price.
+      BudgetExceeded: they cost more than the schedule's budget or the policy's cap, or are more
+        than a planned policy commits.
+      UnsupportedAccounting: no accountant is valid for the mechanism.
+    """
+    if not config.mechanism.private:
+        raise ConfigError(
+            f"mechanism.kind={config.mechanism.kind} has no privacy cost and cannot be "
+            "scheduled. Set another mechanism."
+        )
+    plan, runs = plan_mechanism(config), len(schedule.slots)
+    if not runs:
+        raise ConfigError(
+            f"schedule {schedule.name} never fires from {schedule.start:%Y-%m-%d} to "
+            f"{schedule.end:%Y-%m-%d}. Correct cron={schedule.cron!r} or the dates."
+        )
+    charge = Charge.planned(charged_content(config, plan))
+    terms = terms_of(config, series_of(config, plan))
+    try:
+        whole, one = spent(terms, [charge] * runs), spent(terms, [charge])
+    except LedgerError as error:
+        raise BudgetExceeded(
+            f"schedule {schedule.name} has {runs} runs, more than the policy holds: {error}"
+        ) from error
+    for cap, whose in ((schedule.budget.epsilon, "its budget"), (terms.epsilon_cap, "the policy")):
+        if not whole.epsilon <= cap:
+            raise BudgetExceeded(
+                f"schedule {schedule.name} costs epsilon={whole.epsilon:.3f} in {runs} runs, and "
+                f"{whose} allows {cap:.3f}: end earlier, run less often, or raise noise_multiplier"
+            )
+    return (
+        f"{runs} runs, at most epsilon={whole.epsilon:.3f} at delta={whole.delta:g} for one user "
+        f"in all of them ({whole.method}; one run: {one.epsilon:.3f})"
+    )

@@ -10,22 +10,29 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedemb.config import RunConfig
 from fedemb.config.parameters import run_config
 from fedemb.errors import ConfigError, StorageError
-from fedemb.foundation.canonical_json import Json
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import Json, canonical_json, sha256_hex
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, Workflow
-from fedemb.pipelines.schedules.kubeflow import Kubeflow, ListedRun, OutcomeUnknown
-from fedemb.pipelines.schedules.names import KEY_LABEL, Version, fitted, idempotency_key, run_name
+from fedemb.pipelines.schedules.kubeflow import (
+    Kubeflow,
+    ListedRun,
+    OutcomeUnknown,
+    fitted,
+    version_name,
+)
 from fedemb.pipelines.schedules.package import check_package, labelled, resumed, run_arguments
 from fedemb.pipelines.schedules.taken_over import Addresses, addresses, finished_before, taken_over
 from fedemb.pipelines.steps import pipeline_of
 
+KEY_LABEL = "fedemb.dev/idempotency-key"
+"""Label of every pod of a submitted run: `kubectl get pods -l fedemb.dev/idempotency-key=KEY`."""
+_NO_RUN = ("beam_options", "mlflow")
+"""Arguments that change neither the model nor the charge of a run."""
 WAITS = (0.0, 2.0, 5.0)
 """Seconds before each search for a run whose creation gave no answer."""
 
@@ -66,10 +73,18 @@ class Request:
 
     @property
     def key(self) -> str:
-        """Idempotency key."""
-        arguments = self.arguments
+        """Idempotency key of all submissions of one configuration: 16 hexadecimal digits.
+
+        A package that was compiled again, other Beam options and another MLflow server do not
+        change the key: the run would train the same model and charge the same users.
+        """
         resume = f"{self.resume} from {self.start}" if self.start else self.resume
-        return idempotency_key(pipeline_of(self.config).name, arguments, resume)
+        content = {
+            "pipeline": pipeline_of(self.config).name,
+            "arguments": {k: v for k, v in self.arguments.items() if k not in _NO_RUN},
+            "resume": resume,
+        }
+        return sha256_hex(canonical_json(content))[:16]
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,8 @@ def submit(
     versions = kubeflow.version_names().values()
     if not again:
         if alive := next((run for run in earlier if run.alive), None):
+            if not alive.state and workflows is not None:
+                _refuse_without_workflow(alive, workflows)
             return Submitted(alive.run_id, started=False, state=alive.state)
         _refuse_unlisted(request, earlier, workflows, versions, kubeflow)
     name = _name(request, key, earlier, workflows or ())
@@ -135,6 +152,15 @@ def _refuse_unlisted(
         )
 
 
+def _refuse_without_workflow(run: ListedRun, workflows: Sequence[Workflow]) -> None:
+    """Refuses a listed run that no Workflow belongs to: it will never end by itself."""
+    if run.run_id not in {workflow.run_id for workflow in workflows}:
+        raise StorageError(
+            f"Run {run.run_id} of this configuration is listed without a state, and its Workflow "
+            "was deleted, so it never ends. Pass --again to start another one."
+        )
+
+
 def _addresses(kubeflow: Kubeflow, request: Request, cluster: ClusterObjects) -> Addresses:
     """Returns the addresses of the artifacts that a request takes from an earlier run."""
     if request.start is None:
@@ -160,14 +186,13 @@ def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -
         package = request.package
         if request.resume is not None:
             package = resumed(package, request.resume, Path(folder))
-        version = replace(Version.of(package, request.config), key=request.key)
         package = labelled(package, KEY_LABEL, request.key, Path(folder))
         if request.start is not None:
             steps = finished_before(pipeline_of(request.config), request.start)
             texts = {"config": run_config(request.arguments).model_dump_json()}
             package = taken_over(package, steps, found, texts, Path(folder))
-            version = replace(version, package=file_digest(package))  # it names the addresses
         pipeline = pipeline_of(request.config).name
+        version = version_name(request.config.policy.policy_id, package, request.key)
         reference = kubeflow.version(package, pipeline, version, request.description)
     return kubeflow.create_run(
         reference,
@@ -183,11 +208,12 @@ def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -
 def _name(
     request: Request, key: str, earlier: Sequence[ListedRun], workflows: Sequence[Workflow]
 ) -> str:
-    """Returns a name that no earlier run of the key has."""
+    """Returns a name that no earlier run of the key has: policy, model, key and number."""
     names = [*(run.name for run in earlier), *(workflow.run_name for workflow in workflows)]
     numbers = [int(found[1]) for name in names if (found := re.search(rf"{key}-(\d+)", name))]
     number = max(numbers, default=0) + 1
-    return run_name(request.config, datetime.now(UTC), key, number, request.resume)
+    name = f"{request.config.policy.policy_id} {request.config.release_name} {key}-{number}"
+    return fitted(f"{name} (resumes {request.resume})" if request.resume else name)
 
 
 def _found_after(

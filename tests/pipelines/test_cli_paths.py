@@ -11,7 +11,7 @@ from fedemb.keys.trust import TrustStore
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.compile.cluster import load_profile
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.pipelines.schedules.load import load_schedule
+from fedemb.pipelines.schedules.schedule import load_schedule
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = "RELEASE/bundle"

@@ -12,9 +12,10 @@ from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import submission
-from fedemb.pipelines.schedules.load import load_schedule
-from fedemb.pipelines.schedules.names import KEY_LABEL, fitted
+from fedemb.pipelines.schedules.kubeflow import fitted
 from fedemb.pipelines.schedules.package import check_package
+from fedemb.pipelines.schedules.schedule import load_schedule
+from fedemb.pipelines.schedules.submission import KEY_LABEL
 from tests.kit.schedule_kit import change_schedule
 from tests.kit.servers.kfp_stand_in import LONGEST, Fault
 
@@ -96,7 +97,7 @@ def test_after_the_first_run_ended_a_second_has_another_name(submit, kfp, state)
     assert f"earlier run {first} of this configuration: {state}" in second.stderr
     names = [run["display_name"] for run in kfp.runs.values()]
     assert len(set(names)) == 2
-    assert all(re.fullmatch(r"glyphs-2027 \d{4}-W\d\d glyphs [0-9a-f]{16}-[12]", n) for n in names)
+    assert all(re.fullmatch(r"glyphs-2027 glyphs [0-9a-f]{16}-[12]", n) for n in names)
     assert len(kfp.versions) == 1
 
 
@@ -112,7 +113,7 @@ def test_pods_and_version_have_the_key_as_a_label(submit, kfp):
     name = kfp.runs[_run_of(submit())]["display_name"]
     key = re.search("([0-9a-f]{16})-1", name)[1]
     (version,) = kfp.versions.values()
-    assert version["tags"]["idempotency-key"] == key
+    assert version["display_name"].endswith(f"-{key}")
     spec, platform = yaml.safe_load_all(version["_content"])
     options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     labels = [
@@ -237,9 +238,21 @@ def test_a_single_user_installation_is_refused(submit, kfp, folder):
     assert kfp.calls == []
 
 
-def test_an_experiment_name_that_kubeflow_would_cut_is_refused(submit, kfp):
-    assert "at most 128" in str(submit("--experiment", "e" * 129).exception)
-    assert kfp.runs == {}
+def test_two_long_experiment_names_with_one_prefix_stay_different(submit, kfp):
+    submit("--experiment", "e" * 129)
+    submit("--experiment", "e" * 130, "--again")
+    names = {item["display_name"] for item in kfp.experiments.values()}
+    assert len(names) == 2
+    assert max(map(len, names)) <= 128
+
+
+def test_a_run_whose_workflow_was_deleted_does_not_block_for_ever(submit, cluster):
+    first = _run_of(submit())
+    cluster.runs[first]["state"] = ""
+    assert submit().exit_code == 0, "its Workflow is there"
+    cluster.workflows.clear()
+    assert "its Workflow was deleted" in str(submit().exception)
+    assert _run_of(submit("--again")) != first
 
 
 def test_submit_sends_what_the_schedule_would(submit, kfp, folder, package):
