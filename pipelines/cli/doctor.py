@@ -26,8 +26,7 @@ def doctor(
     """
     from fedemb.pipelines.compile.cluster import load_profile
     from fedemb.pipelines.doctor.checks import check_cluster
-    from fedemb.pipelines.doctor.doctor import Doctor
-    from fedemb.pipelines.doctor.finding import require_safe, table
+    from fedemb.pipelines.doctor.doctor import Doctor, require_safe, table
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 

@@ -1,15 +1,71 @@
-"""Inputs of the checks of a cluster."""
+"""Findings about a cluster, each with its remedy, and what a check may read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from typing import Literal
 
 from fedemb.config import RunConfig
+from fedemb.errors import Refused
 from fedemb.pipelines.compile.cluster import Profile
-from fedemb.pipelines.doctor.finding import Finding
 from fedemb.pipelines.schedules.kubernetes_api import Answer, KubernetesApi
+
+State = Literal["ok", "unsafe", "could not tell"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check."""
+
+    check: str
+    """Its name; a profile accepts an unsafe one by it."""
+    state: State
+    what: str
+    """Observed state."""
+    remedy: str = ""
+    """Remedy; empty if ok."""
+
+
+def judged(check: str, safe: bool | None, what: str, remedy: str) -> Finding:
+    """Something that was read: ok, or unsafe with its remedy; None: it could not be read."""
+    if safe is None:
+        return Finding(check, "could not tell", what, "ask who may read it")
+    return Finding(check, "ok" if safe else "unsafe", what, "" if safe else remedy)
+
+
+def table(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> str:
+    """One line for each finding, the unsafe ones first."""
+    order = {"unsafe": 0, "could not tell": 1, "ok": 2}
+    lines = []
+    for finding in sorted(findings, key=lambda finding: order[finding.state]):
+        state = "accepted" if _is_accepted(finding, accepted) else finding.state
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        lines.append(f"{state:<15} {finding.check:<14} {finding.what}{remedy}")
+    return "\n".join(lines)
+
+
+def require_safe(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> None:
+    """Raises unless every unsafe finding is named by the profile.
+
+    Raises:
+      Refused: one is not.
+    """
+    open_ones = [
+        finding
+        for finding in findings
+        if finding.state == "unsafe" and not _is_accepted(finding, accepted)
+    ]
+    if open_ones:
+        first = open_ones[0]
+        raise Refused(
+            f"{len(open_ones)} finding(s) on this cluster are unsafe, first {first.check}: "
+            f"{first.what}; {first.remedy}, or name it in the profile's `accepts`"
+        )
+
+
+def _is_accepted(finding: Finding, accepted: Sequence[str]) -> bool:
+    return finding.state == "unsafe" and finding.check in accepted
 
 
 @dataclass(frozen=True)
@@ -35,24 +91,3 @@ class Doctor:
 
 
 Check = Callable[[Doctor], Iterator[Finding]]
-
-
-class Unreadable(Exception):
-    """Part of the cluster that cannot be read; the text names it."""
-
-
-def reads(*checks: str, remedy: str) -> Callable[[Check], Check]:
-    """Turns what a check cannot read into a finding of each name, with this remedy."""
-
-    def wrap(check: Check) -> Check:
-        @wraps(check)
-        def told(doctor: Doctor) -> Iterator[Finding]:
-            try:
-                yield from check(doctor)
-            except Unreadable as error:
-                shown = remedy.format(namespace=doctor.namespace)
-                yield from (Finding(name, "could not tell", str(error), shown) for name in checks)
-
-        return told
-
-    return wrap

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 from fedemb.config import RunConfig
 from fedemb.errors import StorageError
 from fedemb.pipelines.compile.fields import text_at
-from fedemb.pipelines.doctor.doctor import Doctor
-from fedemb.pipelines.doctor.finding import Finding
+from fedemb.pipelines.doctor.doctor import Doctor, Finding
 from fedemb.pipelines.steps import rights_of_groups
 from fedemb.runtime.step import Rights
 
@@ -141,6 +140,7 @@ def _compared(
         held = open_held(doctor, there)
         with ThreadPoolExecutor(PARALLEL) as pool:
             answers = list(pool.map(lambda question: held(*question), questions))
+        strangers = _everybody_of_a_project(there)
     except StorageError as error:
         yield Finding("stores", "could not tell", str(error), REMEDY)
         return
@@ -151,15 +151,9 @@ def _compared(
             excess.append(f"fedemb-{group} may {verb} {place}")
         if wanted and not allowed:
             lacking.append(f"fedemb-{group} may not {verb} {place}")
-    try:
-        strangers = _everybody_of_a_project(there)
-    except StorageError as error:
-        yield Finding("stores", "could not tell", str(error), REMEDY)
-        return
-    for wrong in (excess, lacking, strangers):
-        if wrong:
-            more = f", and {len(wrong) - 1} more of the kind" if wrong[1:] else ""
-            yield Finding("stores", "unsafe", wrong[0] + more, REMEDY)
+    for wrong in filter(None, (excess, lacking, strangers)):
+        more = f", and {len(wrong) - 1} more of the kind" if wrong[1:] else ""
+        yield Finding("stores", "unsafe", wrong[0] + more, REMEDY)
     if not excess and not lacking and not strangers:
         what = f"{len(questions)} questions in {len(there)} places: each account as the table says"
         yield Finding("stores", "ok", what)

@@ -13,53 +13,26 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fedemb.errors import ConfigError, InputError, StorageError
-from fedemb.foundation.canonical_json import JsonFields, sha256_hex
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import JsonFields
+from fedemb.pipelines.schedules.package import (
+    LONGEST_EXPERIMENT_NAME,
+    LONGEST_VERSION_TEXT,
+    as_utc,
+    fitted,
+    version_name,
+)
+from fedemb.pipelines.schedules.schedule import Loaded
 from fedemb.pipelines.steps import PIPELINES, pipeline_of
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun
-
-    from fedemb.pipelines.schedules.schedule import Loaded
-
-LONGEST_TEXT = 255
-"""Name or description of a run and of a recurring run: VARCHAR(255) in `run_details` and `jobs`."""
-LONGEST_VERSION_NAME = 127
-LONGEST_EXPERIMENT_NAME = 128
-LONGEST_VERSION_TEXT = 65_535
-"""Description of a version: a TEXT column."""
-
-
-def fitted(text: str, longest: int = LONGEST_TEXT) -> str:
-    """Returns a text of at most `longest` bytes in UTF-8, and so of at most as many characters.
-
-    Kubeflow creates the Workflow of a run, and only then writes its row. A text that is too long
-    for its column gives HTTP 500 while the run continues. A text that is cut ends with the first 8
-    digits of the SHA-256 of the whole, so that two long texts with the same prefix stay different.
-    """
-    data = text.encode()
-    if len(data) <= longest:
-        return text
-    end = f"... [sha256 {sha256_hex(data)[:8]}]"
-    return data[: longest - len(end)].decode(errors="ignore").rstrip() + end
-
-
-def version_name(policy: str, package: Path, key: str = "") -> str:
-    """Returns the name of a package as one policy runs it: policy, digest, key of a submission."""
-    name = f"{policy} {file_digest(package)[:16]}"
-    return fitted(f"{name}-{key}" if key else name, LONGEST_VERSION_NAME)
-
-
-def as_utc(moment: datetime) -> datetime:
-    """A moment in UTC without fractions of a second, as the API keeps it."""
-    return moment.astimezone(UTC).replace(microsecond=0)
 
 
 class OutcomeUnknown(StorageError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
@@ -11,7 +12,7 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import Json, JsonObject
+from fedemb.foundation.canonical_json import Json, JsonObject, sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.runtime_env import BACKEND
 from fedemb.pipelines.compile.fields import object_at, text_at
@@ -27,6 +28,37 @@ from fedemb.pipelines.graph import pipeline_arguments
 from fedemb.pipelines.steps import pipeline_of
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
+LONGEST_TEXT = 255
+"""Name or description of a run and of a recurring run: VARCHAR(255) in `run_details` and `jobs`."""
+LONGEST_VERSION_NAME = 127
+LONGEST_EXPERIMENT_NAME = 128
+LONGEST_VERSION_TEXT = 65_535
+"""Description of a version: a TEXT column."""
+
+
+def fitted(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Returns a text of at most `longest` bytes in UTF-8, and so of at most as many characters.
+
+    Kubeflow creates the Workflow of a run, and only then writes its row. A text that is too long
+    for its column gives HTTP 500 while the run continues. A text that is cut ends with the first 8
+    digits of the SHA-256 of the whole, so that two long texts with the same prefix stay different.
+    """
+    data = text.encode()
+    if len(data) <= longest:
+        return text
+    end = f"... [sha256 {sha256_hex(data)[:8]}]"
+    return data[: longest - len(end)].decode(errors="ignore").rstrip() + end
+
+
+def version_name(policy: str, package: Path, key: str = "") -> str:
+    """Returns the name of a package as one policy runs it: policy, digest, key of a submission."""
+    name = f"{policy} {file_digest(package)[:16]}"
+    return fitted(f"{name}-{key}" if key else name, LONGEST_VERSION_NAME)
+
+
+def as_utc(moment: datetime) -> datetime:
+    """A moment in UTC without fractions of a second, as the API keeps it."""
+    return moment.astimezone(UTC).replace(microsecond=0)
 
 
 def check_package(

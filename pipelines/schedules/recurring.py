@@ -24,13 +24,8 @@ from typing import Literal
 
 from fedemb.errors import StorageError
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, ScheduledWorkflow
-from fedemb.pipelines.schedules.kubeflow import (
-    Kubeflow,
-    OutcomeUnknown,
-    RecurringRun,
-    as_utc,
-    version_name,
-)
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, OutcomeUnknown, RecurringRun
+from fedemb.pipelines.schedules.package import as_utc, version_name
 from fedemb.pipelines.schedules.schedule import MARK, Loaded
 
 WAITS = (0.0, 1.0)
@@ -171,7 +166,7 @@ def apply(api: Kubeflow, changes: Sequence[Change], now: datetime, cluster: Clus
             cluster.delete_scheduled_workflow(change.hidden)
         elif change.wanted is not None and change.action in ("create", "replace"):
             _replace(api, change, change.wanted, now)
-        elif change.action in ("disable", "delete"):
+        else:
             for run in change.old:
                 _repeated(api.disable, run.run_id)
                 if change.action == "delete":

@@ -33,8 +33,7 @@ from fedemb.ledger import charged_content, series_of, terms_of
 from fedemb.ledger.budget import Charge, spent
 from fedemb.pipelines.run.load_config import load_config, updated
 from fedemb.pipelines.schedules.cron import YEARS_AHEAD, Cron, first_beyond
-from fedemb.pipelines.schedules.kubeflow import as_utc, fitted
-from fedemb.pipelines.schedules.package import check_package, run_arguments
+from fedemb.pipelines.schedules.package import as_utc, check_package, fitted, run_arguments
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 MARK = "fedemb/schedule/1"
@@ -251,7 +250,8 @@ def cost_of(schedule: Schedule, config: RunConfig) -> str:
         whole, one = spent(terms, [charge] * runs), spent(terms, [charge])
     except LedgerError as error:
         raise BudgetExceeded(
-            f"schedule {schedule.name} has {runs} runs, more than the policy holds: {error}"
+            f"schedule {schedule.name} has {runs} runs, more than the policy holds ({error}). Set "
+            "an earlier end."
         ) from error
     for cap, whose in ((schedule.budget.epsilon, "its budget"), (terms.epsilon_cap, "the policy")):
         if not whole.epsilon <= cap:

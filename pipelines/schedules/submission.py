@@ -16,16 +16,17 @@ from pathlib import Path
 from fedemb.config import RunConfig
 from fedemb.config.parameters import run_config
 from fedemb.errors import ConfigError, StorageError
-from fedemb.foundation.canonical_json import Json, canonical_json, sha256_hex
+from fedemb.foundation.canonical_json import Json, json_digest
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, Workflow
-from fedemb.pipelines.schedules.kubeflow import (
-    Kubeflow,
-    ListedRun,
-    OutcomeUnknown,
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, ListedRun, OutcomeUnknown
+from fedemb.pipelines.schedules.package import (
+    check_package,
     fitted,
+    labelled,
+    resumed,
+    run_arguments,
     version_name,
 )
-from fedemb.pipelines.schedules.package import check_package, labelled, resumed, run_arguments
 from fedemb.pipelines.schedules.taken_over import Addresses, addresses, finished_before, taken_over
 from fedemb.pipelines.steps import pipeline_of
 
@@ -79,12 +80,8 @@ class Request:
         change the key: the run would train the same model and charge the same users.
         """
         resume = f"{self.resume} from {self.start}" if self.start else self.resume
-        content = {
-            "pipeline": pipeline_of(self.config).name,
-            "arguments": {k: v for k, v in self.arguments.items() if k not in _NO_RUN},
-            "resume": resume,
-        }
-        return sha256_hex(canonical_json(content))[:16]
+        bound = {name: value for name, value in self.arguments.items() if name not in _NO_RUN}
+        return json_digest([pipeline_of(self.config).name, bound, resume])[:16]
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,6 @@ def test_a_cluster_as_the_quickstart_leaves_it_is_safe(ask_doctor, kubeflow):
         "network",
     ):
         assert states[check][0] == "ok", result.output
-    assert states["key-volumes"][0] == "ok", result.output
     assert "name the run's configuration by --config" in states["stores"][1]
 
 
@@ -114,29 +113,6 @@ def test_a_launcher_that_still_points_to_the_root_of_kubeflow_is_refused(
     finally:
         reapply()
     assert ask_doctor()[1]["public-root"][0] == "ok"
-
-
-@pytest.mark.parametrize("claim", ["fedemb-policy-keys", "fedemb-keys-gate"])
-@pytest.mark.usefixtures("kubeflow")
-def test_a_lost_volume_of_keys_is_found(ask_doctor, plane, overlay, reapply, claim):
-    if overlay == "gke":
-        pytest.skip("keys are in Secret Manager")
-    plane.kubectl("delete", "persistentvolumeclaim", claim, "-n", "fedemb", "--wait=false")
-    try:
-        _, states = ask_doctor()
-        assert states["key-volumes"] == ("unsafe", states["key-volumes"][1])
-        assert f"the persistentvolumeclaim {claim} is missing" in states["key-volumes"][1]
-    finally:
-        reapply()
-
-
-@pytest.mark.usefixtures("kubeflow")
-def test_a_lost_access_key_of_a_group_is_found(ask_doctor, plane, overlay):
-    if overlay == "gke":
-        pytest.skip("accounts of Google's have no access key")
-    plane.kubectl("delete", "secret", "fedemb-s3-gate", "-n", "fedemb")
-    _, states = ask_doctor()
-    assert states["secrets"][0] == "unsafe"
 
 
 @pytest.mark.parametrize("check", HARMS)

@@ -12,8 +12,7 @@ from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import submission
-from fedemb.pipelines.schedules.kubeflow import fitted
-from fedemb.pipelines.schedules.package import check_package
+from fedemb.pipelines.schedules.package import check_package, fitted
 from fedemb.pipelines.schedules.schedule import load_schedule
 from fedemb.pipelines.schedules.submission import KEY_LABEL
 from tests.kit.schedule_kit import change_schedule
