@@ -114,7 +114,7 @@ def _work(name: str, backend: Literal["tensorflow", "jax"]) -> Callable[[], None
     slabs = list(function.slabs(units, 0))
 
     def act() -> None:
-        function.run(weights, slabs, function.mechanism.sample_params())
+        function.run(weights, slabs, function.mechanism.clip)
 
     return act
 

@@ -136,7 +136,7 @@ class Bench:
         """Clipping and summing all updates of a round, alone, on one core."""
         import tensorflow as tf
 
-        query, parameters = self.mechanism.query, self.mechanism.sample_params()
+        query, parameters = self.mechanism.query, self.mechanism.clip
         update = [tf.random.stateless_normal(s, [1, 2]) for s in self.function.objective.shapes]
 
         @tf.function

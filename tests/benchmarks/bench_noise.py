@@ -68,7 +68,7 @@ def mechanism_seconds(
         sampling_probability=0.0131072,
     )
     mechanism = build_mechanism(plan, os.urandom(32), "bench", 0, "inputs")
-    params = mechanism.sample_params()
+    params = mechanism.clip
     update = tf.constant(np.random.default_rng(0).normal(size=parameters).astype(np.float32))
 
     @tf.function

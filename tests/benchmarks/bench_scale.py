@@ -53,7 +53,7 @@ def _sampled(rounds: int, virtual_clients: int = 10_000, probability: float = 0.
 
 def coins(units: int) -> Callable[[], object]:
     """Draws the coins of one round; each virtual client has one."""
-    from fedemb.privacy.queries.build import build_mechanism
+    from fedemb.privacy.queries import build_mechanism
 
     class Everyone:
         virtual_clients, groupings, user_count = units, 1, units
@@ -111,7 +111,7 @@ def records(rounds: int) -> Callable[[], object]:
     """Commits the records of rounds with correlated noise, and reads them as the last step does."""
     from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregationConfig
     from fedemb.privacy.planning.plan import plan
-    from fedemb.privacy.queries.build import build_mechanism
+    from fedemb.privacy.queries import build_mechanism
     from fedemb.storage import open_store
     from fedemb.training.round_log import RoundLog
 

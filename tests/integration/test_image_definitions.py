@@ -126,4 +126,4 @@ def test_what_pip_leaves_out_is_asked_for_in_one_sentence(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)  # as if it were not there
     with pytest.raises(ConfigError, match=r"--no-deps tensorflow-privacy==0\.9\.0"):
-        runpy.run_module("fedemb.privacy.queries.protocol")
+        runpy.run_module("fedemb.privacy.queries.dp_query")

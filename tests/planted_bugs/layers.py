@@ -56,7 +56,7 @@ class System:
     index: Callable[[frozenset[int], int], Any] = World
     build: Callable[..., Mechanism] = build_mechanism
     update: Callable[[tuple[int, ...], int], list[np.ndarray]] = adversarial_update
-    params: Callable[[Mechanism, list[Any]], Any] = lambda m, _: m.sample_params()
+    params: Callable[[Mechanism, list[Any]], Any] = lambda m, _: m.clip
     contribute: Callable[..., Any] = lambda m, params, update, users: m.query.preprocess_record(
         params, update
     )

@@ -84,7 +84,7 @@ jit = sys.argv[3] == "jit"
 def clip(params, update):
     return m.query.preprocess_record(params, [update])
 
-record = clip(m.sample_params(), tf.constant(np.linspace(-1, 1, 1000), tf.float32))
+record = clip(m.clip, tf.constant(np.linspace(-1, 1, 1000), tf.float32))
 state = m.query.accumulate_preprocessed_record(m.initial_sample_state(1000), record)
 print(hashlib.sha256(m.aggregate(0, state).mean.tobytes()).hexdigest())
 """

@@ -63,7 +63,7 @@ def run_rounds(
     """
     for index in range(state.rounds, mechanism.plan.rounds):
         clip, start = mechanism.plan.l2_norm_clip, time.perf_counter()
-        sums = function.run(state.weights, feed.next_round(), mechanism.sample_params())
+        sums = function.run(state.weights, feed.next_round(), mechanism.clip)
         trained = time.perf_counter()
         output = mechanism.aggregate(index, sums.sample_state)
         noised = time.perf_counter()

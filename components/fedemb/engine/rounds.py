@@ -199,7 +199,7 @@ class SlabRounds(ABC):
           clients: the sampled virtual clients.
           round_index: number of the round, part of the seeds.
         """
-        parameters = self.mechanism.sample_params()
+        parameters = self.mechanism.clip
         return self.run(weights, self.slabs(clients, round_index), parameters)
 
     def run(
@@ -210,7 +210,7 @@ class SlabRounds(ABC):
         Args:
           weights: float32 `[dim]`, initial weights of all clients.
           slabs: packed units of the round, from `slabs`.
-          parameters: `Mechanism.sample_params` of the mechanism that noises the sum.
+          parameters: `Mechanism.clip` of the mechanism that noises the sum.
 
         Raises:
           StorageError: a host of the job was lost.
@@ -260,7 +260,7 @@ class ParallelRounds(SlabRounds, Generic[ShareT]):
                 [tf.TensorSpec(shape, tf.float32) for shape in shapes],
                 [share] * self.worker_count,
                 [_specs(mechanism.initial_sample_state(self.dim))] * self.worker_count,
-                _specs(mechanism.sample_params()),
+                _specs(mechanism.clip),
             ],
             autograph=False,  # not needed, and a third of tracing time
         )

@@ -44,6 +44,6 @@ class TrainingRound(Protocol[Unit_contra]):
         Args:
           weights: float32 `[dim]`, initial weights of all units.
           slabs: packed units of the round.
-          parameters: `Mechanism.sample_params` of the mechanism that noises the sum.
+          parameters: `Mechanism.clip` of the mechanism that noises the sum.
         """
         ...

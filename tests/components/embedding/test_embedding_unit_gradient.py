@@ -163,7 +163,7 @@ def test_a_unit_more_moves_its_own_record_in_and_no_other_bit(config, model):
 def test_compiled_clip_is_the_clip_of_the_query_whatever_the_record():
     """Compilers may reorder, fuse, and drop what they think cannot be: numbers that are none."""
     function, clip = _function(), 0.5
-    query, parameters = function.mechanism.query, function.mechanism.sample_params()
+    query, parameters = function.mechanism.query, function.mechanism.clip
     random = np.random.default_rng(0)
     unit = random.normal(size=function.dim)
     unit /= np.linalg.norm(unit)
@@ -261,7 +261,7 @@ def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
     function._records = leaking
     read = []
     slabs = iter(lambda: read.append(1) or [], None)
-    parameters = function.mechanism.sample_params()
+    parameters = function.mechanism.clip
     with pytest.raises(Refused, match="position in a batch of 4"):
         function.run(function.initial_weights(), slabs, parameters)
     assert not read

@@ -6,15 +6,12 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation as Relation
-from dp_accounting import dp_event as dpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.keys import derive
 from fedemb.privacy.queries.product_sum import Features, clipped_product_sum, most_units
-from fedemb.privacy.queries.protocol import dp_query
 from fedemb.privacy.randomness import noise
 from tests.kit.privacy_worlds import KINDS, ROOT, World, make_plan
 
@@ -29,7 +26,7 @@ def mechanism(plan=None, ids=IDS, root=ROOT, **changes):
 
 
 def contribution(m, *tensors):
-    return m.query.preprocess_record(m.sample_params(), [tf.constant(t) for t in tensors])
+    return m.query.preprocess_record(m.clip, [tf.constant(t) for t in tensors])
 
 
 def summed(m, *records):
@@ -97,7 +94,7 @@ def test_clip_is_the_same_traced_and_eager_and_sums_have_no_order():
 
     eager = [contribution(m, u) for u in updates]
     for record, update in zip(eager, updates, strict=True):
-        np.testing.assert_array_equal(record[0], traced(m.sample_params(), update)[0])
+        np.testing.assert_array_equal(record[0], traced(m.clip, update)[0])
     forward, backward = summed(m, *eager)[0], summed(m, *eager[::-1])[0]
     np.testing.assert_array_equal(forward, backward)
 
@@ -324,52 +321,6 @@ def test_an_unplanned_round_is_refused():
             play(mechanism(), [bad])
 
 
-# ---- third parties ------------------------------------------------------------------------------
-
-
-class Declared(dp_query.SumAggregationDPQuery):
-    """A third party's query that says what it guarantees."""
-
-    l2_sensitivity = 1.0
-    neighboring_relation = Relation.REPLACE_ONE
-    round_event = dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(1.0))
-
-    def get_noised_result(self, sample_state, global_state):
-        return sample_state, global_state, self.round_event
-
-
-def test_a_declared_third_party_query_runs_and_is_divided_by_the_public_constant():
-    m = queries.build_mechanism(make_plan(), ROOT, *IDS, query=Declared())
-    out = m.aggregate(0, (tf.fill([3], 20.0),))
-    assert out.mean.tolist() == [2.0, 2.0, 2.0]
-    assert out.event == m.plan.round_event
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("l2_sensitivity", None),
-        ("l2_sensitivity", 2.0),
-        ("neighboring_relation", Relation.ADD_OR_REMOVE_ONE),
-        ("round_event", dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(2.0))),
-    ],
-)
-def test_a_query_that_declares_nothing_or_something_else_is_refused(name, value):
-    query = Declared()
-    setattr(query, name, value)
-    with pytest.raises(Refused, match=name):
-        queries.build_mechanism(make_plan(), ROOT, *IDS, query=query)
-
-
-@pytest.mark.parametrize("kind", ["tree_aggregation"])
-def test_a_third_party_query_cannot_stand_in_for_correlated_noise(kind):
-    """Its round event would be "unsupported" on both sides, and equal to the plan's."""
-    query, plan = Declared(), make_plan(kind)
-    query.round_event, query.neighboring_relation = plan.round_event, plan.relation
-    with pytest.raises(Refused, match="correlated across rounds"):
-        queries.build_mechanism(plan, ROOT, *IDS, query=query)
-
-
 def test_one_object_samples_clips_noises_and_prices():
     m, world = mechanism(), World(range(50), 40)
     clients = m.sample_clients(0, world)
@@ -412,7 +363,7 @@ def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():
     """Rehearsed rounds use their own key: noise under a public key protects no user."""
     sound = mechanism()
     keyless, update = queries.KeylessMechanism(sound.plan), [np.full(4, 3.0)]
-    found, wanted = (m.record(m.sample_params(), update)[0] for m in (keyless, sound))
+    found, wanted = (m.record(m.clip, update)[0] for m in (keyless, sound))
     np.testing.assert_array_equal(found, wanted)
     with pytest.raises(Refused, match="has no keys"):
         keyless.aggregate(0, keyless.initial_sample_state(4))

@@ -94,9 +94,7 @@ class RoundReplay(Generic[Unit]):
 
     def _sum(self, clients: list[VirtualClient]) -> np.ndarray:
         slabs = self._function.slabs(map(self._load, clients), self._number)
-        state = self._function.run(
-            self._weights, slabs, self._mechanism.sample_params()
-        ).sample_state
+        state = self._function.run(self._weights, slabs, self._mechanism.clip).sample_state
         return np.asarray(state[0], np.int64).ravel()
 
 

@@ -129,7 +129,7 @@ class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
         """Returns the bytes of one step on each device, from the compiler; compiles it once."""
         with self._exact_numbers():
             sums, (broadcast, clip) = self._begun(
-                np.zeros(self.dim, np.float32), self.mechanism.sample_params()
+                np.zeros(self.dim, np.float32), self.mechanism.clip
             )
             step = self._spread_out(self._any_step())
             compiled = self._add.lower(sums, broadcast, step, clip).compile()
@@ -222,7 +222,7 @@ class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
                 if message is Message.BEGIN:
                     like = (
                         np.zeros(self.dim, np.float32),
-                        np.asarray(self.mechanism.sample_params()),
+                        np.asarray(self.mechanism.clip),
                     )
                     weights, clip = hosts.decoded_arrays(body, like)
                     state = self._begun(weights, np.float64(clip))
@@ -240,7 +240,7 @@ class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
         share, found = self._share(units, 0, size), []
         with self._exact_numbers():
             for worker in range(workers):
-                sums, begun = self._begin(weights, self.mechanism.sample_params())
+                sums, begun = self._begin(weights, self.mechanism.clip)
                 for start in range(0, len(share[0]), size):
                     # Other devices get rotated units, which are not counted.
                     parts = [

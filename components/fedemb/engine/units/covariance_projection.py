@@ -121,7 +121,7 @@ class CovarianceFunction:
         self, weights: np.ndarray, units: Iterable[UnitFeatures], round_index: int
     ) -> RoundSums:
         """Returns the clipped sum of the round; `weights` has no effect."""
-        parameters = self.mechanism.sample_params()
+        parameters = self.mechanism.clip
         return self.run(weights, self.slabs(units, round_index), parameters)
 
     def run(self, weights: np.ndarray, slabs: Iterable[Slab], parameters: Parameters) -> RoundSums:

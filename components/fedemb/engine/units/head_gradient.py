@@ -106,7 +106,7 @@ class HeadGradientFunction:
         self, weights: np.ndarray, units: Iterable[UnitFeatures], round_index: int
     ) -> RoundSums:
         """Returns the clipped sum of one round; `weights` is the head, float32 `[dim]`."""
-        parameters = self.mechanism.sample_params()
+        parameters = self.mechanism.clip
         return self.run(weights, self.slabs(units, round_index), parameters)
 
     def run(self, weights: np.ndarray, slabs: Iterable[Slab], parameters: Parameters) -> RoundSums:

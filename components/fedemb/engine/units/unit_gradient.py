@@ -174,7 +174,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds[UnitShare[TfTensor]]):
         import tensorflow as tf
 
         shapes = self._set_model(classifier, config, variables)
-        self._add = tf.function(self._clip_and_add, jit_compile=mechanism.compiles, autograph=False)
+        self._add = tf.function(self._clip_and_add, jit_compile=True, autograph=False)
         images = config.images_per_unit
         super().__init__(
             shapes,
@@ -206,7 +206,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds[UnitShare[TfTensor]]):
         broadcast = [tf.constant(part) for part in self._split(weights)]
         empty = [self.mechanism.initial_sample_state(self.dim)] * self.worker_count
         slab = [self._share(units, 0, self._parallel_units)] * self.worker_count
-        states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
+        states, _ = self._train(broadcast, slab, empty, self.mechanism.clip)
         return [np.concatenate([np.ravel(part) for part in state]) for state in states]
 
     @override

@@ -20,5 +20,5 @@ class Array(Protocol):
         ...
 
 
-Parameters: TypeAlias = Array | tuple[Array, ...]
-"""Parameters of the records of a round: the clip, float64 scalar, or those of a third party."""
+Parameters: TypeAlias = Array
+"""Parameter of the records of a round: the clip, float64 scalar."""

@@ -13,6 +13,7 @@ XLA, depend on `tf.random.set_seed`, or are seeded from the clock.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,11 +22,22 @@ import tensorflow as tf
 from dp_accounting import dp_event as dpe
 from typing_extensions import override
 
+from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.arrays import Parameters
 from fedemb.privacy.queries.clipped_sum import ClippedSum, Record
-from fedemb.privacy.queries.protocol import dp_query, normalized_query
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
+
+# Its __init__ imports TF-1 estimators that no longer exist; this is its own switch to skip them.
+sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
+try:
+    from tensorflow_privacy.privacy.dp_query import dp_query, normalized_query
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        f"{error.name} is not installed. pip does not install it with fedemb, because it pins a "
+        "dp-accounting that does not support these mechanisms. Run `pip install --no-deps "
+        "tensorflow-privacy==0.9.0`, or install from the locks in requirements/."
+    ) from error
 
 
 class GlobalState(NamedTuple):
@@ -91,13 +103,3 @@ def normalized(
 ) -> normalized_query.NormalizedQuery:
     """Divides a query by a public constant, because the number of participants is private."""
     return normalized_query.NormalizedQuery(query, denominator=plan.normalizer)
-
-
-def empty(dim: int) -> tf.Tensor:
-    """Returns an integer zero sum of `dim` entries, for the initial sample state of a query."""
-    return tf.zeros([dim], tf.int64)
-
-
-def flat(result: object) -> np.ndarray:
-    """Returns all numbers of a query's result, for any structure of tensors."""
-    return np.concatenate([np.ravel(np.asarray(part)) for part in tf.nest.flatten(result)])

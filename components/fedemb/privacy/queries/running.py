@@ -22,10 +22,11 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.arrays import Array, Parameters
 from fedemb.privacy.queries.clipped_sum import ClippedSum, Record
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
+from fedemb.privacy.randomness.noise import run_key
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 if TYPE_CHECKING:
-    from fedemb.privacy.queries.protocol import dp_query
+    from fedemb.privacy.queries.dp_query import normalized_query
 
 STATE_SCHEMA = "fedemb/mechanism_state/2"
 
@@ -72,10 +73,7 @@ class RoundOutput:
 
 
 class Mechanism:
-    """Sampler, clipping, noise and accounting of one attempt; see `build.build_mechanism`."""
-
-    compiles = True
-    """Whether XLA can compile `query`: true for the built-in query, not for third-party queries."""
+    """Sampler, clipping, noise and accounting of one attempt; see `build_mechanism`."""
 
     def __init__(self, plan: MechanismPlan, coin_key: bytes, noise: KeyedNoise):
         self.plan = plan
@@ -83,15 +81,13 @@ class Mechanism:
         self._sum = ClippedSum(plan, noise)
         self._sampler = plan.sampler(coin_key)
         self._next_round = 0
-        # Rounds of plain mechanisms are independent and may start anywhere.
-        self._ordered = plan.tracks_participation
 
     def sample_clients(self, round_index: int, index: Index) -> list[VirtualClient]:
         """Draws the virtual clients of a round; raises as `Sampler.sample`."""
         return self._sampler.sample(round_index, index)
 
     @cached_property
-    def query(self) -> dp_query.SumAggregationDPQuery:
+    def query(self) -> normalized_query.NormalizedQuery:
         """Returns the mechanism as a DPQuery of tensorflow-privacy, for TensorFlow engines."""
         from fedemb.privacy.queries.dp_query import ClippedSumQuery, normalized
 
@@ -105,8 +101,9 @@ class Mechanism:
         """Raises PlanMismatch if sums of `dim` entries need more noise than is accounted for."""
         self._noise.require_drawable(dim)
 
-    def sample_params(self) -> Parameters:
-        """Returns the clip of records, float64 scalar."""
+    @property
+    def clip(self) -> Parameters:
+        """Clip of records, float64 scalar."""
         return np.float64(self.plan.l2_norm_clip)
 
     def initial_sample_state(self, dim: int) -> Record:
@@ -132,22 +129,18 @@ class Mechanism:
                 f"Round {round_index} is not one of the {self.plan.rounds} planned rounds. Plan "
                 "and reserve a longer run."
             )
-        if self._ordered and round_index != self._next_round:
+        # Rounds of plain mechanisms are independent and may start anywhere.
+        if self.plan.tracks_participation and round_index != self._next_round:
             raise PlanMismatch(
                 f"Round {round_index} is not the next round, {self._next_round}. Restore the "
                 "mechanism's state from the last committed round."
             )
-        flat, event = self._noised_mean(round_index, sample_state)
-        self._next_round = round_index + 1
-        mean = flat.astype(np.float32)
-        return RoundOutput(mean, event, hashlib.sha256(mean.tobytes()).hexdigest())
-
-    def _noised_mean(
-        self, round_index: int, sample_state: Record
-    ) -> tuple[npt.NDArray[np.float64], dpe.DpEvent]:
         noised = self._sum.noised(round_index, np.asarray(sample_state[0], np.int64))
+        self._next_round = round_index + 1
         # Divided by a public constant, because the number of participants is private.
-        return noised / self.plan.normalizer, self.plan.round_event
+        mean = (noised / self.plan.normalizer).astype(np.float32)
+        digest = hashlib.sha256(mean.tobytes()).hexdigest()
+        return RoundOutput(mean, self.plan.round_event, digest)
 
     def round_state(self) -> RoundState:
         """Returns the state after the last round, without the tags of earlier rounds."""
@@ -203,6 +196,23 @@ class Mechanism:
             tags=[],
         )
         self.restore(state or start)
+
+
+def build_mechanism(
+    plan: MechanismPlan, root_key: bytes, run_id: str, attempt: int, inputs_sha: str
+) -> Mechanism:
+    """Returns the mechanism of one attempt, under the attempt's own keys.
+
+    Args:
+      plan: planned and reserved mechanism.
+      root_key: 32 secret bytes of the reservation.
+      run_id: id of the run.
+      attempt: the attempt of the run, from its reservation.
+      inputs_sha: digest of all inputs; other inputs give other coins and noise.
+    """
+    ids = (run_id, attempt, inputs_sha)
+    noise = KeyedNoise(plan, run_key(root_key, "noise", *ids))
+    return Mechanism(plan, run_key(root_key, "coins", *ids), noise)
 
 
 class KeylessMechanism(Mechanism):
