@@ -11,7 +11,7 @@ from fedemb.runtime.step import Rights, step
     private=False,
     resources="serve",
     outputs={"release": Public},
-    rights=Rights(ledger="append", signing=("ledger", "release", "bundle"), releases="create"),
+    rights=Rights(ledger="append", signing=("ledger", "release"), releases="create"),
 )
 def release_model(
     config: str,

@@ -25,7 +25,7 @@ from fedemb.foundation.digests import file_digest, tree_digests
 from fedemb.foundation.document import Written, read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import applied_waivers, decide
-from fedemb.keys.signatures import Signer, current_bundle_key
+from fedemb.keys.signatures import Signer
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.models.keras_backend import load_keras
 from fedemb.reports.lineage import FILE_NAME, send, steps_of, write_run
@@ -77,8 +77,6 @@ def run(context: StepContext) -> JsonObject:
             _complete(tree, evidence, report, ledger, verdict.body.waived, start=start)
             signer = Signer.current(context.keys, "release", ledger.chain.trust)
             parts.write_manifest(tree, name, version, signer)
-            parts.write_attestation(tree, f"{name}/{version}", verdict.json, signer)
-            parts.sign_bundle(tree, current_bundle_key(context.keys, ledger.chain.trust))
             _require_seal(tree, ledger)
             published = marker.publish(tree, identity, signer)
     ledger.release(

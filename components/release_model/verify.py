@@ -87,7 +87,7 @@ def _problems(
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the problems of a bundle, and its facts. Unsigned content is not parsed."""
     try:
-        manifest, copy = parts.check_pinned(bundle, pinned)
+        manifest, copy = parts.check_origin(bundle, pinned)
         trust = copy.chain.trust  # extends the pinned keys by rotations
     except Exception as error:  # any error is a problem
         return [sentence_of(error)], {}
@@ -102,7 +102,7 @@ def _problems(
         facts = _facts(manifest.body, evidence, report, verdict, copy)
         _check_name(manifest, evidence, report)
         parts.check_marker(found, manifest, trust)
-        _check_attestation(bundle, manifest.body, report, trust)
+        _check_verdict(bundle, manifest.body, report, trust)
     except Exception as error:  # an incomplete check is a problem
         problems.append(sentence_of(error))
     try:
@@ -162,19 +162,12 @@ def _check_name(
         )
 
 
-def _check_attestation(
+def _check_verdict(
     bundle: Path, manifest: BundleManifest, report: Written[PrivacyReport], trust: TrustStore
 ) -> None:
-    statement = parts.read_attestation(bundle, trust)
+    """Checks that the signed verdict allows this model with this report under this name."""
     verdict = read(bundle / "verdict.json", VerdictDocument)
     trust.check(verdict, at=report.body.cumulative.ledger_sequence)
-    digests = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
-    title = f"{manifest.name}/{manifest.version}"
-    wanted = {f"{title}/{name}": file_digest(bundle / name) for name in parts.SUBJECTS}
-    if digests != wanted or statement["predicate"] != verdict.json:
-        raise SignatureInvalid(
-            "The attestation covers other files or another verdict. Fetch the bundle again."
-        )
     named = (verdict.body.allow, verdict.body.model_sha, verdict.body.report_sha)
     if named != (True, file_digest(bundle / "backbone.keras"), report.sha):
         raise SignatureInvalid(

@@ -3,7 +3,7 @@
 A child is forked with everything imported, so that a kill costs a second and not a minute. It dies
 by SIGKILL, before the n-th of its operations on files or after a time. Clock and fresh keys are
 fixed in it: an act that was killed and done again must leave the very bytes that it leaves when it
-is not, apart from `model.sig`, whose algorithm draws a random number.
+is not.
 
 What may be lost to a kill is time. Between kill and repetition the ledger verifies, charges at
 least what was started, and shows no release that is not whole.
@@ -299,14 +299,14 @@ def prepare(root: Path, acts: tuple[str, ...] = tuple(ACTS)) -> dict[str, Path]:
 def visible(root: Path) -> dict[str, bytes]:
     """Every file that counts, wherever the run lies.
 
-    Temporary names start with a dot, `tmp` is shared, and `model.sig` has a random number.
+    Temporary names start with a dot, and `tmp` is shared.
     """
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         hidden = any(part.startswith(".") for part in name.parts) or name.parts[0] == "tmp"
         if path.is_file() and not hidden:
-            data = b"" if name.name == "model.sig" else path.read_bytes()
+            data = path.read_bytes()
             found[name.as_posix()] = data.replace(str(root).encode(), b"ROOT")
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer, current_bundle_key
+from fedemb.keys.signatures import Signer
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving import bundle as parts
 
@@ -17,17 +17,14 @@ def seal(context: StepContext, backbone: Path, folder: Path) -> str:
       The address of the bundle.
     """
     ledger, keys = context.ledger, context.keys
-    for name in parts.ALL - {parts.MANIFEST, parts.SIGNATURE}:
+    for name in parts.ALL - {parts.MANIFEST}:
         write_bytes(folder / name, b"{}")
     write_bytes(folder / "backbone.keras", backbone.read_bytes())
     card = json.dumps({"weights_sha": file_digest(backbone)})
     write_bytes(folder / "model.json", card.encode())
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(folder / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    (folder / "attestation.json").unlink()
     parts.write_manifest(
         folder, "embedding", "before", Signer.current(keys, "release", ledger.chain.trust)
     )
-    write_bytes(folder / "attestation.json", b"{}")
-    parts.sign_bundle(folder, current_bundle_key(keys, ledger.chain.trust))
     return str(folder)

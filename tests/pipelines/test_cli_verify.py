@@ -51,7 +51,7 @@ def test_good_bundle_is_called_by_its_name_wherever_it_lies(capsys, run, bundle)
 
 @pytest.mark.parametrize(
     "name",
-    ["manifest.json", "privacy_report.json", "ledger.jsonl", "attestation.json", "model.sig",
+    ["manifest.json", "privacy_report.json", "ledger.jsonl",
      "backbone.keras", "verdict.json", "config.json", "saved_model/saved_model.pb"],
 )  # fmt: skip
 @pytest.mark.parametrize("left", [0.5, 0.0, None], ids=["half", "empty", "gone"])

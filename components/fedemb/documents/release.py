@@ -9,7 +9,7 @@ from fedemb.foundation.document import Document
 
 
 class BundleManifest(Document):
-    """`manifest.json`: digest of every file of a bundle, except the signature files."""
+    """`manifest.json`: digest of every other file of a bundle; its signature is the seal."""
 
     kind: ClassVar[str] = "bundle"
     role: ClassVar[str | None] = "release"
@@ -17,7 +17,7 @@ class BundleManifest(Document):
     name: Name
     version: Name
     files: dict[Name, Sha]
-    sizes: dict[Name, Count] | None
+    sizes: dict[Name, Count]
     """File name -> size in bytes; readers read at most this number of bytes."""
 
 

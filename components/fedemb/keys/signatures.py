@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP256R1,
-    EllipticCurvePrivateKey,
-    derive_private_key,
-)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import ToJson
@@ -22,8 +16,6 @@ from fedemb.foundation.document import D, Written, write
 from fedemb.keys.base import KeyStore, generation_name
 from fedemb.keys.derived import derive
 from fedemb.keys.trust import ALGORITHM, APPROVER, ROLES, TrustedKey, TrustStore, key_id_of, message
-
-_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 class Signer:
@@ -83,7 +75,10 @@ class Signer:
         secret = store.fetch(generation_name(f"signing/{role}", key.generation))
         signer = cls(role, secret, key.generation)
         if signer.trusted() != key:
-            raise _other_store(store, role)
+            raise LedgerError(
+                f"key signing/{role} in {store.uri} is not the one this ledger trusts; name the "
+                "key store the ledger was made with"
+            )
         return signer
 
     def sign(self, body: Mapping[str, ToJson]) -> dict[str, str]:
@@ -91,51 +86,13 @@ class Signer:
         value = self._private.sign(message(self.role, body)).hex()
         return {"key_id": self.key_id, "algorithm": ALGORITHM, "value": value}
 
-    def sign_bytes(self, data: bytes) -> bytes:
-        """Signs bytes without further encoding, for envelopes with their own encoding (DSSE)."""
-        return self._private.sign(data)
-
     def trusted(self) -> TrustedKey:
         """Returns the public key, to be pinned."""
         return TrustedKey(self.key_id, self.role, self.public_key, self.generation)
 
 
-def _other_store(store: KeyStore, role: str) -> LedgerError:
-    return LedgerError(
-        f"key signing/{role} in {store.uri} is not the one this ledger trusts; name the key "
-        "store the ledger was made with"
-    )
-
-
-def bundle_signing_key(store: KeyStore, generation: int = 1) -> EllipticCurvePrivateKey:
-    """Returns the P-256 key of the role `bundle`, created at first use."""
-    return _p256(store.load_or_create(generation_name("signing/bundle", generation)))
-
-
-def current_bundle_key(store: KeyStore, trust: TrustStore) -> EllipticCurvePrivateKey:
-    """Returns the key that is currently trusted to sign bundles; see `Signer.current`."""
-    trusted = trust.current("bundle")
-    key = _p256(store.fetch(generation_name("signing/bundle", trusted.generation)))
-    if trusted_bundle_key(key, trusted.generation) != trusted:
-        raise _other_store(store, "bundle")
-    return key
-
-
-def _p256(seed: bytes) -> EllipticCurvePrivateKey:
-    number = int.from_bytes(derive(seed, "p256", "bundle"), "big")
-    return derive_private_key(number % (_P256_ORDER - 1) + 1, SECP256R1())
-
-
-def trusted_bundle_key(key: EllipticCurvePrivateKey, generation: int = 1) -> TrustedKey:
-    """Returns the public key of a bundle key, to be pinned."""
-    point = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
-    return TrustedKey(key_id_of(point), "bundle", point, generation)
-
-
 def public_key(store: KeyStore, role: str, generation: int) -> TrustedKey:
     """Returns the public key of the store's key for a role, created at first use."""
-    if role == "bundle":
-        return trusted_bundle_key(bundle_signing_key(store, generation), generation)
     return Signer.load_or_create(store, role, generation).trusted()
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
@@ -37,7 +36,7 @@ from fedemb.foundation.json_files import write_json
 ROLES = (
     *("policy", "ledger"),
     *("plan", "pretrain", "partition", "trainer", "evaluate", "audit", "report", "gate"),
-    *("release", "bundle"),
+    "release",
 )
 """Roles, in order: policies and waivers; records and reservations; documents of steps; bundles."""
 APPROVER = "approver"
@@ -59,11 +58,7 @@ def key_id_of(public_key: str) -> str:
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """A public key in hexadecimal digits and the one role it is trusted in.
-
-    The key is raw Ed25519. For the role `bundle` it is a compressed P-256 point, as model_signing
-    requires.
-    """
+    """A public key, raw Ed25519 in hexadecimal digits, and the one role it is trusted in."""
 
     key_id: str
     role: str
@@ -125,7 +120,6 @@ class TrustStore:
                 bytes.fromhex(key.public_key)
             )
             for key in self.keys
-            if key.role != "bundle"
         }
 
     @classmethod
@@ -255,14 +249,6 @@ class TrustStore:
                 "list each approver once, with a key that was never removed"
             ) from error
 
-    def bundle_keys(self) -> list[EllipticCurvePublicKey]:
-        """Returns the P-256 keys that are trusted to sign bundles now."""
-        return [
-            EllipticCurvePublicKey.from_encoded_point(SECP256R1(), bytes.fromhex(key.public_key))
-            for key in self.keys
-            if key.role == "bundle" and self._retired_by("bundle", key.key_id, None) is None
-        ]
-
     def verify(
         self,
         body: Mapping[str, ToJson] | bytes,
@@ -312,19 +298,6 @@ class TrustStore:
         body = document.body
         name = f"the {body.kind} document"
         self.verify(document.signed_bytes, document.signature, str(body.role), name, at=at)
-
-    def verify_bytes(self, data: bytes, value: bytes, role: str, key_id: str, name: str) -> None:
-        """Checks a signature made by `Signer.sign_bytes` with a key that is trusted now.
-
-        Raises:
-          SignatureInvalid: as in `verify`.
-        """
-        try:
-            self._public_key(role, key_id, None, name).verify(value, data)
-        except InvalidSignature as error:
-            raise SignatureInvalid(
-                f"the signature of {name} does not match its content; restore the signed version"
-            ) from error
 
     def _public_key(self, role: str, key_id: str, at: int | None, name: str) -> Ed25519PublicKey:
         public = self._public.get((role, key_id))

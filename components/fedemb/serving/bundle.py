@@ -1,45 +1,30 @@
-"""The files of a release bundle, and the digests and signatures over them.
+"""The files of a release bundle, and the signed manifest that seals them.
 
     backbone.keras  saved_model/                the model, and the same for serving
     preprocessing.py  parity.json               how a photo is read, and what that must give
     README.md  privacy_report.html              for people: the model card, the report
     *.json  rounds.jsonl                        the evidence: enough to decide again, offline
     ledger.jsonl                                the policy's ledger up to the release
-    lineage.jsonl  attestation.json             where it comes from; the verdict, signed
-    manifest.json  model.sig                    digests of all files; OpenSSF model signature
+    lineage.jsonl                               where it comes from
+    manifest.json                               name, digests and sizes of all files, signed
 
 Raw artifacts cannot enter a bundle: `place` accepts only `Noised | Public`.
 """
 
 from __future__ import annotations
 
-import base64
-import functools
-import json
-import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypedDict
-
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from fedemb.documents.artifacts import Artifact, require_publishable
 from fedemb.documents.evidence import sentence_of
 from fedemb.documents.release import BundleManifest, ReleaseMarker
 from fedemb.errors import ArtifactError, InputError, SignatureInvalid
-from fedemb.foundation.canonical_json import LARGEST_JSON, JsonObject, json_object
-from fedemb.foundation.collection import light_import
-from fedemb.foundation.digests import file_digest, limited_digest, tree_digests
+from fedemb.foundation.canonical_json import LARGEST_JSON, json_object
+from fedemb.foundation.digests import limited_digest, tree_digests
 from fedemb.foundation.document import Written, parse, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
@@ -48,9 +33,6 @@ from fedemb.ledger import Ledger
 from fedemb.ledger.chain import Chain
 from fedemb.storage import LocalStore, Store, join, local_tree, open_store
 
-PREDICATE_TYPE = "urn:fedemb:verdict:1"
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-SIGNATURE = "model.sig"
 MANIFEST = "manifest.json"
 PARITY = "parity.json"
 PREPROCESSING = "preprocessing.py"
@@ -69,22 +51,18 @@ DOCUMENTS = {
 FILES = (
     *DOCUMENTS.values(),
     "README.md",
-    "attestation.json",
     "backbone.keras",
     "config.json",
     "ledger.jsonl",
     "lineage.jsonl",
     "manifest.json",
     "model.json",
-    "model.sig",
     PARITY,
     PREPROCESSING,
     "privacy_report.html",
     "rounds.jsonl",
 )
 """The complete list of files of a bundle, except `saved_model/`."""
-SUBJECTS = ("backbone.keras", REPORT, MANIFEST)
-"""Subjects of the attestation."""
 SAVED_MODEL = "saved_model"
 SAVED_MODEL_FILES = (
     "saved_model.pb",
@@ -99,10 +77,7 @@ LARGE = frozenset(
 )
 """Files that may exceed the size limit of a JSON document."""
 LARGEST_FILE = 4 << 30
-"""Maximum bytes of a file of `LARGE` if the manifest has no sizes; no larger file can be released,
-see `model_files.MEMORY`."""
-NOT_LISTED = frozenset((MANIFEST, SIGNATURE, "attestation.json"))
-"""Files that the manifest cannot list, because they are created after it."""
+"""Maximum bytes of a file of `LARGE`; no larger file can be released, see `model_files.MEMORY`."""
 
 
 def place(artifact: Artifact, bundle: Path, name: str) -> None:
@@ -123,142 +98,12 @@ def write_manifest(bundle: Path, name: str, version: str, signer: Signer) -> Non
     write_signed(bundle / MANIFEST, manifest, signer)
 
 
-class _Digest(TypedDict):
-    sha256: str
-
-
-class _Subject(TypedDict):
-    name: str
-    digest: _Digest
-
-
-class Statement(TypedDict):
-    """An in-toto statement on files of a bundle."""
-
-    _type: str
-    subject: list[_Subject]
-    """Names of the files, and their digests."""
-    predicateType: str
-    predicate: JsonObject
-    """The verdict."""
-
-
-def write_attestation(bundle: Path, name: str, verdict: JsonObject, signer: Signer) -> Statement:
-    """Writes the verdict as an in-toto statement in a signed DSSE envelope.
-
-    The subjects are the digests of the model, the report and the manifest.
-    """
-    statement: Statement = {
-        "_type": "https://in-toto.io/Statement/v1",
-        "subject": [
-            {"name": f"{name}/{item}", "digest": {"sha256": file_digest(bundle / item)}}
-            for item in SUBJECTS
-        ],
-        "predicateType": PREDICATE_TYPE,
-        "predicate": verdict,
-    }
-    payload = json.dumps(statement, sort_keys=True).encode()
-    value = signer.sign_bytes(_pae(payload))
-    envelope = {
-        "payloadType": PAYLOAD_TYPE,
-        "payload": base64.b64encode(payload).decode(),
-        "signatures": [{"keyid": signer.key_id, "sig": base64.b64encode(value).decode()}],
-    }
-    text = json.dumps(envelope, sort_keys=True, indent=1) + "\n"
-    write_bytes(bundle / "attestation.json", text.encode())
-    return statement
-
-
-def read_attestation(bundle: Path, trust: TrustStore) -> Statement:
-    """Returns the in-toto statement of a bundle after checking its envelope.
-
-    Raises:
-      SignatureInvalid: not signed by a key trusted to release, or changed.
-      ArtifactError: not a valid envelope.
-    """
-    try:
-        envelope = json.loads((bundle / "attestation.json").read_bytes())
-        payload = base64.b64decode(envelope["payload"], validate=True)
-        (signature,) = envelope["signatures"]
-        value = base64.b64decode(signature["sig"], validate=True)
-        if envelope["payloadType"] != PAYLOAD_TYPE:
-            raise ValueError(f"the payload type is not {PAYLOAD_TYPE}; fetch the bundle again")
-        trust.verify_bytes(_pae(payload), value, "release", signature["keyid"], "attestation.json")
-        statement: Statement = json.loads(payload)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(
-            "attestation.json is not a signed in-toto statement; fetch the bundle again"
-        ) from error
-    return statement
-
-
-def _pae(payload: bytes) -> bytes:
-    """Returns the DSSE pre-authentication encoding."""
-    kind = PAYLOAD_TYPE.encode()
-    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
-
-
-@functools.cache
-def _model_signing() -> tuple[ModuleType, ModuleType, ModuleType]:
-    """Returns `hashing`, `signing` and `verifying`, without the client of keys at Google Cloud."""
-    with light_import("google.cloud.kms"):
-        from model_signing import hashing, signing, verifying
-    return hashing, signing, verifying
-
-
-def sign_bundle(bundle: Path, key: EllipticCurvePrivateKey) -> None:
-    """Signs every file of the bundle with OpenSSF model_signing."""
-    hashing, signing, _ = _model_signing()
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with _in_memory(pem) as path:
-        config = signing.Config().use_elliptic_key_signer(private_key=path)
-    config.set_hashing_config(_hashing(hashing))
-    config.sign(bundle, bundle / SIGNATURE)
-
-
-@contextmanager
-def _in_memory(pem: bytes) -> Iterator[Path]:
-    """Yields a path that can be read once: a pipe, because a file would remain after a kill."""
-    reading, writing = os.pipe()
-    try:
-        os.write(writing, pem)  # a key is much smaller than the pipe buffer
-        os.close(writing)
-        yield Path(f"/dev/fd/{reading}")
-    finally:
-        os.close(reading)
-
-
-def check_signature(bundle: Path, trust: TrustStore) -> None:
-    """Checks the model signature against the pinned keys.
-
-    Raises:
-      SignatureInvalid: missing, signed by an unpinned key, or a file was changed, added or removed.
-    """
-    hashing, _, verifying = _model_signing()
-    keys, failure = trust.bundle_keys(), None
-    for public in keys:
-        pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        with _in_memory(pem) as path:
-            config = verifying.Config().use_elliptic_key_verifier(public_key=path)
-        config.set_hashing_config(_hashing(hashing))
-        try:
-            config.verify(bundle, bundle / SIGNATURE)
-            return
-        except Exception as error:  # the library raises many types; all mean invalid
-            failure = error
-    raise SignatureInvalid(
-        "model.sig is not a signature of these files by a trusted key"
-        + ("" if keys else "; the trust store has no key of the role bundle")
-        + ". Fetch the bundle again from its publisher"
-    ) from failure
-
-
 def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
     """Checks that a bundle is complete and signed; parses no file but its manifest, and returns it.
 
     Raises:
-      SignatureInvalid: its manifest or `model.sig` is not signed by a trusted key, or a file is
-          missing, extra, or does not match the manifest.
+      SignatureInvalid: its manifest is not signed by a trusted key, or a file is missing, extra, or
+          does not match the manifest.
       ArtifactError: the manifest is missing or unreadable.
     """
     check_form(bundle)
@@ -266,34 +111,24 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
     trust.check(manifest)
     check_sizes(bundle, manifest.body)
     check_files(bundle, manifest.body)
-    check_signature(bundle, trust)
     return manifest
 
 
-def check_pinned(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
+def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
     """Checks a bundle like `check_seal`, with pinned keys only; its ledger lists the newest keys.
+
+    The check proves that the files are the released ones. It does not check the release decision.
 
     Raises:
       SignatureInvalid: as `check_seal`, or the ledger of the bundle is invalid.
       ArtifactError: the manifest is missing or unreadable.
-    """
-    manifest, copy = check_origin(bundle, pinned)
-    check_signature(bundle, copy.chain.trust)
-    return manifest, copy
-
-
-def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
-    """Checks a bundle like `check_pinned` without `model.sig`; model_signing is not required.
-
-    The manifest lists the same files and is signed by the release step's key. The check proves that
-    the model and its preprocessing are the released ones. It does not check the release decision.
     """
     check_form(bundle)
     manifest = read(bundle / MANIFEST, BundleManifest)
     # The trusted keys may be listed only in the ledger, so sizes are compared before the signature:
     # a wrong size can only refuse. No other file is read before the manifest's signature is valid.
     check_sizes(bundle, manifest.body)
-    copy = ledger_copy(bundle, pinned, _size_of(bundle, manifest.body, LEDGER))
+    copy = ledger_copy(bundle, pinned, manifest.body.sizes[LEDGER])
     copy.chain.trust.check(manifest)
     check_files(bundle, manifest.body)
     return manifest, copy
@@ -388,25 +223,16 @@ def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
     Raises:
       SignatureInvalid: a size differs; the message names the file.
     """
-    if manifest.sizes is None:  # version 1: `check_form` bounds the sizes
-        return
     if manifest.sizes.keys() != manifest.files.keys():
         raise SignatureInvalid(
             "the manifest lists sizes and digests of different files; fetch the bundle again"
         )
-    for name in sorted(ALL - NOT_LISTED):
+    for name in sorted(ALL - {MANIFEST}):
         found, wanted = (bundle / name).stat().st_size, manifest.sizes.get(name)
         if found != wanted:
             raise SignatureInvalid(
                 f"{name} has {found} bytes, but the manifest lists {wanted}; fetch the bundle again"
             )
-
-
-def _size_of(bundle: Path, manifest: BundleManifest, name: str) -> int:
-    """Returns the maximum number of bytes to read from a file."""
-    if manifest.sizes is not None and name in manifest.sizes:
-        return manifest.sizes[name]
-    return (bundle / name).stat().st_size
 
 
 def check_files(bundle: Path, manifest: BundleManifest) -> None:
@@ -415,21 +241,17 @@ def check_files(bundle: Path, manifest: BundleManifest) -> None:
     Raises:
       SignatureInvalid: a digest differs; the message names the file.
     """
-    named = ALL - NOT_LISTED
+    named = ALL - {MANIFEST}
     if manifest.files.keys() != named:
         raise SignatureInvalid(
             "the manifest does not list the files of a bundle; fetch the bundle again"
         )
     for name in sorted(named):
-        size = _size_of(bundle, manifest, name)
+        size = manifest.sizes[name]
         if manifest.files[name] != limited_digest(bundle / name, size):
             raise SignatureInvalid(
                 f"the digest of {name} differs from the manifest; fetch the bundle again"
             )
-
-
-def _hashing(hashing: ModuleType) -> Any:
-    return hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedemb.errors import ArtifactError, SignatureInvalid
 from fedemb.runtime.step_context import StepContext
-from fedemb.serving.bundle import check_marker, check_pinned, fetched, locate
+from fedemb.serving.bundle import check_marker, check_origin, fetched, locate
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def read_release(context: StepContext, uri: str) -> Iterator[Path]:
     found = locate(uri)
     with fetched(found) as bundle:
         try:
-            manifest, copy = check_pinned(bundle, context.trust)
+            manifest, copy = check_origin(bundle, context.trust)
             check_marker(found, manifest, copy.chain.trust)
         except (ArtifactError, SignatureInvalid) as error:
             raise SignatureInvalid(

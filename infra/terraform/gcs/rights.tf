@@ -6,7 +6,7 @@ locals {
   # Names of secrets as components/fedemb/keys/secret_manager.py makes them.
   signing_roles = toset([
     "policy", "ledger", "plan", "pretrain", "partition", "trainer", "evaluate", "audit", "report",
-    "gate", "release", "bundle",
+    "gate", "release",
   ])
   secret_ids = {
     for name in concat(

@@ -28,13 +28,13 @@ def killed(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", ["README.md", "privacy_report.html", "model.sig"])
+@pytest.mark.parametrize("name", ["README.md", "privacy_report.html"])
 def test_changed_tree_is_not_taken_over(killed, name):
     releases = killed.root / "releases"
     path = releases / "glyphs" / "1.0" / name
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"e", b"f", 1))
-    with pytest.raises(SignatureInvalid, match=r"differs from the manifest|model\.sig"):
+    with pytest.raises(SignatureInvalid, match="differs from the manifest"):
         killed.do_release()
     assert not (releases / MARKER).exists()
     path.write_bytes(whole)

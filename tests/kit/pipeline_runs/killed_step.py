@@ -75,7 +75,7 @@ POINTS = {
     },
     "release": {
         "before bundle": (release.parts, "place", "before", always),
-        "before signature": (release.parts, "sign_bundle", "before", always),
+        "before signature": (release.parts, "write_manifest", "before", always),
         "inside tree": (STORE, "_upload", "after", Third()),
         "before tree": (STORE, "create_tree", "before", always),
         "after tree": (STORE, "create_tree", "after", always),
