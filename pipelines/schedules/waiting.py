@@ -123,8 +123,8 @@ def _config(arguments: Mapping[str, object]) -> RunConfig:
         return run_config({"rollback_anchor": "", **arguments}).updated(stores)
     except KeyError as error:
         raise ConfigError(
-            f"The run has no argument {error}. Approve by report file, and release it with `fedemb "
-            "submit --resume RUN --from gate_release`."
+            f"The run has no argument {error}. Submit it again with this version, `fedemb submit "
+            "--resume RUN --from account_privacy`, and approve that run."
         ) from error
 
 
