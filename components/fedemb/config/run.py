@@ -19,6 +19,7 @@ from fedemb.config.policy import (
 )
 from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
 from fedemb.foundation.section import Section
+from fedemb.privacy.mechanisms.section import PublicNumbers
 
 SCHEMA_VERSION = 1
 FREE_SECTIONS = ("evaluation", "audit", "release", "storage")
@@ -73,6 +74,20 @@ class RunConfig(Section):
     release: ReleaseConfig = ReleaseConfig()
     storage: StorageConfig = StorageConfig()
 
+    @property
+    def public_numbers(self) -> PublicNumbers:
+        """Public numbers that the mechanism reads from other sections."""
+        return PublicNumbers(
+            virtual_clients=self.partition.virtual_clients,
+            groupings=self.partition.groupings,
+            users_lower_bound=self.policy.users_lower_bound,
+            max_images_per_user=self.partition.max_images_per_user,
+            unit=self.policy.unit,
+            task=self.task,
+            trainable=self.model.trainable,
+            images_per_unit=self.training.unit_gradient.images_per_unit,
+        )
+
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         policy = self.policy
@@ -88,7 +103,7 @@ class RunConfig(Section):
                 f"data.source.columns.user_id={self.data.source.columns.user_id}. Set user_id: "
                 "null with unit: image, or name the column of users with unit: user."
             )
-        self.mechanism.check_run(self)
+        self.mechanism.check_run(self.public_numbers)
         if self.evaluation.resample_subgroups and (
             self.data.source.columns.subgroup is None or self.task == "classification"
         ):

@@ -14,7 +14,7 @@ from fedemb.documents.plan import PrivacyPlan
 from fedemb.errors import PlanMismatch
 from fedemb.foundation.document import Written, read
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import plan_from_json, public_numbers
+from fedemb.privacy.mechanisms.registry import plan_from_json
 
 
 def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[PrivacyPlan]]:
@@ -50,7 +50,7 @@ def check_plan(document: PrivacyPlan, config: RunConfig) -> MechanismPlan:
             f"the privacy plan is of a training on {document.backend}, the configuration asks for "
             f"{config.training.backend}; run plan_privacy again"
         )
-    ours, theirs = plan.to_json(), plan.expected(config.mechanism, public_numbers(config)).to_json()
+    ours, theirs = plan.to_json(), plan.expected(config.mechanism, config.public_numbers).to_json()
     if ours != theirs:
         changed = [name for name in ours if ours[name] != theirs[name]]
         raise PlanMismatch(

@@ -277,11 +277,8 @@ MUTANTS = (
             (
                 modules.RUNNING,
                 "Mechanism.aggregate",
-                "mean = flat.astype(np.float32)",
-                (
-                    "present = max(1.0, getattr(self, '_present', 1.0))\n"
-                    "mean = (flat * self.plan.normalizer / present).astype(np.float32)"
-                ),
+                "(noised / self.plan.normalizer)",
+                "(noised / max(1.0, getattr(self, '_present', 1.0)))",
             ),
         ),
         REPLAY,

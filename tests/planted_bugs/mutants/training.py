@@ -10,11 +10,11 @@ RECORDS = "tests/components/training/test_round_records.py"
 KEEP_RAW = (
     modules.RUNNING,
     "Mechanism.aggregate",
-    "flat, event = self._noised_mean(round_index, sample_state)",
+    "self._next_round = round_index + 1",
     (
-        "scale = self.l2_norm_clip / 2.0 ** self.plan.grid_bits\n"
+        "scale = self.plan.l2_norm_clip / 2.0 ** self.plan.grid_bits\n"
         "self._raw = np.asarray(sample_state[0], np.float64) * scale\n"
-        "flat, event = self._noised_mean(round_index, sample_state)"
+        "self._next_round = round_index + 1"
     ),
 )
 
@@ -58,7 +58,7 @@ MUTANTS = (
         "mean_taken_before_the_noise",
         (
             KEEP_RAW,
-            (modules.RUNNING, "Mechanism.aggregate", "flat", "self._raw / self.plan.normalizer"),
+            (modules.RUNNING, "Mechanism.aggregate", "(noised /", "(self._raw /"),
         ),
         PROBE,
     ),
@@ -96,10 +96,10 @@ MUTANTS = (
             (
                 modules.RUNNING,
                 "Mechanism.aggregate",
-                "mean = flat.astype(np.float32)",
+                "mean = (noised / self.plan.normalizer).astype(np.float32)",
                 (
                     "shrink = 1 + np.linalg.norm(self._raw) / self.plan.normalizer\n"
-                    "mean = (flat / shrink).astype(np.float32)"
+                    "mean = (noised / self.plan.normalizer / shrink).astype(np.float32)"
                 ),
             ),
         ),

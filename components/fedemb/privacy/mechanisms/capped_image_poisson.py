@@ -17,14 +17,13 @@ from typing_extensions import override
 
 from fedemb.foundation.section import Probability
 from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
-from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, MechanismPlan, PublicNumbers
-from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig
+from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, MechanismPlan
+from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig, PublicNumbers
 from fedemb.privacy.randomness.grid import MOST_UNITS
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.section import RunSettings
     from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
@@ -41,31 +40,31 @@ class CappedImagePoissonConfig(NoisedConfig):
     """Expected images per round (B), a public constant that divides the noised sum."""
 
     @override
-    def check_run(self, config: RunSettings) -> None:
-        super().check_run(config)
-        most = config.partition.max_images_per_user
-        if config.policy.unit == "image":
+    def check_run(self, numbers: PublicNumbers) -> None:
+        super().check_run(numbers)
+        most = numbers.max_images_per_user
+        if numbers.unit == "image":
             raise ValueError(
                 f"mechanism.kind={self.kind} protects users by a cap on their images, got "
                 "policy.unit=image. Set mechanism.kind: poisson_gaussian, or policy.unit: user."
             )
-        if config.task != "classification" or config.training.unit_gradient.images_per_unit != 1:
+        if numbers.task != "classification" or numbers.images_per_unit != 1:
             raise ValueError(
                 f"mechanism.kind={self.kind} sums gradients of single images, got task="
-                f"{config.task} and training.unit_gradient.images_per_unit="
-                f"{config.training.unit_gradient.images_per_unit}; set task: classification and "
+                f"{numbers.task} and training.unit_gradient.images_per_unit="
+                f"{numbers.images_per_unit}; set task: classification and "
                 "images_per_unit: 1"
             )
-        if self.images_per_round > most * config.policy.users_lower_bound:
+        if self.images_per_round > most * numbers.users_lower_bound:
             raise ValueError(
                 f"mechanism.images_per_round={self.images_per_round} exceeds {most} images "
-                f"(partition.max_images_per_user) of each of the {config.policy.users_lower_bound} "
+                f"(partition.max_images_per_user) of each of the {numbers.users_lower_bound} "
                 "users the policy promises; lower it"
             )
-        if most * config.policy.users_lower_bound > MOST_UNITS:
+        if most * numbers.users_lower_bound > MOST_UNITS:
             raise ValueError(
                 f"partition.max_images_per_user={most} of each of the "
-                f"{config.policy.users_lower_bound} users the policy promises are more images than "
+                f"{numbers.users_lower_bound} users the policy promises are more images than "
                 f"the {MOST_UNITS} that one exact sum has room for; lower "
                 "partition.max_images_per_user"
             )

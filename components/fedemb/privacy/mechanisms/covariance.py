@@ -15,7 +15,7 @@ from fedemb.privacy.mechanisms.per_unit_sampling import OneRound, OneRoundConfig
 from fedemb.privacy.randomness.grid import MOST_IMAGES
 
 if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.section import RunSettings
+    from fedemb.privacy.mechanisms.section import PublicNumbers
 
 
 class CovarianceConfig(OneRoundConfig):
@@ -31,12 +31,12 @@ class CovarianceConfig(OneRoundConfig):
     """Norm of the record part with the mean, relative to the part with the covariance."""
 
     @override
-    def check_run(self, config: RunSettings) -> None:
-        super().check_run(config)
+    def check_run(self, numbers: PublicNumbers) -> None:
+        super().check_run(numbers)
         needed = {
-            "task": (config.task, "embedding"),
-            "model.trainable": (config.model.trainable, "projection"),
-            "policy.unit": (config.policy.unit, "user"),
+            "task": (numbers.task, "embedding"),
+            "model.trainable": (numbers.trainable, "projection"),
+            "policy.unit": (numbers.unit, "user"),
         }
         for name, (found, wanted) in needed.items():
             if found != wanted:
@@ -44,7 +44,7 @@ class CovarianceConfig(OneRoundConfig):
                     f"mechanism.kind={self.kind} solves for the projection of an embedding, got "
                     f"{name}={found}. Set {name}: {wanted}, or another mechanism.kind."
                 )
-        most = config.partition.max_images_per_user
+        most = numbers.max_images_per_user
         if most > MOST_IMAGES:
             raise ValueError(
                 f"partition.max_images_per_user={most} exceeds the {MOST_IMAGES} images that sum "

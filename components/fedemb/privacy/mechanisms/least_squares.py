@@ -14,7 +14,7 @@ from typing_extensions import override
 from fedemb.privacy.mechanisms.per_unit_sampling import OneRound, OneRoundConfig
 
 if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.section import RunSettings
+    from fedemb.privacy.mechanisms.section import PublicNumbers
 
 
 class LeastSquaresConfig(OneRoundConfig):
@@ -27,12 +27,12 @@ class LeastSquaresConfig(OneRoundConfig):
     """Norm of the record part with labels, relative to the part without labels."""
 
     @override
-    def check_run(self, config: RunSettings) -> None:
-        super().check_run(config)
-        if config.task != "classification" or config.model.trainable != "head":
+    def check_run(self, numbers: PublicNumbers) -> None:
+        super().check_run(numbers)
+        if numbers.task != "classification" or numbers.trainable != "head":
             raise ValueError(
                 f"mechanism.kind={self.kind} solves for the head of a classifier, got task="
-                f"{config.task} and model.trainable={config.model.trainable}. Set task: "
+                f"{numbers.task} and model.trainable={numbers.trainable}. Set task: "
                 "classification and model.trainable: head, or set another mechanism.kind."
             )
 

@@ -26,7 +26,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, mode
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import JsonObject, json_digest
 from fedemb.privacy.accounting.units import Unit
-from fedemb.privacy.mechanisms.section import MechanismConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
 from fedemb.privacy.randomness.grid import GRID_BITS, MOST_GRID_BITS, check_room
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ SCHEMA = "fedemb/mechanism_plan/2"
 
 _PER_ROUND = {"clients_per_round", "units_per_round", "images_per_round"}
 """Sampler fields that count participants of a round."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublicNumbers:
-    """Public numbers that a plan reads from partition and policy."""
-
-    virtual_clients: int
-    groupings: int
-    users_lower_bound: int
-    max_images_per_user: int = 1
-    unit: Unit = "user"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.section import Probability
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers
-from fedemb.privacy.mechanisms.section import MechanismConfig
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
 from fedemb.privacy.randomness.grid import MAX_SUM_BITS, MOST_GRID_BITS
 
 if TYPE_CHECKING:

@@ -17,14 +17,13 @@ from typing_extensions import override
 
 from fedemb.foundation.section import Probability
 from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
-from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, PublicNumbers
+from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison
 from fedemb.privacy.mechanisms.per_unit_sampling import PerUnitSampling, UnitsAloneConfig
-from fedemb.privacy.mechanisms.section import MechanismConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.section import RunSettings
     from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
@@ -36,9 +35,9 @@ class PoissonGaussianConfig(UnitsAloneConfig):
     """Sampling probability (q) of each unit in each round; 1 is full batch."""
 
     @override
-    def check_run(self, config: RunSettings) -> None:
-        super().check_run(config)
-        population = config.policy.users_lower_bound
+    def check_run(self, numbers: PublicNumbers) -> None:
+        super().check_run(numbers)
+        population = numbers.users_lower_bound
         if self.units_per_round > population:
             raise ValueError(
                 f"mechanism.units_per_round={self.units_per_round} exceeds "

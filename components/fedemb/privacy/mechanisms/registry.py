@@ -14,14 +14,10 @@ from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
 from fedemb.privacy.mechanisms.covariance import Covariance
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.least_squares import LeastSquares
-from fedemb.privacy.mechanisms.mechanism import (
-    SCHEMA,
-    MechanismPlan,
-    PublicNumbers,
-)
+from fedemb.privacy.mechanisms.mechanism import SCHEMA, MechanismPlan
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
-from fedemb.privacy.mechanisms.section import MechanismConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
 
 if TYPE_CHECKING:
@@ -48,23 +44,12 @@ def plan_mechanism(config: RunSettings) -> MechanismPlan:
     Raises:
       ConfigError: the mechanism cannot run on this partition with the guarantee it claims.
     """
-    return plan_of(config.mechanism, public_numbers(config))
+    return plan_of(config.mechanism, config.public_numbers)
 
 
 def plan_of(section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
     """Returns the plan of a section and public numbers; see `plan_mechanism`."""
     return MECHANISMS[section.kind].of(section, numbers)
-
-
-def public_numbers(config: RunSettings) -> PublicNumbers:
-    """Returns the public numbers of a configuration."""
-    return PublicNumbers(
-        virtual_clients=config.partition.virtual_clients,
-        groupings=config.partition.groupings,
-        users_lower_bound=config.policy.users_lower_bound,
-        max_images_per_user=config.partition.max_images_per_user,
-        unit=config.policy.unit,
-    )
 
 
 def plan_from_json(value: JsonObject) -> MechanismPlan:

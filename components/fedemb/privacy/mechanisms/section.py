@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, PositiveInt
@@ -13,97 +14,33 @@ MOST_NOISE = 1e6
 """Maximum noise multiplier of plans and of searches."""
 
 
-class PolicySettings(Protocol):
-    """Settings of `RunConfig.policy` that a mechanism reads."""
+@dataclass(frozen=True, kw_only=True)
+class PublicNumbers:
+    """Public numbers that a mechanism reads from the other sections of a configuration."""
 
-    @property
-    def unit(self) -> Unit:
-        """Unit of privacy."""
-        ...
-
-    @property
-    def users_lower_bound(self) -> int:
-        """Public lower bound on the number of users."""
-        ...
-
-
-class PartitionSettings(Protocol):
-    """Settings of `RunConfig.partition` that a mechanism reads."""
-
-    @property
-    def virtual_clients(self) -> int:
-        """Virtual clients per grouping."""
-        ...
-
-    @property
-    def groupings(self) -> int:
-        """Independent groupings."""
-        ...
-
-    @property
-    def max_images_per_user(self) -> int:
-        """Largest number of images of one user."""
-        ...
-
-
-class ModelSettings(Protocol):
-    """Settings of `RunConfig.model` that a mechanism reads."""
-
-    @property
-    def trainable(self) -> str:
-        """Layers that train, such as `head`."""
-        ...
-
-
-class UnitGradientSettings(Protocol):
-    """Settings of `RunConfig.training.unit_gradient` that a mechanism reads."""
-
-    @property
-    def images_per_unit(self) -> int:
-        """Images of a unit in one gradient."""
-        ...
-
-
-class TrainingSettings(Protocol):
-    """Settings of `RunConfig.training` that a mechanism reads."""
-
-    @property
-    def unit_gradient(self) -> UnitGradientSettings:
-        """Settings of per-unit gradients."""
-        ...
+    virtual_clients: int
+    groupings: int
+    users_lower_bound: int
+    max_images_per_user: int = 1
+    unit: Unit = "user"
+    task: str = "embedding"
+    trainable: str = "all"
+    """`model.trainable`."""
+    images_per_unit: int = 1
+    """`training.unit_gradient.images_per_unit`."""
 
 
 class RunSettings(Protocol):
-    """What a mechanism reads from the configuration of a run; `RunConfig` implements it."""
-
-    @property
-    def task(self) -> str:
-        """`embedding` or `classification`."""
-        ...
-
-    @property
-    def policy(self) -> PolicySettings:
-        """Budget and unit."""
-        ...
-
-    @property
-    def partition(self) -> PartitionSettings:
-        """Virtual clients."""
-        ...
-
-    @property
-    def model(self) -> ModelSettings:
-        """Network."""
-        ...
-
-    @property
-    def training(self) -> TrainingSettings:
-        """Optimization."""
-        ...
+    """Part of the configuration that a plan reads; `RunConfig` implements it."""
 
     @property
     def mechanism(self) -> MechanismConfig:
         """Section of the mechanism."""
+        ...
+
+    @property
+    def public_numbers(self) -> PublicNumbers:
+        """Public numbers that the mechanism reads from other sections."""
         ...
 
 
@@ -137,13 +74,13 @@ class MechanismConfig(Section):
         """Returns the `kind` of this class."""
         return cls.model_fields["kind"].default
 
-    def check_run(self, config: RunSettings) -> None:
+    def check_run(self, numbers: PublicNumbers) -> None:
         """Checks this section against the other sections of a run.
 
         Raises:
           ValueError: they contradict each other.
         """
-        if config.policy.unit == "image" and not self.samples_units:
+        if numbers.unit == "image" and not self.samples_units:
             raise ValueError(
                 f"mechanism.kind={self.kind} groups users and does not support policy.unit=image. "
                 "Set mechanism.kind: poisson_gaussian, or policy.unit: user."

@@ -18,14 +18,13 @@ from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import override
 
 from fedemb.errors import ConfigError, PlanMismatch
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers, times
-from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig, PublicNumbers
 from fedemb.privacy.mechanisms.tree_sensitivity import sensitivity
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.section import RunSettings
     from fedemb.privacy.randomness.keyed_noise import TreeStream
     from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
 
@@ -46,18 +45,17 @@ class TreeAggregationConfig(NoisedConfig):
     """Rounds per tree; 0: one tree for the run."""
 
     @override
-    def check_run(self, config: RunSettings) -> None:
-        super().check_run(config)
-        partition = config.partition
-        if partition.groupings > 1:
+    def check_run(self, numbers: PublicNumbers) -> None:
+        super().check_run(numbers)
+        if numbers.groupings > 1:
             raise ValueError(
                 f"mechanism.kind={self.kind} tracks participation, so partition.groupings must be "
-                f"1, got {partition.groupings}; set it to 1"
+                f"1, got {numbers.groupings}; set it to 1"
             )
-        if self.clients_per_round > partition.virtual_clients:
+        if self.clients_per_round > numbers.virtual_clients:
             raise ValueError(
                 f"mechanism.clients_per_round={self.clients_per_round} exceeds "
-                f"partition.virtual_clients={partition.virtual_clients}; lower it"
+                f"partition.virtual_clients={numbers.virtual_clients}; lower it"
             )
 
 

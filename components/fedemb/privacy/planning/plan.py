@@ -5,9 +5,9 @@ from __future__ import annotations
 from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import Unit
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan, PublicNumbers
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_of
-from fedemb.privacy.mechanisms.section import MechanismConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
 from fedemb.privacy.planning.prices import guarantee_of
 
 
