@@ -58,7 +58,12 @@ MUTANTS = (
         "mean_taken_before_the_noise",
         (
             KEEP_RAW,
-            (modules.RUNNING, "Mechanism.aggregate", "(noised /", "(self._raw /"),
+            (
+                modules.RUNNING,
+                "Mechanism.aggregate",
+                "noised / self.plan.normalizer",
+                "self._raw / self.plan.normalizer",
+            ),
         ),
         PROBE,
     ),
