@@ -30,18 +30,17 @@ class World:
         self.user_count = len(self.user_keys)
         self.virtual_clients = virtual_clients
         self.groupings = groupings
+        self._groups: dict[int, np.ndarray] = {}
 
     def group_of(self, user_key: int, grouping: int) -> int:
         digest = hashlib.sha256(f"{grouping}/{user_key}".encode()).digest()
         return int.from_bytes(digest[:8], "big") % self.virtual_clients
 
     def members(self, grouping: int, group: int) -> np.ndarray:
-        rows = [
-            row
-            for row, key in enumerate(self.user_keys)
-            if self.group_of(int(key), grouping) == group
-        ]
-        return np.array(rows, dtype=np.int64)
+        if grouping not in self._groups:
+            groups = [self.group_of(int(key), grouping) for key in self.user_keys]
+            self._groups[grouping] = np.array(groups, dtype=np.int64)
+        return np.flatnonzero(self._groups[grouping] == group)
 
 
 def make_plan(kind: str = "group_poisson_gaussian", **changes) -> MechanismPlan:
