@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fedemb.config import RunConfig
-from fedemb.engine.server import mean_shares
 from fedemb.errors import Refused
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
@@ -99,6 +98,8 @@ def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | Non
     """
     if config.task != "classification" or config.model.trainable != "head":
         return None
+    from fedemb.engine.server import mean_shares
+
     server = config.training.server
     if plan.tracks_participation or plan.solves is not None:
         return None

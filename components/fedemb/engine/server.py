@@ -141,7 +141,7 @@ def released_weights(config: ServerConfig, state: ServerState) -> Float32[np.nda
 def mean_shares(config: ServerConfig, rounds: int) -> Float32[np.ndarray, " rounds"]:
     """Returns the factor of each round's mean in the released weights.
 
-    >>> mean_shares(ServerConfig(learning_rate=0.5, momentum=0.0), 2)
+    >>> mean_shares(ServerConfig(learning_rate=0.5, momentum=0.0, ema_decay=0.0), 2)
     array([0.5, 0.5], dtype=float32)
     """
     state = initial_state(np.zeros(rounds, np.float32))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.documents.verdict import NOT_APPROVED
 from fedemb.errors import ConfigError, InputError, Refused
 from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cli.ledger_commands.ledger_write import (
@@ -147,6 +146,7 @@ def decide(candidate: Candidate, key: Path | None, waiver: Waiver, *, yes: bool)
       Refused: the signature would change nothing, or the person does not agree.
       LedgerError: the ledger is broken, or older than its rollback anchor.
     """
+    from fedemb.documents.verdict import NOT_APPROVED
     from fedemb.keys import open_key_store
     from fedemb.keys.signatures import Signer
     from fedemb.ledger import Reservation
@@ -260,6 +260,8 @@ def _after_signature(opened: Ledger, candidate: Candidate, signer: Signer) -> st
       Refused: the approval changes nothing: the policy needs none, the gate denies the run for
         another reason or has not decided, or the deadline has passed.
     """
+    from fedemb.documents.verdict import NOT_APPROVED
+
     report, body, verdict = candidate.report, candidate.report.body, candidate.verdict
     needed = opened.terms.approvals
     if not needed:
