@@ -25,7 +25,6 @@ def account_privacy(
     reservation: dsl.Input[dsl.Artifact],
     users: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
-    pretrained: dsl.Input[dsl.Model],
     audit_report: dsl.Input[dsl.Artifact],
     utility_report: dsl.Input[dsl.Artifact],
     privacy_report: dsl.Output[dsl.Artifact],

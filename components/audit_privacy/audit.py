@@ -80,7 +80,6 @@ def run(context: StepContext) -> JsonObject:
         "attack": scoring.attack,
         "unit": config.policy.unit,
         "self_test": self_test(scoring),
-        "lower_bound": None,  # not measured at this level
         "split_by_value": config.partition.evaluation.by == "value",
         "users_at_most": config.audit.max_users,
         "bootstrap_samples": config.audit.bootstrap_samples,

@@ -19,7 +19,6 @@ def gate_release(
     privacy_plan: dsl.Input[dsl.Artifact],
     reservation: dsl.Input[dsl.Artifact],
     users: dsl.Input[dsl.Dataset],
-    pretrained: dsl.Input[dsl.Model],
     model: dsl.Input[dsl.Model],
     privacy_report: dsl.Input[dsl.Artifact],
     audit_report: dsl.Input[dsl.Artifact],

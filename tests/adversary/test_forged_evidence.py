@@ -109,8 +109,8 @@ def _seen_by_the_attack(fields):
     fields["self_test"]["planted_leak"] = {"value": 0.5, "low": 0.4, "high": 0.6}
 
 
-def _smaller_bound(fields):
-    fields["lower_bound"] = 0.01
+def _fewer_users(fields):
+    fields["users_at_most"] = 1
 
 
 def _passed(fields):
@@ -129,7 +129,7 @@ def _projection(fields):
         ("utility", _cover),
         ("utility", _person),
         ("audit", _seen_by_the_attack),
-        ("audit", _smaller_bound),
+        ("audit", _fewer_users),
         ("audit", _sentence),
         ("audit", _passed),
         ("plan", _projection),

@@ -98,8 +98,6 @@ class AuditReport(Document):
     figures: Literal["open", "private"]
     """`open`: figures are in the report; `private`: they are exact functions of training users and
     stay in the private root."""
-    lower_bound: float | None
-    """Lower bound on epsilon; None: not measured at this level."""
     split_by_value: bool
     """Whether held-out users are from another population."""
     unit: Unit

@@ -204,7 +204,6 @@ class Audited(Part):
     model_sha: Sha
     code_sha: Sha
     figures: Literal["open", "private"]
-    lower_bound: float | None
     mechanism: MechanismAudit | None
     self_test: SelfTest
 

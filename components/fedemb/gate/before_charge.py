@@ -71,7 +71,6 @@ WHEN: Mapping[str, When] = {
     "audit_full_missing": "later",
     "audit_stale": "later",
     "auditor_blind": "later",
-    "audit_refutes": "later",
     "audit_figures_open": "later",
     "noise_receipt_failed": "later",
     "fold_differs": "later",
@@ -195,9 +194,9 @@ def _check_start(path: Path, sha: str) -> None:
     """
     try:
         tensors = stored_tensors(path, sha)
-        problem = tensor_problem(tensors, tensors)
     except ArtifactError as error:
-        problem = str(error)
+        raise ArtifactError(f"{error}. Nothing was charged") from error
+    problem = tensor_problem(tensors, tensors)
     if problem:
         raise ArtifactError(
             f"the public backbone cannot be released: {problem}. Nothing was charged. Use another "

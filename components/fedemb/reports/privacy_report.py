@@ -277,7 +277,6 @@ def _audit(evidence: Evidence) -> dict[str, object]:
             "model_sha",
             "code_sha",
             "figures",
-            "lower_bound",
             "self_test",
         }
     )

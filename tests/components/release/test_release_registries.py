@@ -187,7 +187,7 @@ def test_address_with_another_scheme_is_bad_input(release, address):
 
 @pytest.fixture
 def told(monkeypatch):
-    """Addresses and releases that were told; one address is dead."""
+    """Addresses that got a release, and the releases; one address is dead."""
     found = []
 
     def tell(release, address):

@@ -415,7 +415,6 @@ class HonestRun:
             "unit": self.config.policy.unit,
             "self_test": SELF_TEST,
             "figures": "private",
-            "lower_bound": None,
             "split_by_value": False,
             "users_at_most": self.config.audit.max_users,
             "bootstrap_samples": self.config.audit.bootstrap_samples,

@@ -16,7 +16,7 @@ of the client: the last batch of an epoch is short, never padded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.engine.clients.augmentation import DRAWS, augment
@@ -29,7 +29,6 @@ from fedemb.models.losses import build_loss
 if TYPE_CHECKING:
     import tensorflow as tf
 
-Phase = Literal["joint", "head", "backbone"]
 _State = tuple["tf.Tensor", "tf.Tensor"]
 """Index of the next step, and losses of the first and last epoch, float32 `[2]`."""
 
