@@ -148,7 +148,7 @@ BUILDERS = {
     "audit_report": build_audit,
     "audit_report_release": build_audit_of_release,
     "audit_report_full": of_a_released_run("audit_report", "Noise receipts"),
-    "gate_checklist": of_a_released_run("verdict", "21 rules passed"),
+    "gate_checklist": of_a_released_run("verdict", "20 rules passed"),
     "privacy_report": build_privacy_report,
 }
 

@@ -29,8 +29,6 @@ ELSEWHERE = {
     "components/fedemb/training/feature_caches.py save": "features, through a store",
     "components/fedemb/models/loading.py save": SCRATCH,
     "components/fedemb/models/loading.py ZipFile": MEMORY,
-    "components/fedemb/models/public_backbone/card.py ZipFile": MEMORY,
-    "components/fedemb/models/public_backbone/card.py save": SCRATCH,
     "components/fedemb/serving/embed_photos.py ParquetWriter": SCRATCH,
     "components/fedemb/serving/embed_photos.py write_table": "see ParquetWriter",
     "components/fedemb/engine/packed_state.py savez": MEMORY,
