@@ -15,7 +15,7 @@ from fedemb.storage import open_store
 ROOT = Path(__file__).parents[2]
 BUNDLE = "RELEASE/bundle"
 TRUST = ("--trust", "RELEASE/ledger/trust.json")
-NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
+NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--alike=user")
 PARSERS = {
     "components/fedemb/foundation/addresses.py",
     "pipelines/doctor/stores.py",  # of a configuration

@@ -6,7 +6,7 @@ import pytest
 
 from fedemb.errors import ConfigError
 from fedemb.models.public_backbone.catalogue import write_named
-from fedemb.pipelines.cli.init.recipes import HEAD, IMPORTED_HEAD, PROJECTIONS, head_learning_rate
+from fedemb.pipelines.cli.init.recipes import PROJECTIONS, head_learning_rate, recipes
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.steps.plan_privacy.noise_limits import (
@@ -58,7 +58,7 @@ def test_learning_rate_and_temperature_of_a_head_follow_from_its_noise(tmp_path,
     found = training_noise(config, plan)
     assert found is not None
     rate = config.training.server.learning_rate
-    assert rate == head_learning_rate(found[1], HEAD) == pytest.approx(2 / found[1], rel=0.05)
+    assert rate == head_learning_rate(found[1], recipes()["scattering_head"])
     needed = temperature_for_noise(config, plan)
     assert needed is not None
     assert config.model.temperature == pytest.approx(needed, rel=0.01)
@@ -70,7 +70,8 @@ def test_learning_rate_and_temperature_of_a_head_follow_from_its_noise(tmp_path,
 )
 def test_rate_of_an_imported_head_is_near_the_best_measured_rate(noise, measured):
     """studies/photos: CIFAR-10 on EfficientNet-Lite2 at six noises."""
-    assert head_learning_rate(noise, IMPORTED_HEAD) == pytest.approx(measured, rel=0.25)
+    rate = head_learning_rate(noise, recipes()["imported_head"])
+    assert rate == pytest.approx(measured, rel=0.25)
 
 
 def test_head_on_a_named_backbone_reads_its_taps_and_public_constants(tmp_path, lite0):
@@ -98,10 +99,10 @@ def test_projection_takes_the_largest_virtual_clients_that_its_noise_allows(
     tmp_path, lite0, users, chosen
 ):
     config, _ = init(tmp_path, users=users, public=lite0)
-    recipe = PROJECTIONS[chosen]
+    recipe = recipes()[PROJECTIONS[chosen]]
     assert config.model.trainable == "projection"
     assert config.model.keep_public_features == 1.0
-    assert config.mechanism.rounds == recipe.rounds
+    assert config.mechanism.rounds == recipe.mechanism["rounds"]
     assert config.partition.virtual_clients == round(0.9 * users / recipe.users_per_client)
     assert noise_on_mean(plan_mechanism(config)) <= recipe.most_noise
 

@@ -16,7 +16,7 @@ from fedemb.pipelines.schedules.schedule import load_schedule
 ROOT = Path(__file__).parents[2]
 BUNDLE = "RELEASE/bundle"
 TRUST = ("--trust", "RELEASE/ledger/trust.json")
-NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
+NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--alike=user")
 LONG = "a" * 5000
 
 

@@ -67,7 +67,7 @@ def test_open_images_needs_the_name_of_its_image_column(tmp_path):
     path = open_images(tmp_path)
     with pytest.raises(InputError, match=r"'ImageID'.*--column image_id=NAME"):
         users_of(path, tmp_path)
-    named = ("--by-user", "--column", "image_id=ImageID")
+    named = ("--alike=user", "--column", "image_id=ImageID")
     assert users_of(path, tmp_path, *named) == USERS
 
 
@@ -78,7 +78,7 @@ def test_images_of_a_table_are_found_in_a_folder_beside_it(tmp_path, beside):
     (tmp_path / "another").mkdir()
     for photo in tmp_path.glob("*.jpg"):
         photo.rename(tmp_path / beside / photo.name)
-    assert users_of(path, tmp_path, "--by-user", "--column", "image_id=ImageID") == USERS
+    assert users_of(path, tmp_path, "--alike=user", "--column", "image_id=ImageID") == USERS
     assert load_config(tmp_path / "made.yaml").data.source.image_root == str(tmp_path / beside)
 
 
@@ -178,7 +178,7 @@ def test_folder_with_several_tables_is_refused_with_the_names_of_the_tables(tmp_
 
 
 def test_folders_of_people_are_checked_without_a_warning(tmp_path):
-    users_of(as_folders(tmp_path / "in"), tmp_path, "--by-user")
+    users_of(as_folders(tmp_path / "in"), tmp_path, "--alike=user")
     assert checked(tmp_path).warnings == ()
 
 

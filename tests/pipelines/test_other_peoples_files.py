@@ -51,7 +51,7 @@ def rows() -> Iterator[tuple[str, str, bytes]]:
 def init(data: Path | str, folder: Path, *more: str) -> str:
     (folder / "made.yaml").unlink(missing_ok=True)
     words = ["init", "--data", str(data), "-o", str(folder / "made.yaml"), "--users-lower-bound"]
-    words += ["15", "--public", "none", "--epsilon", "8", *(more or ("--by-user",))]
+    words += ["15", "--public", "none", "--epsilon", "8", *(more or ("--alike=user",))]
     result = CliRunner().invoke(app, words)
     if isinstance(result.exception, FedEmbError):
         raise result.exception
@@ -138,9 +138,9 @@ def test_cut_shard_is_a_sentence_however_it_is_packed(tmp_path, pack, cut):
 
 def test_format_is_named_where_names_do_not_tell(tmp_path):
     (tmp_path / "export.bin").write_bytes(tfrecord(examples()))
-    assert users_of(tmp_path / "export.bin", tmp_path, "--by-user", "--format", "tfrecord") == USERS
+    assert users_of(tmp_path / "export.bin", tmp_path, "--alike=user", "--format=tfrecord") == USERS
     with pytest.raises(ConfigError, match="--format is tar"):
-        init(tmp_path / "export.bin", tmp_path, "--by-user", "--format", "tar")
+        init(tmp_path / "export.bin", tmp_path, "--alike=user", "--format", "tar")
 
 
 # ---- Parquet -------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_names_are_read_as_utf_8_in_every_locale(tmp_path, locale, kind):
     command = [sys.executable, "-m", "fedemb", "init", "--data", str(data), "-o"]
     command += [str(tmp_path / "é.yaml"), "--users-lower-bound", "2", "--public", "none"]
     done = subprocess.run(
-        [*command, "--epsilon", "8", "--by-user"],
+        [*command, "--epsilon", "8", "--alike=user"],
         env={"PATH": os.environ["PATH"], **locale},
         capture_output=True,
         check=False,

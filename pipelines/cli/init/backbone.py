@@ -11,13 +11,9 @@ from fedemb.config import PretrainingConfig
 from fedemb.data.columns import guess_source
 from fedemb.errors import ConfigError, InputError
 from fedemb.models.imported import check_import, image_shape, known_pixels, with_card
-from fedemb.models.public_backbone.card import BackboneCard, Tap, read_card
-from fedemb.pipelines.cli.init.photos import Photos, absolute
-from fedemb.pipelines.cli.init.recipes import (
-    COVARIANCE_DIRECTIONS,
-    PRINCIPAL_DIRECTIONS,
-    WHITENED_DIRECTIONS,
-)
+from fedemb.models.public_backbone.card import BackboneCard, read_card
+from fedemb.pipelines.cli.init.photos import absolute
+from fedemb.pipelines.cli.init.recipes import Recipe, Section
 from fedemb.pipelines.output import say
 
 _TAPS = ("head", "last_block")
@@ -34,7 +30,7 @@ class Backbone:
       card: card of a `.keras` file; None if it has none.
     """
 
-    pretraining: dict[str, object]
+    pretraining: Section
     shape: tuple[int, int] | None = None
     card: BackboneCard | None = None
 
@@ -44,68 +40,30 @@ class Backbone:
         return self.pretraining["kind"] == "import"
 
     @property
-    def pretrained(self) -> bool:
-        """Whether the backbone is trained on public photos."""
-        return self.pretraining["kind"] == "supervised"
+    def standardised(self) -> bool:
+        """Whether the number of features of a file is known, and public photos give constants."""
+        return self.card is not None and "source" in self.pretraining
 
-    def constants(self, directions: str) -> dict[str, object]:
-        """Returns settings of constants from public photos; empty without such photos."""
-        if "source" not in self.pretraining:
+    def features(self, recipe: Recipe) -> Section:
+        """Returns settings of the features of a `.keras` file that a recipe reads."""
+        if not self.imported:
             return {}
-        principal = directions == "principal_directions"
-        count = PRINCIPAL_DIRECTIONS if principal else WHITENED_DIRECTIONS
-        return {"square_root": True, directions: count}
-
-    def projected(self) -> dict[str, object]:
-        """Returns settings of the features that a projection reads; empty for other backbones."""
-        constants = self.constants("principal_directions") if self.imported else {}
-        taps = [tap.name for tap in self.taps()] if constants else []
-        return {**constants, "taps": taps} if taps else constants
-
-    def whitened(self) -> dict[str, object]:
-        """Returns settings of the features whose covariance is released; empty if not possible.
-
-        The number of features comes from the card of the file, and constants from public photos.
-        """
-        if self.card is None or not self.projected():
-            return {}
-        directions = min(COVARIANCE_DIRECTIONS, self.width)
-        return {
-            **self.projected(),
-            "principal_directions": directions,
-            "embedding_dim": directions,
-        }
-
-    @property
-    def width(self) -> int:
-        """Returns the number of joined features; 0 without a card."""
-        return sum(tap.features for tap in self.taps()) or (self.card.features if self.card else 0)
-
-    def taps(self) -> list[Tap]:
-        """Returns the layers of the file whose features are joined; empty without a card."""
-        return [tap for tap in self.card.taps if tap.name in _TAPS] if self.card else []
-
-    def features(self) -> dict[str, object]:
-        """Returns settings of the features that the head of a classifier reads.
-
-        Without a card, the number of features is not known, and a projection is trained too.
-        """
-        if self.card is None:
-            return {"projection": True, "trainable": "projection"}
-        return {
-            "taps": [tap.name for tap in self.taps()],
-            "embedding_dim": self.width,
-            **self.constants("whitened_directions"),
-        }
-
-    def image_shape(self, photos: Photos) -> tuple[int, int]:
-        """Returns size in pixels and channels of the model's input."""
-        return self.shape or (photos.size, photos.channels)
-
-    def images(self, photos: Photos) -> str:
-        """Returns the model's input as text."""
-        size, channels = self.image_shape(photos)
-        return f"{size} x {size} pixels, {'colour' if channels > 1 else 'grey'},"
+        if self.card is None and recipe.classifies:  # their number is not known
+            return {"projection": True, "trainable": "projection", "embedding_dim": 64}
+        taps = [tap for tap in self.card.taps if tap.name in _TAPS] if self.card else []
+        width = sum(tap.features for tap in taps) or (self.card.features if self.card else 0)
+        directions = recipe.principal_directions
+        directions = min(directions, width) if width else directions
+        found: Section = {}
+        if "source" in self.pretraining:
+            principal = {"principal_directions": directions}
+            whitened = {"whitened_directions": recipe.whitened_directions}
+            found = {"square_root": True, **(principal if directions else whitened)}
+        if taps and (found or recipe.classifies):
+            found["taps"] = [tap.name for tap in taps]
+        if "embedding_dim" not in recipe.model:
+            found["embedding_dim"] = directions or width
+        return found
 
 
 def backbone_of(
@@ -123,47 +81,36 @@ def backbone_of(
       ConfigError: the pixel format is unknown or not for this backbone.
       InputError: the file does not exist.
     """
-    uri = absolute(start)
     if start.endswith(".keras"):
-        return _imported(Path(start), uri, photos, pixels, ask)
-    if photos:
-        raise ConfigError(
-            f"--public-photos is for a .keras file, and --public is {start}. Drop --public-photos."
-        )
-    if pixels:
-        raise ConfigError(f"--pixels is for a .keras file, and --public is {start}. Drop --pixels.")
+        return _imported(Path(start), photos, pixels, ask)
+    for flag, value in (("--public-photos", photos), ("--pixels", pixels)):
+        if value:
+            raise ConfigError(f"{flag} is for a .keras file, and --public is {start}. Drop {flag}.")
     if start == "none":
         return Backbone(pretraining={"kind": "none"})
-    _require(start)
-    source = guess_source(uri, {}).model_dump(mode="json", exclude_defaults=True)
+    loss = {"kind": "cosface"}
     return Backbone(
-        pretraining={
-            "kind": "supervised",
-            "source": source,
-            "loss": {"kind": "cosface"},
-            "doublings": 2,
-        }
+        pretraining={"kind": "supervised", "source": _source(start), "loss": loss, "doublings": 2}
     )
 
 
-def _require(start: str) -> None:
-    if "://" not in start and not Path(start).exists():
-        raise InputError(f"{start} does not exist. Pass public photos, a .keras file or none.")
+def _source(photos: str) -> Section:
+    if "://" not in photos and not Path(photos).exists():
+        raise InputError(f"{photos} does not exist. Pass public photos, a .keras file or none.")
+    return guess_source(absolute(photos), {}).model_dump(mode="json", exclude_defaults=True)
 
 
 def _imported(
-    path: Path, uri: str, photos: str | None, pixels: str | None, ask: Callable[[str], str]
+    path: Path, photos: str | None, pixels: str | None, ask: Callable[[str], str]
 ) -> Backbone:
     check_import(path, "projection")
-    section: dict[str, object] = {"kind": "import", "import_path": uri}
+    section: Section = {"kind": "import", "import_path": absolute(str(path))}
     section["import_pixels"] = _pixel_format(path, pixels, ask)
     found = with_card(path, PretrainingConfig.model_validate(section))
     fields = {"licence", "provenance"}
     section |= found.model_dump(mode="json", include=fields, exclude_defaults=True)
     if photos:
-        _require(photos)
-        found_photos = guess_source(absolute(photos), {})
-        section["source"] = found_photos.model_dump(mode="json", exclude_defaults=True)
+        section["source"] = _source(photos)
     else:
         say("no --public-photos: the features are not standardised, which costs accuracy")
     return Backbone(pretraining=section, shape=image_shape(path), card=read_card(path))

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.data import counted
-from fedemb.pipelines.cli.init.options import (
-    BackboneOptions,
-    BudgetOptions,
-    GoalOptions,
-    PhotoOptions,
-)
+from fedemb.pipelines.cli.init.options import InitOptions
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.output import escaped, say
 
 if TYPE_CHECKING:
-    from fedemb.pipelines.cli.init.backbone import Backbone
+    from pathlib import Path
+
     from fedemb.pipelines.cli.init.photos import Photos
-    from fedemb.pipelines.cli.init.settings import Promise, Settings
+    from fedemb.pipelines.cli.init.recipes import Recipe
+    from fedemb.pipelines.cli.init.settings import Goal
 
 Answer = TypeVar("Answer", int, float, str)
 
 
 @grouped
-def init(
-    *,
-    photos: PhotoOptions,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Configuration to write.")] = Path(
-        "mine.yaml"
-    ),
-    budget: BudgetOptions,
-    backbone: BackboneOptions,
-    goal: GoalOptions,
-) -> None:
+def init(*, options: InitOptions) -> None:
     """Write a configuration for your photos.
 
     Asks for the public numbers that no option sets. Counts of your photos are private: they are
@@ -46,42 +34,38 @@ def init(
 
     Example: fedemb init --data photos/ --users-lower-bound 1000 -o mine.yaml
     """
-    from fedemb.pipelines.cli.init.classifier import recipe_of, with_head_rates, with_solved_head
-    from fedemb.pipelines.cli.init.photos import describe, source_of, survey
-    from fedemb.pipelines.cli.init.settings import Promise, as_text, outlook
-    from fedemb.pipelines.cli.planning.planned import calibrated
-    from fedemb.pipelines.run.load_config import load_config, validate
+    from fedemb.pipelines.cli.init.backbone import backbone_of
+    from fedemb.pipelines.cli.init.photos import describe, survey
+    from fedemb.pipelines.cli.init.settings import Goal, as_text, finished, outlook
+    from fedemb.pipelines.run.load_config import load_config
 
+    output, classify = options.output, options.classify()
     if output.exists():
         raise InputError(f"{output} exists. Remove it, or pass another file by --output.")
-    classify = goal.classify()
-    source = source_of(photos, classify=classify, by_user=goal.similar_by == "user")
     with counted("reading photos") as progress:
-        found = survey(source, photos.aspect_ratio, classify=classify, progress=progress)
-    describe(found)
-    unit = found.unit
-    bound = budget.users_lower_bound or asked(
+        photos = survey(options, classify=classify, progress=progress)
+    describe(photos)
+    unit = photos.unit
+    bound = options.users_lower_bound or asked(
         f"Public lower bound on the number of {unit.many} (delta depends on it)?",
         "--users-lower-bound",
         int,
     )
-    start = _backbone(backbone)
-    epsilon = budget.epsilon or asked(
+    start = backbone_of(
+        options.public
+        or asked("Public photos or a .keras file to start from?", "--public", str, "none"),
+        options.public_photos,
+        options.pixels,
+        lambda question: asked(question, "--pixels", str),
+    )
+    epsilon = options.epsilon or asked(
         f"Epsilon of one run for one {unit.one}?", "--epsilon", float, 8.0
     )
-    promise = Promise(users_lower_bound=bound, epsilon=epsilon)
-    settings = (_classifier if classify else _embedding)(found, start, promise, goal)
-    config = calibrated(validate(settings), epsilon)
-    if classify:
-        settings = with_solved_head(settings, config, start)
-        config = calibrated(validate(settings), epsilon)
-    mechanism = config.mechanism.model_dump(mode="json")
-    settings["mechanism"]["noise_multiplier"] = mechanism["noise_multiplier"]
-    for name, value in with_head_rates(settings, config, recipe_of(start, bound)).items():
-        say(f"{name} for this noise: {value:g}")
+    goal = Goal(photos=photos, start=start, users_lower_bound=bound, epsilon=epsilon)
+    settings = finished(*(_classifier if classify else _embedding)(goal, options))
     write_bytes(output, as_text(settings, output).encode())
     say("", f"wrote {output}", *outlook(load_config(output)))
-    _next_steps(output, bound, found)
+    _next_steps(output, bound, photos)
 
 
 def asked(question: str, flag: str, kind: type[Answer], default: Answer | None = None) -> Answer:
@@ -97,59 +81,55 @@ def asked(question: str, flag: str, kind: type[Answer], default: Answer | None =
     return default
 
 
-def _backbone(options: BackboneOptions) -> Backbone:
-    from fedemb.pipelines.cli.init.backbone import backbone_of
-
-    start = options.public or asked(
-        "Public photos or a .keras file to start from?", "--public", str, "none"
-    )
-    photos = options.public_photos
-    return backbone_of(
-        start, photos, options.pixels, lambda question: asked(question, "--pixels", str)
-    )
-
-
-def _classifier(photos: Photos, start: Backbone, promise: Promise, goal: GoalOptions) -> Settings:
-    from fedemb.pipelines.cli.init.classifier import check_classes, classifier_settings
+def _classifier(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
+    from fedemb.pipelines.cli.init.photos import check_classes
+    from fedemb.pipelines.cli.init.settings import classifier_recipe
     from fedemb.pipelines.run.load_config import validate
 
-    named = goal.classes or asked("Public list of classes (a,b,c)?", "--classes", str)
-    classes = [name.strip() for name in named.split(",")]
-    check_classes(classes, photos.census)
-    settings = classifier_settings(photos, start, promise, classes)
-    learns = f"learns to distinguish {len(classes)} classes"
-    model = validate(settings).model
-    size, colour = model.image_size, "colour" if model.channels > 1 else "grey"
-    say(f"the model sees {size} x {size} pixels, {colour}, and {learns}. {photos.unit.covered}")
-    say(f"trained: {model.trainable}, on backbone {model.backbone}")
-    return settings
+    named = options.classes or asked("Public list of classes (a,b,c)?", "--classes", str)
+    goal = replace(goal, classes=_names(named))
+    check_classes(goal.classes, goal.photos.census)
+    recipe = classifier_recipe(goal)
+    model = validate(goal.settings(recipe)).model
+    say(
+        f"the model sees {_images(model.image_size, model.channels)} and learns to distinguish "
+        f"{len(goal.classes)} classes. {goal.photos.unit.covered}",
+        f"trained: {model.trainable}, on backbone {model.backbone}",
+    )
+    return goal, recipe
 
 
-def _embedding(photos: Photos, start: Backbone, promise: Promise, goal: GoalOptions) -> Settings:
-    from fedemb.pipelines.cli.init.settings import embedding_settings, recipe_of, shares_classes
+def _embedding(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
+    from fedemb.pipelines.cli.init.settings import embedding_recipe, shares_classes
     from fedemb.pipelines.run.load_config import validate
     from fedemb.steps.partition_users.check import too_few_classes
 
-    by_class = shares_classes(photos)
-    if goal.alike == "class" and not by_class:
+    photos, by_class = goal.photos, shares_classes(goal.photos)
+    if options.alike == "class" and not by_class:
         raise ConfigError(
             "--alike is class, and users share no class. Pass the column of classes by --column "
             "label=NAME, or drop --alike."
         )
+    recipe = embedding_recipe(goal)
+    config = validate(goal.settings(recipe))
     shared = "class (--alike user: one user)" if by_class else "user"
-    say(f"the model sees {start.images(photos)} and learns that photos of one {shared} are alike")
-    recipe = recipe_of(photos, start, promise)
-    settings = embedding_settings(photos, start, promise, recipe)
-    few = too_few_classes(validate(settings), photos.census.classes)
-    named = goal.classes
+    images = _images(config.model.image_size, config.model.channels)
+    say(f"the model sees {images} and learns that photos of one {shared} are alike")
+    few = too_few_classes(config, photos.census.classes)
+    named = options.classes
     if few and named is None and sys.stdin.isatty():
         named = asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")
-    if named:
-        classes = [name.strip() for name in named.split(",")]
-        return embedding_settings(photos, start, promise, recipe, held_out_classes=classes)
-    if few:
+    if few and not named:
         say(f"warning: {few}")
-    return settings
+    return (replace(goal, classes=_names(named)) if named else goal), recipe
+
+
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",")]
+
+
+def _images(size: int, channels: int) -> str:
+    return f"{size} x {size} pixels, {'colour' if channels > 1 else 'grey'},"
 
 
 def _next_steps(output: Path, bound: int, photos: Photos) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +12,8 @@ from fedemb.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotoOptions:
-    """Photos, and how to read them."""
+class InitOptions:
+    """Options of `fedemb init`; questions ask for those that are None."""
 
     data: Annotated[
         str, typer.Option(help="Photos: Parquet, CSV, TFRecord, tar, or one folder per user.")
@@ -38,24 +39,15 @@ class PhotoOptions:
     aspect_ratio: Annotated[
         str, typer.Option(help="squash (stretch to a square) or letterbox (pad with grey).")
     ] = "squash"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetOptions:
-    """Public numbers of the guarantee."""
-
+    output: Annotated[Path, typer.Option("--output", "-o", help="Configuration to write.")] = Path(
+        "mine.yaml"
+    )
     users_lower_bound: Annotated[
         int | None, typer.Option(min=2, help="Public lower bound on the number of users.")
     ] = None
     epsilon: Annotated[
         float | None, typer.Option(min=0.01, help="Epsilon of one run for one user; default: 8.")
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackboneOptions:
-    """Public backbone that training starts from."""
-
     public: Annotated[
         str | None,
         typer.Option(
@@ -75,12 +67,6 @@ class BackboneOptions:
             "default: read from the file."
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GoalOptions:
-    """Task of the model."""
-
     task: Annotated[str | None, typer.Option(help="embedding (default) or classification.")] = None
     classes: Annotated[
         str | None,
@@ -90,12 +76,6 @@ class GoalOptions:
         str | None,
         typer.Option(help="Similar photos share a user or a class; default: class if users do."),
     ] = None
-    by_user: Annotated[bool, typer.Option("--by-user", help="Same as --alike user.")] = False
-
-    @property
-    def similar_by(self) -> str | None:
-        """What similar photos share: `user`, `class`, or None for the default."""
-        return self.alike or ("user" if self.by_user else None)
 
     def classify(self) -> bool:
         """Returns whether to train a classifier.
@@ -107,9 +87,9 @@ class GoalOptions:
             raise ConfigError(f"--alike is {self.alike}. Pass user or class.")
         if self.task not in (None, "embedding", "classification"):
             raise ConfigError(f"--task is {self.task}. Pass embedding or classification.")
-        if self.task == "classification" and self.similar_by:
+        if self.task == "classification" and self.alike:
             raise ConfigError(
-                f"--alike {self.similar_by} is for embeddings, and --task is classification. "
+                f"--alike {self.alike} is for embeddings, and --task is classification. "
                 "Drop one of the two options."
             )
         return self.task == "classification"

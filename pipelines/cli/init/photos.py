@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fedemb.data.columns import guess_source
 from fedemb.data.formats.image_files import is_side_file
 from fedemb.data.sources import find_parts, split_part
 from fedemb.errors import ConfigError, InputError
-from fedemb.pipelines.cli.init.options import PhotoOptions
+from fedemb.pipelines.cli.init.options import InitOptions
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.accounting.units import UNITS, UnitWords, count_of
@@ -31,6 +31,7 @@ _SIZES = (28, 32, 48, 64)
 """Image sizes of the model to choose from; the largest that most photos have is chosen."""
 _DECIDED_BY_KEY = 1e-12
 """Held-out fraction while all users are counted: the run's key decides who is held out."""
+_LABELS_SHOWN = 50
 _FOLDERS_SHOWN = 20
 """Largest number of folder names that are printed."""
 
@@ -82,7 +83,7 @@ class Photos:
         return self.images if self.of_images else self.users
 
 
-def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> SourceConfig:
+def _source(options: InitOptions, *, classify: bool) -> SourceConfig:
     """Returns the source that the options describe.
 
     Raises:
@@ -101,15 +102,14 @@ def source_of(options: PhotoOptions, *, classify: bool, by_user: bool) -> Source
     formats = (*ENDINGS, "image_folder")
     if options.format_ not in (None, *formats):
         raise ConfigError(f"--format is {options.format_}. Pass one of {', '.join(formats)}.")
-    uri = absolute(options.data)
     root = absolute(options.image_root) if options.image_root else None
-    source = guess_source(uri, named, options.format_, root)
+    source = guess_source(absolute(options.data), named, options.format_, root)
     if source.columns.user_id is None and not classify:
         raise ConfigError(
             "--column is user_id=none, and embeddings need the owner of each image. Pass --task "
             "classification, or the column of owners by --column user_id=NAME."
         )
-    if by_user:
+    if options.alike == "user":
         without = source.columns.model_copy(update={"label": None})
         return source.model_copy(update={"label_scope": "user", "columns": without})
     return source
@@ -120,7 +120,7 @@ def absolute(address: str) -> str:
     return address if "://" in address else str(Path(address).resolve())
 
 
-def source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:
+def _source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:
     """Returns the source with shared classes, and the folders that are one class each.
 
     Folders without folders inside are classes without owners: each image is a unit of privacy.
@@ -143,15 +143,14 @@ def source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:
     return source.model_copy(update={"label_scope": "global", "columns": columns}), folders
 
 
-def survey(
-    source: SourceConfig, aspect_ratio: str, *, classify: bool, progress: Callable[[int], None]
-) -> Photos:
+def survey(options: InitOptions, *, classify: bool, progress: Callable[[int], None]) -> Photos:
     """Counts the photos and chooses the image size and channels that suit them.
 
     Raises:
-      InputError: no photo is usable, or user ids have lost digits.
-      ConfigError: the class of a photo is not known.
+      InputError: the photos are missing, no photo is usable, or user ids have lost digits.
+      ConfigError: an option is unknown, or the class of a photo is not known.
     """
+    source, aspect_ratio = _source(options, classify=classify), options.aspect_ratio
     census = take_census(_counting_config(source, aspect_ratio), progress)
     if refused := inexact_ids(census):
         raise InputError(" ".join(refused))
@@ -170,7 +169,7 @@ def survey(
             *looked_for(census, source),
         )
     fitting = [size for size in _SIZES if size <= census.median_side]
-    labelled, folders = source_of_classes(source) if classify else (source, [])
+    labelled, folders = _source_of_classes(source) if classify else (source, [])
     return Photos(
         source=labelled,
         census=census,
@@ -205,6 +204,24 @@ def _counting_config(source: SourceConfig, aspect_ratio: str) -> RunConfig:
                 "unit": "image" if source.columns.user_id is None else "user",
             },
         }
+    )
+
+
+def check_classes(classes: Sequence[str], census: Census) -> None:
+    """Rejects a list of classes of which no photo has one.
+
+    Raises:
+      ConfigError: no class is a label of the photos.
+    """
+    if not census.labels or set(classes) & set(census.labels):
+        return
+    shown = ",".join(sorted(census.labels)[:_LABELS_SHOWN])
+    spelled = {label.casefold(): label for label in census.labels}
+    other = [spelled[name.casefold()] for name in classes if name.casefold() in spelled]
+    hint = f"--classes {','.join(other)}" if other else "--classes with names from this list"
+    raise ConfigError(
+        f"No photo has one of the classes {', '.join(classes)}. The labels of the photos are "
+        f"{shown}. Pass {hint}, if you may publish them."
     )
 
 

@@ -17,27 +17,42 @@ from fedemb.config.policy import PRIVATE_FOLDERS
 from fedemb.pipelines.cli.init.backbone import Backbone
 from fedemb.pipelines.cli.init.photos import Photos
 from fedemb.pipelines.cli.init.recipes import (
+    FROM_SCRATCH,
     PROJECTIONS,
-    WHITENING,
-    WHOLE_NET,
-    EmbeddingRecipe,
+    SOLVED_FROM_NOISE,
+    Recipe,
     Section,
-    Training,
+    head_learning_rate,
+    recipes,
 )
 from fedemb.pipelines.cli.planning.plan_text import PROTECTS_UP_TO
 from fedemb.pipelines.cli.planning.planned import calibrated
+from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
-from fedemb.privacy.mechanisms.registry import Covariance, GroupPoissonGaussian, plan_mechanism
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.mechanism_text import participants
-from fedemb.steps.plan_privacy.noise_limits import noise_on_mean
+from fedemb.steps.plan_privacy.noise_limits import (
+    noise_on_mean,
+    temperature_for_noise,
+    training_noise,
+)
 from fedemb.steps.plan_privacy.plan import warnings
+
+
+class Training(TypedDict):
+    """Settings of the section `training`."""
+
+    algorithm: str
+    local: NotRequired[Section]
+    server: Section
+    unit_gradient: NotRequired[Section]
 
 
 class Settings(TypedDict):
     """Sections of a configuration, as they are written."""
 
     purpose: str
-    task: NotRequired[str]
+    task: str
     data: Section
     partition: Section
     model: Section
@@ -52,16 +67,83 @@ _LEAST_CLIENTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
-    """Public numbers of the guarantee.
+class Goal:
+    """Public description of a training and its promise.
 
     Attributes:
+      photos: the photos; their counts are not read.
+      start: public backbone.
       users_lower_bound: public lower bound on the number of units of privacy.
       epsilon: epsilon of one run, and the cap of the policy.
+      classes: classes of a classifier, or held-out classes of an embedding.
     """
 
+    photos: Photos
+    start: Backbone
     users_lower_bound: int
     epsilon: float
+    classes: Sequence[str] = ()
+
+    def settings(self, recipe: Recipe) -> Settings:
+        """Returns the settings of a recipe; the noise is not yet chosen."""
+        bound, photos, classifies = self.users_lower_bound, self.photos, recipe.classifies
+        partition: Section = {"virtual_clients": 1, "evaluation": self._evaluation(classifies)}
+        mechanism: Section = {**recipe.mechanism, "noise_multiplier": 1.0}
+        chance = recipe.sampling_probability
+        if recipe.users_per_client:
+            clients = max(1, round(0.9 * bound / recipe.users_per_client))
+            partition["virtual_clients"] = clients
+            chance = round(min(1.0, max(chance or 1.0, _LEAST_CLIENTS / clients)), 3)
+        else:
+            mechanism["units_per_round"] = max(1, round(0.9 * bound * (chance or 1.0)))
+        if chance is not None:
+            mechanism["sampling_probability"] = chance
+        training: Training = {"algorithm": recipe.algorithm, "server": dict(recipe.server)}
+        if recipe.local:
+            training["local"] = recipe.local
+        if recipe.most_learning_rate:
+            training["server"]["learning_rate"] = recipe.most_learning_rate
+        if classifies:
+            partition["max_images_per_user"] = 1 if photos.of_images else 64
+            each = 1 if photos.of_images else 4
+            training["unit_gradient"] = {"images_per_unit": each, "microbatch": min(64, bound)}
+        source = photos.source.model_dump(mode="json", exclude_defaults=True)
+        source["label_scope"] = "global" if classifies or shares_classes(photos) else "user"
+        return {
+            "purpose": "simulation",
+            "task": "classification" if classifies else "embedding",
+            "data": {"source": source},
+            "partition": partition,
+            "model": self._model(recipe),
+            "pretraining": self.start.pretraining,
+            "mechanism": mechanism,
+            "training": training,
+            "policy": {
+                "policy_id": policy_id(Path(photos.source.uri).stem),
+                "users_lower_bound": bound,
+                "delta": customary_delta(bound),
+                "composition": "planned",
+                "epsilon_cap": self.epsilon,
+                "unit": "image" if photos.of_images else "user",
+            },
+        }
+
+    def _evaluation(self, classifies: bool) -> Section:
+        held_out = {} if classifies or not self.classes else {"classes": list(self.classes)}
+        return {"by": "hash", "fraction": 0.1, **held_out}
+
+    def _model(self, recipe: Recipe) -> Section:
+        size, channels = self.start.shape or (self.photos.size, self.photos.channels)
+        images: Section = {"image_size": size, "channels": channels}
+        images["aspect_ratio"] = self.photos.aspect_ratio
+        model = {**images, **recipe.model, **self.start.features(recipe)}
+        if model["backbone"] == "scatter_linear":
+            model["embedding_dim"] = 81 * channels * (int(str(model["image_size"])) // 4) ** 2
+        return model | ({"classes": list(self.classes)} if recipe.classifies else {})
+
+    def calibrated(self, settings: Settings) -> RunConfig:
+        """Returns the configuration with the smallest noise for epsilon."""
+        return calibrated(validate(settings), self.epsilon)
 
 
 def shares_classes(photos: Photos) -> bool:
@@ -69,79 +151,52 @@ def shares_classes(photos: Photos) -> bool:
     return photos.source.columns.label is not None and photos.census.common_classes > 0
 
 
-def images_section(photos: Photos, start: Backbone) -> dict[str, object]:
-    """Returns the settings of the model's input."""
-    size, channels = start.image_shape(photos)
-    return {"image_size": size, "channels": channels, "aspect_ratio": photos.aspect_ratio}
-
-
-def embedding_settings(
-    photos: Photos,
-    start: Backbone,
-    promise: Promise,
-    recipe: EmbeddingRecipe,
-    held_out_classes: Sequence[str] = (),
-) -> Settings:
-    """Returns the settings of an embedding; a share of `held_out_classes` or of all is held out."""
-    clients = max(1, round(0.9 * promise.users_lower_bound / recipe.users_per_client))
-    described = photos.source.model_dump(mode="json", exclude_defaults=True)
-    described["label_scope"] = "global" if shares_classes(photos) else "user"
-    evaluation: dict[str, object] = {"by": "hash", "fraction": 0.1}
-    if held_out_classes:
-        evaluation["classes"] = list(held_out_classes)
-    return {
-        "purpose": "simulation",
-        "data": {"source": described},
-        "partition": {"virtual_clients": clients, "evaluation": evaluation},
-        "model": {
-            **recipe.model,
-            **(start.whitened() if recipe.solved else start.projected()),
-            **images_section(photos, start),
-        },
-        "pretraining": start.pretraining,
-        "mechanism": _mechanism(recipe, promise, clients),
-        "training": recipe.training,
-        "policy": policy_section(photos, promise),
-    }
-
-
-def _mechanism(recipe: EmbeddingRecipe, promise: Promise, clients: int) -> dict[str, object]:
-    if recipe.solved:
-        units = max(1, round(0.9 * promise.users_lower_bound))
-        return {"kind": Covariance.kind_name(), "units_per_round": units, "noise_multiplier": 1.0}
-    probability = max(recipe.sampling_probability, _LEAST_CLIENTS / clients)
-    return {
-        "kind": GroupPoissonGaussian.kind_name(),
-        "rounds": recipe.rounds,
-        "sampling_probability": round(min(1.0, probability), 3),
-        "noise_multiplier": 1.0,
-    }
-
-
-def recipe_of(photos: Photos, start: Backbone, promise: Promise) -> EmbeddingRecipe:
-    """Returns the recipe for an embedding: see `recipes`."""
-    if not start.imported:
-        return WHOLE_NET
-    if start.whitened():
-        return WHITENING
-    for recipe in PROJECTIONS[:-1]:
-        settings = embedding_settings(photos, start, promise, recipe)
-        config = calibrated(validate(settings), promise.epsilon)
+def embedding_recipe(goal: Goal) -> Recipe:
+    """Returns the recipe for an embedding."""
+    if not goal.start.imported:
+        return recipes()["whole_net"]
+    if goal.start.standardised:
+        return recipes()["covariance"]
+    for recipe in map(recipes().__getitem__, PROJECTIONS[:-1]):
+        config = goal.calibrated(goal.settings(recipe))
         if noise_on_mean(plan_mechanism(config)) <= recipe.most_noise:
             return recipe
-    return PROJECTIONS[-1]
+    return recipes()[PROJECTIONS[-1]]
 
 
-def policy_section(photos: Photos, promise: Promise) -> dict[str, object]:
-    """Returns the section `policy`."""
-    bound = promise.users_lower_bound
-    return {
-        "policy_id": policy_id(Path(photos.source.uri).stem),
-        "users_lower_bound": bound,
-        "delta": customary_delta(bound),
-        "composition": "planned",
-        "epsilon_cap": promise.epsilon,
-    }
+def classifier_recipe(goal: Goal) -> Recipe:
+    """Returns the recipe for a classifier."""
+    if goal.start.imported:
+        recipe = recipes()["imported_head"]
+        config = goal.calibrated(goal.settings(recipe))
+        found = training_noise(config, plan_mechanism(config))
+        few = found is not None and found[1] >= SOLVED_FROM_NOISE and goal.start.standardised
+        return recipes()["solved_head"] if few else recipe
+    if goal.start.pretraining["kind"] == "supervised":
+        return recipes()["pretrained_head"]
+    whole = goal.users_lower_bound >= FROM_SCRATCH
+    return recipes()["whole_classifier" if whole else "scattering_head"]
+
+
+def finished(goal: Goal, recipe: Recipe) -> Settings:
+    """Returns settings with noise; learning rate and temperature of a head follow from it."""
+    settings = goal.settings(recipe)
+    config = goal.calibrated(settings)
+    plan = plan_mechanism(config)
+    settings["mechanism"]["noise_multiplier"] = plan.noise_multiplier
+    found = training_noise(config, plan)
+    if found is not None and found[0] == "head":
+        rate = head_learning_rate(found[1], recipe)
+        changed = config.updated({"training.server.learning_rate": rate})
+        divisor = temperature_for_noise(changed, plan)
+        temperature = 1.0 if divisor is None else float(f"{divisor:.3g}")
+        settings["training"]["server"]["learning_rate"] = rate
+        settings["model"]["temperature"] = temperature
+        say(
+            f"learning rate for this noise: {rate:g}",
+            f"temperature for this noise: {temperature:g}",
+        )
+    return settings
 
 
 def policy_id(stem: str) -> str:
@@ -191,7 +246,7 @@ def as_text(settings: Settings, output: Path) -> str:
     """Returns the settings as YAML with comments."""
     parts = ["# Written by `fedemb init`. `fedemb config describe` explains each setting.\n"]
     for name, value in settings.items():
-        if name in _COMMENTS and (name, settings.get("task")) != ("partition", "classification"):
+        if name in _COMMENTS and (name, settings["task"]) != ("partition", "classification"):
             text = textwrap.wrap(_COMMENTS[name].replace("FILE", output.name), 96)
             parts += [f"# {line}\n" for line in text]
         parts.append(yaml.safe_dump({name: value}, sort_keys=False))
