@@ -133,7 +133,7 @@ def check_noise(config: RunConfig) -> None:
 
 
 _REMEDIES: Mapping[Recipe, str] = {
-    "whole_net": "Train a projection on a strong public backbone (fedemb backbone list), or use "
+    "whole_net": "Train a projection on a strong public backbone (fedemb backbone show), or use "
     "fewer rounds or a larger epsilon.",
     "projection": "Use every virtual client in every round, fewer rounds or a larger epsilon.",
     "whitening": "Use fewer model.principal_directions or a larger epsilon.",

@@ -161,7 +161,7 @@ def _allowed(
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
         raise GateDenied(
             f"The gate denies the release just before it is published: {reasons}. See `fedemb "
-            "ledger explain`."
+            "ledger show`."
         )
     if verdict.body.waivers != applied_waivers(ledger, again.waived, report.body):
         raise GateDenied(

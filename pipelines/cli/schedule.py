@@ -1,4 +1,4 @@
-"""Commands that talk to a cluster: `fedemb submit` and `fedemb schedule plan|apply|config`."""
+"""Commands that talk to a cluster: `fedemb submit` and `fedemb schedule apply|config`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
-schedule_app = typer.Typer(help="Price, compare and apply recurring runs.", no_args_is_help=True)
+schedule_app = typer.Typer(help="Price and apply recurring runs.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the schedules' YAML files.")]
 Host = Annotated[
@@ -53,39 +53,16 @@ class ClusterOptions:
 
 @schedule_app.command()
 @grouped
-def plan(
-    *,
-    folder: Folder,
-    cluster: ClusterOptions,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with code 1 if `apply` would change the cluster.")
-    ] = False,
-) -> None:
-    """Print the cost of each schedule, and with --host what `apply` would change.
-
-    Example: fedemb schedule plan schedules/
-    """
-    from fedemb.pipelines.schedules import recurring
-    from fedemb.pipelines.schedules.schedule import load_schedules
-
-    schedules = load_schedules(folder)
-    if cluster.host is None and not check:
-        for item in schedules:
-            say(f"{item.schedule.name}: {item.cost}")
-        return
-    kubeflow = connect(cluster)
-    changes = recurring.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace))
-    say(*changes)
-    if check and any(change.action != "keep" for change in changes):
-        raise typer.Exit(1)
-
-
-@schedule_app.command()
-@grouped
 def apply(
     *,
     folder: Folder,
     cluster: ClusterOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print costs, and with --host what would change.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Dry run; exit with code 1 if anything would change.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
 ) -> None:
     """Create, replace or disable recurring runs to match the folder.
@@ -96,17 +73,22 @@ def apply(
     from fedemb.pipelines.schedules.schedule import load_schedules
     from fedemb.steps.plan_privacy.noise_limits import check_noise
 
+    if dry_run and cluster.host is None:
+        say(*(f"{item.schedule.name}: {item.cost}" for item in load_schedules(folder)))
+        return
     kubeflow = connect(cluster)
     schedules = load_schedules(folder)
-    for item in schedules:
-        check_noise(item.config)
     there = objects(kubeflow.namespace)
     changes = recurring.plan(kubeflow, schedules, _now(), there)
     todo = [change for change in changes if change.action != "keep"]
     say(*changes)
+    if dry_run or check:
+        raise typer.Exit(1 if check and todo else 0)
     if not todo:
         say("nothing to do")
         return
+    for item in schedules:
+        check_noise(item.config)
     check_cluster_first(kubeflow.namespace, cluster.profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)

@@ -16,8 +16,9 @@ from typing import Any
 from fedemb.errors import ConfigError, UnsupportedAccounting
 from fedemb.privacy.accounting.accounting import upper_bound
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from studies.cohort import Cohort, at_equal_utility
 from studies.utility.rows import Method, Row
 
 POPULATIONS = (100_000, 1_000_000, 10_000_000)
@@ -97,7 +98,7 @@ def certify(
             noise_multiplier=noise * clients,
             rounds=rounds,
         )
-        plan = mechanism.at(cohort).at_equal_utility(cohort.noise_multiplier)
+        plan = at_equal_utility(cohort.plan(mechanism), cohort.noise_multiplier)
         delta = float(population**-1.1)
         try:
             epsilon = upper_bound(plan.event(), plan.relation, delta)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from fedemb.config import RunConfig
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from studies.cohort import Cohort
 from studies.utility.protocol import Split, Stage
 
 VERSION = 2
@@ -91,14 +91,10 @@ class Row:
             rounds=rounds,
             virtual_clients=groups,
         )
-        mechanism = {
-            "kind": chosen.kind_name(),
-            "rounds": rounds,
-            "l2_norm_clip": 1.0,
-            **chosen.section_at(cohort),
-        }
-        if self.method == "ftrl":
-            mechanism["noise_multiplier"] = 1.0  # set to equal utility when the plan is made
+        fields = cohort.section(chosen)
+        mechanism = {"kind": chosen.kind_name(), "l2_norm_clip": 1.0, **fields}
+        if self.method == "ftrl":  # set to equal utility when the plan is made
+            mechanism["noise_multiplier"] = 1.0
         algorithm = "dp_fedavg" if self.method == "fedavg" else "dp_fedemb"
         first = {"mechanism": mechanism, "partition.virtual_clients": groups}
         fixed = {

@@ -33,6 +33,7 @@ from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.runtime.provenance import code_digest
 from fedemb.steps.evaluate_embeddings.measure import measure, rate_name
 from fedemb.training.simulation import Simulation
+from studies.cohort import at_equal_utility
 from studies.utility.protocol import Split
 from studies.utility.rows import CENTRALIZED, Row
 
@@ -115,12 +116,12 @@ def with_noise(config: RunConfig, noise: float) -> RunConfig:
     """The configuration with noise of `noise` x clip on the mean; as it is without privacy.
 
     Equal noise, for correlated noise, means: the running sum of updates is as noisy as with
-    independent noise, root mean square over rounds (`MechanismPlan.at_equal_utility`).
+    independent noise, root mean square over rounds (`studies.cohort.at_equal_utility`).
     """
     plan = plan_mechanism(config)
     if not plan.private:
         return config
-    equal = plan.at_equal_utility(noise * plan.normalizer).noise_multiplier
+    equal = at_equal_utility(plan, noise * plan.normalizer).noise_multiplier
     return config.updated({"mechanism.noise_multiplier": equal})
 
 

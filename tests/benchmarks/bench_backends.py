@@ -89,15 +89,15 @@ def _units(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[
 
 
 def _mechanism() -> Any:
-    from fedemb.privacy.mechanisms.mechanism import Cohort
     from fedemb.privacy.mechanisms.registry import MECHANISMS
     from fedemb.privacy.queries import build_mechanism
+    from studies.cohort import Cohort
 
     cohort = Cohort(
         population=16, users_per_client=2, clients_per_round=4, noise_multiplier=1.0, rounds=10
     )
     return build_mechanism(
-        next(iter(MECHANISMS.values())).at(cohort), bytes(32), "bench", 1, "0" * 64
+        cohort.plan(next(iter(MECHANISMS.values()))), bytes(32), "bench", 1, "0" * 64
     )
 
 

@@ -31,8 +31,8 @@ from dp_accounting import pld
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms import tree_sensitivity
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation, even_round_robin
+from studies.cohort import Cohort, at_equal_utility
 
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16
 TOLERANCE = 0.005
@@ -101,7 +101,7 @@ def cells(users: int) -> Iterator[Cell]:
         noise_multiplier=NOISE,
         rounds=ROUNDS,
     )
-    base = GroupPoissonGaussian.at(cohort)
+    base = cohort.plan(GroupPoissonGaussian)
     for name, event, relation, published in (
         ("group-Poisson", base.event(), base.relation, group),
         ("user-Poisson 2C", base.conservative_event(), Relation.ADD_OR_REMOVE_ONE, doubled),
@@ -123,7 +123,7 @@ def cells(users: int) -> Iterator[Cell]:
         "restart_every": separation,
         "matrix_sensitivity": tree_sensitivity.sensitivity(ROUNDS, separation, most, separation),
     }
-    tree = TreeAggregation.at(cohort).replaced(**restarts).at_equal_utility(NOISE)
+    tree = at_equal_utility(cohort.plan(TreeAggregation).replaced(**restarts), NOISE)
     fewer = f"{epochs} participations, where taking turns gives at most {most}"
     yield Cell(
         users=users,

@@ -84,11 +84,6 @@ class Halves(HalvesConfig, MechanismPlan):
     def derived(cls, section, numbers):
         return {"weight": section.share * numbers.virtual_clients}
 
-    @classmethod
-    def section_at(cls, cohort, **options):
-        share = cohort.clients_per_round / cohort.groups
-        return {"noise_multiplier": cohort.noise_multiplier, "share": share}
-
     @property
     def normalizer(self):
         return self.weight
@@ -106,7 +101,7 @@ class Halves(HalvesConfig, MechanismPlan):
 def test_a_mechanism_is_one_module_and_a_line_of_the_registry(monkeypatch):
     """The world of the tests plans it as it plans itself: every test of all kinds takes it."""
     monkeypatch.setitem(MECHANISMS, "halves", Halves)
-    plan = make_plan("halves", virtual_clients=20)
+    plan = make_plan("halves", share=0.25, virtual_clients=20)
     assert (plan.share, plan.weight, plan.normalizer) == (0.25, 5.0, 5.0)
     assert len(plan.sampler(ROOT).sample(0, World(range(100), 20))) <= 20
     assert "(inf" not in str(fedemb.guarantee(plan, delta=1e-5))

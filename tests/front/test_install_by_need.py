@@ -108,7 +108,7 @@ def test_base_commands_run_without_any_extra(released, tmp_path):
         (["config", "describe", "--json"], 0),
         (["config", "describe", "mechanism"], 0),
         (["plan", "--config", "quickstart"], 0),
-        (["backbone", "list"], 0),
+        (["backbone", "show"], 0),
         (["ledger", "init", "--config", "quickstart", *init], 0),
         (["ledger", "show", *ledger], 0),
         (["ledger", "verify", *ledger], 0),

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
+from studies.cohort import Cohort
 
 ROOT = bytes(range(32))
 COHORT = Cohort(
@@ -46,7 +47,7 @@ class World:
 def make_plan(kind: str = "group_poisson_gaussian", **changes) -> MechanismPlan:
     """A small valid plan of each mechanism: as it plans itself for a cohort, with other fields."""
     mechanism, cohort = MECHANISMS[kind], OTHER_COHORTS.get(kind, COHORT)
-    fields = {"rounds": cohort.rounds, **mechanism.section_at(cohort), **changes}
+    fields = {"rounds": cohort.rounds, **cohort.section(mechanism), **changes}
     groups = fields.setdefault("virtual_clients", cohort.virtual_clients)
     # Not validated: a test may need to see the plan refuse what it changed.
     own = {name: value for name, value in fields.items() if name in mechanism.section.model_fields}

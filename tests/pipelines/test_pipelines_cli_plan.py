@@ -35,24 +35,6 @@ FIELDS = {
 }
 
 
-ALONE = (
-    "poisson_gaussian",
-    "capped_image_poisson",
-    "least_squares",
-    "covariance",
-)
-
-
-@pytest.mark.parametrize("kind", ALONE)
-def test_every_way_to_sample_units_alone_is_priced_from_numbers(tmp_path, kind):
-    rounds = "1" if kind in ALONE[2:] else "20"
-    numbers = ["--population", "20000", "--users-per-client", "1", "--clients-per-round", "1000"]
-    words = ["--mechanism", kind, "--rounds", rounds, "--noise-multiplier", "4", "--json"]
-    found = json.loads(call(tmp_path, *numbers, *words))
-    assert found["mechanism"] == kind
-    assert 0 < found["epsilon"] < 8
-
-
 def call(tmp_path, *arguments):
     return invoke(app, *arguments, "--output", str(tmp_path / "p.json"))
 
@@ -77,17 +59,11 @@ def test_json_holds_the_promised_fields_and_the_file_is_written(tmp_path):
     assert written["users_lower_bound"] == 20_000
 
 
-def test_population_bound_and_groups_can_be_set_apart(tmp_path):
-    out = json.loads(
-        call(
-            tmp_path, *NUMBERS[2:], "--virtual-clients", "500", "--users-lower-bound", "9000",
-            "--certify-at", "90000", "--noise-multiplier", "4", "--json",
-        )
-    )  # fmt: skip
-    assert out["virtual_clients"] == 500
-    assert out["users_lower_bound"] == 9000
+def test_settings_of_a_plan_from_numbers_can_be_changed(tmp_path):
+    changed = ("--set", "policy.certify_at=[90000]", "--set", "mechanism.l2_norm_clip=2")
+    out = json.loads(call(tmp_path, *NUMBERS, "--noise-multiplier", "4", *changed, "--json"))
     (projection,) = out["projections"]
-    assert (projection["simulated_at"], projection["population"]) == (9000, 90_000)
+    assert (projection["simulated_at"], projection["population"]) == (20_000, 90_000)
 
 
 def test_target_epsilon_finds_the_noise(tmp_path):
@@ -95,13 +71,28 @@ def test_target_epsilon_finds_the_noise(tmp_path):
     assert 0.39 < out["epsilon"] <= 0.4
 
 
+TREE = (
+    "{kind: tree_aggregation, rounds: 20, clients_per_round: 10, noise_multiplier: 9, "
+    "min_separation: 20, max_participations: 1}"
+)
+
+
 @pytest.mark.parametrize("kind", ["tree_aggregation", "not_private"])
-def test_every_mechanism_is_planned_from_numbers(tmp_path, kind):
-    noise = [] if kind == "not_private" else ["--noise-multiplier", "12"]
-    out = json.loads(call(tmp_path, *NUMBERS, *noise, "--mechanism", kind, "--json"))
+def test_mechanisms_are_priced_from_a_configuration(tmp_path, kind):
+    """Only real prices are printed; without noise no guarantee is printed."""
+    changed = (
+        TREE
+        if kind == "tree_aggregation"
+        else "{kind: not_private, rounds: 20, sampling_probability: 0.1}"
+    )
+    words = ("--config", "quickstart", "--set", f"mechanism={changed}")
+    out = json.loads(call(tmp_path, *words, "--json"))
     assert out["mechanism"] == kind
     assert (out["epsilon"] is None) == (kind == "not_private")
     assert (out["zcdp_rho"] is None) == (kind != "tree_aggregation")
+    said = call(tmp_path, *words)
+    assert ("the gate denies it" in said) == (kind == "not_private")
+    assert ("virtual clients a round in turn" in said) == (kind == "tree_aggregation")
 
 
 def test_plan_prices_the_poster_as_its_page_says(tmp_path):
@@ -117,31 +108,17 @@ def test_words_and_sentence(tmp_path):
     assert "warning: delta=3e-05 is above the customary" in out
 
 
-def test_words_say_no_more_than_there_is(tmp_path):
-    """Only real prices are printed; without noise no guarantee is printed."""
-    tree = call(tmp_path, *NUMBERS, "--mechanism", "tree_aggregation", "--noise-multiplier", "9")
-    assert "10 of 625 virtual clients a round in turn" in tree
-    nothing = call(tmp_path, *NUMBERS, "--mechanism", "not_private")
-    assert "protected" not in nothing
-    assert "the gate denies it" in nothing
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--noise-multiplier", "4"], "--population, --clients-per-round, --rounds"),
         (NUMBERS, "exactly one of"),
         ([*NUMBERS, "--noise-multiplier", "4", "--target-epsilon", "2"], "exactly one of"),
-        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "0.01"], "users-lower-bound 99\\."),
-        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "5e-5"], "users-lower-bound 19999\\."),
+        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "0.01"], "population 99\\."),
+        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "5e-5"], "population 19999\\."),
         ([*NUMBERS, "--noise-multiplier", "0"], "noise_multiplier"),
         ([*NUMBERS, "--noise-multiplier", "nan"], "noise_multiplier"),
         ([*NUMBERS, "--target-epsilon", "-1"], "target_epsilon"),
-        (
-            [*NUMBERS, "--noise-multiplier", "4", "--min-separation", "3"],
-            "--min-separation is for tree_aggregation",
-        ),
-        ([*NUMBERS, "--mechanism", "not_private", "--noise-multiplier", "4"], "no noise"),
         (
             [*NUMBERS[:2], "--clients-per-round", "700", *NUMBERS[4:], "--noise-multiplier", "4"],
             "625 virtual clients",
@@ -161,7 +138,7 @@ def test_a_configuration_is_priced_as_the_run_would_be(tmp_path):
 
 
 def test_renyi_is_called_looser_only_where_it_is(tmp_path):
-    base = ["--mechanism", "poisson_gaussian", "--population", "50000", "--users-per-client", "1"]
+    base = ["--population", "50000", "--users-per-client", "1"]
     base += ["--clients-per-round", "40", "--rounds", "2", "--delta", "1e-5"]
     for noise in ("1", "49000"):
         found = json.loads(call(tmp_path, *base, "--noise-multiplier", noise, "--json"))
@@ -177,13 +154,13 @@ def test_options_of_a_group_reach_the_command_once():
     assert {"config", "population", "write"} <= set(names)
 
 
-@pytest.mark.parametrize("delta", [1e-7, 3e-7, 1e-3, 0.4])
+@pytest.mark.parametrize("delta", [1e-7, 3e-7, 1e-3])
 def test_suggested_bound_and_delta_are_accepted(tmp_path, delta):
     numbers = ["--population", "10000000", *NUMBERS[2:], "--noise-multiplier", "4"]
     with pytest.raises(ConfigError) as refused:
         call(tmp_path, *numbers, "--delta", str(delta))
     suggested = re.findall(r"(--[a-z-]+) ([\d.e-]*\d)", str(refused.value).partition("Pass")[2])
-    assert [option for option, _ in suggested] == ["--delta", "--users-lower-bound"]
+    assert [option for option, _ in suggested] == ["--delta", "--population"]
     for option, value in suggested:
         kept = [] if option == "--delta" else ["--delta", str(delta)]
         call(tmp_path, *numbers, *kept, option, value)

@@ -51,13 +51,9 @@ WRONG = {
         "ledger show --ledger {d}/two/ledger",
         "ledger show --ledger {d}/two/ledger --policy mine",
     ),
-    "name a run, or a configuration": (
-        "ledger explain --ledger {d}/policy/ledger",
-        "ledger explain --ledger {d}/policy/ledger --config {d}/mine.yaml",
-    ),
     "has no run": (
-        "ledger explain never --ledger {d}/policy/ledger",
-        "ledger explain --ledger {d}/policy/ledger --config {d}/mine.yaml",
+        "ledger show never --ledger {d}/policy/ledger",
+        "ledger show --ledger {d}/policy/ledger --config {d}/mine.yaml",
     ),
     "--anchor .* is not valid": (
         "ledger verify --ledger {d}/policy/ledger --anchor nine",
@@ -124,10 +120,6 @@ WRONG = {
         "plan --config {d}/mine.yaml --rounds 20",
         "plan --config {d}/mine.yaml --set mechanism.rounds=20",
     ),
-    "--set changes a configuration": (
-        NUMBERS + " --noise-multiplier 4 --set mechanism.rounds=20",
-        "plan --config {d}/mine.yaml --set mechanism.rounds=20",
-    ),
     "is missing. Pass the option or --config": (
         "plan --population 20000 --noise-multiplier 4",
         NUMBERS + " --noise-multiplier 4",
@@ -139,11 +131,7 @@ WRONG = {
     ),
     "is not below 1 /": (
         NUMBERS + " --noise-multiplier 4 --delta 5e-5",
-        NUMBERS + " --noise-multiplier 4 --delta 5e-5 --users-lower-bound 19999",
-    ),
-    "--mechanism .* is unknown": (
-        NUMBERS + " --noise-multiplier 4 --mechanism none",
-        NUMBERS + " --noise-multiplier 4 --mechanism tree_aggregation",
+        NUMBERS + " --noise-multiplier 4 --delta 5e-5 --population 19999",
     ),
     "Pass exactly one of --noise-multiplier": (NUMBERS, NUMBERS + " --target-epsilon 4"),
     "--from resumes a run": ("run --from train_dp_fedemb", "run --resume {d}/nowhere"),
@@ -189,9 +177,6 @@ ELSEWHERE = {
     r"--reason is empty": "pipelines/test_cli_ledger_write.py",
     r"Run X exists\. Resume|--from X|Unknown step --from|--set changes X|a release does not change"
     r"|run the step again with --from": "pipelines/test_resume.py",
-    r"has no meaning for|is for X, not for X|or pass another --mechanism": (
-        "pipelines/test_pipelines_cli_plan.py"
-    ),
     r"below --min-remaining": "pipelines/test_cli_ledger.py",
     r"No Kubeflow API host|No image for|profile pins packages|is listed without a state"
     r"|Package X is the pipeline|earlier submission|earlier run|cannot be resumed from"

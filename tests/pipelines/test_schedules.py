@@ -606,18 +606,18 @@ def test_commands_print_cost_and_changes(folder, kfp):
     from fedemb.pipelines.cli.schedule import schedule_app
 
     run = CliRunner().invoke
-    dry = run(schedule_app, ["plan", str(folder)])
+    dry = run(schedule_app, ["apply", str(folder), "--dry-run"])
     assert dry.exit_code == 0, dry.output
     assert "13 runs, at most epsilon=" in dry.output
     change_schedule(
         folder, "weekly", start=datetime.now(UTC), end=datetime.now(UTC) + timedelta(days=80)
     )
     where = [str(folder), "--host", kfp.url]
-    assert "create weekly" in run(schedule_app, ["plan", *where]).output
-    assert run(schedule_app, ["plan", *where, "--check"]).exit_code == 1
+    assert "create weekly" in run(schedule_app, ["apply", *where, "--dry-run"]).output
+    assert run(schedule_app, ["apply", *where, "--check"]).exit_code == 1
     applied = run(schedule_app, ["apply", *where, "--yes"])
     assert "1 change(s) carried out" in applied.output
-    assert run(schedule_app, ["plan", *where, "--check"]).exit_code == 0
+    assert run(schedule_app, ["apply", *where, "--check"]).exit_code == 0
     assert "nothing to do" in run(schedule_app, ["apply", *where]).output
     assert len(kfp.enabled("fedemb", "weekly")) == 1
 

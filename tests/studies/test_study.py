@@ -13,8 +13,8 @@ from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, InputError
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import plan_mechanism
+from studies.cohort import Cohort
 from studies.utility import grid
 from studies.utility.certify import LEAST_NOISE, TARGET, certify, cohorts
 from studies.utility.decide import Decided, people_who_train, run_study
@@ -441,7 +441,7 @@ def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
             noise_multiplier=1e-2 * clients,
             rounds=10,
         )
-        plan = GroupPoissonGaussian.at(cohort)
+        plan = cohort.plan(GroupPoissonGaussian)
         epsilon = price(plan.event(), plan.relation, found.delta).epsilon
         assert (epsilon <= TARGET) is wanted
     assert found.examples(users_per_client=32, images_per_user=20, visits=20) == (

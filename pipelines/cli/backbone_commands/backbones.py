@@ -17,32 +17,9 @@ from fedemb.pipelines.output import say, say_block, say_json
 backbone_app = typer.Typer(help="Get and inspect public backbones.", no_args_is_help=True)
 
 
-@backbone_app.command(name="list")
-def list_backbones(json_: JsonOption = False) -> None:
-    """List the public backbones that can be used by name.
-
-    Example: fedemb backbone list
-    """
-    from fedemb.models.public_backbone.catalogue import installed, named_backbones
-
-    with quiet():
-        found = named_backbones()
-    entries = [
-        {"name": name, "origin": origin, "installed": name[:6] == "keras-" or bool(installed(name))}
-        for name, origin in found.items()
-    ]
-    if json_:
-        say_json(entries)
-        return
-    width = max(map(len, found))
-    for entry in entries:
-        missing = "" if entry["installed"] else " (not installed)"
-        say(f"{entry['name']:{width}}  {entry['origin']}{missing}")
-
-
 @backbone_app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="Name in `fedemb backbone list`.")],
+    name: Annotated[str, typer.Argument(help="Name in `fedemb backbone show`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Backbone file to write.")],
     size: Annotated[
         int | None,
@@ -75,14 +52,18 @@ def get(
 
 @backbone_app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="Backbone file.")], json_: JsonOption = False
+    file: Annotated[Path | None, typer.Argument(help="Backbone file.")] = None,
+    json_: JsonOption = False,
 ) -> None:
-    """Show architecture, size, pixels, taps, licence and origin of a backbone file.
+    """Show architecture, pixels, taps, licence and origin of a backbone file; without one, names.
 
     Example: fedemb backbone show lite0.keras
     """
     from fedemb.models.public_backbone.card import read_card
 
+    if file is None:
+        _list_names(json_)
+        return
     card = read_card(file)
     if card is None:
         raise InputError(
@@ -110,3 +91,21 @@ def show(
     if card.licence_text:
         say("", "licence text:")
         say_block(card.licence_text)
+
+
+def _list_names(json_: bool) -> None:
+    from fedemb.models.public_backbone.catalogue import installed, named_backbones
+
+    with quiet():
+        found = named_backbones()
+    entries = [
+        {"name": name, "origin": origin, "installed": name[:6] == "keras-" or bool(installed(name))}
+        for name, origin in found.items()
+    ]
+    if json_:
+        say_json(entries)
+        return
+    width = max(map(len, found))
+    for entry in entries:
+        missing = "" if entry["installed"] else " (not installed)"
+        say(f"{entry['name']:{width}}  {entry['origin']}{missing}")

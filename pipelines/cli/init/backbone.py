@@ -83,9 +83,12 @@ def backbone_of(
     """
     if start.endswith(".keras"):
         return _imported(Path(start), photos, pixels, ask)
-    for flag, value in (("--public-photos", photos), ("--pixels", pixels)):
-        if value:
-            raise ConfigError(f"{flag} is for a .keras file, and --public is {start}. Drop {flag}.")
+    if photos:
+        raise ConfigError(
+            f"--public-photos is for a .keras file, and --public is {start}. Drop --public-photos."
+        )
+    if pixels:
+        raise ConfigError(f"--pixels is for a .keras file, and --public is {start}. Drop --pixels.")
     if start == "none":
         return Backbone(pretraining={"kind": "none"})
     loss = {"kind": "cosface"}

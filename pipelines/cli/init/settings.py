@@ -156,7 +156,7 @@ def embedding_recipe(goal: Goal) -> Recipe:
     if not goal.start.imported:
         return recipes()["whole_net"]
     if goal.start.standardised:
-        return recipes()["covariance"]
+        return recipes()["whitening"]
     for recipe in map(recipes().__getitem__, PROJECTIONS[:-1]):
         config = goal.calibrated(goal.settings(recipe))
         if noise_on_mean(plan_mechanism(config)) <= recipe.most_noise:

@@ -115,9 +115,10 @@ def init(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOutput:
-    """Output of `fedemb ledger show`."""
+class Shown:
+    """What `fedemb ledger show` shows."""
 
+    run_id: Annotated[str | None, typer.Argument(help="Run whose charge to explain.")] = None
     min_remaining: Annotated[
         float | None,
         typer.Option(help="Exit with code 3 if a block has less epsilon left. [no limit]", min=0),
@@ -136,9 +137,11 @@ def show(
     set_: SetOption = None,
     keys: MarksOption = None,
     rollback_anchor: RollbackAnchorOption = None,
-    output: ShowOutput,
+    shown: Shown,
 ) -> None:
-    """Show spent and remaining budget; with --config, how many more runs fit and until when.
+    """Show spent and remaining budget, or the charge of one run.
+
+    With --config: whether such a run would be admitted, how many more fit, and until when.
 
     Example: fedemb ledger show --ledger policy/ledger --config mine.yaml --min-remaining 1
     """
@@ -152,20 +155,24 @@ def show(
         policy = policy or planned.policy.policy_id
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
     check_marks(opened, keys, rollback_anchor)
+    if shown.run_id is not None:
+        say(*text.explain_run(opened, shown.run_id))
+        return
     forecast: dict[str, int | str | None] = {}
     if planned is not None:
         content = text.content_of(planned)
         fit = text.fitting(opened, content)
         due = text.first_run_without_budget(opened, content["blocks_requested"], fit)
         forecast = {
+            "admission": text.admission(opened, planned),
             "more_runs_that_fit": fit,
             "first_run_without_budget": due and due.isoformat(timespec="seconds"),
         }
-    if output.json_:
+    if shown.json_:
         say_json({**text.summary(opened), **forecast})
     else:
         _show(opened, forecast)
-    if (limit := output.min_remaining) is not None:
+    if (limit := shown.min_remaining) is not None:
         worst = opened.state.worst_block()
         left = opened.terms.epsilon_cap - (opened.spent(worst).epsilon if worst else 0.0)
         if not left >= limit:
@@ -190,7 +197,8 @@ def _show(opened: Ledger, forecast: Mapping[str, int | str | None]) -> None:
         _show_runs(opened)
     _show_decisions(opened.state)
     if forecast:
-        say("", f"more runs of this plan that fit: {forecast['more_runs_that_fit']}")
+        say("", f"a run of this plan now: {forecast['admission']}")
+        say(f"more runs of this plan that fit: {forecast['more_runs_that_fit']}")
     if due := forecast.get("first_run_without_budget"):
         say(f"at the mean interval of past runs, the first run without budget is due on {due}")
 
@@ -303,32 +311,6 @@ def verify(
         say("ledger freshness not checked; pass --keys or --rollback-anchor to check it")
     else:
         say(f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges")
-
-
-@app.command()
-def explain(
-    ledger: LedgerOption,
-    run_id: Annotated[str | None, typer.Argument(help="Run to explain.")] = None,
-    policy: PolicyOption = None,
-    trust: TrustOption = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
-) -> None:
-    """Explain the charge of a run, or with --config whether a run would be admitted.
-
-    Example: fedemb ledger explain week-1 --ledger policy/ledger
-    """
-    from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
-
-    opened = text.load(ledger, policy, _trust(trust), signatures=False)
-    if run_id is not None:
-        say(*text.explain_run(opened, run_id))
-    if config is not None:
-        from fedemb.pipelines.run.load_config import load_config
-
-        say(text.admission(opened, load_config(config, set_ or [])))
-    if run_id is None and config is None:
-        raise InputError("name a run, or a configuration with --config")
 
 
 for act, name in (

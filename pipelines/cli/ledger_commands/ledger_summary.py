@@ -233,7 +233,7 @@ def explain_run(ledger: Ledger, run_id: str) -> list[str]:
     if not attempts:
         raise InputError(
             f"The ledger of policy {ledger.policy_id!r} has no run {run_id!r}: the run made no "
-            "reservation or was refused. Run `fedemb ledger explain --config` to see whether "
+            "reservation or was refused. Run `fedemb ledger show --config` to see whether "
             "it would be refused now."
         )
     lines = []

@@ -11,7 +11,8 @@ import typer
 from fedemb.errors import ConfigError
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.option_groups import grouped
-from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
+from fedemb.pipelines.cli.options import SetOption
+from fedemb.pipelines.cli.planning.plan_numbers import PlanNumbers
 from fedemb.pipelines.output import say, say_json
 
 
@@ -30,9 +31,15 @@ class PlanOutput:
 @grouped
 def plan(
     *,
-    context: typer.Context,
-    source: ConfigSource,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", help="YAML file or preset; excludes the numbers."),
+    ] = None,
+    set_: SetOption = None,
     numbers: PlanNumbers,
+    target_epsilon: Annotated[
+        float | None, typer.Option(help="Epsilon for which the smallest noise is searched.")
+    ] = None,
     output: PlanOutput,
 ) -> None:
     """Price a run before it starts.
@@ -44,21 +51,36 @@ def plan(
     """
     from fedemb.pipelines.cli.edit_config import write_mechanism
     from fedemb.pipelines.cli.planning.plan_text import lines
-    from fedemb.pipelines.cli.planning.planned import config_of, price_fields, priced
+    from fedemb.pipelines.cli.planning.planned import calibrated, price_fields, priced
+    from fedemb.pipelines.run.load_config import load_config, overridden
 
-    config = config_of(context, source, numbers)
+    if config is None:
+        if (numbers.noise_multiplier is None) == (target_epsilon is None):
+            raise ConfigError(
+                "Pass exactly one of --noise-multiplier and --target-epsilon, or --config."
+            )
+        planned = overridden(numbers.config(), set_ or [])
+    elif given := numbers.given():
+        raise ConfigError(
+            f"{', '.join(given)} and --config exclude each other. Change the configuration with "
+            "--set, for example --set mechanism.rounds=20."
+        )
+    else:
+        planned = load_config(config, set_ or [])
+    if target_epsilon is not None:
+        planned = calibrated(planned, target_epsilon)
     if (path := output.write) is not None:
-        if source.config is None:
+        if config is None:
             raise ConfigError(
                 "--write changes a configuration. Pass the configuration by --config."
             )
         new = not path.exists()
-        write_mechanism(path, config)
+        write_mechanism(path, planned)
         say(f"wrote {'the new file ' if new else ''}{path}", err=True)
-    found = priced(config)
+    found = priced(planned)
     if output.output is not None:
         write_bytes(output.output, found.document.data)  # unsigned: no step accepts it
     if output.json_:
-        say_json(price_fields(config, found, output.output))
+        say_json(price_fields(planned, found, output.output))
     else:
-        say(*lines(config, found, output.output))
+        say(*lines(planned, found, output.output))

@@ -5,24 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-import typer
-
 from fedemb.config import RunConfig
 from fedemb.documents.plan import PrivacyPlan
-from fedemb.errors import ConfigError
 from fedemb.foundation.document import Written, written
 from fedemb.pipelines.cli.ledger_commands.ledger_summary import planned_series
-from fedemb.pipelines.cli.planning.plan_checks import (
-    refuse_meaningless,
-    refuse_mixed,
-    refuse_unknown_to,
-)
-from fedemb.pipelines.cli.planning.plan_numbers import from_numbers
-from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
-from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
+from fedemb.privacy.mechanisms.registry import plan_from_json, plan_mechanism
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.prices import finite
 from fedemb.reports.mechanism_text import comparison
@@ -35,32 +24,6 @@ class Priced(NamedTuple):
     document: Written[PrivacyPlan]
     mechanism: MechanismPlan
     guarantee: PrivacyGuarantee
-
-
-def config_of(context: typer.Context, source: ConfigSource, numbers: PlanNumbers) -> RunConfig:
-    """Returns the configuration to price, with the smallest noise for `--target-epsilon`.
-
-    Raises:
-      ConfigError: options are missing, contradict one another or would be ignored.
-    """
-    planned = MECHANISMS.get(numbers.mechanism or next(iter(MECHANISMS)))
-    if planned is None:
-        raise ConfigError(
-            f"--mechanism {numbers.mechanism} is unknown. Pass one of {', '.join(MECHANISMS)}."
-        )
-    refuse_mixed(context, from_file=source.config is not None)
-    target = numbers.target_epsilon
-    if source.config is not None:
-        config = load_config(source.config, source.set_ or [])
-    else:
-        refuse_unknown_to(context, planned)
-        refuse_meaningless(context, planned)
-        if planned.private and (numbers.noise_multiplier is None) == (target is None):
-            raise ConfigError(
-                "Pass exactly one of --noise-multiplier and --target-epsilon, or --config."
-            )
-        config = from_numbers(planned, numbers)
-    return config if target is None else calibrated(config, target)
 
 
 def priced(config: RunConfig) -> Priced:

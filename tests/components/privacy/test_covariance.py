@@ -6,9 +6,9 @@ from scipy.stats import norm
 
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.covariance import Covariance
-from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.privacy.queries import covariance_sum as sums
+from studies.cohort import Cohort
 from tests.kit.pipeline_runs.training_run import covariance_config
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
@@ -20,7 +20,7 @@ def plan_at(noise):
         population=5_000, users_per_client=1, clients_per_round=5_000, noise_multiplier=noise,
         rounds=7,
     )  # fmt: skip
-    return Covariance.at(cohort)
+    return cohort.plan(Covariance)
 
 
 @pytest.mark.parametrize(("noise", "epsilon"), [(3.732, 1.0), (1.994, 2.0), (0.600, 8.0)])

@@ -6,9 +6,9 @@ from scipy.stats import norm
 
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.least_squares import LeastSquares
-from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.privacy.queries import moment_sum as moments
+from studies.cohort import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 GRID, CLASSES = 32, 3
@@ -19,7 +19,7 @@ def plan_at(noise):
         population=50_000, users_per_client=1, clients_per_round=50_000, noise_multiplier=noise,
         rounds=7,
     )  # fmt: skip
-    return LeastSquares.at(cohort)
+    return cohort.plan(LeastSquares)
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,6 @@ class Everyone(EveryoneConfig, MechanismPlan):
     section = EveryoneConfig
     proof = "a user moves one update by at most 2C, in every round"
 
-    @classmethod
-    def section_at(cls, cohort, **options):
-        return {"noise_multiplier": cohort.noise_multiplier}
-
     @property
     def normalizer(self):
         return float(self.virtual_clients)
@@ -71,9 +67,9 @@ def test_every_mechanism_has_report_text():
 
 
 def test_a_new_mechanism_is_planned_by_the_command_line(tmp_path):
-    numbers = ["--mechanism", "everyone", "--population", "20000", "--rounds", "3", "--json"]
-    numbers += ["--clients-per-round", "10", "--noise-multiplier", "60"]
-    result = CliRunner().invoke(app, ["plan", *numbers, "--output", str(tmp_path / "plan.json")])
+    words = ["--config", "quickstart", "--set", f"mechanism={json.dumps(TOY)}", "--json"]
+    words += ["--set", "partition.virtual_clients=625"]
+    result = CliRunner().invoke(app, ["plan", *words, "--output", str(tmp_path / "plan.json")])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     ours = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=625, groupings=1)

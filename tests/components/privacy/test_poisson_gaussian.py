@@ -10,10 +10,10 @@ from scipy import stats
 from fedemb.config import RunConfig
 from fedemb.ledger.terms import terms_of
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
 from fedemb.reports.mechanism_text import participants
+from studies.cohort import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
@@ -21,15 +21,13 @@ DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
 
 def plan_at(noise, images=1, unit="user", **cohort):
     numbers = DE | cohort
-    return PoissonGaussian.at(
-        Cohort(
-            users_per_client=1,
-            noise_multiplier=noise,
-            max_images_per_user=images,
-            unit=unit,
-            **numbers,
-        )
-    )
+    return Cohort(
+        users_per_client=1,
+        noise_multiplier=noise,
+        max_images_per_user=images,
+        unit=unit,
+        **numbers,
+    ).plan(PoissonGaussian)
 
 
 # ---- prices -------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_image_smaller_than_the_network_accepts_is_refused(tmp_path):
 
 
 def test_unknown_name_lists_near_names(tmp_path):
-    with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite.*backbone list"):
+    with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite.*backbone show"):
         write_named("EfficientNetLite0", tmp_path / "x.keras")
     with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite0 or .*lite1"):
         write_named("lite", tmp_path / "x.keras")

@@ -49,7 +49,7 @@ class BackboneCard(Document):
     kind: ClassVar[str] = "public_backbone"
 
     name: _Name
-    """Name in `fedemb backbone list`, such as `efficientnet_lite0`."""
+    """Name in `fedemb backbone show`, such as `efficientnet_lite0`."""
     architecture: _Line
     image_size: _Positive
     """Height and width of the input images."""

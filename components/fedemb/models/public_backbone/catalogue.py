@@ -65,7 +65,7 @@ def write_named(
         near = inside[:3] or get_close_matches(name.lower(), known, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ConfigError(
-            f"Public backbone {name!r} does not exist. {hint}Run `fedemb backbone list` for all "
+            f"Public backbone {name!r} does not exist. {hint}Run `fedemb backbone show` for all "
             "names."
         )
     if weights is not None and not weights.is_file():

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from fedemb.foundation.section import Probability
 from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
-from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, MechanismPlan
+from fedemb.privacy.mechanisms.mechanism import Comparison, MechanismPlan
 from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig, PublicNumbers
 from fedemb.privacy.randomness.grid import MOST_UNITS
 
@@ -89,15 +89,6 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
     @classmethod
     def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
         return {"images_per_user": numbers.max_images_per_user}
-
-    @override
-    @classmethod
-    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
-        return {
-            "noise_multiplier": cohort.noise_multiplier,
-            "sampling_probability": min(1.0, cohort.clients_per_round / cohort.groups),
-            "images_per_round": cohort.clients_per_round,
-        }
 
     @property
     @override

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from typing_extensions import override
 
 from fedemb.foundation.section import Probability
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.section import NoisedConfig
 
 if TYPE_CHECKING:
@@ -34,14 +34,6 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
     section = GroupPoissonGaussianConfig
     relation_name = "REPLACE_ONE"
     proof = "the theorem on sampling whole virtual clients"
-
-    @override
-    @classmethod
-    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
-        return {
-            "noise_multiplier": cohort.noise_multiplier,
-            "sampling_probability": cohort.clients_per_round / cohort.groups,
-        }
 
     @property
     @override

@@ -43,37 +43,6 @@ _PER_ROUND = {"clients_per_round", "units_per_round", "images_per_round"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cohort:
-    """Public numbers from which any mechanism can be planned."""
-
-    population: int
-    users_per_client: int
-    clients_per_round: int
-    noise_multiplier: float
-    rounds: int
-    virtual_clients: int = 0
-    """Number of virtual clients; 0 derives it from the population."""
-    unit: Unit = "user"
-    max_images_per_user: int = 1
-
-    @property
-    def groups(self) -> int:
-        """Virtual clients."""
-        return self.virtual_clients or max(1, round(self.population / self.users_per_client))
-
-    @property
-    def numbers(self) -> PublicNumbers:
-        """Public numbers of a partition and policy for this cohort."""
-        return PublicNumbers(
-            virtual_clients=self.groups,
-            groupings=1,
-            users_lower_bound=self.population,
-            max_images_per_user=self.max_images_per_user,
-            unit=self.unit,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Event of the same noise under another sampler, for comparison only."""
 
@@ -130,26 +99,6 @@ class MechanismPlan(MechanismConfig):
     def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
         """Returns the fields that are derived from section and public numbers."""
         return {}
-
-    @classmethod
-    @abstractmethod
-    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
-        """Returns fields of the section for a cohort; `options` override derived schedules."""
-
-    @classmethod
-    def at(cls, cohort: Cohort) -> Self:
-        """Returns the plan for a cohort, with participation as even as the schedule allows.
-
-        Raises:
-          ConfigError: the cohort asks for more clients than there are.
-        """
-        if cohort.clients_per_round > cohort.groups:
-            raise ConfigError(
-                f"{cohort.clients_per_round} clients per round exceed the {cohort.groups} virtual "
-                f"clients of {cohort.population} users; lower clients_per_round or users_per_client"
-            )
-        tree = {"kind": cls.kind_name(), "rounds": cohort.rounds, **cls.section_at(cohort)}
-        return cls.of(cls.section.model_validate(tree), cohort.numbers)
 
     def expected(self, section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
         """Returns the plan of a configuration, with the free choices of this plan.
@@ -336,13 +285,6 @@ class MechanismPlan(MechanismConfig):
         if self.chance is not None:
             changes["sampling_probability"] = self.chance * (compute / population)
         return changes
-
-    def at_equal_utility(self, independent_noise: float) -> Self:
-        """Returns the plan whose running sums of updates have the noise of independent rounds.
-
-        See docs/privacy/accounting.md#equal-utility.
-        """
-        return self.replaced(noise_multiplier=independent_noise)
 
     def matrix(self) -> dict[str, float | None] | None:
         """Returns the parameters of correlated noise, for the report; None if independent."""

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.section import Probability
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
 from fedemb.privacy.randomness.grid import MAX_SUM_BITS, MOST_GRID_BITS
 
@@ -44,11 +44,6 @@ class NotPrivate(NotPrivateConfig, MechanismPlan):
         # Without noise a coarse grid is visible: use all bits that sums leave.
         room = MAX_SUM_BITS - math.ceil(math.log2(numbers.virtual_clients + 1))
         return {"grid_bits": min(MOST_GRID_BITS, room)}
-
-    @override
-    @classmethod
-    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
-        return {"sampling_probability": cohort.clients_per_round / cohort.groups}
 
     @override
     def check(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, PositiveFloat, PositiveInt
 from typing_extensions import override
 
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan, times
 from fedemb.privacy.mechanisms.section import NoisedConfig
 from fedemb.privacy.randomness.grid import MOST_UNITS
 
@@ -63,15 +63,6 @@ class OneRound(OneRoundConfig, PerUnitSampling):
     """Mechanism whose only round is one Gaussian of all units, under ADD_OR_REMOVE_ONE."""
 
     proof = "a unit adds one vector of norm at most C, in the only round"
-
-    @override
-    @classmethod
-    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
-        return {
-            "rounds": 1,
-            "noise_multiplier": cohort.noise_multiplier,
-            "units_per_round": cohort.population,
-        }
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:

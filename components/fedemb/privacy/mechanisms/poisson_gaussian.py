@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from fedemb.foundation.section import Probability
 from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
-from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison
+from fedemb.privacy.mechanisms.mechanism import Comparison
 from fedemb.privacy.mechanisms.per_unit_sampling import PerUnitSampling, UnitsAloneConfig
 from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
 
@@ -65,15 +65,6 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
     @classmethod
     def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
         return {"images_per_unit": 1 if numbers.unit == "image" else numbers.max_images_per_user}
-
-    @override
-    @classmethod
-    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
-        return {
-            "noise_multiplier": cohort.noise_multiplier,
-            "sampling_probability": min(1.0, cohort.clients_per_round / cohort.groups),
-            "units_per_round": cohort.clients_per_round,
-        }
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:

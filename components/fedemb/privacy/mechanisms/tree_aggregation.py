@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from typing_extensions import override
 
 from fedemb.errors import ConfigError, PlanMismatch
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan, times
 from fedemb.privacy.mechanisms.section import MechanismConfig, NoisedConfig, PublicNumbers
 from fedemb.privacy.mechanisms.tree_sensitivity import sensitivity
 
@@ -82,18 +82,6 @@ class TreeAggregation(TreeAggregationConfig, MechanismPlan):
             section.restart_every,
         )
         return {"matrix_sensitivity": value}
-
-    @override
-    @classmethod
-    def section_at(cls, cohort: Cohort, **options: int | None) -> dict[str, float]:
-        separation, most = even_round_robin(cohort.groups, cohort.clients_per_round, cohort.rounds)
-        return {
-            "noise_multiplier": cohort.noise_multiplier,
-            "clients_per_round": cohort.clients_per_round,
-            "min_separation": options.get("min_separation") or separation,
-            "max_participations": options.get("max_participations") or most,
-            "restart_every": options.get("restart_every") or 0,
-        }
 
     @override
     def check(self) -> None:
@@ -173,28 +161,9 @@ class TreeAggregation(TreeAggregationConfig, MechanismPlan):
             "matrix_sensitivity": sensitivity(self.rounds, separation, most, self.restart_every),
         }
 
-    @override
-    def at_equal_utility(self, independent_noise: float) -> MechanismPlan:
-        """Returns the plan whose running sums of updates have the noise of independent rounds.
-
-        The server applies the sum of all rounds so far. Its root-mean-square noise, averaged over
-        rounds, is made equal; see docs/privacy/accounting.md#equal-utility.
-        """
-        factor = math.sqrt((self.rounds + 1) / 2 / self._prefix_variance())
-        return self.replaced(noise_multiplier=independent_noise * factor)
-
     def _sensitivity_over(self, rounds: int) -> float:
         """Returns the matrix sensitivity of the first `rounds` rounds."""
         return sensitivity(rounds, self.min_separation, self.max_participations, self.restart_every)
-
-    def _prefix_variance(self) -> float:
-        """Returns the variance of the noise in running sums, averaged over rounds, per unit."""
-        leaves = self.restart_every or self.rounds
-        nodes = [
-            (round_ // leaves) * leaves.bit_count() + (round_ % leaves + 1).bit_count()
-            for round_ in range(self.rounds)
-        ]
-        return sum(nodes) / len(nodes)
 
     @override
     def matrix(self) -> dict[str, float | None] | None:
