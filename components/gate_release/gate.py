@@ -15,13 +15,13 @@ from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.config.digest import config_digest
 from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import NOT_APPROVED, VerdictDocument
+from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, LedgerError, SignatureInvalid, StorageError
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import Fields, Written, read
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import applied_waivers, decide, given_approvals
+from fedemb.gate.rule import Reason, Verdict
 from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
@@ -157,11 +157,10 @@ def page(verdict: Verdict, document: VerdictDocument) -> str:
         lines += [f"- `{reason.code}`: {plain(reason.sentence)}; {plain(reason.remedy)}"]
     lines += people_lines(document)
     if document.checks:
-        lines += ["", "| rule | outcome | value | threshold |", "|---|---|---|---|"]
+        lines += ["", "| rule | outcome | value | limit |", "|---|---|---|---|"]
         for check in document.checks:
-            cells = (plain(check.value) or "-", plain(check.threshold) or "-")
-            outcome = "waiting" if check.reasons == [NOT_APPROVED] else check.outcome
-            lines += [f"| `{check.rule}` | {outcome} | {cells[0]} | {cells[1]} |"]
+            outcome = "waiting" if check.waiting else check.outcome.replace("_", " ")
+            lines += [f"| {check.text} | {outcome} | {plain(check.value)} | {plain(check.limit)} |"]
     lines += ["", "| of | |", "|---|---|", f"| model | `{document.model_sha}` |"]
     lines += [f"| privacy report | `{document.report_sha}` |"]
     lines += [f"| release | {plain(f'{document.name} {document.version}')} |"]

@@ -16,7 +16,12 @@ from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.fields import Interval
 from fedemb.documents.ledger_record import DecisionRecord
-from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
+from fedemb.documents.privacy_report import (
+    PrivacyReport,
+    UsefulClassifier,
+    assumptions,
+    limitations,
+)
 from fedemb.documents.utility import AnyUtility
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger
@@ -28,8 +33,6 @@ from fedemb.reports.formats import signer_name
 from fedemb.reports.privacy_report_words import (
     BACKENDS,
     OVERLAPS,
-    assumptions,
-    limitations,
     report_sentence,
     start_licence,
 )
@@ -61,6 +64,10 @@ HUB_LICENCES = frozenset(
 )
 """Licence identifiers of the Hub that a model may use; any other is `other` with a name."""
 
+_DESPITE_NOISE = (
+    "Trained although the noise is far above the noise of every measured run that gained. Reason: "
+)
+
 
 def model_card(
     evidence: Evidence,
@@ -73,6 +80,7 @@ def model_card(
     report, (name, version) = signed.body, named
     shown = release_headline(evidence, signed, waived, ledger)
     config, figures = evidence.config, shown.figures.sentence()
+    despite = config.release.train_despite_noise
     metadata = _metadata(evidence, report, named)
     metadata |= {"release_state": shown.state, "waived": list(waived)}
     paragraphs = [
@@ -84,7 +92,7 @@ def model_card(
         "## Utility",
         utility_sentence(evidence.utility.body),
         floors_sentence(config.release.min_gain_over_public, config.release.no_worse_than),
-        *_despite_noise(config.release.train_despite_noise),
+        *([_DESPITE_NOISE + as_text(despite)] if despite else ()),
         _of_outputs(config, report),
         "## Use",
         _example(config),
@@ -144,13 +152,14 @@ def _privacy(evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger)
     rests_on = assumptions(unit)
     not_covered = limitations(unit)
     waivers = [ledger.chain.records[item.sequence] for item in report.waivers]
+    found = meaning(plan_from_json(evidence.plan.body.plan), report.guarantee)
     return [
         "## Privacy",
         f"This model carries {report_sentence(report)}. {UNITS[unit].covered}",
         f"With all earlier runs of policy `{cumulative.policy_id}`, no block of "
         f"{UNITS[unit].many} that this one trained on has spent more than epsilon "
         f"{cumulative.max_block_epsilon or math.inf:.4g} of its cap {cumulative.cap:g}.",
-        *_meaning(evidence, report),
+        *(markdown(found) if found else ()),
         "Assumptions:",
         "\n".join(f"- {rests_on[code]}" for code in report.assumptions),
         "Limitations:",
@@ -185,22 +194,6 @@ def _example(config: RunConfig) -> str:
             "```",
         ]
     )
-
-
-def _meaning(evidence: Evidence, report: PrivacyReport) -> list[str]:
-    """Returns the paragraphs that explain epsilon; empty without a finite epsilon."""
-    found = meaning(plan_from_json(evidence.plan.body.plan), report.guarantee)
-    return markdown(found) if found else []
-
-
-def _despite_noise(reason: str) -> list[str]:
-    """Returns the paragraph about a model that was trained despite hopeless noise, or none."""
-    if not reason:
-        return []
-    return [
-        "Trained although the noise is far above the noise of every measured run that gained. "
-        f"Reason: {as_text(reason)}"
-    ]
 
 
 def as_text(words: str) -> str:

@@ -24,8 +24,8 @@ from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.foundation.canonical_json import json_object
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import Written, read
-from fedemb.gate.case import Verdict
 from fedemb.gate.decide import decide, given_approvals
+from fedemb.gate.rule import Verdict
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_report_words import all_runs, report_sentence

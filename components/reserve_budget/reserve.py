@@ -18,7 +18,7 @@ from fedemb.documents.plan_document import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.before_charge import check_before_charge
+from fedemb.gate.decide import check_before_charge
 from fedemb.keys import (
     KeyStore,
     commitment_key,
@@ -75,7 +75,7 @@ def run(
       PlanMismatch: the run exists with different content, or is not part of a planned series; or
           the public backbone was made with another configuration.
       Refused: the policy has other terms; the gate would deny the release regardless of training
-          (see `gate.before_charge`); or the run id already has a root key.
+          (see `gate.decide`); or the run id already has a root key.
       ArtifactError: the public backbone is missing, not the signed one, or not a valid backbone.
       SignatureInvalid: the plan is not signed by plan_privacy, or the public backbone not by
           pretrain_public.

@@ -45,7 +45,7 @@ def facts_of(run, name: str) -> RunFacts:
     denied = {"allow": False, "checks": []}
     waits = judged(**denied, reasons=["not_approved"], approvals_needed=2)
     waived = judged(waived=["no_gain_over_public"], waivers=[WAIVER])
-    codes = ["evaluation_users_overlap_training", "report_differs", "rounds_invalid"]
+    codes = ["evaluation_users_overlap_training", "report_differs", "round_log_incomplete"]
     refused = judged(**denied, reasons=codes)
     return {
         "Released": RunFacts(verdict, report, utility, released=True),

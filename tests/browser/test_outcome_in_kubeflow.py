@@ -46,15 +46,13 @@ def _verdict(run, state: str) -> VerdictDocument:
     body = read(run.verdict, VerdictDocument).body
     if state == "released":
         return body
-    code, outcome, rule = {
-        "waived": ("no_gain_over_public", "waived", "no_gain_over_public"),
-        "waiting": ("not_approved", "denied", "approvals_invalid"),
-        "refused": ("report_differs", "denied", "report_differs"),
+    code, outcome = {
+        "waived": ("no_gain_over_public", "waived"),
+        "waiting": ("not_approved", "failed"),
+        "refused": ("report_differs", "failed"),
     }[state]
     checks = [
-        check.model_copy(update={"outcome": outcome, "reasons": [code]})
-        if check.rule == rule
-        else check
+        check.model_copy(update={"outcome": outcome}) if check.rule == code else check
         for check in body.checks
     ]
     changes = {"checks": [check.model_dump() for check in checks]}

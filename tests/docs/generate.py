@@ -28,8 +28,8 @@ from fedemb import errors
 from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import DESCRIPTIONS
 from fedemb.foundation.document import Document
-from fedemb.gate.before_charge import WHEN
-from fedemb.gate.decide import RULES, WAIVABLE
+from fedemb.gate.decide import RULES
+from fedemb.gate.rule import Rule
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
 from fedemb.runtime.step import Step
@@ -274,80 +274,31 @@ def setting_table(rows: Sequence[Sequence[str]]) -> list[str]:
 # ---- gate ---------------------------------------------------------------------------------------
 
 
-def template(node: ast.expr) -> str:
-    """Returns a message of the code with its values in angle brackets."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(template(part) for part in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return "..."
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return template(node.left) + template(node.right)
-    if isinstance(node, ast.Name) and node.id == "RERUN":
-        return inspect.getattr_static(importlib.import_module("fedemb.gate.case"), "RERUN")
-    return "..."
-
-
-def reasons_of(tree: ast.Module, name: str, seen: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Yields code, message and remedy of every reason that a rule can give, helpers included."""
-    if name in seen:
-        return
-    seen.add(name)
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if name not in functions:
-        return
-    for node in ast.walk(functions[name]):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            continue
-        if node.func.id == "Reason" and isinstance(node.args[0], ast.Constant):
-            remedy = template(node.args[2]) if len(node.args) > 2 else ""
-            yield str(node.args[0].value), template(node.args[1]), remedy
-        elif node.func.id in functions:
-            yield from reasons_of(tree, node.func.id, seen)
-
-
 def gate_page() -> str:
-    """Returns the page of the rules and reason codes of the gate."""
-    rows: list[tuple[str, str, str, str]] = []
-    codes: list[tuple[str, str, str, str, str, str]] = []
-    for own, rule in RULES:
-        source = Path(inspect.getsourcefile(rule) or "")
-        tree = ast.parse(source.read_text())
-        found = list(dict.fromkeys(reasons_of(tree, rule.__name__, set())))
-        names = dict.fromkeys(name for name, _, _ in found if name != own)
-        others = ", ".join(map(code, names))
-        rows.append((code(own), first_line(rule.__doc__ or ""), others, early(own)))
-        for name, message, remedy in found:
-            codes.append((code(name), code(own), message, remedy, waivable(name), early(name)))
+    """Returns the page of the rules of the gate."""
+    rows = [
+        (code(rule.code), rule.text, early(rule), rule.remedy, "yes" if rule.waivable else "")
+        for rule in RULES
+    ]
     lines = [
-        "## Rules",
+        "`gate_release` and `fedemb verify` check all rules, in this order. `reserve_budget` "
+        "checks some before the charge: it refuses the run, or warns. A rule that cannot be "
+        "evaluated denies, and no waiver changes that.",
         "",
-        "The rules run in this order. A rule that cannot be evaluated denies with its own code.",
-        "",
-        *table(("rule", "what it checks", "other codes", "before the charge"), rows),
-        "## Reason codes",
-        "",
-        "Before the charge: `reserve_budget` refuses or warns when the cause is already known.",
-        "",
-        *table(("code", "rule", "message", "remedy", "waivable", "before the charge"), codes),
+        *table(("code", "what must hold", "before the charge", "remedy", "waivable"), rows),
+        "`evidence_unreadable` denies where a document is missing or cannot be read.",
     ]
     opening = (
-        "All rules of `gate_release` and all reason codes of a denial. "
+        "All rules of `gate_release`. The code of a rule is the reason code of a denial. "
         "[The gate](../explanation/gate.md) explains the design; "
         "[Read a refused release](../how_to/refused_release.md) gives the next step."
     )
-    return page("Gate rules and reason codes", opening, lines)
+    return page("Gate rules", opening, lines)
 
 
-def waivable(name: str) -> str:
-    """Returns whether the policy owner may waive a code."""
-    return "yes" if name in WAIVABLE else ""
-
-
-def early(name: str) -> str:
-    """Returns what `reserve_budget` does when the cause of a code is known before the charge."""
-    return "" if WHEN[name] == "later" else WHEN[name]
+def early(rule: Rule) -> str:
+    """Returns what `reserve_budget` does when a rule is violated before the charge."""
+    return "" if rule.before is None else "warned" if rule.waivable else "refused"
 
 
 # ---- exit codes ---------------------------------------------------------------------------------

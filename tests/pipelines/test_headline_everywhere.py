@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ def test_approvals_come_last_and_hide_no_other_reason(tmp_path):
     assert str(denied.value).startswith("the gain over ")
     verdict = read(run.verdict, VerdictDocument).body
     assert verdict.reasons == ["no_gain_over_public", "not_approved"]
-    assert list(RULES)[-1][0] == verdict.checks[-1].rule == "approvals_invalid"
+    assert RULES[-1].code == verdict.checks[-1].rule == "not_approved"
     folder = run_folder(run, tmp_path / "runs", **DENIED)
     assert title(render_index(folder)) == "Refused: no gain over public"
 
@@ -181,22 +182,27 @@ def test_run_that_holds_its_lock_is_running(released, tmp_path):
     assert not folder.is_running()
 
 
-def test_checklist_has_every_rule_with_value_threshold_and_outcome(waived, tmp_path):
+def test_checklist_has_every_rule_with_its_state(waived, tmp_path):
     verdict = read(waived.verdict, VerdictDocument).body
-    assert [check.rule for check in verdict.checks] == [rule for rule, _ in RULES]
-    outcomes = {check.rule: check.outcome for check in verdict.checks}
-    assert outcomes.pop("no_gain_over_public") == "waived"
-    assert set(outcomes.values()) == {"passed"}
-    assert all(check.value and check.threshold for check in verdict.checks)
-    shown = {check.rule: (check.value, check.threshold) for check in verdict.checks}
-    value, threshold = shown["no_gain_over_public"]
-    assert value == "+20.0 points [+0.0, +40.0]"
-    assert threshold == "interval above 0 points"
+    assert [check.rule for check in verdict.checks] == [rule.code for rule in RULES]
+    states = {check.rule: check.outcome for check in verdict.checks}
+    assert states.pop("no_gain_over_public") == "waived"
+    assert {rule for rule, state in states.items() if state != "passed"} == {
+        "change_not_covered",
+        "tuning_not_charged",
+        "log_loss_above_baseline",
+        "worse_than_previous_release",
+        "no_approval_by_deadline",
+        "not_approved",
+    }
+    shown = {check.rule: (check.value, check.limit) for check in verdict.checks}
+    assert shown["no_gain_over_public"] == ("+20.0 points [+0.0, +40.0]", "above 0 points")
     folder = run_folder(waived, tmp_path / "runs")
     collect_reports(folder)
     page = (folder.reports / "verdict.html").read_text()
-    assert "19 rules passed, 1 waived, 0 denied." in page
-    assert all(rule in page for rule, _ in RULES)
+    passed = sum(state == "passed" for state in states.values())
+    assert f"{passed} rules passed, 0 failed, 1 waived; 6 do not apply to this run." in page
+    assert all(rule.text in unescape(page) for rule in RULES)
     assert 'href="reports/verdict.html"' in render_index(folder)
 
 

@@ -59,6 +59,14 @@ class Interval(Spread):
     value: float
 
 
+def points(change: Interval | None) -> str:
+    """Formats a difference of two shares with its interval: `+1.2 points [+0.4, +2.0]`."""
+    if change is None:
+        return "not measured"
+    low, high = 100 * change.low, 100 * change.high
+    return f"{100 * change.value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+
+
 class Tensor(Part):
     """Name and shape of a model tensor."""
 

@@ -8,6 +8,10 @@ from typing import ClassVar
 from fedemb.config import RunConfig
 from fedemb.documents.fields import Interval
 
+LEAST_RESAMPLED = 6
+"""Minimum number of identities or units for an interval. With five identities and no real gain, all
+five gain by chance in 1 of 32 cases, and every resample of them shows a gain."""
+
 
 def starts_of(config: RunConfig) -> tuple[str, ...]:
     """Returns the baselines of a run's model, as field names of its utility report.

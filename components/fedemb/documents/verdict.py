@@ -25,13 +25,18 @@ class RuleOutcome(Part):
     """Result of one gate rule."""
 
     rule: Code
-    outcome: Literal["passed", "denied", "waived"]
+    text: Line
+    """Condition of the rule."""
+    outcome: Literal["passed", "failed", "waived", "not_applicable"]
     value: Line
-    """Value that the rule checked; empty: the value could not be computed."""
-    threshold: Line
-    """Threshold of the rule."""
-    reasons: list[Code]
-    """Codes of the rule's reasons, including waived ones."""
+    """Value that the rule checked; empty: it has none, or the value could not be computed."""
+    limit: Line
+    """Limit of the value."""
+
+    @property
+    def waiting(self) -> bool:
+        """Returns whether approvals are missing."""
+        return self.rule == NOT_APPROVED and self.outcome == "failed"
 
 
 class AppliedWaiver(Part):
@@ -85,7 +90,7 @@ class VerdictDocument(Document):
         whole = self.model_sha is not None and self.report_sha is not None
         if self.allow and (self.simulation or self.reasons or not whole):
             raise ValueError("the verdict allows a release although it has reasons to deny")
-        denying = any(check.outcome == "denied" for check in self.checks)
+        denying = any(check.outcome == "failed" for check in self.checks)
         if self.allow and denying:
             raise ValueError("the verdict allows a release although one of its rules denies")
         return self

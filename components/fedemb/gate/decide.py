@@ -1,67 +1,47 @@
 """The gate: a pure function of evidence, report and ledger, which fails closed.
 
-Every rule recomputes the values that it checks. A rule that cannot be evaluated denies: comparisons
-are written so that NaN and missing values deny, and an unexpected error inside a rule is a separate
-reason. The gate cannot be overridden. A waiver is a record signed by the policy owner, for one
-model and one of the few rules that need judgement.
+Every rule recomputes the values that it checks. A rule that cannot be evaluated denies: an
+unexpected error inside a rule is a reason that nothing waives. The gate cannot be overridden. A
+waiver is a record signed by the policy owner, for one model and one of the few rules that need
+judgement.
 
-Specification: docs/reference/gate.md.
+Rules: docs/reference/gate.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
+from fedemb.config import RunConfig
 from fedemb.documents.evidence import Evidence, sentence_of
-from fedemb.documents.ledger_record import DecisionRecord
+from fedemb.documents.ledger_record import DecisionRecord, ReleaseRecord
+from fedemb.documents.model_files import stored_tensors, tensor_problem
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, GivenApproval, RuleOutcome
-from fedemb.errors import StorageError
+from fedemb.errors import ArtifactError, BudgetExceeded, Refused, StorageError
 from fedemb.foundation.document import Written
-from fedemb.gate import artifact_rules as artifacts
-from fedemb.gate import privacy_rules as privacy
-from fedemb.gate import utility_rules as utility
-from fedemb.gate.case import RERUN, Case, Reason, Verdict
-from fedemb.gate.checklist import one_line, value_and_threshold
+from fedemb.gate import model_rules, privacy_rules, record_rules, report_rules, utility_rules
+from fedemb.gate.rule import RERUN, Case, Charge, Reason, Rule, Verdict
 from fedemb.ledger import Ledger
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
-WAIVABLE = (
-    "delta_above_customary",
-    "pretraining_overlap_unchecked",
-    "stopped_early",
-    "no_gain_over_public",
-    "log_loss_above_baseline",
-    "worse_than_previous_release",
+LENGTH = 200
+"""Maximum number of characters of a value or limit."""
+
+RULES = tuple(
+    rule
+    for module in (record_rules, privacy_rules, model_rules, utility_rules, report_rules)
+    for rule in vars(module).values()
+    if isinstance(rule, Rule)
 )
-"""Rules that the policy owner may waive for one model; all others check arithmetic or integrity."""
+"""Every rule that these modules define, in order of importance."""
 
-RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
-    ("report_unsigned", artifacts.report_signature),
-    ("document_unsigned", artifacts.signatures),
-    ("ledger_broken", privacy.ledger),
-    ("reservation_invalid", privacy.reservation),
-    ("not_what_was_reserved", artifacts.bindings),
-    ("rounds_invalid", artifacts.rounds),
-    ("mechanism_invalid", privacy.mechanism),
-    ("epsilon_invalid", privacy.epsilon),
-    ("tuning_invalid", privacy.tuning),
-    ("audit_invalid", artifacts.audit),
-    ("model_invalid", artifacts.model),
-    ("key_invalid", artifacts.key),
-    ("pretraining_invalid", artifacts.pretraining),
-    ("utility_invalid", utility.measured_as_asked),
-    ("no_gain_over_public", utility.gain_over_public),
-    ("log_loss_above_baseline", utility.useful_probabilities),
-    ("worse_than_previous_release", utility.no_worse_than_previous),
-    ("clock_invalid", artifacts.clock),
-    ("report_differs", artifacts.rebuilt),
-    ("approvals_invalid", privacy.approvals),
-)
-"""Rules in order of importance, each with the reason code for a rule that cannot be evaluated.
+WAIVABLE = tuple(rule.code for rule in RULES if rule.waivable)
 
-Approvals come last, so that people review only runs that pass all other rules.
-"""
+_log = logging.getLogger(__name__)
 
 
 def decide(
@@ -90,39 +70,122 @@ def decide(
       evaluated and every reason is waived.
     """
     case = Case(evidence, report, ledger, now or datetime.now(UTC), same_environment)
-    found: dict[str, list[Reason]] = {}
-    for code, rule in RULES:
-        found[code] = []
-        try:
-            found[code] += rule(case)
-        except StorageError:  # no fault was found: a retry may allow
-            raise
-        except Exception as error:  # fails closed: any error inside a rule denies
-            found[code].append(Reason(code, sentence_of(error), RERUN))
-    reasons = [reason for given in found.values() for reason in given]
-    waived = _waived(case, reasons)
-    left = tuple(dict.fromkeys(reason for reason in reasons if reason.code not in waived))
+    signed, left, waived, checks = _waivers(case), list[Reason](), set[str](), list[RuleOutcome]()
+    for rule in RULES:
+        reasons = _reasons(rule, case)
+        denying = [item for item in reasons or () if not (item.waivable and item.code in signed)]
+        left += denying
+        outcome = "failed" if denying else "waived" if reasons else "passed"
+        if outcome == "waived":
+            waived.add(rule.code)
+        checks.append(
+            RuleOutcome(
+                rule=rule.code,
+                text=rule.text,
+                outcome="not_applicable" if reasons is None else outcome,
+                value=_line(rule.value, case),
+                limit=_line(rule.limit, case),
+            )
+        )
+    causes: dict[str, Reason] = {}  # one cause that several rules meet is one reason
+    for reason in left:
+        causes.setdefault(reason.sentence, reason)
     simulation = evidence.config.purpose == "simulation"
-    checks = tuple(_check(case, code, given, waived) for code, given in found.items())
-    return Verdict(not left and not simulation, left, simulation, tuple(sorted(waived)), checks)
+    return Verdict(
+        not left and not simulation,
+        tuple(causes.values()),
+        simulation,
+        tuple(sorted(waived)),
+        tuple(checks),
+    )
 
 
-def _check(case: Case, rule: str, reasons: list[Reason], waived: set[str]) -> RuleOutcome:
-    codes = list(dict.fromkeys(reason.code for reason in reasons))
-    denied = any(code not in waived for code in codes)
-    outcome = "denied" if denied else "waived" if codes else "passed"
-    value, threshold = value_and_threshold(case, rule)
-    return RuleOutcome(rule=rule, outcome=outcome, value=value, threshold=threshold, reasons=codes)
+def _reasons(rule: Rule, case: Case) -> list[Reason] | None:
+    """Returns the reasons of a rule; None if it does not apply."""
+    try:
+        if not rule.applies(case):
+            return None
+        return [Reason(rule.code, text, rule.advice, rule.waivable) for text in rule.check(case)]
+    except StorageError:  # no fault was found: a retry may allow
+        raise
+    except Exception as error:  # fails closed: any error inside a rule denies
+        return [Reason(rule.code, sentence_of(error), RERUN)]
 
 
-def _waived(case: Case, reasons: list[Reason]) -> set[str]:
+def _line(shown: Callable[[Case], str], case: Case) -> str:
+    try:
+        return one_line(shown(case))
+    except Exception:  # the rule itself gives the reason
+        return ""
+
+
+def one_line(text: str) -> str:
+    """Returns a text as one printable line of at most `LENGTH` characters."""
+    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    return shown if len(shown) <= LENGTH else shown[: LENGTH - 1] + "…"
+
+
+def _waivers(case: Case) -> set[str]:
     """Returns codes that the policy owner waived for this model in a record the report lists."""
     try:
-        model = case.evidence.model.body.weights_sha
-        signed = case.ledger.state.waivers_of(model, case.head).keys()
+        return set(case.ledger.state.waivers_of(case.model.weights_sha, case.head))
     except Exception:  # fails closed: no waiver
         return set()
-    return {reason.code for reason in reasons if reason.code in WAIVABLE} & signed
+
+
+def check_before_charge(
+    config: RunConfig,
+    plan: MechanismPlan,
+    ledger: Ledger,
+    *,
+    run_id: str,
+    start: tuple[Path, str],
+) -> None:
+    """Refuses a release run that the gate would deny later, and warns of rules with a waiver.
+
+    `start` is the `.keras` file of the public backbone and the digest of its bytes.
+
+    Raises:
+      BudgetExceeded: this run alone is above the policy's cap.
+      Refused: the gate would deny the run; the message has the first reason and the remedy.
+      ArtifactError: the public backbone cannot be read without Keras, has a tensor that no
+        backbone has, or NaN or infinite weights; its models could not pass the gate.
+      UnsupportedAccounting: the accounting library is too old.
+    """
+    charge = Charge(config, plan, ledger, len(ledger.state.committed_runs() - {run_id}))
+    for rule in RULES:
+        for problem in rule.before(charge) if rule.before else ():
+            if rule.waivable:
+                _log.warning("%s: %s. The gate denies unless it is waived", rule.code, problem)
+                continue
+            kind = BudgetExceeded if rule.code == "epsilon_above_cap" else Refused
+            raise kind(
+                f"{problem}, so the gate would deny the release. Nothing was charged. Correct the "
+                f"cause: {rule.remedy}"
+            )
+    try:
+        tensors = stored_tensors(*start)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}. Nothing was charged. Use another backbone") from error
+    if foreign := tensor_problem(tensors, tensors):
+        raise ArtifactError(
+            f"the public backbone cannot be released: {foreign}. Nothing was charged. Use another "
+            "backbone"
+        )
+    if config.release.no_worse_than and config.evaluation.previous_release is None:
+        _log.warning(
+            "worse_than_previous_release: release.no_worse_than is set, but not "
+            "evaluation.previous_release. Set it to the release to compare with"
+        )
+    name, version = config.released_as(run_id)
+    released = (
+        record.content(ReleaseRecord)
+        for attempt in ledger.state.attempts.values()
+        if attempt.reserve.run_id != run_id
+        for record in attempt.releases
+    )
+    if any((release.name, release.version) == (name, version) for release in released):
+        _log.warning("%s %s is released already; set another release.version", name, version)
 
 
 def applied_waivers(

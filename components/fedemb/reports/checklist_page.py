@@ -11,7 +11,7 @@ def checklist_page(verdict: VerdictDocument, run_id: str) -> str:
     """Renders `gate_checklist.html`; the same verdict gives the same bytes."""
     counted = {
         outcome: sum(check.outcome == outcome for check in verdict.checks)
-        for outcome in ("passed", "waived", "denied")
+        for outcome in ("passed", "waived", "failed", "not_applicable")
     }
     found = headline(RunFacts(verdict))
     tone = found.tone if not verdict.allow else "plain" if verdict.waived else "good"

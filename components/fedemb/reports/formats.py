@@ -53,14 +53,6 @@ def figure(found: Interval | None) -> str:
     return "-" if found is None else f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
-def points(change: Interval | None) -> str:
-    """Formats a difference of two shares with its interval: `+1.2 points [+0.4, +2.0]`."""
-    if change is None:
-        return "not measured"
-    low, high = 100 * change.low, 100 * change.high
-    return f"{100 * change.value:+.1f} points [{low:+.1f}, {high:+.1f}]"
-
-
 def plain(text: str) -> str:
     """Escapes a text for a line or a table cell of Markdown: without markup or line breaks."""
     line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")

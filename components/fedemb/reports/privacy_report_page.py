@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from fedemb.documents.evidence import Evidence
-from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.privacy_report import TRUST, PrivacyReport, assumptions, limitations
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.budget import spent
@@ -61,10 +61,11 @@ def report_page(
         meaning=meaning(plan, report.guarantee),
         deployments=DEPLOYMENTS,
         words=words,
+        trust=TRUST,
         unit=UNITS[plan.unit],
         method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
-        assumptions=words.assumptions(plan.unit),
-        limitations=words.limitations(plan.unit),
+        assumptions=assumptions(plan.unit),
+        limitations=limitations(plan.unit),
         plan=plan,
         backend=words.BACKENDS[report.mechanism.backend],
         sampler=TEXTS[plan.kind].sampler,

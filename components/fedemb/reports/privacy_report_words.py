@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedemb.config.policy import Unit
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.runtime_env import Backend
@@ -14,56 +13,7 @@ from fedemb.privacy.accounting.units import UNITS
 if TYPE_CHECKING:
     from fedemb.config import PretrainingConfig
 
-TRUST = {
-    "training_operator": "the operator of the training job, who sees the private images",
-    "private_stores": "the store of private artifacts and the key store",
-    "code": "the code whose digest this report carries",
-}
-
-
 BACKENDS: dict[Backend, str] = {"tensorflow": "TensorFlow", "jax": "JAX"}
-
-
-def assumptions(unit: Unit) -> dict[str, str]:
-    """Returns the assumptions of the guarantee, by code."""
-    rows = {
-        "owner_of_record": "Every image has the id of the user that it shows. An image of two "
-        "people protects only the user whose id it has.",
-        "one_row_an_image": "Every image is one row, the same in every run of the policy. A copy "
-        "in another row counts as another image, with a separate budget.",
-        "computational": "Noise and sampling coins come from ciphers (ChaCha20, AES-256) under a "
-        "secret key, so the guarantee is computational: it holds against adversaries who cannot "
-        "break these ciphers.",
-        "private_root": "Readers of the private root (images, diagnostics, rejects, raw audit "
-        "scores, logs of failures) are outside the guarantee.",
-        "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
-        "same in every run of the policy; another id or cohort would be charged to another "
-        "budget. A user with records of several cohorts does not train.",
-        "preflight": "The thresholds of fedemb check-data are a check by the data owner before "
-        "the run and are outside the guarantee.",
-    }
-    others = {"user": {"one_row_an_image"}, "image": {"owner_of_record", "one_id_and_cohort"}}
-    return {code: words for code, words in rows.items() if code not in others[unit]}
-
-
-def limitations(unit: Unit) -> dict[str, str]:
-    """Returns the limitations of the guarantee by code."""
-    words = UNITS[unit]
-    several = {"owners_of_several": words.covered} if unit == "image" else {}
-    return {
-        **several,
-        "evaluation_users": f"Held-out evaluation {words.many} are not covered: the utility "
-        "figures are exact on them.",
-        "declared_tuning": "The choice of hyperparameters is declared, not observed: each "
-        "private run whose results were used has its own price in the ledger. Runs outside the "
-        "ledger are not covered.",
-        "monitoring": "The attack of the audit is monitoring only: it does not bound epsilon and "
-        "does not prove privacy.",
-        "timing": f"The duration of steps depends on the number of {words.many} that participate. "
-        "Observers of the pipeline can measure it, and it is not covered.",
-        "other_policies": f"Budgets of other policies for the same {words.many} add up. This "
-        "report includes its own ledger only.",
-    }
 
 
 OVERLAPS = {

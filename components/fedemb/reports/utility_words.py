@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from fedemb.config.policy import Unit
 from fedemb.documents.classifier import ClassifiedParts, ClassifierReport
-from fedemb.documents.fields import Interval
+from fedemb.documents.fields import Interval, points
+from fedemb.documents.starts import LEAST_RESAMPLED
 from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.reports.formats import points
-
-LEAST_RESAMPLED = 6
-"""Minimum number of identities or units for an interval. With five identities and no real gain, all
-five gain by chance in 1 of 32 cases, and every resample of them shows a gain."""
-
 
 STARTS = {
     "public_backbone": "the public backbone",
@@ -122,11 +117,6 @@ def _another_domain(report: UtilityReport) -> str:
         f"{_percent(raw)}: it does not suit these photos. Choose a backbone that was trained on "
         "photos of the same kind."
     )
-
-
-def few_resampled(report: AnyUtility) -> str:
-    """Returns why no interval is shown: too few units to resample."""
-    return f"it has no interval: {report.resampled} {_many(report)}, fewer than {LEAST_RESAMPLED}"
 
 
 def _many(report: AnyUtility) -> str:

@@ -95,8 +95,8 @@ def price(purpose: str, plan: PrivacyPlan) -> tuple[str, str]:
 
 
 def _gain(run: RunDirectory) -> str:
+    from fedemb.documents.fields import points
     from fedemb.pipelines.run.signed import signed_utility
-    from fedemb.reports.formats import points
 
     try:
         utility = signed_utility(run)

@@ -18,8 +18,8 @@ from fedemb.errors import (
     SignatureInvalid,
 )
 from fedemb.foundation.document import read
-from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import WAIVABLE, decide
+from fedemb.gate.rule import Reason, Verdict
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import key_id_of
 from fedemb.ledger import name_approvers, read_reservation

@@ -26,8 +26,8 @@ from fedemb.foundation.canonical_json import canonical_json
 from fedemb.foundation.document import encode, parse, read, written
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import decide
+from fedemb.gate.privacy_report import build_report
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.reports.privacy_report import build_report
 from tests.kit.pipeline_runs import honest_run
 
 FREE = {("signature",), ("time",)}

@@ -10,7 +10,7 @@ import pytest
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
-from fedemb.gate.utility_rules import gain_over_public, useful_probabilities
+from fedemb.gate.decide import RULES
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -43,9 +43,12 @@ def report(chance_of_right: float, share_right: float) -> ClassifierReport:
     return ClassifierReport.of_fields(fields)
 
 
-def reasons(body: object) -> list[str]:
-    case = SimpleNamespace(evidence=SimpleNamespace(utility=SimpleNamespace(body=body)))
-    return [reason.code for reason in useful_probabilities(case)]
+def reasons(body: object, code: str = "log_loss_above_baseline", least: float | None = 0.0):
+    """Codes of one rule, where it applies and denies."""
+    config = SimpleNamespace(release=SimpleNamespace(min_gain_over_public=least))
+    case = SimpleNamespace(utility=body, config=config)
+    (rule,) = (rule for rule in RULES if rule.code == code)
+    return [code for _ in rule.check(case)] if rule.applies(case) else []
 
 
 def test_classifier_with_informative_probabilities_passes():
@@ -77,23 +80,17 @@ def test_log_loss_that_is_no_number_denies(value, monkeypatch):
     assert reasons(body) == ["log_loss_above_baseline"]
 
 
-def gain_reasons(body: object, least: float | None = 0.0) -> list[str]:
-    config = SimpleNamespace(release=SimpleNamespace(min_gain_over_public=least))
-    evidence = SimpleNamespace(config=config, utility=SimpleNamespace(body=body))
-    return [reason.code for reason in gain_over_public(SimpleNamespace(evidence=evidence))]
-
-
 @pytest.mark.parametrize(("units", "denied"), [(1, True), (5, True), (6, False), (300, False)])
 def test_gain_measured_on_fewer_than_six_units_is_denied(units, denied):
     """An interval resampled from five units is too narrow to mean anything."""
     good = report(0.7, 0.7).model_copy(update={"units": units})
     assert good.gain is not None
     assert good.gain.low > 0
-    assert gain_reasons(good) == (["no_gain_over_public"] if denied else [])
+    assert reasons(good, "no_gain_over_public") == (["no_gain_over_public"] if denied else [])
 
 
 def test_gain_below_its_floor_is_denied_unless_no_floor_is_set():
     good = report(0.7, 0.7)
     assert good.gain is not None
-    assert gain_reasons(good, least=good.gain.low) == ["no_gain_over_public"]
-    assert gain_reasons(good, least=None) == []
+    assert reasons(good, "no_gain_over_public", least=good.gain.low) == ["no_gain_over_public"]
+    assert reasons(good, "no_gain_over_public", least=None) == []

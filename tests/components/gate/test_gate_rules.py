@@ -25,12 +25,12 @@ from fedemb.foundation.document import encode, parse, read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate import privacy_rules
 from fedemb.gate.decide import RULES, WAIVABLE, decide
+from fedemb.gate.privacy_report import build_report
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_words import report_sentence
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
@@ -549,7 +549,7 @@ def test_change_of_own_data_is_claimed_only_where_epsilon_holds_for_it(tmp_path,
     promising = {**changes, "policy.covers_change_own_data": True}
     run = honest_run.start(tmp_path / "promised", **promising)
     run.do_plan()
-    with pytest.raises(Refused, match=r"promises more.*Nothing was charged"):
+    with pytest.raises(Refused, match=r"epsilon does not hold.*Nothing was charged"):
         run.do_reserve()
     run = honest_run.start(tmp_path / "silent", **changes)
     assert not covers_change_own_data(run.config, plan_mechanism(run.config))
@@ -716,7 +716,7 @@ def test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from(run):
     }
     (reason,) = verdict_of(with_utility(run, raw_pixels=better)).reasons
     assert reason.code == "no_gain_over_public"
-    assert "here raw pixels is +5.0 points [-2.0, +12.0]" in reason.sentence
+    assert "(raw_pixels) is +5.0 points [-2.0, +12.0]" in reason.sentence
 
 
 @pytest.mark.planted_bug(19)
@@ -803,10 +803,11 @@ def test_rule_that_breaks_denies(good_run, monkeypatch, position):
     def broken(case):
         raise RuntimeError("unforeseen")
 
-    rules = list(RULES)
-    rules[position] = (rules[position][0], broken)
-    monkeypatch.setattr(module, "RULES", tuple(rules))
-    assert codes(verdict_of(good_run)) == [rules[position][0]]
+    rule = dataclasses.replace(RULES[position], check=broken, applies=bool)
+    monkeypatch.setattr(module, "RULES", (*RULES[:position], rule, *RULES[position + 1 :]))
+    verdict = verdict_of(good_run)
+    assert codes(verdict) == [rule.code]
+    assert not verdict.reasons[0].waivable
 
 
 @pytest.mark.parametrize("position", range(len(RULES)))
@@ -817,9 +818,8 @@ def test_store_that_cannot_be_reached_is_no_denial(run, monkeypatch, position):
     def unreachable(case):
         raise StorageError("the store could not be read: 503")
 
-    rules = list(RULES)
-    rules[position] = (rules[position][0], unreachable)
-    monkeypatch.setattr(module, "RULES", tuple(rules))
+    rule = dataclasses.replace(RULES[position], check=unreachable, applies=bool)
+    monkeypatch.setattr(module, "RULES", (*RULES[:position], rule, *RULES[position + 1 :]))
     with pytest.raises(StorageError):
         run.do_gate()
 

@@ -14,7 +14,7 @@ from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
-from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
 from fedemb.engine import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.foundation.digests import file_digest
@@ -277,7 +277,7 @@ def test_model_card_says_the_guarantee_in_header_and_words(released):
     report = json.loads(released.report.read_text())
     assert header["epsilon"] == report["accounting"]["epsilon"]
     assert words.report_sentence(read(released.report, PrivacyReport).body) in text
-    for line in (*words.limitations("user").values(), *words.assumptions("user").values()):
+    for line in (*limitations("user").values(), *assumptions("user").values()):
         assert line in text
 
 

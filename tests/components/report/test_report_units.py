@@ -10,11 +10,11 @@ from fedemb.config import PretrainingConfig, RunConfig
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
+from fedemb.gate import privacy_report
 from fedemb.pipelines.cli.planning.plan_text import lines
 from fedemb.pipelines.cli.planning.planned import priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.reports import privacy_report
 from fedemb.reports.privacy_report_words import start_licence
 from fedemb.reports.utility_words import covers
 from fedemb.steps.plan_privacy.plan import warnings

@@ -20,7 +20,7 @@ from fedemb.engine import load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import encode, read
-from fedemb.gate.artifact_rules import public_line
+from fedemb.gate.record_rules import public_line
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import queries

@@ -1,26 +1,44 @@
-"""Every rule of the gate removed in turn: the tests that name its reason code must notice."""
+"""Every rule of the gate removed in turn: the tests that name its code must notice."""
 
 from __future__ import annotations
 
-from collections import Counter
+import ast
 
+from fedemb.gate.decide import RULES
 from tests.planted_bugs.edits import Edit
-from tests.planted_bugs.gate_reasons import named_codes, sites
-from tests.planted_bugs.mutation import Mutant
+from tests.planted_bugs.mutants import modules
+from tests.planted_bugs.mutation import REPOSITORY, Mutant
+
+TESTS = REPOSITORY / "tests" / "components" / "gate"
+CHARGE = "tests/components/gate/test_gate_before_charge.py"
+
+
+def named_codes() -> dict[str, tuple[str, ...]]:
+    """Of each text that a test of the gate names, the tests, as pytest selects them."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(TESTS.glob("test_*.py")):
+        for function in ast.parse(path.read_text()).body:
+            if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
+                test = f"{path.relative_to(REPOSITORY)}::{function.name}"
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                        found.setdefault(node.value, []).append(test)
+    return {text: tuple(dict.fromkeys(tests)) for text, tests in found.items()}
+
+
+def _without(code: str) -> str:
+    return f"(rule for rule in RULES if rule.code != {code!r})"
 
 
 def _without_each_rule() -> tuple[Mutant, ...]:
-    """One bug for each reason that a rule yields: it yields none."""
-    tests, seen, found = named_codes(), Counter[str](), []
-    for site in sites():
-        if site.fallback or not site.statement.startswith("yield "):
-            continue
-        name = f"gate_without_{site.codes[0] if len(site.codes) == 1 else site.function}"
-        seen[name] += 1
-        name += f"_{seen[name]}" if seen[name] > 1 else ""
-        edit = Edit(site.module, site.function, site.statement, "yield from ()")
-        named = tuple(dict.fromkeys(test for code in site.codes for test in tests.get(code, ())))
-        found.append(Mutant(19, name, (edit,), named))
+    """One bug for each rule of the gate, and one for each rule before the charge."""
+    tests, found = named_codes(), list[Mutant]()
+    for rule in RULES:
+        edit = Edit(modules.DECIDE, "decide", "RULES", _without(rule.code))
+        found.append(Mutant(19, f"gate_without_{rule.code}", (edit,), tests.get(rule.code, ())))
+        if rule.before is not None:
+            edit = Edit(modules.DECIDE, "check_before_charge", "RULES", _without(rule.code))
+            found.append(Mutant(19, f"charged_without_{rule.code}", (edit,), (CHARGE,)))
     return tuple(found)
 
 

@@ -71,8 +71,8 @@ MUTANTS = (
         19,
         "deadline_of_approvals_never_ends",
         (
-            modules.PRIVACY_RULES,
-            "approvals",
+            modules.REPORT_RULES,
+            "_overdue",
             "deadline is not None and not case.now <= deadline",
             "False",
         ),
@@ -82,7 +82,7 @@ MUTANTS = (
         19,
         "approvers_do_not_sign_the_deadline",
         (
-            "fedemb.reports.privacy_report",
+            modules.PRIVACY_REPORT,
             "_release_terms",
             "config.release.approval_hours",
             "None",
@@ -93,13 +93,18 @@ MUTANTS = (
     one(
         16,
         "stopped_early_is_not_asked_about",
-        (modules.ARTIFACT_RULES, "rounds", "ran == started == planned.rounds", "ran == started"),
+        (
+            modules.RECORD_RULES,
+            "stopped_early",
+            "ran == started == planned.rounds",
+            "ran == started",
+        ),
         f"{GATE}::test_training_that_stopped_early_needs_a_declaration_of_the_policy_owner",
     ),
     one(
         16,
         "evidence_is_not_asked_for",
-        (modules.ARTIFACT_RULES, "_mechanism_evidence", "'full' in levels", "'complete' in levels"),
+        (modules.MODEL_RULES, "_full_audit", "'full'", "'complete'"),
         f"{GATE}::test_release_without_evidence_of_its_mechanism_is_denied",
     ),
     one(
@@ -364,7 +369,7 @@ MUTANTS = (
         "starts_that_were_not_measured_are_not_missed",
         (
             modules.UTILITY_RULES,
-            "measured_as_asked",
+            "utility_stale",
             "set(utility.measured_starts)",
             "set(starts_of(config))",
         ),

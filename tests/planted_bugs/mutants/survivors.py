@@ -174,8 +174,8 @@ MUTANTS = (
         19,
         "block_over_cap_only_as_of_the_report",
         (
-            modules.PRIVACY_RULES,
-            "ledger",
+            modules.RECORD_RULES,
+            "block_over_cap",
             "(block_table(case.ledger, head)[block], case.ledger.spent(block))",
             "(block_table(case.ledger, head)[block],)",
         ),
@@ -185,8 +185,8 @@ MUTANTS = (
         19,
         "block_over_cap_only_as_of_now",
         (
-            modules.PRIVACY_RULES,
-            "ledger",
+            modules.RECORD_RULES,
+            "block_over_cap",
             "(block_table(case.ledger, head)[block], case.ledger.spent(block))",
             "(case.ledger.spent(block),)",
         ),
@@ -197,8 +197,8 @@ MUTANTS = (
         "relation_of_the_charge_is_not_compared",
         (
             modules.PRIVACY_RULES,
-            "mechanism",
-            "case.reservation.relation != plan.relation.name",
+            "relation_differs",
+            "case.reservation.relation != case.plan.relation.name",
             "not case.reservation.relation",
         ),
         CODES,
@@ -208,7 +208,7 @@ MUTANTS = (
         "understated_epsilon_passes_its_rule",
         (
             modules.PRIVACY_RULES,
-            "epsilon",
+            "epsilon_differs",
             "abs(claimed - epsilon) <= 0.01 * epsilon",
             "claimed - epsilon <= 0.01 * epsilon",
         ),
@@ -219,7 +219,7 @@ MUTANTS = (
         "event_of_the_charge_is_not_compared",
         (
             modules.PRIVACY_RULES,
-            "mechanism",
+            "event_differs",
             "(case.report.accounting, case.reservation, case.evidence.plan.body)",
             "(case.report.accounting, case.evidence.plan.body)",
         ),

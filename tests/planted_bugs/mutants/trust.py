@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-
-from tests.planted_bugs.edits import Edit, path_of
 from tests.planted_bugs.mutants import modules
 from tests.planted_bugs.mutants.places import one, several
-from tests.planted_bugs.mutation import REPOSITORY, Mutant
 
 CHARGE = "tests/components/gate/test_gate_before_charge.py"
 BOMBS = "tests/adversary/test_bombs.py"
 LARGE = f"{BOMBS}::test_large_file_of_a_bundle_is_refused_small_and_fast"
-CHECKS = ("_problems", "_check_start", "check_before_charge")
-"""Functions of `before_charge` whose every refusal is removed in turn."""
-
-
-def _without_each_check() -> tuple[Mutant, ...]:
-    """One bug for each refusal before the charge: the run is charged."""
-    tree = ast.parse(path_of(modules.BEFORE_CHARGE, REPOSITORY).read_text())
-    found = []
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef) or function.name not in CHECKS:
-            continue
-        refusals = [node for node in ast.walk(function) if _refuses(node)]
-        for number, refusal in enumerate(refusals, 1):
-            name = f"charged_without_check_{number}_of_{function.name.strip('_')}"
-            new = "yield from ()" if isinstance(refusal, ast.Expr) else "pass"
-            edit = Edit(modules.BEFORE_CHARGE, function.name, ast.unparse(refusal), new)
-            found.append(Mutant(19, name, (edit,), (CHARGE,)))
-    return tuple(found)
-
-
-def _refuses(node: ast.AST) -> bool:
-    """Whether a statement yields a problem or raises."""
-    yields = isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield)
-    return yields or isinstance(node, ast.Raise)
-
 
 MUTANTS = (
     one(
@@ -67,7 +38,18 @@ MUTANTS = (
         ),
         CHARGE,
     ),
-    *_without_each_check(),
+    one(
+        19,
+        "charged_with_a_start_of_foreign_tensors",
+        (modules.DECIDE, "check_before_charge", "tensor_problem(tensors, tensors)", "None"),
+        CHARGE,
+    ),
+    one(
+        19,
+        "charged_with_a_start_that_cannot_be_read",
+        (modules.DECIDE, "check_before_charge", "stored_tensors(*start)", "()"),
+        CHARGE,
+    ),
     several(
         22,
         "ledger_of_a_bundle_is_read_whole",
@@ -126,4 +108,4 @@ MUTANTS = (
         f"{BOMBS}::test_file_that_grows_while_it_is_read_is_read_to_its_first_excess_byte",
     ),
 )
-"""Every refusal before the charge removed in turn, and limits of what is read from a bundle."""
+"""The public backbone before the charge, and limits of what is read from a bundle."""

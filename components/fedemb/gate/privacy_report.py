@@ -16,7 +16,7 @@ from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.ledger_record import BindRecord
-from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.privacy_report import TRUST, PrivacyReport, assumptions, limitations
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import json_digest, sha256_hex
@@ -28,7 +28,6 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
-from fedemb.reports.privacy_report_words import TRUST, assumptions, limitations
 
 
 def _adjacency(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
