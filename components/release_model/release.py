@@ -217,15 +217,15 @@ def _complete(
 
     config = evidence.config
     backbone = load_whitelisted(tree / "backbone.keras", start, config.model)
-    save_for_serving(backbone, config.model, tree / parts.SAVED_MODEL)
     saved = tree / parts.SAVED_MODEL
+    served = save_for_serving(backbone, config.model, saved)
     problem = serving_problem(saved, tree / "backbone.keras", config.model)
     if problem is not None:
         raise Refused(f"The model is not published: {problem}. Train and evaluate the model again.")
     # Addresses of the stores are internal, and no digest of the run binds them.
     public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
     write_bytes(tree / "config.json", canonical_json(public))
-    save_preprocessing(backbone, config, tree)
+    save_preprocessing(backbone, config, tree, served)
     named = config.released_as(report.body.run_id)
     card = model_card(evidence, report, ledger, waived, named)
     write_bytes(tree / "README.md", card.encode())

@@ -84,12 +84,15 @@ def _variable(variable: Variable) -> tuple[str, tuple[int, ...]]:
     return variable.path, tuple(variable.shape)
 
 
-def save_for_serving(backbone: Model, model: ModelConfig, folder: Path) -> None:
-    """Writes a SavedModel with one signature `serving_default`.
+def save_for_serving(
+    backbone: Model, model: ModelConfig, folder: Path
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Writes a SavedModel with one signature `serving_default`, and returns its function.
 
     Input `images`: uint8 `[n, size, size, channels]`, as `data/photos.py` reads them, because no
     graph decodes files exactly as training did. Output `embeddings`: float32 `[n, dim]`, rows of
-    unit length; for classifiers `probabilities`: float32 `[n, classes]`, rows that sum to 1.
+    unit length; for classifiers `probabilities`: float32 `[n, classes]`, rows that sum to 1. A
+    SavedModel is for other servers: no code of this package loads one.
     """
     import tensorflow as tf
 
@@ -130,6 +133,8 @@ def save_for_serving(backbone: Model, model: ModelConfig, folder: Path) -> None:
     write_bytes(
         folder / "saved_model.pb", _of_any_process((folder / "saved_model.pb").read_bytes())
     )
+    output = "probabilities" if model.classes else "embeddings"
+    return lambda images: serving.embed(tf.constant(images))[output].numpy()
 
 
 def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | None:
@@ -182,10 +187,15 @@ def _of_any_process(data: bytes) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path) -> None:
+def save_preprocessing(
+    backbone: Model,
+    config: RunConfig,
+    bundle: Path,
+    served: Callable[[np.ndarray], np.ndarray],
+) -> None:
     """Adds the preprocessing module to the bundle, and its expected results.
 
-    A bundle user has `preprocessing.py` and the SavedModel. Both, as stored in the bundle, must
+    A bundle user has `preprocessing.py` and the SavedModel, whose function is `served`. Both must
     give the results of training and evaluation for photos in every encoding.
 
     Raises:
@@ -204,18 +214,9 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path) -> None
     require_parity(
         bundle / PARITY,
         module.PhotoReader.of(config.model, config.data.max_pixels).read,
-        _served(bundle, config.model),
+        served,
         exact=True,
     )
-
-
-def _served(bundle: Path, model: ModelConfig) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function of a SavedModel that this process has just written."""
-    import tensorflow as tf
-
-    loaded: Any = tf.saved_model.load(str(bundle / "saved_model"))
-    output = "probabilities" if model.classes else "embeddings"
-    return lambda images: loaded.signatures["serving_default"](images=images)[output].numpy()
 
 
 def check_parity(bundle: Path) -> None:

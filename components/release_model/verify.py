@@ -181,6 +181,7 @@ def _check_verdict(
 
 
 def _check_serving(bundle: Path) -> None:
+    """Checks that the SavedModel is what this code makes of the weights; executes none of it."""
     config = RunConfig.model_validate(
         json_object((bundle / "config.json").read_bytes(), "config.json")
     )

@@ -126,14 +126,6 @@ def test_set_without_a_readable_photo_is_a_failure_and_leaves_no_file(model, tmp
     assert not (tmp_path / "e.parquet").exists()
 
 
-def test_graph_of_the_saved_model_is_never_executed(small_release, folder, tmp_path):
-    """A graph can read and write files of the person who embeds."""
-    shutil.copytree(small_release / "bundle", tmp_path / "bundle")
-    (tmp_path / "bundle" / "saved_model" / "saved_model.pb").write_bytes(b"hostile")
-    done = embed_photos(str(folder), ReleasedModel(tmp_path / "bundle"), tmp_path / "e.parquet")
-    assert done.photos > done.bad
-
-
 def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
     (tmp_path / "in").mkdir()
     photo = next(iter(hostile_photos()))

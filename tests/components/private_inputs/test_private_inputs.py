@@ -1,17 +1,20 @@
 """Private folders are read only after they match the commitment in the ledger."""
 
 import shutil
-import sys
-from types import SimpleNamespace
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+from fedemb.data import verified_folder
 from fedemb.data.client_data import UserStore
 from fedemb.errors import FedEmbError, PlanMismatch, Refused, StorageError
+from fedemb.runtime import private_inputs
 from fedemb.runtime.private_inputs import open_private
 from fedemb.steps.audit_privacy import audit
+from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
 from fedemb.steps.evaluate_embeddings import evaluate
+from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, shared_run, write_users
 
 
@@ -146,30 +149,8 @@ def test_without_a_commitment_in_the_ledger_nothing_is_opened(run, missing):
         pytest.fail("was opened")
 
 
-class Moments:
-    """Counts the files that a process opens, and acts at one of them."""
-
-    def __init__(self):
-        self.count, self.act_at, self.act = 0, 0, None
-        sys.addaudithook(self._hear)  # stays for the life of the process
-
-    def _hear(self, event, arguments):
-        if event != "open" or self.act is None or "evaluation" not in str(arguments[0]):
-            return
-        self.count += 1
-        if self.count == self.act_at:
-            act, self.act = self.act, None
-            act()
-
-    def at(self, number, act):
-        self.count, self.act_at, self.act = 0, number, act
-
-
-MOMENTS = Moments()
-
-
 def _swapped(run):
-    """Renames folders as fast as a writer of the private root can."""
+    """Renames folders as a writer of the private root can."""
     (run.private / "evaluation").rename(run.private / "mine")
     (run.private / "users").rename(run.private / "evaluation")
 
@@ -179,44 +160,83 @@ def _everything(folder):
     return store.user_keys.tolist(), store.read(np.arange(len(store)))
 
 
-def test_folder_swapped_at_any_moment_is_refused_or_the_committed_bytes_are_read(
-    finished, run, tmp_path
+@pytest.mark.parametrize("attack", [_swapped, _other_people, _one_byte])
+def test_folder_changed_at_any_moment_is_refused_or_the_committed_bytes_are_read(
+    finished, tmp_path, monkeypatch, attack
 ):
     with open_private(finished.context(config()), "evaluation") as folder:
         committed = _everything(folder)
-    outcomes = []
-    for moment in range(1, 40):
-        shutil.copytree(finished.private, root := tmp_path / str(moment) / "run-1")
-        context = run.context(config())
-        context._given["private_root"] = str(root.parent)
-        swapped = SimpleNamespace(private=root)
-        MOMENTS.at(moment, lambda swapped=swapped: _swapped(swapped))
+    honest, moments, outcomes = verified_folder._pieces, iter(()), set()
+
+    def pieces(path):
+        next(moments, None)  # before the file is opened
+        for piece in honest(path):
+            next(moments, None)
+            yield piece
+
+    def at(moment, run):
+        yield from range(moment)
+        attack(run)
+
+    monkeypatch.setattr(verified_folder, "_pieces", pieces)
+    monkeypatch.setattr(verified_folder, "_PIECE", 4096)
+    for moment in range(200):
+        root = shutil.copytree(finished.root, tmp_path / str(moment))
+        moments = at(moment, FinishedRun(root))
         try:
-            with open_private(context, "evaluation") as folder:
+            with open_private(FinishedRun(root).context(config()), "evaluation") as folder:
+                untouched = bool([*moments])  # else it is changed now, after the check
                 assert _everything(folder) == committed
-                outcomes.append("committed")
+                outcomes.add("committed")
         except (PlanMismatch, StorageError):
-            outcomes.append("refused")
-        if MOMENTS.act is not None:
+            untouched = False
+            outcomes.add("refused")
+        if untouched:
             break
-    assert MOMENTS.act is not None, "more moments than were tried"
-    assert {"refused", "committed"} <= set(outcomes)
+    assert untouched, "more moments than were tried"
+    assert outcomes == {"refused", "committed"}
 
 
-def test_folder_swapped_after_its_check_changes_no_figure(run, tmp_path, monkeypatch):
+@pytest.fixture(scope="module", params=[training_run.config, training_run.classifier_config])
+def ready(request, tmp_path_factory):
+    return training_run.prepare(tmp_path_factory.mktemp("ready"), request.param(), users=101)
+
+
+@pytest.fixture
+def nothing_else(monkeypatch):
+    """While a step uses people, their folder in the private root is gone."""
+    honest = private_inputs.verified_copy
+
+    @contextmanager
+    def verified(source, commitment):
+        with honest(source, commitment) as folder:
+            aside = source.rename(source.with_name("aside"))
+            yield folder
+            aside.rename(source)
+
+    return lambda: monkeypatch.setattr(private_inputs, "verified_copy", verified)
+
+
+def test_training_and_its_evaluation_use_nothing_but_what_was_compared(
+    ready, tmp_path, nothing_else
+):
+    figures = []
+    for name in ("sound", "attacked"):
+        run = training_run.ReadyRun(shutil.copytree(ready.root, tmp_path / name), ready.config)
+        card = run.train()
+        if run.config.task == "classification":
+            figures.append(evaluate_classifier.run(run.context()).body)
+        figures.append(card["weights_sha"])
+        nothing_else()
+    assert figures[: len(figures) // 2] == figures[len(figures) // 2 :]
+
+
+@pytest.mark.parametrize("step", [evaluate, audit], ids=["evaluate", "audit"])
+def test_evaluation_and_audit_use_nothing_but_what_was_compared(run, tmp_path, nothing_else, step):
     """Training users were published as held-out users when folders were renamed at this moment."""
-    sound = evaluate.run(run.context(config(), tmp_path / "sound"))
-    honest = UserStore.__init__
-
-    def opens(store, folder):
-        if folder.path.name == "evaluation" and not (run.private / "mine").exists():
-            _swapped(run)
-        honest(store, folder)
-
-    monkeypatch.setattr(UserStore, "__init__", opens)
-    swapped = evaluate.run(run.context(config(), tmp_path / "swapped"))
-    assert (run.private / "mine").exists()
-    assert swapped == sound
+    sound = step.run(run.context(config(), tmp_path / "sound"))
+    nothing_else()
+    assert step.run(run.context(config(), tmp_path / "attacked")) == sound
 
 
 def test_an_error_of_the_step_itself_comes_first(run):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,14 @@ from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
 from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
+from fedemb.documents.release import BundleManifest
 from fedemb.engine import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
-from fedemb.keys.signatures import trust_of
+from fedemb.keys.signatures import Signer, trust_of
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import privacy_report_words as words
 from fedemb.serving import bundle
@@ -85,6 +87,38 @@ def test_serving_signature_maps_pixels_to_unit_embeddings(released):
     found = loaded.signatures["serving_default"](images=tf.constant(images))["embeddings"].numpy()
     np.testing.assert_allclose(found, embed_pixels(released.backbone, images), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_graph_of_a_bundle_is_never_executed(released, copy, tmp_path):
+    """A graph can write files of the person who runs it, also one that a release key signed."""
+    import tensorflow as tf
+
+    hostile, written = tf.Module(), tmp_path / "written"
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 28, 28, 1], tf.uint8, name="images")])
+    def serve(images):
+        tf.io.write_file(str(written), "as the person who embeds")
+        return {"embeddings": tf.zeros([tf.shape(images)[0], 16])}
+
+    hostile.serve, hostile.held = serve, tf.Variable(0.0)
+    tf.saved_model.save(hostile, copy / "saved_model", signatures={"serving_default": serve})
+    serve(np.zeros((1, 28, 28, 1), np.uint8))
+    written.unlink()  # the attack works
+    (copy / "saved_model" / "fingerprint.pb").unlink()
+    (copy / "saved_model" / "assets").rmdir()
+    named = read(copy / "manifest.json", BundleManifest).body
+    (copy / "manifest.json").unlink()
+    keys = open_key_store(released.context().keys_uri)
+    signer = Signer.current(keys, "release", released.ledger().chain.trust)
+    bundle.write_manifest(copy, named.name, named.version, signer)
+    (problem,) = problems_of(str(copy), trust(released))
+    assert "of saved_model is not what" in problem
+    photo = tmp_path / "photos" / "a.png"
+    write_bytes(photo, next(iter(hostile_photos())).data)
+    words = ["embed", str(photo.parent), "-m", str(copy), "-o"]
+    for number, trusted in enumerate((["--trust", str(trust(released))], ["--insecure"])):
+        app(args=[*words, str(tmp_path / f"{number}.parquet"), *trusted], standalone_mode=False)
+    assert not written.exists()
 
 
 PAGE = (REPOSITORY / "docs" / "how_to" / "use_the_model.md").read_text()
@@ -172,7 +206,8 @@ def test_release_refuses_a_shipped_reader_that_reads_otherwise(
     shutil.copytree(released.document["uri"], bundle_copy)
     monkeypatch.setattr(photos, "__file__", str(bare))
     with pytest.raises(Refused, match="test photo"):
-        save_preprocessing(released.backbone, released.config, bundle_copy)
+        served = partial(embed_pixels, released.backbone)
+        save_preprocessing(released.backbone, released.config, bundle_copy, served)
 
 
 def test_release_repeated_publishes_nothing_twice(released):

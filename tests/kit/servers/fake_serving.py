@@ -17,7 +17,7 @@ def save_for_serving(backbone, model, folder):
         (folder / name).write_text(repr(sorted(item.shape for item in backbone.weights)))
 
 
-def save_preprocessing(backbone, config, bundle):
+def save_preprocessing(backbone, config, bundle, served):
     for name in (PREPROCESSING, PARITY):
         (bundle / name).write_text("as the real one's")
 

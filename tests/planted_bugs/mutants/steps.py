@@ -140,7 +140,7 @@ MUTANTS = (
             "VerifiedFolder(copy)",
             "VerifiedFolder(source)",
         ),
-        f"{INPUTS}::test_folder_swapped_after_its_check_changes_no_figure",
+        f"{INPUTS}::test_evaluation_and_audit_use_nothing_but_what_was_compared[evaluate]",
     ),
     one(
         21,
