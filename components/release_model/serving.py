@@ -22,6 +22,8 @@ from fedemb.models.arrays import Model, Variable
 from fedemb.models.keras_backend import all_layers
 from fedemb.serving.bundle import SAVED_MODEL_FILES
 
+Served = Callable[[np.ndarray], np.ndarray]
+"""Pixels, uint8 `[n, size, size, channels]`, to rows, float32 `[n, dim]`."""
 _LONGEST_NUMBER = 12
 """Maximum number of digits."""
 _FUNCTION = re.compile(r"(__(?:inference|forward|backward)_[^\"\\]*?)_(\d+)(?=\")")
@@ -84,9 +86,7 @@ def _variable(variable: Variable) -> tuple[str, tuple[int, ...]]:
     return variable.path, tuple(variable.shape)
 
 
-def save_for_serving(
-    backbone: Model, model: ModelConfig, folder: Path
-) -> Callable[[np.ndarray], np.ndarray]:
+def save_for_serving(backbone: Model, model: ModelConfig, folder: Path) -> Served:
     """Writes a SavedModel with one signature `serving_default`, and returns its function.
 
     Input `images`: uint8 `[n, size, size, channels]`, as `data/photos.py` reads them, because no
@@ -187,12 +187,7 @@ def _of_any_process(data: bytes) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def save_preprocessing(
-    backbone: Model,
-    config: RunConfig,
-    bundle: Path,
-    served: Callable[[np.ndarray], np.ndarray],
-) -> None:
+def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path, served: Served) -> None:
     """Adds the preprocessing module to the bundle, and its expected results.
 
     A bundle user has `preprocessing.py` and the SavedModel, whose function is `served`. Both must

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.engine.central import train_centralized
 from fedemb.engine.rounds import ClientExamples
 from fedemb.engine.server import ServerState, initial_state
@@ -22,8 +23,8 @@ from fedemb.models.arrays import Model
 from fedemb.models.public_features import without_public_features
 from fedemb.privacy.queries.running import with_tags
 from fedemb.training import checkpoint
+from fedemb.training.attempt import Attempt
 from fedemb.training.checkpoint import Progress
-from fedemb.training.trainer import Attempt
 
 
 def require_no_privacy(config: RunConfig) -> None:
@@ -50,7 +51,7 @@ def require_no_privacy(config: RunConfig) -> None:
             )
 
 
-def train(attempt: Attempt[ClientExamples]) -> ServerState:
+def train(attempt: Attempt[ClientExamples], users: VerifiedFolder) -> ServerState:
     """Trains, or reads the result of an earlier trainer of this attempt from its record."""
     from fedemb.privacy.queries import RoundOutput
 
@@ -58,7 +59,7 @@ def train(attempt: Attempt[ClientExamples]) -> ServerState:
     start = _flat(backbone)
     record = log.read(0)
     if record is None:
-        pile = UserStore(attempt.users)
+        pile = UserStore(users)
         images, labels = load_examples(
             pile,
             np.arange(len(pile)),
@@ -78,9 +79,7 @@ def train(attempt: Attempt[ClientExamples]) -> ServerState:
     state = replace(initial_state(start), weights=start + record.mean, rounds=1)
     share = np.float32(1.0) - np.float32(server.ema_decay)  # average of one round
     state = replace(state, average=share * state.weights)
-    checkpoint.save(
-        attempt.store, log.inputs_sha, Progress(state, with_tags(record.mechanism_state, ()))
-    )
+    checkpoint.save(attempt.store, Progress(state, with_tags(record.mechanism_state, ())))
     return state
 
 

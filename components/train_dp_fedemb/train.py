@@ -7,6 +7,7 @@ from functools import partial
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.engine.backend_rounds import client_rounds, covariance_rounds
 from fedemb.engine.feature_cache import FeatureProgress, FrozenFeatures, UnitFeatures, plain_rows
 from fedemb.engine.rounds import ClientExamples
@@ -16,9 +17,9 @@ from fedemb.models.arrays import Model
 from fedemb.privacy.queries import Mechanism
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
-from fedemb.training.attempt import run_attempt
+from fedemb.training.attempt import Attempt, Rounds, Trained, run_attempt
 from fedemb.training.client_loader import ClientLoader, all_classes
-from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer, train_on_features
+from fedemb.training.trainer import Trainer, train_on_features
 
 STEP = "train_dp_fedemb"
 
@@ -56,24 +57,24 @@ def _rounds(  # noqa: PLR0917 - as `Rounds` has them
     )
 
 
-def _train(attempt: Attempt[ClientExamples]) -> Trained:
+def _train(attempt: Attempt[ClientExamples], users: VerifiedFolder) -> Trained:
     config, training = attempt.config, attempt.config.training
     if training.algorithm == "centralized":
-        return Trained(state=centralized.train(attempt), audit=None)
-    store = UserStore(attempt.users)
+        return Trained(state=centralized.train(attempt, users), audit=None)
+    store = UserStore(users)
     classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
     most = training.local.max_examples_per_client
     loader = ClientLoader(store, config.model, max_examples=most, classes=classes)
-    parts = (attempt.backbone, attempt.mechanism, attempt.workers, attempt.devices)
+    parts = (attempt.backbone, attempt.mechanism, attempt.workers.number, attempt.workers.devices)
     rows = 0 if classes is None else max(1, len(classes))
     function, trunk = attempt.rounds or _rounds(config, *parts, shared_head_rows=rows)
     if trunk is None:
-        return Trainer(attempt, function, loader.load).train()
+        return Trainer(attempt, users, function, loader.load).train()
     cache = attempt.features.open(trunk, loader.settings, plain_rows)
     frozen = FrozenFeatures(cache, loader.load, most)
     progress = FeatureProgress.of(attempt.mechanism.plan)
     prepare = partial(frozen.fill, progress=progress)
-    return Trainer(attempt, function, frozen.load, prepare).train()
+    return Trainer(attempt, users, function, frozen.load, prepare).train()
 
 
 def _covariances(
@@ -87,15 +88,15 @@ def _covariances(
     return covariance_rounds(backbone, mechanism, config.model, config.training)
 
 
-def _train_covariance(attempt: Attempt[UnitFeatures]) -> Trained:
+def _train_covariance(attempt: Attempt[UnitFeatures], users: VerifiedFolder) -> Trained:
     assert attempt.rounds is not None, "rehearsed before the attempt was bound"
     function, trunk = attempt.rounds
     assert trunk is not None, "a projection is solved on the features of a trunk"
     config = attempt.config
     most = config.partition.max_images_per_user
-    loader = ClientLoader(UserStore(attempt.users), config.model, max_examples=most)
+    loader = ClientLoader(UserStore(users), config.model, max_examples=most)
     cache = attempt.features.open(trunk, loader.settings, plain_rows)
-    return train_on_features(attempt, function, cache, loader.load)
+    return train_on_features(attempt, users, function, cache, loader.load)
 
 
 def _check_algorithm(config: RunConfig) -> None:

@@ -19,9 +19,9 @@ from fedemb.models.backbones import with_bfloat16
 from fedemb.models.classifier import without_head
 from fedemb.privacy.queries import Mechanism
 from fedemb.runtime.step_context import StepContext
-from fedemb.training.attempt import run_attempt
+from fedemb.training.attempt import Attempt, Rounds, Trained, run_attempt
 from fedemb.training.client_loader import ClientLoader
-from fedemb.training.trainer import Attempt, Rounds, Trained, Trainer, train_on_features
+from fedemb.training.trainer import Trainer, train_on_features
 
 STEP = "train_dp_sgd"
 
@@ -70,21 +70,21 @@ def _head_rounds(
 
 
 def _loader(config: RunConfig, users: VerifiedFolder) -> ClientLoader:
-    alone = config.mechanism.samples_images
-    of_unit = config.training.unit_gradient.images_per_unit
-    most = config.partition.max_images_per_user if alone else of_unit
+    alone, unit = config.mechanism.samples_images, config.training.unit_gradient
+    most = config.partition.max_images_per_user if alone else unit.images_per_unit
     return ClientLoader(UserStore(users), config.model, max_examples=most, one_image=alone)
 
 
-def _train_units(attempt: Attempt[ClientExamples]) -> Trained:
+def _train_units(attempt: Attempt[ClientExamples], users: VerifiedFolder) -> Trained:
     assert attempt.rounds is not None, "rehearsed before the attempt was bound"
-    return Trainer(attempt, attempt.rounds[0], _loader(attempt.config, attempt.users).load).train()
+    load = _loader(attempt.config, users).load
+    return Trainer(attempt, users, attempt.rounds[0], load).train()
 
 
-def _train_head(attempt: Attempt[UnitFeatures]) -> Trained:
+def _train_head(attempt: Attempt[UnitFeatures], users: VerifiedFolder) -> Trained:
     assert attempt.rounds is not None, "rehearsed before the attempt was bound"
     function, trunk = attempt.rounds
     assert trunk is not None, "a head trains on the features of a trunk"
-    loader = _loader(attempt.config, attempt.users)
+    loader = _loader(attempt.config, users)
     cache = attempt.features.open(trunk, loader.settings)
-    return train_on_features(attempt, function, cache, loader.load)
+    return train_on_features(attempt, users, function, cache, loader.load)

@@ -129,10 +129,10 @@ def _resumed(
 ) -> tuple[RunDirectory | None, RunConfig | None]:
     """Returns the directory of a run, None after a dry run, and its changed configuration."""
     from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
+    from fedemb.pipelines.run.resume import changed_config, steps_taken_over
 
     directory = RunDirectory.named(named, runs)
-    changed = measured_otherwise(directory, overrides, start) if overrides else None
+    changed = changed_config(directory, overrides) if overrides else None
     reused = steps_taken_over(directory, start)  # refuses before anything changes
     if not dry_run:
         return directory, changed

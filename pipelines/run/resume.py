@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import overridden
-from fedemb.pipelines.run.signed import ledger_of
 from fedemb.pipelines.steps import pipeline_of
-
-_READER = {"evaluation": "evaluate_", "audit": "audit_"}
-"""Section -> prefix of the step that reads it; the gate denies artifacts of other sections."""
 
 
 def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
@@ -69,43 +65,28 @@ def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[
     return paths
 
 
-def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str | None) -> RunConfig:
+def changed_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
     """Returns the configuration of a run with other free sections.
 
+    The steps refuse a ledger without the run, other people, and reports of another section.
+
     Raises:
-      ConfigError: a section that the reservation binds would change, what would change is read
-        before the resumed step, the ledger named does not hold the run, or a release
-        would take the name of the one before.
+      ConfigError: a section that the reservation binds would change, or a release would take the
+        name of the one before.
     """
     before = run.config()
     after = overridden(before, overrides)
-    changed = [
-        name for name in RunConfig.model_fields if getattr(before, name) != getattr(after, name)
-    ]
-    bound = [name for name in changed if name not in FREE_SECTIONS]
-    if bound:
+    changed = {
+        name: getattr(after, name)
+        for name in RunConfig.model_fields
+        if getattr(before, name) != getattr(after, name)
+    }
+    if bound := [name for name in changed if name not in FREE_SECTIONS]:
         raise ConfigError(
             f"The budget of run {run.run_id} was reserved for another {', '.join(bound)}. "
             f"Change only {', '.join(FREE_SECTIONS)}, or start a run with a new id."
         )
-    # Sections that the reservation binds stay as written.
-    after = before.model_copy(update={name: getattr(after, name) for name in changed})
-    if changed and start is None:
-        raise ConfigError(
-            f"--set changes {', '.join(changed)}. Pass the step to resume from, such as --from "
-            "evaluate_embeddings."
-        )
-    for section in _READER.keys() & set(changed):
-        reader = next(n for n in pipeline_of(before).steps if n.startswith(_READER[section]))
-        if reader in steps_taken_over(run, start):
-            raise ConfigError(
-                f"--set changes {section}, but {reader}, which reads it, would not run again. "
-                f"Pass --from {reader}."
-            )
-    if before.storage.ledger != after.storage.ledger:
-        _check_reserved(run, after)
-    if run.stores(before)["private_root"] != run.stores(after)["private_root"]:
-        _check_not_partitioned(run)
+    after = before.model_copy(update=changed)  # sections that the reservation binds, as written
     published = run.document("release") or {}
     name = after.released_as(run.run_id)
     if (published.get("name"), published.get("version")) == name:
@@ -114,28 +95,3 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
             "another version with --set release.version=..."
         )
     return after
-
-
-def _check_not_partitioned(run: RunDirectory) -> None:
-    """Users stay where they were partitioned: the run is bound to them."""
-    if "partition_users" in run.read_state().seconds:
-        raise ConfigError(
-            f"the users of run {run.run_id} are in {run.stores()['private_root']}, and the run is "
-            "bound to them; leave storage.private_root as it is, or start a run with a new id"
-        )
-
-
-def _check_reserved(run: RunDirectory, after: RunConfig) -> None:
-    """Checks the ledger, whose address may have changed, for the charged run."""
-    if "reserve_budget" not in run.read_state().seconds:
-        return
-    try:
-        charged = ledger_of(run, after).state.last_attempt(run.run_id) > 0
-    except FedEmbError:
-        charged = False
-    if not charged:
-        raise ConfigError(
-            f"run {run.run_id} was charged in the ledger at {run.stores()['ledger']}, and none at "
-            f"{after.storage.ledger} says so; leave storage.ledger as it is, or name where that "
-            "ledger lies now"
-        )

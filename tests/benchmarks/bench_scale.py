@@ -125,7 +125,7 @@ def records(rounds: int) -> Callable[[], object]:
     planned = plan(section, virtual_clients=10 * rounds)
     mechanism = build_mechanism(planned, KEY, "run", 0, "0" * 64)
     folder = Path(tempfile.mkdtemp())
-    log = RoundLog(open_store(str(folder)), "0" * 64)
+    log = RoundLog(open_store(str(folder)))
 
     def commit() -> int:
         for number in range(rounds):

@@ -175,7 +175,7 @@ ELSEWHERE = {
     r"A waiver is signed by|--key to approve": "components/gate",
     r"pass --skip-saved-model": "pipelines/test_cli_verify.py",
     r"--reason is empty": "pipelines/test_cli_ledger_write.py",
-    r"Run X exists\. Resume|--from X|Unknown step --from|--set changes X|a release does not change"
+    r"Run X exists\. Resume|--from X|Unknown step --from|a release does not change"
     r"|run the step again with --from": "pipelines/test_resume.py",
     r"below --min-remaining": "pipelines/test_cli_ledger.py",
     r"No Kubeflow API host|No image for|profile pins packages|is listed without a state"

@@ -78,7 +78,6 @@ class RoundLine(Part):
 class RoundHead(Part):
     """Head of a round's record in the trainer's working state: one line of canonical JSON."""
 
-    inputs_sha: Sha
     public: RoundLine
     mechanism_state: AnyJson
     """`Mechanism.round_state()` after the round."""

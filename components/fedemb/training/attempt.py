@@ -16,16 +16,22 @@ uncommitted round never left the process.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Generic, NamedTuple
+from functools import cached_property
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from fedemb.config import RunConfig, TrainingConfig
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.engine.audit.attempt_keys import AttemptKeys
+from fedemb.engine.audit.round_audit import RoundAudit
 from fedemb.engine.hosts import connect, is_multi_host
 from fedemb.engine.rounds import assign_weights
 from fedemb.engine.server import ServerState, released_weights
@@ -33,9 +39,12 @@ from fedemb.engine.threads import accelerators, configure_threads
 from fedemb.engine.training_round import TrainingRound
 from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError, Refused
-from fedemb.foundation.canonical_json import JsonObject, canonical_json, json_object
-from fedemb.foundation.document import Written
+from fedemb.foundation.canonical_json import JsonObject, canonical_json, json_object, sha256_hex
+from fedemb.foundation.document import Written, parse
 from fedemb.foundation.files import remove_leftovers, write_bytes
+from fedemb.keys import KeyStore, commit_to, commitment_key, reservation_key_name
+from fedemb.keys.signatures import Signer, write_signed
+from fedemb.ledger import Ledger
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.keras_backend import load_keras, use_backend
@@ -44,19 +53,27 @@ from fedemb.models.standardized import plain_form
 from fedemb.privacy.queries import KeylessMechanism, Mechanism, build_mechanism
 from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.step_context import StepContext
-from fedemb.storage import open_store
-from fedemb.storage.fencing import FencedStore
+from fedemb.storage import Store, open_store
+from fedemb.storage.fencing import FencedStore, FencingToken
 from fedemb.training import checkpoint
 from fedemb.training.attempt_inputs import AttemptInputs
-from fedemb.training.bound_attempt import BoundAttempt
 from fedemb.training.feature_caches import FeatureCaches
+from fedemb.training.round_log import RoundLog
+from fedemb.training.signed_state import SignedState
 from fedemb.training.train_job import hosts_of_the_step
-from fedemb.training.trainer import Attempt, Rounds, Trained, Unit
+
+Unit = TypeVar("Unit")
+"""Examples or features of one virtual client or unit."""
 
 _EVIDENCE = "evidence.json"
 """Name of the mechanism evidence, written after training while the key exists."""
 _NO_EVIDENCE: JsonObject = {"mechanism_audit": None}
 """Evidence of a training without noise."""
+_INJECTED = "key_injected"
+"""Marker in the working state: a round may have been drawn from an injected key."""
+_CARD = "model.json"
+"""Name of the model card as first signed."""
+_CLAIM = "claim"
 
 
 class Workers(NamedTuple):
@@ -68,15 +85,142 @@ class Workers(NamedTuple):
     """Devices for the workers, see `RoundFunction`."""
 
 
+Rounds = tuple[TrainingRound[Unit], Model | None]
+"""Training rounds, and the frozen trunk whose features replace images, or None."""
 BuildRounds = Callable[[RunConfig, Model, Mechanism, int, Sequence[str] | None], Rounds[Unit]]
 """Builds the rounds from configuration, backbone, mechanism, workers and devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The result of a training."""
+
+    state: ServerState
+    """State after the last round. Noised."""
+    audit: RoundAudit | None
+    """Audit that the accounted mechanism ran; None without noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt(Generic[Unit]):
+    """An attempt that the ledger has bound to its inputs and to one working state.
+
+    The working state is `<private_root>/<run_id>/train/attempt-<n>/`.
+    """
+
+    inputs: AttemptInputs
+    """Verified inputs."""
+    backbone: Model
+    """Initial backbone of the rounds."""
+    rounds: Rounds[Unit] | None
+    """Rehearsed rounds; None if the rounds depend on private data."""
+    workers: Workers
+    ledger: Ledger
+    key_store: KeyStore
+    token: FencingToken
+    signer: Signer
+    store: SignedState
+    """Working state; rejects writes after the step was started again."""
+    log: RoundLog
+    """Round records in the working state."""
+    features: FeatureCaches
+    """Caches of frozen features in the working state."""
+    diagnostics: Store
+    """Store for un-noised diagnostics."""
+    injected: bytes | None
+    """Root key that the caller passed; None selects the secret key of the reservation."""
+
+    @property
+    def config(self) -> RunConfig:
+        """Configuration of the run."""
+        return self.inputs.config
+
+    @cached_property
+    def keys(self) -> AttemptKeys:
+        """Keys of coins and noise. An injected one is recorded before the first round."""
+        run_id, attempt, root_key = self.inputs.run_id, self.inputs.number, self.injected
+        if root_key is None:
+            root_key = self.key_store.fetch(reservation_key_name(run_id, attempt))
+        else:
+            self.store.write(_INJECTED, b"")  # never deleted
+        return AttemptKeys(root_key, run_id, attempt, self.inputs.inputs_sha)
+
+    @cached_property
+    def mechanism(self) -> Mechanism:
+        """Mechanism of the attempt: samples, clips, sums, adds noise and accounts for it."""
+        return build_mechanism(self.inputs.plan, **vars(self.keys))
+
+    def finished(self) -> ServerState | None:
+        """Returns the last state if a trainer was killed between last round and commit."""
+        last = checkpoint.load(self.store)
+        return last.state if last and self.store.exists(_EVIDENCE) else None
+
+    def released(self, state: ServerState) -> np.ndarray:
+        """Sets the released weights in the backbone and returns them as stored there."""
+        variables = trainable_variables(self.backbone, self.config.model.trainable)
+        assign_weights(variables, released_weights(self.config.training.server, state))
+        return np.concatenate([variable.numpy().ravel() for variable in variables])
+
+    def publish(self, artifacts: RunArtifacts, state: ServerState) -> JsonObject:
+        """Writes the model and its public round log, and commits the attempt; returns the card.
+
+        No computation is allowed under its reservation afterwards.
+        """
+        self.released(state)
+        lines = self.log.lines(state.rounds)
+        write_bytes(artifacts.model / "rounds.jsonl", lines)
+        card = self._write_model(artifacts.model, state)
+        self.token.check()
+        remove_leftovers(artifacts.model)  # the folder must contain only the model's files
+        self.ledger.commit(
+            self.inputs.reservation,
+            rounds_started=state.rounds,
+            round_log_sha=sha256_hex(lines),
+            card_sha=card.sha,
+            signer=self.signer,
+            keys=self.key_store,
+        )
+        return card.json
+
+    def _write_model(self, folder: Path, state: ServerState) -> Written[ModelCard]:
+        """Writes model and card, the card exactly as a trainer of the attempt first signed it.
+
+        The commit names these bytes, and the trainer's key may have been rotated since.
+        """
+        inputs, plain = self.inputs, plain_form(self.backbone)
+        model = self.config.model
+        fields = {
+            "run_id": inputs.run_id,
+            "attempt": inputs.number,
+            "config_sha": inputs.reservation.config_sha,
+            "plan_sha": inputs.plan.digest,
+            "code_sha": inputs.reservation.code_sha,
+            "inputs_sha": inputs.inputs_sha,
+            "initial_weights_sha": inputs.initial_weights_sha,
+            "weights_sha": save_backbone(plain, folder / "backbone.keras"),
+            "key_injected": self.store.exists(_INJECTED),
+            "rounds_run": state.rounds,
+            **json_object(self.store.read(_EVIDENCE), _EVIDENCE),
+            "backbone": model.backbone,
+            "embedding_dim": model.embedding_dim,
+            "tensors": [{"name": v.path, "shape": list(v.shape)} for v in plain.weights],
+        }
+        card = ModelCard.of_fields(fields)
+        if self.store.exists(_CARD):
+            kept = parse(self.store.read(_CARD), ModelCard, _CARD)
+            if kept.body == card:
+                write_bytes(folder / "model.json", kept.data)
+                return kept
+        signed = write_signed(folder / "model.json", card, self.signer)
+        self.store.write(_CARD, signed.data)
+        return signed
 
 
 def run_attempt(
     context: StepContext,
     step: str,
     build_rounds: BuildRounds[Unit] | None,
-    train: Callable[[Attempt[Unit]], Trained],
+    train: Callable[[Attempt[Unit], VerifiedFolder], Trained],
     root_key: bytes | None = None,
 ) -> JsonObject:
     """Trains an attempt, or resumes it after its trainer was killed.
@@ -108,154 +252,105 @@ def run_attempt(
     _check_key(context.config, root_key)
     inputs = AttemptInputs.read(context)
     with _workers(inputs.config.training) as workers:
-        finished = _Training(
-            context=context,
-            step=step,
-            inputs=inputs,
-            build_rounds=build_rounds,
-            train=train,
-            root_key=root_key,
-            workers=workers,
-        ).finished()
-    return _publish(context.artifacts, finished)
+        backbone, rounds = _rehearsed(context.artifacts, inputs, build_rounds, workers)
+        attempt = _bound(context, step, inputs, backbone, rounds, workers, root_key)
+        state = attempt.finished()
+        if state is None:
+            with open_private(context, "users", attempt=inputs.number) as users:
+                trained = train(attempt, users)
+            state = trained.state
+            evidence = trained.audit and trained.audit.evidence(attempt.released(state))
+            attempt.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
+        attempt.features.delete()
+    return attempt.publish(context.artifacts, state)
 
 
-class _Finished(NamedTuple):
-    """A training whose rounds are all committed."""
+def _rehearsed(
+    artifacts: RunArtifacts,
+    inputs: AttemptInputs,
+    build_rounds: BuildRounds[Unit] | None,
+    workers: Workers,
+) -> tuple[Model, Rounds[Unit] | None]:
+    """Returns the public backbone and the rounds that train it, rehearsed on generated records.
 
-    bound: BoundAttempt
-    """The attempt."""
-    backbone: Model
-    """Backbone of the trained model."""
-    state: ServerState
-    """State after the last round."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Training(Generic[Unit]):
-    """Training of an attempt; fields as in `run_attempt`."""
-
-    context: StepContext
-    step: str
-    inputs: AttemptInputs
-    build_rounds: BuildRounds[Unit] | None
-    train: Callable[[Attempt[Unit]], Trained]
-    root_key: bytes | None
-    workers: Workers
-
-    def finished(self) -> _Finished:
-        """Runs all rounds that are not committed yet."""
-        started = self._rehearsed()
-        bound = BoundAttempt.bind(self.context, self.step, self.inputs)
-        features = FeatureCaches(bound.store, self.inputs.inputs_sha)
-        state = self._state(bound, started, features)
-        features.delete()
-        return _Finished(bound, started[0], state)
-
-    def _started(self) -> tuple[Model, Rounds[Unit] | None]:
-        """Returns the public backbone and the rounds that train it."""
-        config = self.inputs.config
-        path = self.context.artifacts.pretrained / "backbone.keras"
-        backbone = load_backbone(path, config.model)
-        if self.build_rounds is None:
-            return backbone, None
-        mechanism = KeylessMechanism(self.inputs.plan)
-        return backbone, self.build_rounds(config, backbone, mechanism, *self.workers)
-
-    def _rehearsed(self) -> tuple[Model, Rounds[Unit] | None]:
-        """Returns `_started`, with rounds that were rehearsed on generated records.
-
-        The attempt is not bound yet, so the charge of a run whose rounds are refused can be
-        refunded.
-        """
-        try:
-            backbone, rounds = self._started()
-            if rounds is not None:
-                _rehearse(rounds[0], self.inputs.config.training)
-        except (ConfigError, Refused) as error:
-            raise type(error)(
-                f"{error} No private image was read. If this was the first start of the run, "
-                f"refund its charge: fedemb ledger void {self.inputs.run_id}"
-            ) from error
-        return backbone, rounds
-
-    def _state(
-        self,
-        bound: BoundAttempt,
-        started: tuple[Model, Rounds[Unit] | None],
-        features: FeatureCaches,
-    ) -> ServerState:
-        """Returns the last state; trains with the attempt's keys if that was not done before."""
-        state = _last_state(bound)
-        if state is not None:
-            return state
-        inputs, keys = bound.inputs, bound.attempt_keys(self.root_key)
-        backbone, rounds = started
-        diagnostics = FencedStore(open_store(self.context.private("diagnostics")), bound.token)
-        with open_private(self.context, "users", attempt=inputs.reservation.attempt) as folder:
-            trained = self.train(
-                Attempt(
-                    config=inputs.config,
-                    backbone=backbone,
-                    mechanism=build_mechanism(inputs.plan, **vars(keys)),
-                    rounds=rounds,
-                    keys=keys,
-                    users=folder,
-                    store=bound.store,
-                    log=bound.log,
-                    features=features,
-                    diagnostics=diagnostics,
-                    workers=self.workers.number,
-                    devices=self.workers.devices,
-                )
-            )
-        released = _release(inputs.config, backbone, trained.state)
-        evidence = trained.audit and trained.audit.evidence(released)
-        bound.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
-        return trained.state
+    The attempt is not bound yet, so the charge of a run whose rounds are refused can be refunded.
+    """
+    config, rounds = inputs.config, None
+    try:
+        backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
+        if build_rounds is not None:
+            mechanism = KeylessMechanism(inputs.plan)
+            rounds = build_rounds(config, backbone, mechanism, *workers)
+            _rehearse(rounds[0], config.training)
+    except (ConfigError, Refused) as error:
+        raise type(error)(
+            f"{error} No private image was read. If this was the first start of the run, "
+            f"refund its charge: fedemb ledger void {inputs.run_id}"
+        ) from error
+    return backbone, rounds
 
 
-def _publish(artifacts: RunArtifacts, finished: _Finished) -> JsonObject:
-    """Writes the model and its public round log, and commits the attempt; returns the card."""
-    bound, backbone, state = finished
-    _release(bound.inputs.config, backbone, state)
-    lines = bound.log.lines(state.rounds)
-    write_bytes(artifacts.model / "rounds.jsonl", lines)
-    card = _write_model(artifacts, finished)
-    bound.token.check()
-    remove_leftovers(artifacts.model)  # the folder must contain only the model's files
-    bound.commit(state.rounds, lines, card.sha)
-    return card.json
+def _bound(  # noqa: PLR0917 - all that an attempt holds
+    context: StepContext,
+    step: str,
+    inputs: AttemptInputs,
+    backbone: Model,
+    rounds: Rounds[Unit] | None,
+    workers: Workers,
+    root_key: bytes | None,
+) -> Attempt[Unit]:
+    """Binds an attempt in the ledger and opens its working state.
+
+    Raises:
+      Refused: the attempt trains with another private root.
+      PlanMismatch: the attempt is bound to other inputs.
+    """
+    keys, ledger = context.keys, context.writable_ledger
+    state = open_store(context.private("train", f"attempt-{inputs.number}"))
+    ledger.bind(
+        inputs.reservation,
+        inputs_sha=inputs.inputs_sha,
+        commitments=inputs.users.commitments.model_dump(),
+        private_root=claim(state, commitment_key(keys, inputs.config.policy.policy_id)),
+        keys=keys,
+    )
+    token, trust = FencingToken(state.uri, step), ledger.chain.trust
+    signer = Signer.current(keys, "trainer", trust)
+    store = SignedState(state, token, inputs, signer, trust)
+    return Attempt(
+        inputs=inputs,
+        backbone=backbone,
+        rounds=rounds,
+        workers=workers,
+        ledger=ledger,
+        key_store=keys,
+        token=token,
+        signer=signer,
+        store=store,
+        log=RoundLog(store),
+        features=FeatureCaches(store, inputs.inputs_sha),
+        diagnostics=FencedStore(open_store(context.private("diagnostics")), token),
+        injected=root_key,
+    )
 
 
-def _last_state(bound: BoundAttempt) -> ServerState | None:
-    """Returns the last state if an earlier trainer was killed between last round and commit."""
-    finished = checkpoint.load(bound.store, bound.inputs.inputs_sha)
-    return finished.state if finished and bound.store.exists(_EVIDENCE) else None
+def claim(store: Store, key: bytes) -> str:
+    """Claims the working state of an attempt and returns a keyed commitment to it.
 
+    Round records are exclusive only within one private root. Two trainers of one reservation with
+    two private roots would draw noise for the same rounds twice, so the ledger accepts one claim.
+    It covers the address and a random marker stored there: a copy of the folder, and the same path
+    on another machine, give different commitments.
 
-def _write_model(artifacts: RunArtifacts, finished: _Finished) -> Written[ModelCard]:
-    """Writes model and card; returns the card. See `_publish`."""
-    bound, backbone, state = finished
-    inputs, plain = bound.inputs, plain_form(backbone)
-    config, reservation = inputs.config, inputs.reservation
-    fields = {
-        "run_id": inputs.run_id,
-        "attempt": reservation.attempt,
-        "config_sha": reservation.config_sha,
-        "plan_sha": inputs.plan.digest,
-        "code_sha": reservation.code_sha,
-        "inputs_sha": inputs.inputs_sha,
-        "initial_weights_sha": inputs.initial_weights_sha,
-        "weights_sha": save_backbone(plain, artifacts.model / "backbone.keras"),
-        "key_injected": bound.key_injected,
-        "rounds_run": state.rounds,
-        **json_object(bound.store.read(_EVIDENCE), _EVIDENCE),
-        "backbone": config.model.backbone,
-        "embedding_dim": config.model.embedding_dim,
-        "tensors": [{"name": v.path, "shape": list(v.shape)} for v in plain.weights],
-    }
-    return bound.write_card(artifacts.model / "model.json", ModelCard.of_fields(fields))
+    Args:
+      store: working state of the attempt.
+      key: the policy's commitment key.
+    """
+    with suppress(FileExistsError):
+        store.create(_CLAIM, secrets.token_bytes(32))
+    root = store.local_root
+    address = store.uri if root is None else root.resolve().as_posix()
+    return commit_to(key, canonical_json(["private_root/1", address, store.read(_CLAIM).hex()]))
 
 
 def _rehearse(function: TrainingRound[Unit], training: TrainingConfig) -> None:
@@ -281,13 +376,6 @@ def _workers(training: TrainingConfig) -> Generator[Workers]:
                 "`python -m fedemb.training.hosts` here."
             )
         yield Workers(1, None)
-
-
-def _release(config: RunConfig, backbone: Model, state: ServerState) -> np.ndarray:
-    """Sets the released weights in the backbone and returns them as stored there."""
-    variables = trainable_variables(backbone, config.model.trainable)
-    assign_weights(variables, released_weights(config.training.server, state))
-    return np.concatenate([variable.numpy().ravel() for variable in variables])
 
 
 def _check_key(config: RunConfig, root_key: bytes | None) -> None:

@@ -52,6 +52,11 @@ class AttemptInputs:
         inputs._check()
         return inputs
 
+    @property
+    def number(self) -> int:
+        """Number of the attempt."""
+        return self.reservation.attempt
+
     @cached_property
     def inputs_sha(self) -> str:
         """Digest of all inputs; other inputs draw other coins and noise."""

@@ -7,11 +7,10 @@ from typing import TypedDict, cast
 
 from fedemb.engine.packed_state import pack, unpack
 from fedemb.engine.server import STATE_ARRAYS, ServerState
-from fedemb.errors import ArtifactError, PlanMismatch
+from fedemb.errors import ArtifactError
 from fedemb.privacy.queries import MechanismState
 from fedemb.storage import Store
 
-SCHEMA = "fedemb/checkpoint/1"
 _NAME = "checkpoint.npz"
 
 
@@ -27,58 +26,31 @@ class Progress:
 class _Head(TypedDict):
     """State of a checkpoint without its arrays."""
 
-    schema: str
-    inputs_sha: str
     rounds: int
     mechanism: MechanismState | None
 
 
-def save(store: Store, inputs_sha: str, progress: Progress) -> None:
-    """Replaces the checkpoint of an attempt.
-
-    Args:
-      store: working state of the attempt.
-      inputs_sha: digest of all inputs.
-      progress: state after the last committed round.
-    """
+def save(store: Store, progress: Progress) -> None:
+    """Replaces the checkpoint in a working state, whose signatures bind it to all inputs."""
     state = progress.state
-    head: _Head = {
-        "schema": SCHEMA,
-        "inputs_sha": inputs_sha,
-        "rounds": state.rounds,
-        "mechanism": progress.mechanism,
-    }
+    head: _Head = {"rounds": state.rounds, "mechanism": progress.mechanism}
     store.write(_NAME, pack(head, state.arrays))
 
 
-def load(store: Store, inputs_sha: str) -> Progress | None:
+def load(store: Store) -> Progress | None:
     """Reads the checkpoint; returns None if no checkpoint exists.
 
     Raises:
-      PlanMismatch: the checkpoint belongs to other inputs.
-      ArtifactError: the checkpoint is damaged, or has another schema version.
+      ArtifactError: the checkpoint is damaged.
     """
     try:
-        data = store.read(_NAME)
+        packed, arrays = unpack(store.read(_NAME), *STATE_ARRAYS)
     except FileNotFoundError:
         return None
-    try:
-        packed, arrays = unpack(data, *STATE_ARRAYS)
     except ValueError as error:
         raise ArtifactError(
             "the checkpoint cannot be read; restore the working state of the run from a backup, or "
             "start a run with a new id"
         ) from error
     head = cast("_Head", packed)
-    if head.get("schema") != SCHEMA:
-        raise ArtifactError(
-            f"the checkpoint has schema {head.get('schema')!r}, expected {SCHEMA!r}; resume with "
-            "the version that wrote it"
-        )
-    if head["inputs_sha"] != inputs_sha:
-        raise PlanMismatch(
-            "the checkpoint was made from other inputs: data, code, weights or configuration "
-            "changed since; start a run with a new id"
-        )
-    state = ServerState(**arrays, rounds=head["rounds"])
-    return Progress(state, head["mechanism"])
+    return Progress(ServerState(**arrays, rounds=head["rounds"]), head["mechanism"])

@@ -54,15 +54,14 @@ class RoundRecord:
 
 
 class RoundLog:
-    """The records of one attempt, in its working state.
+    """The records of one attempt, in its working state, whose signatures bind them to all inputs.
 
     Args:
       store: working state of the attempt.
-      inputs_sha: digest in every record; a record of other inputs is refused.
     """
 
-    def __init__(self, store: Store, inputs_sha: str) -> None:
-        self._store, self.inputs_sha = store, inputs_sha
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def commit(self, index: int, mechanism: Mechanism, output: RoundOutput) -> RoundRecord:
         """Creates the record of a round, which commits the round.
@@ -84,7 +83,7 @@ class RoundLog:
         )
         record = RoundRecord(public, mechanism.round_state(), mechanism.tags_sha, output.mean)
         try:
-            self._store.create(_name(index), self._encode(record))
+            self._store.create(_name(index), _encode(record))
         except FileExistsError as error:
             raise PlanMismatch(
                 f"round {index} was committed by another trainer of this attempt; let only one run,"
@@ -96,7 +95,6 @@ class RoundLog:
         """Returns the record of a round, or None if the round was never committed.
 
         Raises:
-          PlanMismatch: the record belongs to other inputs.
           ArtifactError: the record is damaged.
         """
         try:
@@ -108,22 +106,17 @@ class RoundLog:
             body = RoundHead.model_validate(strict_json(head, f"the head of round {index}"))
         except ValidationError as error:
             raise _damaged(index) from error
-        if body.inputs_sha != self.inputs_sha:
-            raise PlanMismatch(
-                f"round {index} was computed from other inputs; data, code, weights or "
-                "configuration changed since: start a run with a new id"
-            )
         mean = np.frombuffer(payload, np.float32).copy() if payload else None
         record = RoundRecord(
             body.public, cast("RoundState", body.mechanism_state), body.tags_sha, mean
         )
-        if self._encode(record) != data:
+        if _encode(record) != data:
             raise _damaged(index)
         return record
 
     def cut(self, record: RoundRecord) -> None:
         """Removes the mean of a round that a checkpoint covers."""
-        self._store.write(_name(record.index), self._encode(replace(record, mean=None)))
+        self._store.write(_name(record.index), _encode(replace(record, mean=None)))
 
     def lines(self, rounds: int) -> bytes:
         """Returns `rounds.jsonl`: the public line of each of the first `rounds` rounds.
@@ -141,16 +134,16 @@ class RoundLog:
             lines.append(record.public)
         return write_rounds(lines)
 
-    def _encode(self, record: RoundRecord) -> bytes:
-        payload = b"" if record.mean is None else record.mean.tobytes()
-        head = RoundHead(
-            inputs_sha=self.inputs_sha,
-            public=record.public,
-            mechanism_state=cast("JsonObject", record.mechanism_state),
-            tags_sha=record.tags_sha,
-            mean_sha=sha256_hex(payload),
-        )
-        return canonical_json(head.model_dump(mode="json")) + _END + payload
+
+def _encode(record: RoundRecord) -> bytes:
+    payload = b"" if record.mean is None else record.mean.tobytes()
+    head = RoundHead(
+        public=record.public,
+        mechanism_state=cast("JsonObject", record.mechanism_state),
+        tags_sha=record.tags_sha,
+        mean_sha=sha256_hex(payload),
+    )
+    return canonical_json(head.model_dump(mode="json")) + _END + payload
 
 
 def _damaged(index: int) -> ArtifactError:

@@ -7,52 +7,41 @@ have a round drawn twice from different sums.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 from fedemb.errors import ArtifactError, SignatureInvalid
 from fedemb.foundation.canonical_json import JsonObject, canonical_json, sha256_hex, strict_json
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.storage import Store
 from fedemb.storage.fencing import FencedStore, FencingToken
+from fedemb.training.attempt_inputs import AttemptInputs
 
 _SCHEMA = "fedemb/working_state/1"
 _LONGEST = 1000
 """Maximum bytes of a signature line."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The attempt that the working state belongs to; state of another attempt is rejected."""
-
-    run_id: str
-    attempt: int
-    inputs_sha: str
-
-
 class SignedState(FencedStore):
-    """Objects with a first line that signs origin, name and content.
+    """Objects with a first line that signs attempt, inputs, name and content.
 
     Args:
       store: working state of the attempt.
       token: fencing token; after it is superseded, no object is changed.
-      origin: origin of all objects.
+      inputs: inputs of the attempt; state of others is rejected. Keys retired since its
+          reservation are accepted.
       signer: signer of the trainer.
       trust: trusted keys of the ledger.
-      at: number of the reservation's ledger record; keys retired since then are accepted.
     """
 
-    def __init__(  # noqa: PLR0917 - fencing token, state and signature
+    def __init__(
         self,
         store: Store,
         token: FencingToken,
-        origin: Origin,
+        inputs: AttemptInputs,
         signer: Signer,
         trust: TrustStore,
-        at: int,
     ) -> None:
         super().__init__(store, token)
-        self._origin, self._signer, self._trust, self._at = origin, signer, trust, at
+        self._inputs, self._signer, self._trust = inputs, signer, trust
 
     def read(self, name: str) -> bytes:
         """Reads and verifies an object.
@@ -73,7 +62,7 @@ class SignedState(FencedStore):
             signature,
             self._signer.role,
             f"{name} of the working state",
-            at=self._at,
+            at=self._inputs.reservation.sequence,
         )
         return data
 
@@ -89,4 +78,11 @@ class SignedState(FencedStore):
         return canonical_json(self._signer.sign(self._signed(name, data))) + b"\n" + data
 
     def _signed(self, name: str, data: bytes) -> JsonObject:
-        return {"schema": _SCHEMA, "name": name, "sha": sha256_hex(data), **asdict(self._origin)}
+        return {
+            "schema": _SCHEMA,
+            "name": name,
+            "sha": sha256_hex(data),
+            "run_id": self._inputs.run_id,
+            "attempt": self._inputs.number,
+            "inputs_sha": self._inputs.inputs_sha,
+        }

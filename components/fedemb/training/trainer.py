@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Generic, cast
 
-from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupIndex
 from fedemb.data.verified_folder import VerifiedFolder
-from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.round_audit import RoundAudit
 from fedemb.engine.feature_cache import FeatureCache, FeatureProgress, UnitFeatures, unit_key
 from fedemb.engine.feed import Feed
@@ -24,69 +22,24 @@ from fedemb.engine.server import ServerState, initial_state
 from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
 from fedemb.foundation import step_logging as events
-from fedemb.models.arrays import Model
-from fedemb.privacy.queries import Mechanism, MechanismState, RoundOutput
+from fedemb.privacy.queries import MechanismState, RoundOutput
 from fedemb.privacy.queries.running import with_tags
 from fedemb.privacy.randomness.keyed_noise import TagChain
 from fedemb.privacy.randomness.sampling import Index, VirtualClient
-from fedemb.storage import Store
 from fedemb.training import checkpoint
+from fedemb.training.attempt import Attempt, Trained, Unit
 from fedemb.training.checkpoint import Progress
 from fedemb.training.diagnostics import Diagnostics, describe
-from fedemb.training.feature_caches import FeatureCaches
 from fedemb.training.hosts import led
 from fedemb.training.interrupt import StopRequest
-from fedemb.training.round_log import RoundLog, RoundRecord
+from fedemb.training.round_log import RoundRecord
 
 _LOG = logging.getLogger(__name__)
-Unit = TypeVar("Unit")
-"""Examples or features of one virtual client or unit."""
-
-Rounds = tuple[TrainingRound[Unit], Model | None]
-"""Training rounds, and the frozen trunk whose features replace images, or None."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt(Generic[Unit]):
-    """The inputs of one attempt, all verified and bound in the ledger. Raw."""
-
-    config: RunConfig
-    backbone: Model
-    """Initial backbone of the rounds."""
-    mechanism: Mechanism
-    """Mechanism of the attempt: samples, clips, sums, adds noise and accounts for it."""
-    rounds: Rounds[Unit] | None
-    """Rehearsed rounds; None if the rounds depend on private data."""
-    keys: AttemptKeys
-    """Keys of the attempt, which seed coins and noise."""
-    users: VerifiedFolder
-    """Local folder of the users."""
-    store: Store
-    """Working state of the attempt."""
-    log: RoundLog
-    """Round records of the attempt."""
-    features: FeatureCaches
-    """Caches of frozen features."""
-    diagnostics: Store
-    """Store for un-noised diagnostics."""
-    workers: int
-    """Number of virtual clients or micro-batches computed in parallel."""
-    devices: Sequence[str] | None
-    """Devices for the workers, see `RoundFunction`. On JAX, a round uses all devices."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """The result of a training."""
-
-    state: ServerState
-    """State after the last round. Noised."""
-    audit: RoundAudit | None
-    """Audit that the accounted mechanism ran; None without noise."""
 
 
 def train_on_features(
     attempt: Attempt[UnitFeatures],
+    users: VerifiedFolder,
     function: TrainingRound[UnitFeatures],
     cache: FeatureCache,
     load: Callable[[VirtualClient], ClientExamples],
@@ -95,6 +48,7 @@ def train_on_features(
 
     Args:
       attempt: inputs and working state of the attempt.
+      users: folder of the users.
       function: computes the records of units in a round.
       cache: features of the frozen trunk.
       load: reads the images of a unit.
@@ -107,7 +61,7 @@ def train_on_features(
     def fill(clients: Sequence[VirtualClient]) -> None:
         cache.fill(((unit_key(client), partial(load, client)) for client in clients), progress)
 
-    return Trainer(attempt, function, features, fill).train()
+    return Trainer(attempt, users, function, features, fill).train()
 
 
 class Trainer(Generic[Unit]):
@@ -115,6 +69,7 @@ class Trainer(Generic[Unit]):
 
     Args:
       attempt: inputs and working state of the attempt.
+      users: folder of the users.
       function: computes the records of units in a round.
       load: reads the examples of a `sampling.VirtualClient`.
       prepare: called with all virtual clients of a round before they are loaded.
@@ -123,11 +78,12 @@ class Trainer(Generic[Unit]):
     def __init__(
         self,
         attempt: Attempt[Unit],
+        users: VerifiedFolder,
         function: TrainingRound[Unit],
         load: Callable[[VirtualClient], Unit],
         prepare: Callable[[Sequence[VirtualClient]], None] | None = None,
     ) -> None:
-        self._attempt, self._function = attempt, function
+        self._attempt, self._users, self._function = attempt, users, function
         self._load, self._prepare = load, prepare
         self._server = attempt.config.training.server
         self._uncovered: list[RoundRecord] = []
@@ -143,7 +99,7 @@ class Trainer(Generic[Unit]):
         """
         log = self._attempt.log
         start = Progress(initial_state(self._function.initial_weights()), None)
-        progress = checkpoint.load(self._attempt.store, log.inputs_sha) or start
+        progress = checkpoint.load(self._attempt.store) or start
         plan = self._attempt.mechanism.plan
         if plan.private:
             self._audit = RoundAudit(
@@ -200,7 +156,7 @@ class Trainer(Generic[Unit]):
         if first:
             _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(attempt.diagnostics, first)
-        index = cast("Index", GroupIndex.load(attempt.users))
+        index = cast("Index", GroupIndex.load(self._users))
         feed = Feed(
             self._function,
             mechanism,
@@ -239,12 +195,11 @@ class Trainer(Generic[Unit]):
         return Trained(state=progress.state, audit=self._audit)
 
     def _save(self, progress: Progress) -> None:
-        log = self._attempt.log
         if self._audit is not None:
             self._audit.save(self._attempt.store)
-        checkpoint.save(self._attempt.store, log.inputs_sha, progress)
+        checkpoint.save(self._attempt.store, progress)
         for record in self._uncovered:
-            log.cut(record)
+            self._attempt.log.cut(record)
         self._uncovered = []
 
 

@@ -14,7 +14,7 @@ from fedemb.ledger.chain import Chain
 from fedemb.ledger.terms import terms_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
-from fedemb.training.claim import claim
+from fedemb.training.attempt import claim
 from tests.kit import ledger_kit as kit_
 from tests.kit.pipeline_runs.evaluation_run import config
 from tests.kit.pipeline_runs.training_run import classifier_config

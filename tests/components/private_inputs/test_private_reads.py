@@ -34,16 +34,12 @@ ALLOWED = {
     ("components/fedemb/data/group_index.py", "_map", "memory_map"),
     # Working state: claimed in the ledger, and signed from there on.
     (
-        "components/fedemb/training/bound_attempt.py",
-        "bind",
-        "context.private('train', f'attempt-{reservation.attempt}')",
+        "components/fedemb/training/attempt.py",
+        "_bound",
+        "context.private('train', f'attempt-{inputs.number}')",
     ),
     # Written only; the trainer appends to figures that only the data owner reads.
-    (
-        "components/fedemb/training/attempt.py",
-        "_state",
-        "self.context.private('diagnostics')",
-    ),
+    ("components/fedemb/training/attempt.py", "_bound", "context.private('diagnostics')"),
     ("components/audit_privacy/audit.py", "run", "context.private('audit')"),
     ("components/partition_users/partition.py", "run", "context.private_root"),
     # Lists names and deletes.

@@ -205,8 +205,8 @@ def test_release_refuses_a_shipped_reader_that_reads_otherwise(
     bundle_copy = tmp_path / "bundle"
     shutil.copytree(released.document["uri"], bundle_copy)
     monkeypatch.setattr(photos, "__file__", str(bare))
+    served = partial(embed_pixels, released.backbone)
     with pytest.raises(Refused, match="test photo"):
-        served = partial(embed_pixels, released.backbone)
         save_preprocessing(released.backbone, released.config, bundle_copy, served)
 
 

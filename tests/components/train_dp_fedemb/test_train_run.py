@@ -25,7 +25,7 @@ from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import queries
 from fedemb.steps.train_dp_fedemb import centralized, train
-from fedemb.training import attempt_inputs, bound_attempt, checkpoint, trainer
+from fedemb.training import attempt, attempt_inputs, checkpoint, trainer
 from fedemb.training.round_log import RoundLog
 from tests.kit.pipeline_runs.training_run import (
     RUN_ID,
@@ -211,7 +211,7 @@ def _raise_killed(*_):
 
 @pytest.mark.long
 def test_killed_before_the_commit_finishes_without_a_new_round(ready, finished, monkeypatch):
-    monkeypatch.setattr(bound_attempt, "write_signed", _raise_killed)
+    monkeypatch.setattr(attempt, "write_signed", _raise_killed)
     with pytest.raises(Killed):
         ready.train()
     monkeypatch.undo()
@@ -514,7 +514,7 @@ def test_copied_private_root_is_another_one(ready, twin, monkeypatch):
 def test_planted_without_the_claim_both_would_train(ready, twin, monkeypatch):
     """What the claim is for: one charge, and noise drawn twice for the same round."""
     monkeypatch.setattr(checkpoint, "save", _raise_killed)
-    monkeypatch.setattr(bound_attempt, "claim", lambda store, key: "0" * 64)
+    monkeypatch.setattr(attempt, "claim", lambda store, key: "0" * 64)
     for trains in (ready.train, twin):
         with pytest.raises(Killed):
             trains()

@@ -383,10 +383,10 @@ def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, na
     whole, rounds = evidence_of(run), run.config.mechanism.rounds
     sound = trainer.checkpoint.save
 
-    def save(store, inputs_sha, progress):
+    def save(store, progress):
         if progress.state.rounds == rounds - 1:
             raise KeyboardInterrupt
-        sound(store, inputs_sha, progress)
+        sound(store, progress)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer.checkpoint, "save", save)

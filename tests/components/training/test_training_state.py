@@ -1,6 +1,7 @@
 """Working state that somebody forged is refused before it is parsed, and nothing is committed."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from fedemb.keys.signatures import Signer
 from fedemb.ledger import read_reservation
 from fedemb.storage import LocalStore
 from fedemb.storage.fencing import FencingToken
-from fedemb.training import bound_attempt, checkpoint
-from fedemb.training.signed_state import Origin, SignedState
+from fedemb.training import attempt as training
+from fedemb.training import checkpoint
+from fedemb.training.signed_state import SignedState
 from tests.kit.pipeline_runs.training_run import RUN_ID, prepare
 
 
@@ -47,7 +49,7 @@ def trained_once(tmp_path_factory):
     """All rounds are over; killed before its last act."""
     run = prepare(tmp_path_factory.mktemp("trained"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bound_attempt, "write_signed", _raise_killed)
+        patch.setattr(training, "write_signed", _raise_killed)
         with pytest.raises(Killed):
             run.train()
     return run
@@ -80,8 +82,10 @@ def _state(run, *, attempt=1, role="trainer", keys=None):
     store = LocalStore(run.private / "train" / "attempt-1")
     turn = FencingToken(str(run.root / "turns of others"), "train_dp_fedemb")
     signer = Signer.newest(keys or context.keys, role)
-    origin = Origin(RUN_ID, attempt, bound)
-    return SignedState(store, turn, origin, signer, trust, reservation.sequence)
+    inputs = SimpleNamespace(
+        run_id=RUN_ID, number=attempt, inputs_sha=bound, reservation=reservation
+    )
+    return SignedState(store, turn, inputs, signer, trust)
 
 
 def _weights_doubled(run, name):

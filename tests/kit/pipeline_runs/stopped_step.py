@@ -62,14 +62,14 @@ def _points() -> dict[str, tuple[Any, str, int]]:
     from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
     from fedemb.steps.evaluate_embeddings import evaluate
     from fedemb.steps.partition_users import shards
-    from fedemb.training import attempt, bound_attempt, checkpoint
+    from fedemb.training import attempt, checkpoint
     from fedemb.training.round_log import RoundLog
 
     return {
         "a round": (RoundLog, "commit", 3),
         "a checkpoint": (checkpoint, "save", 1),
         "the weights": (attempt, "save_backbone", 1),
-        "the card": (bound_attempt, "write_signed", 1),
+        "the card": (attempt, "write_signed", 1),
         "the commit": (Ledger, "commit", 1),
         "the end of the key": (LocalKeyStore, "destroy", 1),
         "the cleaning": (shards, "clean", 1),

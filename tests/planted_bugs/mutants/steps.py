@@ -44,16 +44,16 @@ MUTANTS = (
         "kept_features_are_not_verified",
         (
             "fedemb.training.attempt",
-            "_Training.finished",
-            "FeatureCaches(bound.store, self.inputs.inputs_sha)",
-            "FeatureCaches(bound.store._store, self.inputs.inputs_sha)",
+            "_bound",
+            "FeatureCaches(store, inputs.inputs_sha)",
+            "FeatureCaches(store._store, inputs.inputs_sha)",
         ),
         f"{KEPT}::test_features_that_the_training_did_not_write_are_refused",
     ),
     one(
         7,
         "kept_features_are_not_deleted",
-        ("fedemb.training.attempt", "_Training.finished", "features.delete()", "None"),
+        ("fedemb.training.attempt", "run_attempt", "attempt.features.delete()", "None"),
         f"{KEPT}::test_training_killed_while_it_computes_features_resumes_to_the_same_bits",
     ),
     one(
