@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedemb.errors import StorageError
 from fedemb.foundation.canonical_json import JsonObject
-from fedemb.pipelines.compile.fields import object_at, objects_at, text_at
+from fedemb.pipelines.compile.fields import object_at, objects_at, text_at, value_at
 from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
 RUN_NAME = "pipelines.kubeflow.org/run_name"
@@ -38,7 +38,6 @@ class ScheduledWorkflow:
     """Id of its recurring run, if Kubeflow has one."""
     prefix: str
     """Prefix of the name, which Kubeflow derives from the name of the recurring run."""
-    version_id: str
     enabled: bool
 
 
@@ -112,11 +111,10 @@ def _workflow(item: JsonObject) -> Workflow:
 
 
 def _scheduled(item: JsonObject) -> ScheduledWorkflow:
-    metadata, spec = object_at(item, "metadata"), object_at(item, "spec")
+    metadata = object_at(item, "metadata")
     return ScheduledWorkflow(
         name=text_at(metadata, "name"),
         uid=text_at(metadata, "uid"),
         prefix=text_at(metadata, "generateName"),
-        version_id=text_at(spec, "pipelineVersionId"),
-        enabled=spec.get("enabled") is True,  # Go omits false
+        enabled=value_at(item, "spec", "enabled") is True,  # Go omits false
     )

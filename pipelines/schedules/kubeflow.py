@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -30,9 +30,6 @@ from fedemb.pipelines.schedules.package import (
 )
 from fedemb.pipelines.schedules.schedule import Loaded
 from fedemb.pipelines.steps import PIPELINES, pipeline_of
-
-if TYPE_CHECKING:
-    from kfp_server_api import V2beta1RecurringRun
 
 
 class OutcomeUnknown(StorageError):
@@ -91,40 +88,9 @@ class RecurringRun:
     """A recurring run as Kubeflow has it."""
 
     run_id: str
-    name: str
     description: str
     enabled: bool
     """Whether it fires."""
-    cron: str | None
-    start: datetime | None
-    end: datetime | None
-    no_catchup: bool
-    max_concurrency: int
-    service_account: str | None
-    pipeline_root: str | None
-    arguments: Mapping[str, object] | None
-    version_id: str
-
-    @classmethod
-    def of(cls, found: V2beta1RecurringRun) -> RecurringRun:
-        """Returns the run of an answer of the API."""
-        cron = found.trigger.cron_schedule if found.trigger else None
-        runtime, reference = found.runtime_config, found.pipeline_version_reference
-        return cls(
-            run_id=str(found.recurring_run_id),
-            name=str(found.display_name),
-            description=str(found.description or ""),
-            enabled=str(found.mode).upper().endswith("ENABLE"),
-            cron=cron.cron if cron else None,
-            start=cron.start_time if cron else None,
-            end=cron.end_time if cron else None,
-            no_catchup=bool(found.no_catchup),
-            max_concurrency=int(found.max_concurrency or 0),
-            service_account=found.service_account,
-            pipeline_root=(runtime.pipeline_root or None) if runtime else None,
-            arguments=runtime.parameters if runtime else None,
-            version_id=str(reference.pipeline_version_id) if reference else "",
-        )
 
 
 class Kubeflow:
@@ -154,7 +120,14 @@ class Kubeflow:
     def recurring_runs(self) -> list[RecurringRun]:
         """Returns all recurring runs of the namespace, including those of other users."""
         found = self._pages("list_recurring_runs", "recurring_runs", namespace=self.namespace)
-        return list(map(RecurringRun.of, found))
+        return [
+            RecurringRun(
+                run_id=run.recurring_run_id,
+                description=run.description or "",
+                enabled=str(run.mode).upper().endswith("ENABLE"),
+            )
+            for run in found
+        ]
 
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""

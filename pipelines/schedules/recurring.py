@@ -10,7 +10,7 @@ slot after the start at once, also without catch-up, and that would be a run tha
 For the same reason a disabled one is not enabled again, but replaced.
 
 A recurring run whose schedule is no longer in the folder is disabled, never deleted. One without
-our marker in its description belongs to others and is left alone.
+our marker in its description belongs to others and is left alone. Copies are replaced with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Literal
 from fedemb.errors import StorageError
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, ScheduledWorkflow
 from fedemb.pipelines.schedules.kubeflow import Kubeflow, OutcomeUnknown, RecurringRun
-from fedemb.pipelines.schedules.package import as_utc, version_name
 from fedemb.pipelines.schedules.schedule import MARK, Loaded
 
 WAITS = (0.0, 1.0)
@@ -40,21 +39,17 @@ class Change:
 
     action: Literal["create", "replace", "disable", "delete", "keep"]
     name: str
-    fields: tuple[str, ...] = ()
-    """Fields that differ."""
     wanted: Loaded | None = None
     old: tuple[RecurringRun, ...] = ()
-    """Recurring runs to disable, delete or replace."""
+    """Recurring runs to disable or replace."""
     hidden: str = ""
     """ScheduledWorkflow to delete, which Kubeflow's list does not show."""
 
     def __str__(self) -> str:
         """One line of a dry run."""
-        why = f" ({', '.join(self.fields)})" if self.fields else ""
-        if self.action == "delete":
-            why = " (copy)"
-        cost = f": {self.wanted.cost}" if self.wanted and self.action != "keep" else ""
-        return f"{self.action} {self.name}{why}{cost}"
+        copy = " (copy)" if self.hidden else ""
+        cost = f": {self.wanted.cost}" if self.wanted else ""
+        return f"{self.action} {self.name}{copy}{cost}"
 
 
 def plan(
@@ -66,19 +61,22 @@ def plan(
       StorageError: the API does not answer or refuses.
     """
     objects = cluster.scheduled_workflows() or []  # before the list: a new one is in both
-    runs, versions = api.recurring_runs(), api.version_names()
+    runs = api.recurring_runs()
     ours: dict[str, list[RecurringRun]] = {}
     for run in runs:
         words = run.description.split()
         if len(words) > 1 and words[0] == MARK:
             ours.setdefault(words[1].rstrip(":"), []).append(run)
-    changes = _hidden(schedules, objects, {run.run_id for run in runs}, versions)
+    changes = _hidden(schedules, objects, {run.run_id for run in runs})
     for item in schedules:
-        name = item.schedule.name
-        if item.schedule.enabled and item.schedule.next_run(now) is not None:
-            changes += _changes(item, ours.pop(name, []), versions, now)
+        name, due = item.schedule.name, item.schedule.next_run(now)
+        there = tuple(ours.pop(name, ()))
+        if not item.schedule.enabled or due is None:
+            changes += [*_disabled(name, there), Change("keep", name)]
+        elif [(run.enabled, run.description) for run in there] == [(True, item.description)]:
+            changes.append(Change("keep", name))
         else:
-            changes += [*_disabled(name, ours.pop(name, [])), Change("keep", name)]
+            changes.append(Change("replace" if there else "create", name, item, there))
     for name in sorted(ours):
         changes += _disabled(name, ours[name])
     return changes
@@ -88,27 +86,8 @@ def _disabled(name: str, there: Sequence[RecurringRun]) -> list[Change]:
     return [Change("disable", name, old=(run,)) for run in there if run.enabled]
 
 
-def _changes(
-    item: Loaded, there: Sequence[RecurringRun], versions: dict[str, str], now: datetime
-) -> list[Change]:
-    """Returns the changes of one schedule, given our recurring runs of its name."""
-    name = item.schedule.name
-    there = sorted(there, key=lambda run: run.enabled, reverse=True)
-    found = [differences(item, run, versions, now) for run in there]
-    if () in found:
-        kept = there[found.index(())]
-        surplus = [Change("delete", name, old=(run,)) for run in there if run is not kept]
-        return [*surplus, Change("keep", name, wanted=item)]
-    if not there:
-        return [Change("create", name, wanted=item)]
-    return [Change("replace", name, found[0], item, tuple(there))]
-
-
 def _hidden(
-    schedules: Sequence[Loaded],
-    objects: Sequence[ScheduledWorkflow],
-    known: set[str],
-    versions: dict[str, str],
+    schedules: Sequence[Loaded], objects: Sequence[ScheduledWorkflow], known: set[str]
 ) -> list[Change]:
     """Deletes disabled objects of our recurring runs that Kubeflow created and could not list."""
     prefixes = {
@@ -118,40 +97,8 @@ def _hidden(
     return [
         Change("delete", prefixes[found.prefix], hidden=found.name)
         for found in objects
-        if not found.enabled
-        and found.uid not in known
-        and found.prefix in prefixes
-        and found.version_id in versions
+        if not found.enabled and found.uid not in known and found.prefix in prefixes
     ]
-
-
-def differences(
-    item: Loaded, run: RecurringRun, versions: dict[str, str], now: datetime
-) -> tuple[str, ...]:
-    """Returns the fields in which a recurring run is not what is wanted."""
-    schedule = item.schedule
-    package = version_name(item.config.policy.policy_id, item.package)
-    wanted = {
-        "enabled": True,
-        "name": item.name,
-        "description": item.description,
-        "cron": schedule.cron,
-        "start": schedule.next_run(now),
-        "end": as_utc(schedule.end),
-        "no_catchup": True,
-        "max_concurrency": 1,
-        "service_account": schedule.service_account,
-        "pipeline_root": schedule.pipeline_root,
-        "arguments": item.arguments,
-        "package": package,
-    }
-    found = {
-        **vars(run),
-        "start": next(schedule.after(max(now, run.start or now)), None),
-        "end": as_utc(run.end) if run.end else None,
-        "package": versions.get(run.version_id),
-    }
-    return tuple(field for field in wanted if wanted[field] != found[field])
 
 
 def apply(api: Kubeflow, changes: Sequence[Change], now: datetime, cluster: ClusterObjects) -> None:
@@ -164,13 +111,11 @@ def apply(api: Kubeflow, changes: Sequence[Change], now: datetime, cluster: Clus
     for change in changes:
         if change.hidden:
             cluster.delete_scheduled_workflow(change.hidden)
-        elif change.wanted is not None and change.action in ("create", "replace"):
+        elif change.wanted is not None:
             _replace(api, change, change.wanted, now)
         else:
             for run in change.old:
                 _repeated(api.disable, run.run_id)
-                if change.action == "delete":
-                    _delete(api, run.run_id)
 
 
 def _replace(api: Kubeflow, change: Change, item: Loaded, now: datetime) -> None:

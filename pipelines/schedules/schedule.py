@@ -13,47 +13,28 @@ from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    Field,
-    PositiveFloat,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AwareDatetime, Field, PositiveFloat, ValidationError, model_validator
 
 from fedemb.config import Name, RunConfig, Section
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
-from fedemb.foundation.canonical_json import Json
+from fedemb.foundation.canonical_json import Json, json_digest
 from fedemb.foundation.files import read_regular
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.ledger import charged_content, series_of, terms_of
 from fedemb.ledger.budget import Charge, spent
 from fedemb.pipelines.run.load_config import load_config, updated
-from fedemb.pipelines.schedules.cron import YEARS_AHEAD, Cron, first_beyond
+from fedemb.pipelines.schedules.cron import Cron
 from fedemb.pipelines.schedules.package import as_utc, check_package, fitted, run_arguments
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 MARK = "fedemb/schedule/1"
 """First word of the description of every recurring run that is ours to change."""
 MOST_RUNS = 10_000
-
-
-FIRST_YEAR, LAST_YEAR = 1970, 2200
-"""Years of a schedule; beyond them calendars end, in one time zone before another."""
-
-
-def _in_calendar(moment: datetime) -> datetime:
-    if not FIRST_YEAR <= moment.year <= LAST_YEAR:
-        raise ValueError(
-            f"{moment.year} is not a year from {FIRST_YEAR} to {LAST_YEAR}; name a nearer date"
-        )
-    return moment
-
-
-Moment = Annotated[AwareDatetime, AfterValidator(_in_calendar)]
+FIRST_YEAR, LAST_YEAR = 1970, 2099
+"""Years of a schedule. From 2096 to 2104 no year has a 29 February, which is longer than the five
+years that Kubeflow's scheduler looks ahead."""
 
 
 class Package(Section):
@@ -88,14 +69,10 @@ class Schedule(Section):
     """Dotted keys of the configuration -> values."""
     cron: str
     """Six fields, seconds first, UTC."""
-    start: Moment
+    start: AwareDatetime
     """No run before. Fixed, so that the number of runs is."""
-    end: Moment
+    end: AwareDatetime
     """No run after. A schedule without end has no price."""
-    no_catchup: Literal[True]
-    """Missed intervals are not run afterwards."""
-    max_concurrency: Literal[1]
-    """Two runs at once would race for one budget."""
     enabled: bool = True
     service_account: str = "fedemb-run"
     pipeline_root: str | None = None
@@ -109,17 +86,16 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         Cron.parse(self.cron)
+        if self.start.year < FIRST_YEAR or self.end.year > LAST_YEAR:
+            raise ValueError(
+                f"start={self.start} and end={self.end} are not from {FIRST_YEAR} to {LAST_YEAR}. "
+                "Set nearer dates."
+            )
         if self.end <= self.start:
             raise ValueError(f"end={self.end} is not after start={self.start}. Set a later end.")
         if len(self.slots) > MOST_RUNS:
             raise ValueError(
                 f"cron={self.cron!r} fires more than {MOST_RUNS} times; run less often"
-            )
-        if beyond := first_beyond(self.start, self.slots):
-            raise ValueError(
-                f"cron={self.cron!r} fires on {beyond:%Y-%m-%d} only after more than {YEARS_AHEAD} "
-                "years without a run, which Kubeflow's scheduler does not look ahead. Set an "
-                "earlier end, or a cron that fires more often."
             )
         return self
 
@@ -163,11 +139,13 @@ class Loaded:
 
     @property
     def description(self) -> str:
-        """Description of the recurring run: marker, name of the schedule, cost.
+        """Description of the recurring run: marker, name of the schedule, digest, cost.
 
-        The marker and the name identify a recurring run that was created here.
+        The marker and the name identify a recurring run that was created here. It cannot be edited,
+        so the digest of all that it was created from says whether it is as wanted.
         """
-        text = f"{MARK} {self.schedule.name}: {self.cost}"
+        digest = json_digest([self.schedule.model_dump(mode="json"), self.arguments, self.name])
+        text = f"{MARK} {self.schedule.name} {digest[:16]}: {self.cost}"
         return fitted(f"{text}. {self.schedule.description}".rstrip(" ."))
 
 

@@ -487,10 +487,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "namespace": made["namespace"],
                 "uid": made["recurring_run_id"],
             },
-            "spec": {
-                "enabled": made.get("mode") == "ENABLE",
-                "pipelineVersionId": made["pipeline_version_reference"]["pipeline_version_id"],
-            },
+            "spec": {"enabled": made.get("mode") == "ENABLE"},
         }
         return name
 
