@@ -33,11 +33,9 @@ REFUSED_FROM = 2.0
 
 WEIGHTS: Mapping[str, float] = {
     "lenet": 3.2e5,
-    "mobilenet_small": 1.2e5,
     "mobilenetv2": 2.3e6,
     "resnet8": 8.2e4,
     "resnet8_s2": 1.6e5,
-    "resnet8_wide": 1.9e6,
     "resnet8_ws": 8.2e4,
     "tanh_cnn": 4.2e5,
     "tiny": 3.5e4,

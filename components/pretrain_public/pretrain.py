@@ -20,7 +20,6 @@ from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import cut, trainable_variables
-from fedemb.models.backbones.build import learned_parts
 from fedemb.models.classifier import with_head, without_head
 from fedemb.models.imported import import_backbone
 from fedemb.models.keras_backend import load_keras
@@ -142,12 +141,10 @@ def _train(
         backbone = without_head(backbone)
     loss = 0.0
     trainings: list[PublicTraining] = []
-    for part in learned_parts(backbone):
-        if pretraining.doublings:
-            loss, tried = train_while_it_helps(part, images, labels, pretraining, seed=seed)
-            trainings += tried
-        else:
-            loss = pretrain(part, images, labels, pretraining, seed=seed)
+    if backbone.trainable_variables and pretraining.doublings:
+        loss, trainings = train_while_it_helps(backbone, images, labels, pretraining, seed=seed)
+    elif backbone.trainable_variables:
+        loss = pretrain(backbone, images, labels, pretraining, seed=seed)
     fit_constants(backbone, images[: pretraining.constant_images])
     if not np.isfinite(loss):
         raise InputError(

@@ -26,7 +26,7 @@ class ModelConfig(Section):
 
     backbone: str = "resnet8"
     """Name of a network (docs/explanation/method.md), or `module:function` for a network of your
-    own. Join several with a plus to concatenate their features: `scatter_linear+resnet8`."""
+    own."""
     embedding_dim: Annotated[int, Field(ge=2, le=65536)] = 128
     """Length of the embedding, 2 to 65536."""
     projection: bool = True
@@ -39,14 +39,14 @@ class ModelConfig(Section):
     """Number of groups of each normalisation layer; 0: no normalisation; null: the value of the
     backbone's authors."""
     whitened_directions: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Scattering networks, `resnet8_wide` and `pretraining.kind: import`: number of leading feature
+    """Scattering networks and `pretraining.kind: import`: number of leading feature
     directions that are scaled to the size of the next direction. The constants come from public or
     drawn images; the number must be below the number of those images. 0: scattering networks
     normalise the groups of each image separately."""
     mirrored: bool = False
     """Whether features are the same for an image and its mirror image, for data where left and
-    right do not matter. Scattering networks then have half as many features; `resnet8_wide`
-    averages both images and takes twice the time, as does an imported backbone."""
+    right do not matter. Scattering networks then have half as many features; an imported
+    backbone averages both images and takes twice the time."""
     taps: tuple[Annotated[str, Field(pattern=r"^[\w./-]{1,128}$")], ...] = ()
     """`pretraining.kind: import` only: layers of the file whose outputs, averaged over positions,
     are joined into the features. Taps of `fedemb backbone show`, or names of layers. Empty: the

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import strict_json
 from fedemb.models.arrays import Model
-from fedemb.models.backbones import blocks, build_backbone
+from fedemb.models.backbones import blocks
 from fedemb.models.backbones.build import check_backbone, reinitialize
 from fedemb.models.backbones.networks import NETWORKS
 from fedemb.models.classifier import HEAD, without_head
@@ -283,8 +282,13 @@ def import_backbone(
     if backbone.layers[-1].name == HEAD:
         backbone = without_head(backbone)
     backbone = tapped(_frozen(backbone), model.taps, path)
-    _check_mirrored(backbone, path, model)
-    mirror = model.mirrored and not _mirrors(backbone)
+    shared = _shares_mirror(backbone)
+    if model.mirrored != shared and (shared or model.backbone in NETWORKS):
+        raise ConfigError(
+            f"model.mirrored={model.mirrored} with model.backbone={model.backbone} is not what "
+            f"{path.name} does; set both as the run did that made the file"
+        )
+    mirror = model.mirrored and not shared
     if any(isinstance(layer, whitened_layer()) for layer in all_layers(backbone)):
         model = model.model_copy(update={"whitened_directions": 0})  # the file has its constants
     ends = backbone.layers[-1].name == "embedding"  # has its own projection
@@ -305,28 +309,11 @@ def import_backbone(
     return backbone
 
 
-def _check_mirrored(backbone: Model, path: Path, model: ModelConfig) -> None:
-    """Rejects a file whose use of mirror images differs from the configuration."""
-    found = _mirrors(backbone)
-    if not (found or model.mirrored):
-        return
-    names = [name.strip() for name in model.backbone.split("+")]
-    ours = all(name in NETWORKS for name in names)
-    if not ours and not found:
-        return  # `features_of` adds the mirror image
-    if found != (_mirrors(build_backbone(model, 0)) if ours else Counter()):
-        raise ConfigError(
-            f"model.mirrored={model.mirrored} with model.backbone={model.backbone} is not what "
-            f"{path.name} does; set both as the run did that made the file"
-        )
-
-
-def _mirrors(backbone: Model) -> Counter[str]:
-    """Returns the count, by kind, of layers that share features between image and mirror image."""
-    return Counter(
-        type(layer).__name__
+def _shares_mirror(backbone: Model) -> bool:
+    """Returns whether a backbone has the same features for an image and its mirror image."""
+    return any(
+        type(layer).__name__ == "MirrorImage" or getattr(layer, "mirrored", False)
         for layer in all_layers(backbone)
-        if type(layer).__name__ == "MirrorImage" or getattr(layer, "mirrored", False)
     )
 
 

@@ -106,7 +106,6 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
     ("backbone", "size", "features", "microbatch"),
     [
         pytest.param("wrn_16_4", 8, 256, 2, marks=pytest.mark.slow),
-        ("resnet8_wide", 32, 1280, 8),
     ],
 )
 def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(

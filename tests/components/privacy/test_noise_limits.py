@@ -57,7 +57,7 @@ def test_projection_tolerates_more_noise_than_a_whole_net():
 
 def test_noise_of_a_classifier_counts_weights_and_rounds():
     """The length of the noise on the mean gradient of the whole training."""
-    config = load_config("cifar10_transfer_head")
+    config = load_config("cifar10_scatter")
     plan = plan_mechanism(config)
     found = training_noise(config, plan)
     assert found is not None
@@ -77,7 +77,7 @@ def test_table_of_weights_is_that_of_the_networks(name):
 
 def head_at(epsilon_noise: float):
     """A head whose full batches have a large learning rate and much noise."""
-    return load_config("cifar10_transfer_head").updated(
+    return load_config("cifar10_scatter").updated(
         {
             "mechanism.noise_multiplier": epsilon_noise,
             "mechanism.units_per_round": 1800,

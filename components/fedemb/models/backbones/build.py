@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import Layer, Model, Node
+from fedemb.models.arrays import Layer, Model
 from fedemb.models.backbones.channel_norm import channel_group_norm
-from fedemb.models.backbones.networks import MIRRORING, NETWORKS
+from fedemb.models.backbones.networks import NETWORKS
 from fedemb.models.classifier import with_head
 from fedemb.models.keras_backend import all_layers, input_node
 
@@ -24,8 +23,7 @@ def build_backbone(model: ModelConfig, seed: int) -> Model:
 
     Args:
       model: name, embedding length, image size. A name with a colon, `module:function`, is
-          imported; the function takes the `ModelConfig` and returns a built `keras.Model`. Names
-          joined by a plus are parallel parts, see `_joined`.
+          imported; the function takes the `ModelConfig` and returns a built `keras.Model`.
       seed: seed of the initial weights.
 
     Returns:
@@ -35,13 +33,12 @@ def build_backbone(model: ModelConfig, seed: int) -> Model:
     Raises:
       ConfigError: the name is unknown, or `check_backbone` rejects the backbone.
     """
-    names = [name.strip() for name in model.backbone.split("+")]
-    backbone = _one(model, seed) if len(names) == 1 else _joined(names, model, seed)
+    backbone = _without_checks(model, seed)
     check_backbone(backbone, model.model_copy(update={"classes": (), "keep_public_features": 0.0}))
     return with_head(backbone, model, seed) if model.classes else backbone
 
 
-def _one(model: ModelConfig, seed: int) -> Model:
+def _without_checks(model: ModelConfig, seed: int) -> Model:
     import keras
 
     if ":" in model.backbone:
@@ -54,16 +51,14 @@ def _one(model: ModelConfig, seed: int) -> Model:
                 "module:function, or one of " + ", ".join(NETWORKS)
             ) from error
     elif model.backbone in NETWORKS:
-        if model.mirrored and model.backbone not in MIRRORING:
+        if model.mirrored and model.backbone != "scatter_linear":
             raise ConfigError(
                 f"model.mirrored: {model.backbone} has no mirrored features; set it to false, or "
-                f"take {', '.join(MIRRORING)}"
+                "take scatter_linear or an imported backbone"
             )
         inputs = input_node((model.image_size, model.image_size, model.channels), "images")
         outputs = NETWORKS[model.backbone](inputs, model)
         backbone = keras.Model(inputs, outputs, name=model.backbone)
-        for part in _models_in(backbone):
-            reinitialize(part, seed)
     else:
         raise ConfigError(
             f"model.backbone={model.backbone} is not known; take one of "
@@ -71,46 +66,6 @@ def _one(model: ModelConfig, seed: int) -> Model:
         )
     reinitialize(backbone, seed)
     return backbone
-
-
-def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Model:
-    """Concatenates the features of several backbones on the same image, without projections.
-
-    The features of each part are scaled to length 1 per image: no part outweighs another, and no
-    statistics of any data are needed.
-    """
-    import keras
-
-    inputs = input_node((model.image_size, model.image_size, model.channels), "images")
-    features: list[Node] = []
-    for number, name in enumerate(names):
-        part = _one(model.model_copy(update={"backbone": name, "projection": False}), seed + number)
-        length: Any = keras.layers.UnitNormalization(name=f"length_{number}")
-        features.append(length(part(inputs)))
-    return keras.Model(
-        inputs,
-        keras.layers.Concatenate(name="joined")(features),
-        name="_".join(names).replace(":", "."),
-    )
-
-
-def learned_parts(backbone: Model) -> list[Model]:
-    """Returns the parts that public pretraining trains: inner models with trainable weights.
-
-    Args:
-      backbone: from `build_backbone`, without a head; returned itself if it has weights of its own.
-    """
-    parts = [inner for part in _models_in(backbone) for inner in learned_parts(part)]
-    inside = {id(weight) for part in parts for weight in part.trainable_variables}
-    if all(id(weight) in inside for weight in backbone.trainable_variables):
-        return parts
-    return [backbone]
-
-
-def _models_in(backbone: Model) -> list[Model]:
-    import keras
-
-    return [layer for layer in backbone.layers if isinstance(layer, keras.Model)]
 
 
 def reinitialize(backbone: Model, seed: int) -> None:

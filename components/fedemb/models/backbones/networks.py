@@ -7,16 +7,13 @@ group normalisation, never batch normalisation, which mixes the images of a batc
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import cast
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
 from fedemb.models.arrays import LayerMaker, Node
 from fedemb.models.backbones.blocks import embedding, group_norm
-from fedemb.models.keras_backend import input_node
 from fedemb.models.keras_backend import keras_layers as layers
-from fedemb.models.mirror_image import mirror_layer
 from fedemb.models.scattering import PATHS, scattering_layer
 from fedemb.models.standardized import gain_convolution, standardized_convolution
 from fedemb.models.whitened import whitened_layer
@@ -103,16 +100,16 @@ def _inverted_residual(  # noqa: PLR0917 - the shape of a block, as every paper 
     return x
 
 
-def _mobilenet(x: Node, model: ModelConfig, *, stages: int, last: int) -> Node:
-    """MobileNetV2 with GroupNorm, from the paper's code: 2,387,840 parameters with all stages."""
+def _mobilenet(x: Node, model: ModelConfig) -> Node:
+    """MobileNetV2 with GroupNorm, from the paper's code: 2,387,840 parameters."""
     x = layers().ZeroPadding2D(1, name="stem_pad")(x)
     x = layers().Conv2D(32, 3, strides=2, use_bias=False, name="stem_conv")(x)
     x = layers().ReLU(6.0, name="stem_relu")(_norm(x, model, "stem_norm"))
-    for stage, (expand, stride, filters, count) in enumerate(_STAGES[:stages], start=1):
+    for stage, (expand, stride, filters, count) in enumerate(_STAGES, start=1):
         for index in range(1, count + 1):
             name = f"block{stage}_{index}"
             x = _inverted_residual(x, model, expand, filters, stride if index == 1 else 1, name)
-    x = layers().Conv2D(last, 1, use_bias=False, name="last_conv")(x)
+    x = layers().Conv2D(1280, 1, use_bias=False, name="last_conv")(x)
     x = layers().ReLU(6.0, name="last_relu")(_norm(x, model, "last_norm"))
     return embedding(layers().GlobalAveragePooling2D(name="pool")(x), model)
 
@@ -171,41 +168,6 @@ def _resnet8_s2(x: Node, model: ModelConfig) -> Node:
     163,680 parameters with one channel and 128 dimensions.
     """
     return _pooled(_small_resnet(x, model, widths=(32, 64, 64), stem=(5, 2)), model)
-
-
-def _quarters(x: Node, model: ModelConfig) -> Node:
-    x = _small_resnet(x, model, widths=(64, 160, 320), stem=(6, 2))
-    return layers().AveragePooling2D(x.shape[1] // 2, name="quarters")(x)
-
-
-def _of_both(x: Node, model: ModelConfig) -> Node:
-    """Returns the mean output over an image and its mirror image, computed by one network.
-
-    The network is a separate model with a vector as output, so public training trains only it.
-    """
-    import keras
-
-    images = input_node(x.shape[1:], "one_way")
-    quarters = _quarters(images, model)
-    net = keras.Model(images, layers().Flatten(name="flatten_net")(quarters), name="net")
-    turned = mirror_layer()(name="mirror_image")(x)
-    mean = layers().Average(name="both_ways")([net(x), net(turned)])
-    return layers().Reshape(quarters.shape[1:], name="quarters_of_both")(mean)
-
-
-def _resnet8_wide(x: Node, model: ModelConfig) -> Node:
-    """ResNet-8 of 64, 160 and 320 channels, for public backbones: means of the four quarters.
-
-    1,280 features without a projection; `whitened_directions` scales them to one size. The stem has
-    6x6 kernels and stride 2, which removes three quarters of the pixels, the largest cost, before
-    the first block. The wider stages use the saved time.
-    """
-    x = _of_both(x, model) if model.mirrored else _quarters(x, model)
-    if model.whitened_directions:
-        return embedding(
-            whitened_layer()(directions=model.whitened_directions, name="whitened")(x), model
-        )
-    return embedding(layers().Flatten(name="flatten")(x), model)
 
 
 def _wrn_16_4(x: Node, model: ModelConfig) -> Node:
@@ -276,11 +238,9 @@ def _scatter_linear(x: Node, model: ModelConfig) -> Node:
 
 NETWORKS: dict[str, Build] = {
     "lenet": _lenet,
-    "mobilenet_small": partial(_mobilenet, stages=3, last=640),
-    "mobilenetv2": partial(_mobilenet, stages=7, last=1280),
+    "mobilenetv2": _mobilenet,
     "resnet8": _resnet8,
     "resnet8_s2": _resnet8_s2,
-    "resnet8_wide": _resnet8_wide,
     "resnet8_ws": _resnet8_ws,
     "scatter_linear": _scatter_linear,
     "tanh_cnn": _tanh_cnn,
@@ -288,5 +248,3 @@ NETWORKS: dict[str, Build] = {
     "wrn_16_4": _wrn_16_4,
 }
 """Name in `model.backbone` -> network."""
-MIRRORING = ("resnet8_wide", "scatter_linear")
-"""Networks that support `model.mirrored`."""
