@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedemb.documents.release import ReleaseMarker
-from fedemb.reports.dag import lineage_dag
 from fedemb.reports.formats import people_lines, plain
 from fedemb.reports.headline import Headline, RunFacts
 from fedemb.reports.lineage import StepLineage
@@ -60,7 +59,7 @@ def outcome_page(shown: Shown) -> str:
         verdict=verdict,
         release=shown.release,
         reports=[(PAGES[name], name, shown.pages[name]) for name in PAGES if name in shown.pages],
-        lineage=lineage_dag(shown.lineage) if shown.lineage else None,
+        lineage=shown.lineage,
         folder=shown.folder,
     )
 

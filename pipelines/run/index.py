@@ -23,15 +23,7 @@ from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
-from fedemb.reports.dag import DagStep
-from fedemb.reports.formats import seconds
-from fedemb.reports.report import link
-from fedemb.reports.run_index import (
-    IndexArtifact,
-    IndexBudget,
-    RunIndex,
-    render_run_index,
-)
+from fedemb.reports.report import link, render
 
 NOTES = {
     "utility_report": "un-noised on those held out",
@@ -59,41 +51,37 @@ def render_index(run: RunDirectory) -> str:
     signed, verdict = signed_report(run), signed_verdict(run)
     report = None if signed is None else signed.body
     pipeline = pipeline_of(config)
-    return render_run_index(
-        RunIndex(
-            run_id=run.run_id,
-            purpose=config.purpose,
-            headline=found,
-            verdict=verdict and verdict.body,
-            time=report.time if report else None,
-            guarantee=lines.get("guarantee", "none"),
-            utility=lines.get("utility", "not measured"),
-            release=_below(run, lines.get("release", "none")),
-            steps=[_step(name, after, run, state) for name, after in pipeline.after().items()],
-            seconds=sum(state.seconds.values()),
-            reports=[
-                _report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()
-            ],
-            budget=report and _budget(run, report),
-            artifacts=[
-                _artifact(run, path, step, name, kind)
-                for step, outputs in pipeline.published().items()
-                for name, kind in outputs.items()
-                if name not in LEFT_OUT and (path := run.output(name, step))
-            ],
-            facts=(
-                (
-                    link("config.yaml", "config.yaml"),
-                    json_digest(config.model_dump(mode="json"))[:12],
-                ),
-                (
-                    "private artifacts",
-                    f"{config.storage.private_root or 'private/'} (readable by the data owner "
-                    "only)",
-                ),
-                ("log", link(run.log.name, run.log.name)),
+    return render(
+        "run_index.html",
+        run_id=run.run_id,
+        purpose=config.purpose,
+        headline=found,
+        verdict=verdict and verdict.body,
+        time=report.time if report else None,
+        guarantee=lines.get("guarantee", "none"),
+        utility=lines.get("utility", "not measured"),
+        release=_below(run, lines.get("release", "none")),
+        steps=[_step(name, run, state) for name in pipeline.after()],
+        seconds=sum(state.seconds.values()),
+        reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
+        budget=report and _budget(run, report),
+        artifacts=[
+            _artifact(run, path, step, name, kind)
+            for step, outputs in pipeline.published().items()
+            for name, kind in outputs.items()
+            if name not in LEFT_OUT and (path := run.output(name, step))
+        ],
+        facts=(
+            (
+                link("config.yaml", "config.yaml"),
+                json_digest(config.model_dump(mode="json"))[:12],
             ),
-        )
+            (
+                "private artifacts",
+                f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
+            ),
+            ("log", link(run.log.name, run.log.name)),
+        ),
     )
 
 
@@ -108,7 +96,10 @@ def _below(run: RunDirectory, release: str) -> str:
     return link(inside, inside) + space + note
 
 
-def _step(name: str, after: tuple[str, ...], run: RunDirectory, state: RunState) -> DagStep:
+def _step(
+    name: str, run: RunDirectory, state: RunState
+) -> tuple[str, str, float | None, str | None]:
+    """Returns name, status, seconds and the page of a step."""
     took = state.seconds.get(name)
     status = "waiting" if took is None else "done"
     if state.failed_step == name:
@@ -119,13 +110,7 @@ def _step(name: str, after: tuple[str, ...], run: RunDirectory, state: RunState)
         }.get(state.exit_code or 1, "failed")
     page = next((key for key, page in PAGES.items() if run.output(page, name)), None)
     shown = page is not None and (run.reports / f"{page}.html").exists()
-    return {
-        "name": name,
-        "after": after,
-        "status": status,
-        "lines": [status if took is None else f"{status} · {seconds(took)}"],
-        "href": f"reports/{page}.html" if shown else None,
-    }
+    return name, status, took, f"reports/{page}.html" if shown else None
 
 
 def _report(name: str, run: RunDirectory) -> tuple[str, str, str]:
@@ -141,7 +126,7 @@ def _report(name: str, run: RunDirectory) -> tuple[str, str, str]:
     return TITLES[name], f"reports/{name}.html", sentences[name]
 
 
-def _budget(run: RunDirectory, report: PrivacyReport) -> IndexBudget | None:
+def _budget(run: RunDirectory, report: PrivacyReport) -> dict[str, object] | None:
     """Returns the spending of the fullest block before this run's reservation and now."""
     cumulative = report.cumulative
     if cumulative.max_block_epsilon is None:
@@ -162,7 +147,7 @@ def _budget(run: RunDirectory, report: PrivacyReport) -> IndexBudget | None:
 
 def _artifact(
     run: RunDirectory, path: Path, step: str, name: str, kind: type[Artifact]
-) -> IndexArtifact:
+) -> dict[str, str]:
     digest = tree_digest(path) if path.is_dir() else file_digest(path)
     return {
         "name": name,

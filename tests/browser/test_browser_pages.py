@@ -7,7 +7,7 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.foundation.document import read
 from fedemb.reports.audit_words import attack_sentences
 from fedemb.reports.headline import Failure, RunFacts, headline
-from fedemb.reports.run_index import RunIndex, render_run_index
+from fedemb.reports.report import render
 from fedemb.reports.utility_words import utility_sentence
 from tests.kit.pipeline_runs.evaluation_run import config, shared_run
 from tests.kit.sealed_bundle import seal
@@ -15,61 +15,59 @@ from tests.kit.sealed_bundle import seal
 pytestmark = pytest.mark.browser
 
 STEPS = [
-    ("plan_privacy", [], "done", 1.2),
-    ("pretrain_public", [], "done", 8.1),
-    ("reserve_budget", ["plan_privacy"], "done", 0.3),
-    ("partition_users", ["reserve_budget"], "done", 14.2),
-    ("train_dp_fedemb", ["partition_users", "pretrain_public"], "done", 95.0),
-    ("evaluate_embeddings", ["train_dp_fedemb"], "done", 11.0),
-    ("audit_privacy", ["train_dp_fedemb"], "done", 6.4),
-    ("account_privacy", ["evaluate_embeddings", "audit_privacy"], "done", 2.2),
-    ("gate_release", ["account_privacy"], "refused", 0.2),
-    ("release_model", ["gate_release"], "skipped", None),
+    ("plan_privacy", "done", 1.2, None),
+    ("pretrain_public", "done", 8.1, None),
+    ("reserve_budget", "done", 0.3, None),
+    ("partition_users", "done", 14.2, None),
+    ("train_dp_fedemb", "done", 95.0, None),
+    ("evaluate_embeddings", "done", 11.0, "#utility"),
+    ("audit_privacy", "done", 6.4, None),
+    ("account_privacy", "done", 2.2, "#privacy"),
+    ("gate_release", "refused", 0.2, None),
+    ("release_model", "skipped", None, None),
 ]
 
 
 def run_index() -> str:
-    return render_run_index(
-        RunIndex(
-            run_id="weekly-2026-11-21",
-            purpose="release",
-            headline=headline(RunFacts(failures=[Failure("gate_release", 3, "GateDenied")])),
-            guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with "
-            "everything they own, adding or removing one user; PLD accountant, 40 rounds, the "
-            "final model",
-            utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
-            release="refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
-            steps=[
-                {"name": name, "after": after, "status": status, "lines": [status], "href": None}
-                for name, after, status, _ in STEPS
-            ],
-            seconds=sum(seconds or 0.0 for *_, seconds in STEPS),
-            reports=[("Privacy", "#privacy", "What was promised.")],
-            budget={
-                "label": "Fullest block",
-                "spent_before": 6.0,
-                "spent_now": 6.1,
-                "cap": 8.0,
-                "filtered": False,
+    return render(
+        "run_index.html",
+        run_id="weekly-2026-11-21",
+        purpose="release",
+        headline=headline(RunFacts(failures=[Failure("gate_release", 3, "GateDenied")])),
+        guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with "
+        "everything they own, adding or removing one user; PLD accountant, 40 rounds, the "
+        "final model",
+        utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
+        release="refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
+        steps=STEPS,
+        seconds=138.6,
+        reports=[("Privacy", "#privacy", "What was promised.")],
+        budget={
+            "label": "Fullest block",
+            "spent_before": 6.0,
+            "spent_now": 6.1,
+            "cap": 8.0,
+            "filtered": False,
+        },
+        artifacts=[
+            {
+                "name": "users",
+                "kind": "Raw",
+                "step": "partition_users",
+                "path": None,
+                "digest": None,
             },
-            artifacts=[
-                {
-                    "name": "users",
-                    "kind": "Raw",
-                    "step": "partition_users",
-                    "path": None,
-                    "digest": None,
-                },
-                {
-                    "name": "model",
-                    "kind": "Noised",
-                    "step": "train_dp_fedemb",
-                    "path": None,
-                    "digest": "ab" * 32,
-                },
-            ],
-            facts=[("Configuration", "cd" * 32), ("Code", "ef" * 32)],
-        )
+            {
+                "name": "model",
+                "kind": "Noised",
+                "step": "train_dp_fedemb",
+                "path": None,
+                "digest": "ab" * 32,
+            },
+        ],
+        facts=[("Configuration", "cd" * 32), ("Code", "ef" * 32)],
+        verdict=None,
+        time=None,
     )
 
 

@@ -10,10 +10,9 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import WORDS, Failure, RunFacts, headline
-from fedemb.reports.run_index import RunIndex, render_run_index
+from fedemb.reports.report import render
 from tests.kit.pipeline_runs import honest_run
 
-PLAN = {"name": "plan_privacy", "after": [], "status": "done", "lines": ["done"], "href": None}
 pytestmark = pytest.mark.browser
 
 WAIVER = {
@@ -81,18 +80,17 @@ def test_headline_of_every_state_is_whole_and_fits(browser, run, screenshots, tm
     assert len(found.title.split()) <= WORDS
     page = tmp_path / "page.html"
     page.write_text(
-        render_run_index(
-            RunIndex(
-                run_id="weekly-2026-11-21",
-                purpose="simulation" if name == "Simulation" else "release",
-                headline=found,
-                guarantee="(7.553, 1e-05)-differential privacy for one user with everything they "
-                "own",
-                utility="On 900 identities that never trained, the model recognises 50.0 %.",
-                release="none",
-                steps=[PLAN],
-                seconds=1.0,
-            )
+        render(
+            "run_index.html",
+            run_id="weekly-2026-11-21",
+            purpose="simulation" if name == "Simulation" else "release",
+            headline=found,
+            guarantee="(7.553, 1e-05)-differential privacy for one user with everything they own",
+            utility="On 900 identities that never trained, the model recognises 50.0 %.",
+            release="none",
+            steps=[("plan_privacy", "done", 1.0, None)],
+            seconds=1.0,
+            **dict.fromkeys(("reports", "budget", "artifacts", "facts", "verdict", "time")),
         )
     )
     picture = screenshots / f"headline-{name.replace(' ', '-').lower()}-{width}.png"

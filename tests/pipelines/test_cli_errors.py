@@ -10,7 +10,6 @@ from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
-from fedemb.reports.lineage import StepLineage, tree_lines
 
 
 def run(capsys, *words):
@@ -143,11 +142,6 @@ def test_device_is_not_replaced_by_a_file(tmp_path):
     with pytest.raises(InputError, match="device or a pipe"):
         write_bytes(pipe, b"x")
     assert pipe.is_fifo()
-
-
-def test_unknown_artifact_of_a_lineage_names_the_known_ones():
-    with pytest.raises(InputError, match="use one of model, users"):
-        tree_lines([StepLineage("train", {"users": None}, {"model": "0" * 64})], "modle")
 
 
 def test_keys_without_google_credentials_are_one_sentence(monkeypatch):

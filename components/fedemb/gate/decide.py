@@ -70,21 +70,20 @@ def decide(
       evaluated and every reason is waived.
     """
     case = Case(evidence, report, ledger, now or datetime.now(UTC), same_environment)
-    signed, left, waived, checks = _waivers(case), list[Reason](), set[str](), list[RuleOutcome]()
+    signed, left, checks = _waivers(case), list[Reason](), list[RuleOutcome]()
     for rule in RULES:
         reasons = _reasons(rule, case)
         denying = [item for item in reasons or () if not (item.waivable and item.code in signed)]
         left += denying
         outcome = "failed" if denying else "waived" if reasons else "passed"
-        if outcome == "waived":
-            waived.add(rule.code)
+        applies = reasons is not None
         checks.append(
             RuleOutcome(
                 rule=rule.code,
                 text=rule.text,
-                outcome="not_applicable" if reasons is None else outcome,
-                value=_line(rule.value, case),
-                limit=_line(rule.limit, case),
+                outcome=outcome if applies else "not_applicable",
+                value=_line(rule.value, case) if applies else "",
+                limit=_line(rule.limit, case) if applies else "",
             )
         )
     causes: dict[str, Reason] = {}  # one cause that several rules meet is one reason
@@ -95,7 +94,7 @@ def decide(
         not left and not simulation,
         tuple(causes.values()),
         simulation,
-        tuple(sorted(waived)),
+        tuple(sorted(check.rule for check in checks if check.outcome == "waived")),
         tuple(checks),
     )
 

@@ -26,7 +26,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,23 +130,18 @@ def send(read: Callable[[], bytes]) -> None:
 
 def _send(url: str, read: Callable[[], bytes]) -> str:
     """Sends events until the first failure; returns its reason, or an empty string."""
-    from openlineage.client.transport.http import (
-        ApiKeyTokenProvider,
-        HttpConfig,
-        HttpTransport,
-        TokenProvider,
-    )
+    from openlineage.client.transport import http
 
     key = os.environ.get("OPENLINEAGE_API_KEY")
     try:
-        config = HttpConfig(
+        config = http.HttpConfig(
             url=url,
             endpoint=os.environ.get("OPENLINEAGE_ENDPOINT", "api/v1/lineage"),
             timeout=SEND_SECONDS,
             retry={"total": 0},
-            auth=ApiKeyTokenProvider({"apiKey": key}) if key else TokenProvider({}),
+            auth=http.ApiKeyTokenProvider({"apiKey": key}) if key else http.TokenProvider({}),
         )
-        transport = HttpTransport(config)
+        transport = http.HttpTransport(config)
         for line in read().splitlines():
             transport.emit(json.loads(line))
     except Exception as error:  # a receiver error must not fail the run
@@ -158,53 +153,39 @@ def _send(url: str, read: Callable[[], bytes]) -> str:
 def _event(
     run_id: str, pipeline: str, step: StepLineage, when: str, tags: Mapping[str, str]
 ) -> RunEvent:
-    from openlineage.client.event_v2 import (
-        InputDataset,
-        Job,
-        OutputDataset,
-        Run,
-        RunEvent,
-        RunState,
-    )
-    from openlineage.client.facet_v2 import (
-        dataset_version_dataset,
-        parent_run,
-        symlinks_dataset,
-        tags_run,
-    )
+    from openlineage.client import event_v2, facet_v2
 
     def facets(artifact: str, digest: str | None) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if digest is not None:
-            found["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(digest)
+            version = facet_v2.dataset_version_dataset.DatasetVersionDatasetFacet(digest)
+            found["version"] = version
         if (known_as := step.parents.get(artifact)) is not None:
-            kind = known_as.partition("/")[0]
-            same = symlinks_dataset.Identifier(namespace=NAMESPACE, name=known_as, type=kind)
-            found["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(identifiers=[same])
+            kind, links = known_as.partition("/")[0], facet_v2.symlinks_dataset
+            same = links.Identifier(namespace=NAMESPACE, name=known_as, type=kind)
+            found["symlinks"] = links.SymlinksDatasetFacet(identifiers=[same])
         return found
 
-    def name(artifact: str) -> str:
-        return f"{run_id}/{artifact}"
+    def named(artifacts: Artifacts) -> Iterator[dict[str, Any]]:
+        for artifact, digest in artifacts.items():
+            name, own = f"{run_id}/{artifact}", facets(artifact, digest)
+            yield {"namespace": NAMESPACE, "name": name, "facets": own}
 
-    parent = parent_run.ParentRunFacet(
-        run=parent_run.Run(runId=_uuid(run_id)),
-        job=parent_run.Job(namespace=NAMESPACE, name=pipeline),
+    ours, labels = facet_v2.parent_run, facet_v2.tags_run
+    parent = ours.ParentRunFacet(
+        run=ours.Run(runId=_uuid(run_id)), job=ours.Job(namespace=NAMESPACE, name=pipeline)
     )
-    tagged = tags_run.TagsRunFacet(
-        tags=[tags_run.TagsRunFacetFields(key, value, "fedemb") for key, value in tags.items()]
+    tagged = labels.TagsRunFacet(
+        tags=[labels.TagsRunFacetFields(key, value, "fedemb") for key, value in tags.items()]
     )
-    return RunEvent(
-        eventType=RunState.FAIL if step.failed else RunState.COMPLETE,
+    return event_v2.RunEvent(
+        eventType=event_v2.RunState.FAIL if step.failed else event_v2.RunState.COMPLETE,
         eventTime=when,
-        run=Run(runId=_uuid(run_id, step.step), facets={"parent": parent, "tags": tagged}),
-        job=Job(namespace=NAMESPACE, name=step.step),
+        run=event_v2.Run(_uuid(run_id, step.step), facets={"parent": parent, "tags": tagged}),
+        job=event_v2.Job(namespace=NAMESPACE, name=step.step),
         producer=PRODUCER,
-        inputs=[
-            InputDataset(NAMESPACE, name(k), facets=facets(k, v)) for k, v in step.inputs.items()
-        ],
-        outputs=[
-            OutputDataset(NAMESPACE, name(k), facets=facets(k, v)) for k, v in step.outputs.items()
-        ],
+        inputs=[event_v2.InputDataset(**of) for of in named(step.inputs)],
+        outputs=[event_v2.OutputDataset(**of) for of in named(step.outputs)],
     )
 
 
@@ -377,10 +358,14 @@ def _read_file(store: Store, name: str) -> list[StepLineage]:
         return [
             StepLineage(
                 event["job"]["name"],
-                _read(event.get("inputs")),
-                _read(event.get("outputs")),
+                {artifact: digest for artifact, digest, _ in _datasets(event, "inputs")},
+                {artifact: digest for artifact, digest, _ in _datasets(event, "outputs")},
                 event["eventType"] == "FAIL",
-                _read_parents([*(event.get("inputs") or []), *(event.get("outputs") or [])]),
+                {
+                    artifact: known_as
+                    for artifact, _, known_as in _datasets(event, "inputs", "outputs")
+                    if known_as is not None
+                },
             )
             for event in events
         ]
@@ -390,57 +375,22 @@ def _read_file(store: Store, name: str) -> list[StepLineage]:
         ) from error
 
 
-def _read(datasets: list[dict[str, Any]] | None) -> dict[str, str | None]:
-    return {
-        dataset["name"].rpartition("/")[2]: dataset.get("facets", {})
-        .get("version", {})
-        .get("datasetVersion")
-        for dataset in datasets or []
-    }
+def _datasets(
+    event: Mapping[str, Any], *sides: str
+) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yields name, digest and identifier in all runs of the artifacts of an event."""
+    for dataset in (item for side in sides for item in event.get(side) or []):
+        facets = dataset.get("facets", {})
+        digest = facets.get("version", {}).get("datasetVersion")
+        (same, *_) = facets.get("symlinks", {}).get("identifiers") or [{"name": None}]
+        yield dataset["name"].rpartition("/")[2], digest, same["name"]
 
 
-def _read_parents(datasets: list[dict[str, Any]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for dataset in datasets:
-        for same in dataset.get("facets", {}).get("symlinks", {}).get("identifiers", []):
-            found[dataset["name"].rpartition("/")[2]] = same["name"]
-    return found
-
-
-def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]:
-    """Returns the lineage of an artifact as lines of text; by default of the last output.
-
-    A repeated artifact is named and not expanded again.
-
-    Raises:
-      InputError: the target is not an input or output of any step.
-    """
-    maker = {name: step for step in steps for name in step.outputs}
-    digests = {name: sha for step in steps for name, sha in {**step.inputs, **step.outputs}.items()}
-    if target is not None and target not in digests:
-        raise InputError(f"unknown artifact {target!r}; use one of {', '.join(sorted(digests))}")
-    parents = {name: known_as for step in steps for name, known_as in step.parents.items()}
-    start = target or next(iter(steps[-1].outputs)) if steps else None
-    lines: list[str] = []
-    seen: set[str] = set()
-
-    def draw(name: str, indent: str, branch: str, below: str) -> None:
-        sha = digests.get(name)
-        label = name + (f"  {sha[:12]}" if sha else "")
-        label += f"  = {parents[name]}" if name in parents else ""
-        step = maker.get(name)
-        again = name in seen
-        seen.add(name)
-        suffix = "" if step is None else f"  <- {step.step}" + (", failed" if step.failed else "")
-        suffix += " (above)" if again and step is not None else ""
-        lines.append(indent + branch + label + suffix)
-        if step is None or again:
-            return
-        names = list(step.inputs)
-        for position, item in enumerate(names):
-            last = position == len(names) - 1
-            draw(item, indent + below, "`- " if last else "|- ", "   " if last else "|  ")
-
-    if start is not None:
-        draw(start, "", "", "")
-    return lines
+def step_lines(steps: Sequence[StepLineage]) -> Iterator[str]:
+    """Yields the steps of a run as lines of text, each with its inputs and outputs."""
+    for step in steps:
+        yield step.step + (", failed" if step.failed else "")
+        for sign, artifacts in (("<-", step.inputs), ("->", step.outputs)):
+            for name, digest in artifacts.items():
+                known_as = f"= {step.parents[name]}" if name in step.parents else ""
+                yield "  ".join(filter(None, (f"  {sign} {name}", (digest or "")[:12], known_as)))

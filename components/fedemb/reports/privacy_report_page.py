@@ -20,7 +20,6 @@ from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.charts import Axis, Line, line_chart
-from fedemb.reports.dag import lineage_dag
 from fedemb.reports.epsilon_meaning import DEPLOYMENTS, meaning
 from fedemb.reports.mechanism_text import TEXTS, comparison
 from fedemb.reports.report import render
@@ -81,7 +80,7 @@ def report_page(
         external=[record for record in ledger.state.external if record.sequence <= last],
         waivers=[ledger.chain.records[item.sequence] for item in report.waivers],
         projections=evidence.plan.body.projections,
-        lineage=lineage_dag(lineage),
+        lineage=lineage,
         curve=_curve(report),
         spending=_spending(points, cumulative.cap, UNITS[plan.unit].many),
     )

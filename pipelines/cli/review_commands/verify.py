@@ -137,22 +137,19 @@ def lineage(
         str,
         typer.Argument(help="Run, release or lineage file; a path or address, or a run's name."),
     ],
-    artifact: Annotated[
-        str | None, typer.Option(help="Artifact to start from; default: the last.")
-    ] = None,
     runs: RunsOption = Path("runs"),
     json_: JsonOption = False,
 ) -> None:
-    """Print the lineage of an artifact as a tree.
+    """Print each step of a run with the artifacts that it read and wrote.
 
-    Example: fedemb lineage week-1 --artifact privacy_report
+    Example: fedemb lineage week-1
     """
     from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.reports.lineage import read_steps, tree_lines
+    from fedemb.reports.lineage import read_steps, step_lines
 
     below = "://" not in run and not Path(run).exists()
     steps = read_steps(RunDirectory.named(Path(run), runs).root if below else run)
     if json_:
         say_json([vars(step) for step in steps])
         return
-    say(*tree_lines(steps, artifact))
+    say(*step_lines(steps))

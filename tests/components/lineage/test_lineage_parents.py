@@ -57,9 +57,9 @@ def test_ledger_record_and_head_are_those_of_the_ledger(tmp_path):
     head = steps["account_privacy"].inputs["ledger_head"]
     assert record in shas
     assert head in shas
-    drawn = "\n".join(lineage.tree_lines(list(steps.values())))
-    assert f"policy  = policies/{run.config.policy.policy_id}" in drawn
-    assert f"ledger_head  {head[:12]}" in drawn
+    drawn = "\n".join(lineage.step_lines(list(steps.values())))
+    assert f"<- policy  = policies/{run.config.policy.policy_id}" in drawn
+    assert f"<- ledger_head  {head[:12]}" in drawn
 
 
 def test_a_denied_run_names_no_parents(tmp_path):
@@ -79,13 +79,11 @@ class Blocked:
             raise ImportError(f"{name} is not there")
 sys.meta_path.insert(0, Blocked())
 from fedemb.reports import lineage
-from fedemb.reports.dag import lineage_dag
-steps = lineage.read_steps(sys.argv[1])
-print(len(lineage.tree_lines(steps)), len(lineage_dag(steps)["boxes"]))
+print(len(list(lineage.step_lines(lineage.read_steps(sys.argv[1])))))
 """
 
 
-def test_tree_and_graph_are_drawn_without_kubeflow_and_its_metadata(tmp_path):
+def test_lineage_is_read_without_kubeflow_and_its_metadata(tmp_path):
     run = honest_run.start(tmp_path / "run").until_gate()
     run.do_gate()
     done = subprocess.run(
@@ -95,9 +93,7 @@ def test_tree_and_graph_are_drawn_without_kubeflow_and_its_metadata(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines, boxes = map(int, done.stdout.split())
-    assert lines > 20
-    assert boxes > 10
+    assert int(done.stdout) > 40
 
 
 def test_no_code_and_no_lock_names_ml_metadata():

@@ -41,8 +41,7 @@ def test_denied_run_ends_in_a_gate_that_failed(receiving, tmp_path):
     steps = lineage.read_steps(run.root)
     assert [step.step for step in steps][-2:] == ["account_privacy", "gate_release"]
     assert [step.failed for step in steps] == [False] * 8 + [True]
-    digest = file_digest(run.verdict)[:12]
-    assert lineage.tree_lines(steps)[0] == f"verdict  {digest}  <- gate_release, failed"
+    assert steps[-1].outputs == {"verdict": file_digest(run.verdict)}
     last = receiver.events[-1]
     assert (last["job"]["name"], last["eventType"]) == ("gate_release", "FAIL")
 
@@ -70,9 +69,8 @@ def test_denied_run_tells_digests_of_report_and_verdict_alone(receiving, tmp_pat
     for digest in (FORGED, file_digest(run.model / "backbone.keras"), file_digest(run.users)):
         assert digest not in said
         assert digest not in sent
-    drawn = "\n".join(lineage.tree_lines(lineage.read_steps(run.root)))
-    for name in ("gate_release, failed", "model  <- train_dp_fedemb", "raw_images"):
-        assert name in drawn
+    lines = list(lineage.step_lines(lineage.read_steps(run.root)))
+    assert {"gate_release, failed", "  -> model", "  <- raw_images"} <= set(lines)
 
 
 def test_commitments_before_the_gate_are_those_of_the_ledger(receiving, tmp_path):
