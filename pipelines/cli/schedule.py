@@ -122,9 +122,6 @@ class RunOptions:
     service_account: Annotated[
         str | None, typer.Option(help="Service account that drives the run.")
     ] = "fedemb-run"
-    pipeline_root: Annotated[
-        str | None, typer.Option(help="Public root of the artifacts, such as gs://BUCKET/runs.")
-    ] = None
     beam_option: Annotated[
         list[str] | None, typer.Option(help="Option of the Beam engine; repeatable.")
     ] = None
@@ -186,7 +183,6 @@ def submit(
         description=f"Configuration {plan.config_sha[:16]}, plan {json_digest(plan.plan)[:16]}: "
         f"{promised}",
         service_account=options.service_account,
-        pipeline_root=options.pipeline_root,
         beam_options=beam_options,
         mlflow=options.mlflow,
         resume=options.resume,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from fedemb.config import RunConfig
@@ -73,7 +72,10 @@ def signed_plan_document(run: RunDirectory) -> Written[PrivacyPlan] | None:
     if path is None or not open_store(run.stores()["ledger"]).exists("trust.json"):
         return None
     _, plan = read_plan(path, run.config())
-    _check_signature(run, plan)
+    ledger = ledger_of(run)
+    key = (run.run_id, ledger.state.last_attempt(run.run_id))
+    at = ledger.state.attempts[key].reserve.sequence if key in ledger.state.attempts else None
+    ledger.chain.trust.check(plan, at=at)
     return plan
 
 
@@ -85,12 +87,7 @@ def signed_report(run: RunDirectory) -> Written[PrivacyReport] | None:
       SignatureInvalid: account_privacy did not sign it.
       LedgerError: the ledger that says whose keys count is missing or broken.
     """
-    path = _written(run, "privacy_report")
-    if path is None:
-        return None
-    report = read(path, PrivacyReport)
-    _check_signature(run, report, report.body.cumulative.ledger_sequence)
-    return _of_this_run(run, report)
+    return _signed(run, "privacy_report", PrivacyReport)
 
 
 def signed_audit(run: RunDirectory) -> Written[AuditReport] | None:
@@ -109,47 +106,28 @@ def signed_verdict(run: RunDirectory) -> Written[VerdictDocument] | None:
     None: no verdict, one about an earlier report, or one whose signature cannot be checked. A
     verdict that is not shown only makes a run look less finished.
     """
-    path = _written(run, "verdict")
-    try:
-        report = signed_report(run)
-        if path is None or report is None:
-            return None
-        verdict = read(path, VerdictDocument)
-        if verdict.body.report_sha != report.sha:
-            return None
-        _check_signature(run, verdict, report.body.cumulative.ledger_sequence)
-    except FedEmbError:
+    verdict = readable(lambda: _signed(run, "verdict", VerdictDocument))
+    report = readable(lambda: signed_report(run))
+    if verdict is None or report is None or verdict.body.report_sha != report.sha:
         return None
     return verdict
 
 
 def _signed(run: RunDirectory, output: str, kind: type[D]) -> Written[D] | None:
-    path = _written(run, output)
-    if path is None:
-        return None
-    document, report = read(path, kind), signed_report(run)
-    known = report and report.body.cumulative.ledger_sequence
-    _check_signature(run, document, ledger_of(run).head.sequence if known is None else known)
-    return _of_this_run(run, document)
+    """The newest document of a run; an empty file is that of a step that ended before it wrote.
 
-
-def _written(run: RunDirectory, output: str) -> Path | None:
-    """The newest file of an output; an empty one is that of a step that ended before it wrote."""
+    The key counted when the privacy report was made; now, if no report exists.
+    """
     path = run.output(output)
-    return path if path is not None and path.is_file() and path.stat().st_size else None
-
-
-def _check_signature(run: RunDirectory, document: Written[D], at: int | None = None) -> None:
-    """`at`: ledger record at which the key counted; None: that of the run's reservation."""
+    if path is None or not path.is_file() or not path.stat().st_size:
+        return None
+    document = read(path, kind)
+    report = document if isinstance(document.body, PrivacyReport) else signed_report(run)
+    body = report and report.body
+    known = body.cumulative.ledger_sequence if isinstance(body, PrivacyReport) else None
     ledger = ledger_of(run)
-    if at is None:
-        key = (run.run_id, ledger.state.last_attempt(run.run_id))
-        at = ledger.state.attempts[key].reserve.sequence if key in ledger.state.attempts else None
-    ledger.chain.trust.check(document, at=at)
-
-
-def _of_this_run(run: RunDirectory, document: Written[D]) -> Written[D]:
-    if getattr(document.body, "run_id", None) != run.run_id:
+    ledger.chain.trust.check(document, at=ledger.head.sequence if known is None else known)
+    if getattr(document.body, "run_id", run.run_id) != run.run_id:
         raise ArtifactError(
             f"The newest {document.body.kind} in the folder of run {run.run_id} belongs to "
             "another run. Check who may write to the public folder."

@@ -144,7 +144,7 @@ class Kubeflow:
                 pipeline_id=reference.pipeline_id,
                 version_id=reference.version_id,
                 params=item.arguments,
-                pipeline_root=schedule.pipeline_root,
+                pipeline_root=item.config.storage.public_root,
                 cron_expression=schedule.cron,
                 start_time=_rfc3339(start),
                 end_time=_rfc3339(schedule.end),

@@ -15,11 +15,10 @@ from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json, JsonObject, sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.runtime_env import BACKEND
-from fedemb.pipelines.compile.fields import object_at, text_at
+from fedemb.pipelines.compile.fields import text_at
 from fedemb.pipelines.compile.rules import (
     SECRET_VALUES,
     executors_of,
-    options_of,
     read_compiled,
     variables_of,
     violations,
@@ -65,7 +64,6 @@ def check_package(
     package: Path,
     sha256: str | None = None,
     config: RunConfig | None = None,
-    mlflow: str | None = None,
 ) -> None:
     """Checks a compiled pipeline against its pin, the rules of compilation and what it is to run.
 
@@ -93,10 +91,6 @@ def check_package(
         )
     if config is not None:
         _check_runs(package.name, documents[0], config)
-    if mlflow and "mlflow" not in object_at(documents[0], "root", "inputDefinitions", "parameters"):
-        raise ConfigError(
-            f"Package {package.name} has no parameter mlflow. Compile it with this version."
-        )
 
 
 def checked_digest(package: Path, profile: Sequence[str]) -> str:
@@ -181,44 +175,3 @@ def run_arguments(
                 "arguments; name a secret of the cluster in the profile's `secrets`"
             )
     return arguments
-
-
-def resumed(package: Path, run_id: str, folder: Path) -> Path:
-    """Writes a copy of a package whose steps go by the id of an earlier run.
-
-    A run has the id that Kubeflow assigns, so a new submission is a new run. With the id of the
-    crashed run, the steps find its reservation and its committed rounds; they refuse if code,
-    configuration or data differ.
-
-    Raises:
-      ConfigError: the run id is not valid, or the package does not read it from Kubeflow.
-    """
-    from kfp.dsl import PIPELINE_JOB_ID_PLACEHOLDER
-
-    if not re.fullmatch(r"[0-9A-Za-z][\w.-]{0,63}", run_id):
-        raise ConfigError(f"{run_id!r} is not a run id. Pass a run id from `fedemb ledger show`.")
-    text = package.read_text()
-    changed = text.replace(f"'{PIPELINE_JOB_ID_PLACEHOLDER}'", f"'{run_id}'")
-    if PIPELINE_JOB_ID_PLACEHOLDER in changed or changed == text:
-        raise ConfigError(
-            f"Package {package.name} does not read the run id from Kubeflow. Compile the "
-            "package again."
-        )
-    copy = folder / package.name
-    copy.write_text(changed)
-    check_package(copy)
-    return copy
-
-
-def labelled(package: Path, label: str, value: str, folder: Path) -> Path:
-    """Writes a copy of a package whose pods have a label."""
-    spec, platform = read_compiled(package)
-    options = options_of(platform)
-    for name, executor in executors_of(spec).items():
-        if "container" in executor:
-            metadata = object_at(options[name]).setdefault("podMetadata", {})
-            object_at(object_at(metadata).setdefault("labels", {}))[label] = value
-    copy = folder / f"labelled-{package.name}"
-    copy.write_text(yaml.safe_dump_all([spec, platform], sort_keys=True))
-    check_package(copy)
-    return copy

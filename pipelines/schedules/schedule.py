@@ -75,8 +75,6 @@ class Schedule(Section):
     """No run after. A schedule without end has no price."""
     enabled: bool = True
     service_account: str = "fedemb-run"
-    pipeline_root: str | None = None
-    """Public root; null: that of the namespace."""
     beam_options: tuple[str, ...] = ()
     """Options of the Beam engine that partitions the users, e.g. --runner=DataflowRunner."""
     mlflow: str | None = None
@@ -188,7 +186,7 @@ def load_schedule(file: Path) -> Loaded:
     source = schedule.config if preset else file.parent / schedule.config
     config = updated(load_config(source), schedule.overrides)
     package = file.parent / schedule.package.path
-    check_package(package, schedule.package.sha256, config, schedule.mlflow)
+    check_package(package, schedule.package.sha256, config)
     found = Loaded(schedule, config, package, cost_of(schedule, config))
     _ = found.arguments  # refuses arguments that a cluster cannot use
     return found

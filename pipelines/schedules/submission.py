@@ -22,16 +22,12 @@ from fedemb.pipelines.schedules.kubeflow import Kubeflow, ListedRun, OutcomeUnkn
 from fedemb.pipelines.schedules.package import (
     check_package,
     fitted,
-    labelled,
-    resumed,
     run_arguments,
     version_name,
 )
-from fedemb.pipelines.schedules.taken_over import Addresses, addresses, finished_before, taken_over
+from fedemb.pipelines.schedules.taken_over import KEY_LABEL, Earlier, earlier_outputs, for_run
 from fedemb.pipelines.steps import pipeline_of
 
-KEY_LABEL = "fedemb.dev/idempotency-key"
-"""Label of every pod of a submitted run: `kubectl get pods -l fedemb.dev/idempotency-key=KEY`."""
 _NO_RUN = ("beam_options", "mlflow")
 """Arguments that change neither the model nor the charge of a run."""
 WAITS = (0.0, 2.0, 5.0)
@@ -48,7 +44,6 @@ class Request:
       description: guarantee of the run, for people who compare runs. The run has as much of it as
         Kubeflow stores, the version of the pipeline all of it.
       service_account: account that drives the run.
-      pipeline_root: public root; None: that of the namespace.
       beam_options: options of the engine that partitions the users.
       mlflow: tracking server that receives the ended run; None: none.
       resume: id of an earlier run, whose reservation and rounds this one uses.
@@ -61,7 +56,6 @@ class Request:
     experiment: str | None = None
     description: str = ""
     service_account: str | None = None
-    pipeline_root: str | None = None
     beam_options: tuple[str, ...] = ()
     mlflow: str | None = None
     resume: str | None = None
@@ -108,7 +102,7 @@ def submit(
       StorageError: Kubeflow does not answer or refuses; whether a run was started is in the
         message.
     """
-    check_package(request.package, config=request.config, mlflow=request.mlflow)
+    check_package(request.package, config=request.config)
     key = request.key
     earlier = list(kubeflow.runs_named(key))
     workflows = cluster.workflows(key)
@@ -120,9 +114,13 @@ def submit(
             return Submitted(alive.run_id, started=False, state=alive.state)
         _refuse_unlisted(request, earlier, workflows, versions, kubeflow)
     name = _name(request, key, earlier, workflows or ())
-    found = _addresses(kubeflow, request, cluster)
+    finished = None
+    if request.start is not None:
+        if request.resume is None:
+            raise ConfigError("--from resumes an earlier run. Pass its id with --resume.")
+        finished = earlier_outputs(kubeflow, cluster, request.config, request.resume, request.start)
     try:
-        run_id = _create(kubeflow, request, name, found)
+        run_id = _create(kubeflow, request, name, finished)
     except OutcomeUnknown as error:
         run_id = _found_after(kubeflow, cluster, name, key, error)
     return Submitted(run_id, started=True, ended_before=tuple(earlier))
@@ -158,37 +156,16 @@ def _refuse_without_workflow(run: ListedRun, workflows: Sequence[Workflow]) -> N
         )
 
 
-def _addresses(kubeflow: Kubeflow, request: Request, cluster: ClusterObjects) -> Addresses:
-    """Returns the addresses of the artifacts that a request takes from an earlier run."""
-    if request.start is None:
-        return {}
-    if request.resume is None:
-        raise ConfigError("--from resumes an earlier run. Pass its id with --resume.")
-    pipeline = pipeline_of(request.config)
-    steps = finished_before(pipeline, request.start)
-    root = request.pipeline_root or cluster.pipeline_root()
-    if not root:
-        raise ConfigError(
-            "the public root of the earlier run is not known: kfp-launcher cannot be read. Pass "
-            "--pipeline-root."
-        )
-    later = [run.run_id for run in kubeflow.runs_named(f"(resumes {request.resume})")]
-    return addresses(f"{root.rstrip('/')}/{pipeline.name}", [*later, request.resume], steps)
-
-
-def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -> str:
+def _create(kubeflow: Kubeflow, request: Request, name: str, earlier: Earlier | None) -> str:
     """Uploads the version of a request, if need be, and creates its run."""
-    experiment_id = kubeflow.experiment(request.experiment or pipeline_of(request.config).name)
+    pipeline, texts = pipeline_of(request.config).name, dict[str, str]()
+    if earlier is not None:
+        texts["config"] = run_config(request.arguments).model_dump_json()
+    experiment_id = kubeflow.experiment(request.experiment or pipeline)
     with tempfile.TemporaryDirectory() as folder:
-        package = request.package
-        if request.resume is not None:
-            package = resumed(package, request.resume, Path(folder))
-        package = labelled(package, KEY_LABEL, request.key, Path(folder))
-        if request.start is not None:
-            steps = finished_before(pipeline_of(request.config), request.start)
-            texts = {"config": run_config(request.arguments).model_dump_json()}
-            package = taken_over(package, steps, found, texts, Path(folder))
-        pipeline = pipeline_of(request.config).name
+        package = for_run(
+            request.package, Path(folder), request.key, request.resume, earlier, texts
+        )
         version = version_name(request.config.policy.policy_id, package, request.key)
         reference = kubeflow.version(package, pipeline, version, request.description)
     return kubeflow.create_run(
@@ -197,7 +174,7 @@ def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -
         name=name,
         description=fitted(request.description),
         arguments=request.arguments,
-        pipeline_root=request.pipeline_root,
+        pipeline_root=request.config.storage.public_root,
         service_account=request.service_account,
     )
 

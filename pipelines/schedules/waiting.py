@@ -8,7 +8,7 @@ decides as it would have in the first run, and refuses approvals after the deadl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from fedemb.foundation.document import Written, parse
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
 from fedemb.pipelines.schedules.kubeflow import Kubeflow, StoredRun
 from fedemb.pipelines.schedules.submission import Request, Submitted, submit
-from fedemb.pipelines.schedules.taken_over import LAST, addresses, finished_before
-from fedemb.pipelines.steps import pipeline_of
+from fedemb.pipelines.schedules.taken_over import LAST, Earlier, earlier_outputs
 from fedemb.storage import open_store
 
 _RESUMES = re.compile(r"\(resumes ([^()\s]+)\)$")
@@ -40,7 +39,6 @@ class WaitingRun:
     utility: Written[AnyUtility]
     verdict: Written[VerdictDocument] | None
     """Newest verdict about the report; None: the gate has not decided about it."""
-    pipeline_root: str
 
     @property
     def ledger(self) -> str:
@@ -59,7 +57,6 @@ class WaitingRun:
             config=self.config,
             description=f"Releases run {self.stored.run_id} after its approvals",
             service_account=self.stored.service_account,
-            pipeline_root=self.pipeline_root,
             beam_options=_words(self.stored.arguments.get("beam_options")),
             mlflow=str(self.stored.arguments.get("mlflow") or "") or None,
             resume=self.stored.run_id,
@@ -68,16 +65,13 @@ class WaitingRun:
         return submit(kubeflow, request, cluster)
 
 
-def read_waiting(
-    kubeflow: Kubeflow, cluster: ClusterObjects, run_id: str, pipeline_root: str | None
-) -> WaitingRun:
+def read_waiting(kubeflow: Kubeflow, cluster: ClusterObjects, run_id: str) -> WaitingRun:
     """Reads a run from Kubeflow and its documents from the public root.
 
     Args:
       kubeflow: namespace of the Kubeflow Pipelines API.
       cluster: Kubernetes objects of the namespace.
       run_id: id of the run in Kubeflow, or of a run that resumed it.
-      pipeline_root: public root; None: that of the run, or of the namespace.
 
     Raises:
       InputError: the run has no privacy report, or its outputs are gone.
@@ -87,28 +81,16 @@ def read_waiting(
     stored = kubeflow.run(run_id)
     if first := _RESUMES.search(stored.name):
         stored = kubeflow.run(first[1])
-    config = _config(stored.arguments)
-    root = pipeline_root or stored.pipeline_root or cluster.pipeline_root()
-    if not root:
-        raise ConfigError(
-            "The public root of the run is not known: kfp-launcher cannot be read. Pass "
-            "--pipeline-root."
-        )
-    pipeline = pipeline_of(config)
-    later = [run.run_id for run in kubeflow.runs_named(f"(resumes {stored.run_id})")]
-    runs = [*later, stored.run_id]
-    folder = f"{root.rstrip('/')}/{pipeline.name}"
-    found = addresses(folder, runs, finished_before(pipeline, LAST))  # that the gate will read
-    artifacts = {name: uri for step in found.values() for name, uri in step.items()}
-    signed = parse(_read(artifacts["privacy_report"]), PrivacyReport, "privacy_report")
-    utility = _read(artifacts["utility_report"])
+    config = _config(stored)
+    earlier = earlier_outputs(kubeflow, cluster, config, stored.run_id, LAST)
+    signed = parse(_read(earlier.artifacts["privacy_report"]), PrivacyReport, "privacy_report")
+    utility = _read(earlier.artifacts["utility_report"])
     return WaitingRun(
         stored=stored,
         config=config,
         report=signed,
         utility=parse(utility, utility_kind(config.task), "utility_report"),
-        verdict=_verdict(folder, runs, signed.sha),
-        pipeline_root=root,
+        verdict=_verdict(earlier, signed.sha),
     )
 
 
@@ -116,11 +98,12 @@ def _words(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-def _config(arguments: Mapping[str, object]) -> RunConfig:
+def _config(stored: StoredRun) -> RunConfig:
     """Returns the configuration of a run with its stores."""
     try:
-        stores = {f"storage.{name}": arguments[name] for name in _STORES}
-        return run_config({"rollback_anchor": "", **arguments}).updated(stores)
+        stores = {f"storage.{name}": stored.arguments[name] for name in _STORES}
+        stores["storage.public_root"] = stored.pipeline_root
+        return run_config(stored.arguments).updated(stores)
     except KeyError as error:
         raise ConfigError(
             f"The run has no argument {error}. Submit it again with this version, `fedemb submit "
@@ -128,20 +111,16 @@ def _config(arguments: Mapping[str, object]) -> RunConfig:
         ) from error
 
 
-def _verdict(folder: str, runs: list[str], report_sha: str) -> Written[VerdictDocument] | None:
+def _verdict(earlier: Earlier, report_sha: str) -> Written[VerdictDocument] | None:
     """Returns the newest verdict of the gate about a report."""
     found: list[Written[VerdictDocument]] = []
-    for run in runs:
-        store = open_store(f"{folder}/{run}")
-        for name in store.list():
+    for folder, names in earlier.listed.items():
+        for name in names:
             if name.startswith("gate-release/") and name.endswith("/verdict"):
-                try:
-                    verdict = parse(store.read(name), VerdictDocument, "verdict")
-                except ArtifactError:
-                    continue
-                if verdict.body.report_sha == report_sha:
-                    found.append(verdict)
-    return max(found, key=lambda item: item.body.ledger_sequence or -1, default=None)
+                with suppress(ArtifactError):
+                    found.append(parse(open_store(folder).read(name), VerdictDocument, "verdict"))
+    about = [verdict for verdict in found if verdict.body.report_sha == report_sha]
+    return max(about, key=lambda item: item.body.ledger_sequence or -1, default=None)
 
 
 def _read(uri: str) -> bytes:

@@ -56,6 +56,7 @@ class World:
     def _submit(self, package: Path) -> None:
         stores = {
             "private_root": str(self.root / "private"),
+            "public_root": str(self.root / "public"),
             "ledger": self.run.ledger_uri,
             "keys": self.run.keys_uri,
             "releases": self.run.releases_uri,
@@ -64,7 +65,7 @@ class World:
         config = self.run.config.updated({"data.source.uri": "gs://images/*.parquet", **settings})
         path = self.root / "run.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-        self.call("submit", package, "--config", path, "--pipeline-root", self.root / "public")
+        self.call("submit", package, "--config", path)
         ((first, made),) = self.kfp.runs.items()
         del self.kfp.runs[first]
         self.kfp.runs["monday"] = {**made, "run_id": "monday", "state": "FAILED"}

@@ -180,7 +180,7 @@ ELSEWHERE = {
     r"below --min-remaining": "pipelines/test_cli_ledger.py",
     r"No Kubeflow API host|No image for|profile pins packages|is listed without a state"
     r"|Package X is the pipeline|earlier submission|earlier run|cannot be resumed from"
-    r"|Resume the run without --from|public root of the run|and approve that run": "cluster",
+    r"|Resume the run without --from|and approve that run": "cluster",
 }
 """Pattern of the message -> where its remedy is applied, below tests/: needs a server, a network or
 a finished run."""

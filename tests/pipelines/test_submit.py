@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.compile.rules import RULES, no_raw_outputs
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import submission
@@ -231,9 +232,8 @@ def test_a_single_user_installation_is_refused(submit, kfp, folder):
     kfp.multi_user = False
     assert isinstance(submit().exception, ConfigError)
     assert "single-user" in str(submit().exception)
-    for command in ("plan", "apply"):
-        result = CliRunner().invoke(app, ["schedule", command, str(folder), "--host", kfp.url])
-        assert "single-user" in str(result.exception), command
+    result = CliRunner().invoke(app, ["schedule", "apply", str(folder), "--host", kfp.url])
+    assert "single-user" in str(result.exception)
     assert kfp.calls == []
 
 
@@ -291,17 +291,6 @@ def test_mlflow_address_that_no_pod_reaches_or_with_a_password_is_refused(
     assert kfp.runs == {}
 
 
-def test_package_of_an_earlier_version_has_no_mlflow(package, tmp_path):
-    documents = list(yaml.safe_load_all(package.read_text()))
-    del documents[0]["root"]["inputDefinitions"]["parameters"]["mlflow"]
-    del documents[0]["root"]["dag"]["tasks"]["show-outcome"]["inputs"]["parameters"]["mlflow"]
-    earlier = tmp_path / "earlier.yaml"
-    earlier.write_text(yaml.safe_dump_all(documents))
-    check_package(earlier)
-    with pytest.raises(ConfigError, match="has no parameter mlflow"):
-        check_package(earlier, mlflow="https://mlflow.example")
-
-
 def test_a_package_of_another_task_is_refused(kfp, package):
     with pytest.raises(ConfigError, match="needs dp-sgd"):
         check_package(package, config=load_config("dp_sgd_quickstart", []))
@@ -336,9 +325,12 @@ def test_a_schedule_with_a_long_description_is_applied(cluster, folder):
 
 
 @pytest.fixture
-def left(tmp_path):
+def left(tmp_path, config):
     """Public root of an earlier run that came to the gate; returns the root."""
     root = tmp_path / "public"
+    tree = yaml.safe_load(config.read_text())
+    tree["storage"]["public_root"] = str(root)
+    config.write_text(yaml.safe_dump(tree))
     for name in _files_before_release():
         path = root / "dp-fedemb" / "earlier" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -358,7 +350,7 @@ def _tasks(version: dict) -> dict:
 
 
 def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, kfp, left):
-    where = ("--resume", "earlier", "--from", "account_privacy", "--pipeline-root", str(left))
+    where = ("--resume", "earlier", "--from", "account_privacy")
     _run_of(submit(*where))
     (version,) = kfp.versions.values()
     tasks = _tasks(version)
@@ -371,7 +363,9 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
     address = tasks["import-train-dp-fedemb-model"]["inputs"]["parameters"]["uri"]
     earlier = f"{left}/dp-fedemb/earlier"
     assert address["runtimeValue"]["constant"] == f"{earlier}/train-dp-fedemb/e/model"
-    spec = next(yaml.safe_load_all(version["_content"]))
+    spec, platform = yaml.safe_load_all(version["_content"])
+    # An importer is no step, so the rule does not know the kind of its output.
+    assert [rule for rule in RULES if any(rule(spec, platform))] == [no_raw_outputs]
     shown = spec["root"]["dag"]["tasks"]["show-outcome"]["inputs"]["parameters"]["reused"]
     reused = json.loads(shown["runtimeValue"]["constant"])
     assert reused["utility_report"] == f"{earlier}/evaluate-embeddings/e/utility_report"
@@ -392,7 +386,10 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
 def test_the_public_root_is_that_of_the_namespace(submit, cluster, left):
     root = {"data": {"defaultPipelineRoot": str(left)}}
     cluster.config_maps["kfp-launcher"] = root
-    _run_of(submit("--resume", "earlier", "--from", "gate_release"))
+    where = ("--resume", "earlier", "--from", "gate_release", "--set", "storage.public_root=null")
+    _run_of(submit(*where))
+    cluster.cluster_status = 403
+    assert "Set storage.public_root" in str(submit(*where, "--again").exception)
 
 
 @pytest.mark.parametrize(
@@ -402,12 +399,10 @@ def test_the_public_root_is_that_of_the_namespace(submit, cluster, left):
         (("--resume", "earlier", "--from", "release_model"), "be resumed from release_model"),
         (("--resume", "earlier", "--from", "nothing"), "cannot be resumed from nothing"),
         (("--resume", "another", "--from", "account_privacy"), "were not found"),
-        (("--resume", "earlier", "--from", "gate_release", "--pipeline-root", ""), "Pass --pipe"),
     ],
 )
 def test_what_cannot_be_resumed_from_a_step_is_a_sentence(submit, kfp, left, arguments, said):
-    root = () if "--pipeline-root" in arguments else ("--pipeline-root", str(left))
-    result = submit(*arguments, *root)
+    result = submit(*arguments)
     assert said in str(result.exception)
     assert kfp.runs == {}
 
@@ -416,5 +411,5 @@ def test_two_executions_of_one_step_are_not_guessed_between(submit, kfp, left):
     other = left / "dp-fedemb" / "earlier" / "reserve-budget" / "f" / "reservation"
     other.parent.mkdir()
     other.write_text("{}")
-    where = ("--resume", "earlier", "--from", "account_privacy", "--pipeline-root", str(left))
+    where = ("--resume", "earlier", "--from", "account_privacy")
     assert "2 executions" in str(submit(*where).exception)

@@ -74,9 +74,6 @@ class Waiver:
 class Release:
     """Options of the run that releases a run on a cluster."""
 
-    pipeline_root: Annotated[
-        str | None, typer.Option(help="Public root; default: that of the run on the cluster.")
-    ] = None
     package: Annotated[
         Path | None,
         typer.Option(help="YAML of `fedemb compile`; default: the one that the run started with."),
@@ -309,7 +306,7 @@ def waiting_run(
 
     kubeflow = connect(cluster)
     found = objects(kubeflow.namespace)
-    waiting = read_waiting(kubeflow, found, run_id, release.pipeline_root)
+    waiting = read_waiting(kubeflow, found, run_id)
     if release.package is not None:
         check_package(release.package, config=waiting.config)
         checked_digest(release.package, cluster.profile or ())

@@ -52,7 +52,6 @@ ELSEWHERE = {
     "pipelines/run/directory.py open": "an empty lock file of mode 0600",
     "pipelines/run/local.py open": "the null device",
     "pipelines/schedules/kubeflow.py write_text": SCRATCH,
-    "pipelines/schedules/package.py write_text": SCRATCH,
     "pipelines/schedules/taken_over.py write_text": SCRATCH,
 }
 """Calls that write in another way, and why they may."""
