@@ -65,7 +65,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
         constant_images = pretraining.constant_images
         drawn = drawn_images(constant_images, model.image_size, model.channels, seed)
         fit_constants(without_head(backbone) if model.classes else backbone, drawn)
-    if pretraining.kind in ("supervised", "simclr"):
+    if pretraining.kind == "supervised":
         images, classes, loss, trainings = _train(backbone, model, pretraining, seed)
     backbone = with_public_features(backbone, model.keep_public_features)
     require_finite(backbone)

@@ -166,7 +166,6 @@ def ablation_rows(chosen: Row) -> list[Row]:
         changed("unchanged", {}),
         *(cohort(users) for users in (8, 32, 64, 128) if users != chosen.users_per_client),
         changed("no public pretraining", {"pretraining.kind": "none"}),
-        changed("self-supervised pretraining", {"pretraining.kind": "simclr"}),
         changed("random head", {f"{local}.head_init": "glorot"}),
         changed("head rate x25", {f"{local}.head_learning_rate_scale": 25.0}),
         changed("head rate x100", {f"{local}.head_learning_rate_scale": 100.0}),

@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from fedemb.config.policy import StorageConfig
-from fedemb.config.run import SCHEMA_VERSION, PublicStart, RunConfig
+from fedemb.config.run import PublicStart, RunConfig
 from fedemb.config.training import TrainingConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import Json, JsonObject
@@ -98,7 +98,7 @@ def run_config(values: Mapping[str, object]) -> RunConfig:
     training = {**sections["training"], "seed": values["seed"]}
     stores = {name: values[name] or None for name in OPTIONAL_STORES}
     storage = {**StorageConfig().model_dump(mode="json"), **stores}
-    plain = {"schema_version": SCHEMA_VERSION, **{name: values[name] for name in PLAIN}}
+    plain = {name: values[name] for name in PLAIN}
     return _checked(RunConfig, {**plain, **sections, "training": training, "storage": storage})
 
 

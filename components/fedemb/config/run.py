@@ -21,7 +21,6 @@ from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfi
 from fedemb.foundation.section import Section
 from fedemb.privacy.mechanisms.section import PublicNumbers
 
-SCHEMA_VERSION = 1
 FREE_SECTIONS = ("evaluation", "audit", "release", "storage")
 """Sections that may change after training is charged: evaluation settings and output locations. A
 reservation binds every other section, including sections added later."""
@@ -52,8 +51,6 @@ class PublicStart(Section):
 class RunConfig(Section):
     """All settings of a run."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
-    """Version of this schema."""
     purpose: Literal["release", "simulation"]
     """Purpose of the run. `release`: a model that may be released; `simulation`: utility and
     projected epsilon only, never released."""

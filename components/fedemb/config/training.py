@@ -106,16 +106,8 @@ class LossConfig(Section):
 
 
 class AugmentationConfig(Section):
-    """Random affine copies of a training image, at no privacy cost."""
+    """Random rotation, scale, shear and shift of a training image, at no privacy cost."""
 
-    rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 10.0
-    """Maximum rotation in degrees, uniform in both directions."""
-    scale: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Maximum relative change of scale, uniform in both directions."""
-    shear: Annotated[float, Field(ge=0, lt=1)] = 0.15
-    """Maximum shear, uniform in both directions."""
-    translation: Annotated[float, Field(ge=0, le=0.5)] = 0.07
-    """Maximum shift as a share of the image size, uniform in both directions."""
     flip: bool = False
     """Whether to mirror left-right with probability 1/2."""
 
@@ -183,9 +175,6 @@ class ServerConfig(Section):
     """Learning rate of the server step."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD momentum."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Weight decay: each round subtracts this share times the learning rate from the weights. It
-    does not depend on data, so it is applied outside the clip."""
     rescale_to_unit_norm: bool = False
     """Whether to divide the noised mean by the clipping norm, so that the learning rate does not
     depend on the clipping norm."""
@@ -241,9 +230,9 @@ class TrainingConfig(Section):
 class PretrainingConfig(Section):
     """Public pretraining of the backbone."""
 
-    kind: Literal["none", "supervised", "simclr", "import"] = "none"
-    """Kind of pretraining. `none`: no pretraining; `supervised`: public classes; `simclr`:
-    self-supervision without labels; `import`: a model file."""
+    kind: Literal["none", "supervised", "import"] = "none"
+    """Kind of pretraining. `none`: no pretraining; `supervised`: public classes;
+    `import`: a model file."""
     source: SourceConfig | None = None
     """Public images. Private images that also occur here are dropped."""
     constant_images: Annotated[int, Field(ge=2, le=100_000)] = 2000
@@ -259,18 +248,11 @@ class PretrainingConfig(Section):
     """Number of public images per step."""
     learning_rate: PositiveFloat = 0.05
     """Peak learning rate, with cosine decay."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """SGD momentum."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Share of each kernel that is added to its gradient. Scales and offsets have no weight
-    decay."""
     mixed_precision: bool = False
     """Whether to compute in bfloat16: several times faster on processors with bfloat16
     instructions."""
     loss: LossConfig = LossConfig()
     """Loss of supervised pretraining."""
-    temperature: PositiveFloat = 0.2
-    """`simclr` only: temperature of the loss."""
     augmentation: AugmentationConfig | None = AugmentationConfig()
     """Augmentation of public images; null: images are used unchanged."""
     import_path: Address | None = None
@@ -289,9 +271,9 @@ class PretrainingConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.kind in ("supervised", "simclr") and self.source is None:
+        if self.kind == "supervised" and self.source is None:
             raise ValueError(
-                f"pretraining.kind={self.kind} needs pretraining.source; name one, or kind: none"
+                "pretraining.kind=supervised needs pretraining.source; name one, or kind: none"
             )
         if self.doublings and self.kind != "supervised":
             raise ValueError(

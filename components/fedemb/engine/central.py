@@ -26,7 +26,7 @@ from fedemb.engine.clients.client_draws import glorot_head
 from fedemb.engine.gradient_sums import gradients_summed_in_order
 from fedemb.models.arrays import Model, TfTensor
 from fedemb.models.backbones import with_bfloat16
-from fedemb.models.losses import build_loss, contrastive_loss
+from fedemb.models.losses import build_loss
 from fedemb.models.preprocessing import preprocess
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ Embed = Callable[[TfTensor], TfTensor]
 LossOf = Callable[[Embed, Sequence[TfTensor], TfTensor, TfTensor, TfTensor], TfTensor]
 """`(embed, extra variables, uint8 images, labels, int64 seed [2]) -> scalar loss`."""
 
-CONTRASTIVE_VIEWS = AugmentationConfig()
 WARM_UP = 0.1
 """Share of the steps with increasing learning rate; cosine losses need a warm-up."""
 
@@ -50,15 +49,13 @@ class Schedule:
       batch_size: images per step.
       learning_rate: maximum of the schedule.
       momentum: momentum of SGD.
-      weight_decay: factor of each kernel that is added to its gradient; not of scales and offsets.
       mixed_precision: whether everything except weights, updates and last layer is bfloat16.
     """
 
     epochs: int
     batch_size: int
     learning_rate: float
-    momentum: float
-    weight_decay: float = 0.0
+    momentum: float = 0.9
     mixed_precision: bool = False
 
 
@@ -169,12 +166,11 @@ class _PooledTraining:
         cosine = 0.5 * schedule.learning_rate * (1.0 + tf.cos(math.pi * at))
         rate = cosine * tf.minimum(1.0, at / WARM_UP)
         for variable, slot, gradient in zip(self._variables, self._slots, gradients, strict=True):
-            decay = schedule.weight_decay if len(variable.shape) > 1 else 0.0
             tf.raw_ops.ResourceApplyMomentum(
                 var=variable.handle,
                 accum=slot.handle,
                 lr=rate,
-                grad=gradient + decay * variable if decay else gradient,
+                grad=gradient,
                 momentum=schedule.momentum,
             )
 
@@ -227,40 +223,6 @@ def train_supervised(
     return minimize(backbone, [head], loss_of, images, rows, schedule=schedule, seed=seed)
 
 
-def train_contrastive(
-    backbone: Model,
-    images: UInt8[np.ndarray, "images size size channels"],
-    *,
-    augmentation: AugmentationConfig | None,
-    temperature: float,
-    schedule: Schedule,
-    seed: int,
-) -> float:
-    """Trains a backbone in place by SimCLR, with a projector of one hidden layer; no labels."""
-    import tensorflow as tf
-
-    views = augmentation or CONTRASTIVE_VIEWS
-    dim = int(backbone.output_shape[-1])
-
-    def loss_of(
-        embed: Embed,
-        extra: Sequence[TfTensor],
-        batch: TfTensor,
-        wanted: TfTensor,
-        words: TfTensor,
-    ) -> TfTensor:
-        def project(stream: int) -> TfTensor:
-            draws = stateless_draws(words + tf.constant([stream, 0], tf.int64))
-            moved = augment(batch, views, draws)
-            return tf.matmul(tf.nn.relu(tf.matmul(embed(moved), extra[0])), extra[1])
-
-        return contrastive_loss(project(1), project(2), temperature=temperature)
-
-    projector = [_glorot(dim, dim, seed), _glorot(dim, dim, seed + 1)]
-    labels = np.zeros(len(images), np.int32)
-    return minimize(backbone, projector, loss_of, images, labels, schedule=schedule, seed=seed)
-
-
 def pretrain(
     backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"],
@@ -274,8 +236,8 @@ def pretrain(
     Args:
       backbone: from `build_backbone`.
       images: uint8 `[images, size, size, channels]`, public.
-      labels: int64 `[images]`; unused by `simclr`.
-      config: `supervised` or `simclr`, and its schedule; other kinds do not train.
+      labels: int64 `[images]`; of any values.
+      config: kind and schedule; only `supervised` trains.
       seed: seed of shuffles, heads and augmentation.
 
     Returns:
@@ -285,8 +247,6 @@ def pretrain(
         epochs=config.epochs,
         batch_size=config.batch_size,
         learning_rate=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
         mixed_precision=config.mixed_precision,
     )
     if config.kind == "supervised":
@@ -296,15 +256,6 @@ def pretrain(
             labels,
             loss=config.loss,
             augmentation=config.augmentation,
-            schedule=schedule,
-            seed=seed,
-        )
-    if config.kind == "simclr":
-        return train_contrastive(
-            backbone,
-            images,
-            augmentation=config.augmentation,
-            temperature=config.temperature,
             schedule=schedule,
             seed=seed,
         )

@@ -84,10 +84,7 @@ def server_step(
     if config.rescale_to_unit_norm:
         mean = mean / np.float32(l2_norm_clip)
     momentum = np.float32(config.momentum) * state.momentum + mean
-    step = momentum
-    if config.weight_decay:
-        step = step - np.float32(config.weight_decay) * state.weights
-    weights = state.weights + rate * step
+    weights = state.weights + rate * momentum
     share, one = np.float32(config.ema_decay), np.float32(1.0)
     return ServerState(
         weights=weights,

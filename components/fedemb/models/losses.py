@@ -192,21 +192,6 @@ def triplet_loss(
     return ops.sum(hinge) / ops.maximum(count, 1.0)
 
 
-def contrastive_loss(
-    first: Float32[AnyTensor, "examples dim"],
-    second: Float32[AnyTensor, "examples dim"],
-    *,
-    temperature: float,
-) -> Float32[AnyTensor, ""]:
-    """Returns SimCLR's loss (arXiv 2002.05709): two views of an image match in the batch."""
-    ops = keras_ops()
-    views = unit_rows(ops.concatenate([first, second], axis=0))
-    count = ops.shape(first)[0]
-    logits = _products(views, views) / temperature - 1e9 * ops.eye(2 * count)
-    partner = ops.concatenate([ops.arange(count, 2 * count), ops.arange(count)], axis=0)
-    return cross_entropy(logits, partner)
-
-
 def build_loss(config: LossConfig) -> Loss:
     """Returns the loss of a configuration."""
     scale, margin = config.scale, config.margin

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from fedemb.config import LossConfig
-from fedemb.models.losses import build_loss, contrastive_loss
+from fedemb.models.losses import build_loss
 
 RANDOM = np.random.default_rng(7)
 EMBEDDINGS = RANDOM.normal(size=(9, 5))
@@ -69,18 +69,6 @@ def test_triplet_loss_without_an_anchor_is_zero():
     config = LossConfig(kind="triplet")
     assert float(_loss(config, labels=np.zeros(9, int))) == 0
     assert float(_loss(config, EMBEDDINGS[:3], labels=np.arange(3))) == 0
-
-
-def test_contrastive_loss_follows_its_formula():
-    first, second = RANDOM.normal(size=(2, 6, 5))
-    views = _unit(np.concatenate([first, second]))
-    logits = views @ views.T / 0.3
-    np.fill_diagonal(logits, -np.inf)
-    expected = _cross_entropy(logits, np.r_[6:12, 0:6])
-    value = contrastive_loss(
-        tf.constant(first, tf.float32), tf.constant(second, tf.float32), temperature=0.3
-    )
-    np.testing.assert_allclose(value, expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["normalized_softmax", "arcface", "cosface", "triplet"])

@@ -69,20 +69,8 @@ def test_the_step_does_not_depend_on_the_clip_once_rescaled():
     np.testing.assert_allclose(small, large, rtol=1e-6)
 
 
-def test_weight_decay_takes_its_share():
-    config = ServerConfig(learning_rate=0.5, weight_decay=0.1, ema_decay=0)
-    state, _ = _run(config)
-    weights, slot = np.ones(3), np.zeros(3)
-    for mean in MEANS:
-        slot = 0.9 * slot + mean
-        weights = weights + 0.5 * (slot - 0.1 * weights)
-    np.testing.assert_allclose(state.weights, weights, rtol=1e-5)
-
-
 def test_factors_of_the_means_give_the_released_weights():
-    config = ServerConfig(
-        learning_rate=0.3, momentum=0.7, weight_decay=0.05, schedule="cosine", ema_decay=0.6
-    )
+    config = ServerConfig(learning_rate=0.3, momentum=0.7, schedule="cosine", ema_decay=0.6)
     state = initial_state(np.zeros(MEANS.shape[1], np.float32))
     for mean in MEANS:
         state = server_step(config, state, mean, rounds=len(MEANS))

@@ -12,6 +12,8 @@ from fedemb.config import AugmentationConfig
 from fedemb.models.arrays import AnyTensor, Tensor, TfTensor
 from fedemb.models.keras_backend import keras_ops
 
+_ROTATION, _SCALE, _SHEAR, _SHIFT = math.pi / 18.0, 0.1, 0.15, 0.07
+"""Largest rotation in radians, change of scale, shear, and shift as a share of the image size."""
 DRAWS = 7
 """Random numbers in [-1, 1) per copy."""
 
@@ -22,7 +24,7 @@ def affine_transforms(
     """Returns projective transforms about the image center, output pixel to input pixel.
 
     Args:
-      config: ranges of rotation, scale, shear, translation; whether to mirror.
+      config: whether to mirror.
       size: height and width of the images in pixels.
       draws: `[DRAWS, count]`, uniform in [-1, 1).
 
@@ -30,11 +32,11 @@ def affine_transforms(
       float32 `[count, 8]`, as `ImageProjectiveTransformV3` takes them.
     """
     ops = keras_ops()
-    angle = draws[0] * (config.rotation_degrees * math.pi / 180.0)
-    zoom_x = 1.0 + draws[1] * config.scale
-    zoom_y = 1.0 + draws[2] * config.scale
-    shear = draws[3] * config.shear
-    shift_x, shift_y = draws[4] * config.translation * size, draws[5] * config.translation * size
+    angle = draws[0] * _ROTATION
+    zoom_x = 1.0 + draws[1] * _SCALE
+    zoom_y = 1.0 + draws[2] * _SCALE
+    shear = draws[3] * _SHEAR
+    shift_x, shift_y = draws[4] * _SHIFT * size, draws[5] * _SHIFT * size
     if config.flip:
         zoom_x *= ops.sign(draws[6])
     cos, sin, center = ops.cos(angle), ops.sin(angle), (size - 1) / 2.0
@@ -58,7 +60,7 @@ def augment(
 
     Args:
       images: `[examples, size, size, channels]`, uint8 or float32; edges are repeated outwards.
-      config: ranges.
+      config: whether to mirror.
       uniform: shape to numbers in [-1, 1), float32.
     """
     ops = keras_ops()
