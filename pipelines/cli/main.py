@@ -94,7 +94,7 @@ def report(
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.local import iter_runs
 
-    found = RunDirectory.named(run, runs) if run else next(iter_runs(runs), None)
+    found = RunDirectory.open(run, runs) if run else next(iter_runs(runs), None)
     if found is None:
         raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if json_:

@@ -131,7 +131,7 @@ def _resumed(
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.resume import changed_config, steps_taken_over
 
-    directory = RunDirectory.named(named, runs)
+    directory = RunDirectory.open(named, runs)
     changed = changed_config(directory, overrides) if overrides else None
     reused = steps_taken_over(directory, start)  # refuses before anything changes
     if not dry_run:

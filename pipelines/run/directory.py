@@ -56,12 +56,7 @@ def checked_run_id(run_id: str | None) -> str:
             f"--run-id {run_id!r} is not valid. Use at most 100 letters, digits, dots, dashes "
             "and underscores, with a letter or digit first."
         )
-    return run_id or new_run_id()
-
-
-def new_run_id() -> str:
-    """Returns a unique name: time for readers, randomness against collisions."""
-    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+    return run_id or time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
 
 
 @dataclass(frozen=True)
@@ -138,35 +133,21 @@ class RunDirectory:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
-        """Opens an existing run.
-
-        Raises:
-          InputError: the path has no run.
-        """
-        run = cls(path.resolve())
-        if inside := sorted(path.glob("*/config.yaml")):
-            raise InputError(f"{path} is a folder of runs; name one, such as {inside[0].parent}")
-        if not (run.root / "config.yaml").is_file():
-            raise InputError(f"No run at {path}. Pass the directory that `fedemb run` prints.")
-        return run
-
-    @classmethod
-    def named(cls, run: Path, parent: Path) -> RunDirectory:
+    def open(cls, path: Path, parent: Path = Path()) -> RunDirectory:
         """Opens an existing run: its directory, or its name below the folder of all runs.
 
         Raises:
-          InputError: neither exists.
+          InputError: neither has a run.
         """
-        below = parent / run
-        if run.exists():
-            return cls.open(run)
-        if below.exists():
-            return cls.open(below)
-        raise InputError(
-            f"No run {run} in {parent}, and no directory of this name. Use a name that `fedemb "
-            f"runs {shlex.quote(str(parent))}` lists."
-        )
+        run = cls((path if path.exists() else parent / path).resolve())
+        if inside := sorted(path.glob("*/config.yaml")):
+            raise InputError(f"{path} is a folder of runs; name one, such as {inside[0].parent}")
+        if not (run.root / "config.yaml").is_file():
+            raise InputError(
+                f"No run at {path}, and none of this name in {parent}. Use a name that `fedemb "
+                f"runs {shlex.quote(str(parent))}` lists."
+            )
+        return run
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -8,11 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from fedemb.config import MechanismConfig, RunConfig
+from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
-from fedemb.config.mechanism import mechanism_sections
 from fedemb.errors import ConfigError
 from fedemb.foundation.files import read_regular, require_folder
 from fedemb.foundation.section import CREDENTIALS
@@ -196,9 +195,10 @@ def _sentence(problem: Any) -> str:
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
     if problem["type"] == "extra_forbidden":
-        known = _field_names(problem["loc"][:-1])
+        sections = (schema := RunConfig.model_json_schema(), *schema["$defs"].values())
+        known = {field: None for section in sections for field in section.get("properties", ())}
         close = difflib.get_close_matches(parts[-1], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        hint = f"did you mean {close[0]}?" if close else "see `fedemb config show`"
         return f"{name} is not a setting; {hint}"
     if problem["type"] == "missing":
         return f"{name} is missing; see `fedemb config describe {parts[0]}`"
@@ -208,24 +208,3 @@ def _sentence(problem: Any) -> str:
     shown = f", got {got!r}" if plain else ""
     message = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{name}: {message}{shown}; see `fedemb config describe {parts[0]}`"
-
-
-def _field_names(location: Sequence[Any]) -> list[str]:
-    """Field names of the section at a location, following nested models and union tags."""
-    models: list[type[BaseModel]] = [RunConfig]
-    for part in location:
-        found: list[type[BaseModel]] = []
-        for model in models:
-            field = model.model_fields.get(str(part))
-            if field is not None:
-                found.extend(_models_in(field.annotation))
-        models = found or models
-    return sorted({name for model in models for name in model.model_fields})
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if annotation is MechanismConfig:
-        return list(mechanism_sections().values())
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fedemb.errors import StorageError
 from fedemb.foundation.canonical_json import JsonObject
-from fedemb.pipelines.compile.fields import object_at, objects_at, text_at, value_at
+from fedemb.pipelines.compile.fields import objects_at, text_at, value_at
 from fedemb.pipelines.schedules.kubernetes_api import KubernetesApi
 
 RUN_NAME = "pipelines.kubeflow.org/run_name"
@@ -52,13 +52,31 @@ class ClusterObjects:
         items = self._list("argoproj.io/v1alpha1", "workflows")
         if items is None:
             return None
-        found = [_workflow(item) for item in items]
+        found = [
+            Workflow(
+                name=text_at(item, "metadata", "name"),
+                run_name=text_at(item, "metadata", "annotations", RUN_NAME),
+                run_id=text_at(item, "metadata", "labels", RUN_ID),
+                ended=text_at(item, "status", "phase") in ENDED,
+            )
+            for item in items
+        ]
         return [workflow for workflow in found if name_part in workflow.run_name]
 
     def scheduled_workflows(self) -> list[ScheduledWorkflow] | None:
         """Returns all ScheduledWorkflows; None: they cannot be read."""
         items = self._list("kubeflow.org/v1beta1", "scheduledworkflows")
-        return None if items is None else [_scheduled(item) for item in items]
+        if items is None:
+            return None
+        return [
+            ScheduledWorkflow(
+                name=text_at(item, "metadata", "name"),
+                uid=text_at(item, "metadata", "uid"),
+                prefix=text_at(item, "metadata", "generateName"),
+                enabled=value_at(item, "spec", "enabled") is True,  # Go omits false
+            )
+            for item in items
+        ]
 
     def pipeline_root(self) -> str | None:
         """Returns the public root of the namespace; None: it cannot be read."""
@@ -98,23 +116,3 @@ class ClusterObjects:
 
     def _path(self, group: str, kind: str) -> str:
         return f"/apis/{group}/namespaces/{self.namespace}/{kind}"
-
-
-def _workflow(item: JsonObject) -> Workflow:
-    metadata = object_at(item, "metadata")
-    return Workflow(
-        name=text_at(metadata, "name"),
-        run_name=text_at(metadata, "annotations", RUN_NAME),
-        run_id=text_at(metadata, "labels", RUN_ID),
-        ended=text_at(item, "status", "phase") in ENDED,
-    )
-
-
-def _scheduled(item: JsonObject) -> ScheduledWorkflow:
-    metadata = object_at(item, "metadata")
-    return ScheduledWorkflow(
-        name=text_at(metadata, "name"),
-        uid=text_at(metadata, "uid"),
-        prefix=text_at(metadata, "generateName"),
-        enabled=value_at(item, "spec", "enabled") is True,  # Go omits false
-    )

@@ -67,7 +67,6 @@ class StoredRun:
 
     run_id: str
     name: str
-    state: str
     arguments: Mapping[str, object]
     pipeline_root: str | None
     """None: that of the namespace."""
@@ -205,7 +204,6 @@ class Kubeflow:
         return StoredRun(
             run_id=found.run_id,
             name=found.display_name,
-            state=str(found.state or ""),
             arguments=dict((given and given.parameters) or {}),
             pipeline_root=(given and given.pipeline_root) or None,
             service_account=found.service_account or None,

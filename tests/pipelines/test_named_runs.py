@@ -58,7 +58,7 @@ def test_unknown_name_is_answered_with_the_command_that_lists_names(
 ):
     monkeypatch.chdir(folder.root.parents[1])
     key = ("--key", "ada") if command == "approve" else ()
-    with pytest.raises(InputError, match=r"No run tuesday.*`fedemb runs runs` lists"):
+    with pytest.raises(InputError, match=r"No run at tuesday.*`fedemb runs runs` lists"):
         call(capsys, command, "tuesday", *key)
 
 

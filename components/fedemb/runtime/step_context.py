@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from fedemb.config import PublicStart, RunConfig
 from fedemb.config.parameters import public_start, run_config
@@ -43,18 +43,52 @@ class Parameters(TypedDict, total=False):
     """Options of the Beam engine, e.g. `--runner=DataflowRunner`; empty runs in this process."""
 
 
+T = TypeVar("T")
+
+
+class _Given(Generic[T]):
+    """A parameter of a step. Reading one that its signature does not name raises ConfigError.
+
+    A step that uses a store outside its signature fails here, before its pod's permissions deny it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, context: StepContext, _: type[StepContext]) -> T:
+        if self._name not in context.given:
+            raise ConfigError(
+                f"this step was given no {self._name}; name it in the signature of its component"
+            )
+        return context.given[self._name]
+
+
 class StepContext:
-    """All inputs of a step.
+    """All inputs of a step: those that its signature names.
 
     Args:
       artifacts: paths of the step's inputs and outputs.
-      given: the step's parameters. Access to a missing parameter raises ConfigError, so a step that
-          uses a store outside its signature fails here, before the permissions of its pod deny it.
+      given: the step's parameters.
     """
+
+    config = _Given[RunConfig]("config")
+    """The frozen configuration of the run."""
+    public_start = _Given[PublicStart]("public_start")
+    """The part of the configuration that public pretraining depends on."""
+    run_id = _Given[str]("run_id")
+    """Id of the run."""
+    private_root = _Given[str]("private_root")
+    """Store of Raw artifacts of all runs."""
+    ledger_uri = _Given[str]("ledger")
+    """Root of the ledgers."""
+    keys_uri = _Given[str]("keys")
+    """Address of the key store."""
+    releases_uri = _Given[str]("releases")
+    """Store of releases."""
 
     def __init__(self, artifacts: RunArtifacts, **given: Unpack[Parameters]) -> None:
         self.artifacts = artifacts
-        self._given = given
+        self.given: Mapping[str, Any] = {**given}
 
     @classmethod
     def of_component(cls, values: Mapping[str, object]) -> StepContext:
@@ -79,52 +113,10 @@ class StepContext:
         }
         return cls(RunArtifacts(**paths), **given)
 
-    def _get(self, name: str) -> Any:
-        if name not in self._given:
-            raise ConfigError(
-                f"this step was given no {name}; name it in the signature of its component"
-            )
-        return self._given[name]
-
-    @property
-    def config(self) -> RunConfig:
-        """The frozen configuration of the run."""
-        return self._get("config")
-
-    @property
-    def public_start(self) -> PublicStart:
-        """The part of the configuration that public pretraining depends on."""
-        return self._get("public_start")
-
-    @property
-    def run_id(self) -> str:
-        """Id of the run."""
-        return self._get("run_id")
-
-    @property
-    def private_root(self) -> str:
-        """Store of Raw artifacts of all runs."""
-        return self._get("private_root")
-
-    @property
-    def ledger_uri(self) -> str:
-        """Root of the ledgers."""
-        return self._get("ledger")
-
-    @property
-    def keys_uri(self) -> str:
-        """Address of the key store."""
-        return self._get("keys")
-
-    @property
-    def releases_uri(self) -> str:
-        """Store of releases."""
-        return self._get("releases")
-
     @property
     def beam_options(self) -> Sequence[str]:
         """Options of the Beam engine; empty runs in this process."""
-        return self._given.get("beam_options", ())
+        return self.given.get("beam_options", ())
 
     def private(self, *parts: str) -> str:
         """Returns a Raw artifact address of this run: `<private_root>/<run_id>/<part>/...`."""

@@ -127,7 +127,7 @@ def local_candidate(run: Path, runs: Path) -> Candidate:
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.signed import signed_report, signed_utility, signed_verdict
 
-    found = RunDirectory.named(run, runs)
+    found = RunDirectory.open(run, runs)
     report = signed_report(found)
     if report is None:
         raise InputError(f"run {found.run_id} has no privacy report yet; let it finish first")

@@ -148,7 +148,7 @@ def lineage(
     from fedemb.reports.lineage import read_steps, step_lines
 
     below = "://" not in run and not Path(run).exists()
-    steps = read_steps(RunDirectory.named(Path(run), runs).root if below else run)
+    steps = read_steps(RunDirectory.open(Path(run), runs).root if below else run)
     if json_:
         say_json([vars(step) for step in steps])
         return

@@ -116,7 +116,7 @@ def test_replaced_training_users_do_not_train_the_baseline(run, tmp_path):
 def test_another_private_root_is_read_if_it_holds_the_same_people(run):
     context = run.context(config())
     shutil.copytree(run.root / "private", run.root / "moved")
-    context._given["private_root"] = str(run.root / "moved")
+    context.given["private_root"] = str(run.root / "moved")
     shutil.rmtree(run.private)
     with open_private(context, "evaluation") as folder:
         assert len(UserStore(folder)) == 72

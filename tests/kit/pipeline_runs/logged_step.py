@@ -68,7 +68,7 @@ def main(step: str, fault: str, folder: str) -> None:
 
     context = context_of(step, Path(folder))
     declaration = declared(step)
-    paths, given = vars(context.artifacts)["_paths"], dict(vars(context)["_given"])
+    paths, given = vars(context.artifacts)["_paths"], dict(context.given)
     given["config"] = given["config"].model_dump_json()
     given["beam_options"] = []
     if fault == "refused":
