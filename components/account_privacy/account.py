@@ -19,8 +19,8 @@ from fedemb.gate.privacy_report import build_report
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.reports.lineage import send, steps_of, write_run
-from fedemb.reports.privacy_report_page import report_page
-from fedemb.reports.privacy_report_words import report_sentence
+from fedemb.reports.pages import report_page
+from fedemb.reports.privacy_words import report_sentence
 from fedemb.runtime.step import leading_to
 from fedemb.runtime.step_context import StepContext
 

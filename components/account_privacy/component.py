@@ -33,7 +33,7 @@ def account_privacy(
     metrics: dsl.Output[dsl.Metrics],
 ):
     """Prices what ran from plan, ledger and round records, and signs the report."""
-    from fedemb.reports.figures import privacy_figures
+    from fedemb.reports.headline import privacy_figures
     from fedemb.runtime.step import step_process
     from fedemb.steps.account_privacy.account import run
 

@@ -28,12 +28,12 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.pages import audit_page
 from fedemb.runtime.private_inputs import People, open_private
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack
-from fedemb.steps.audit_privacy.page import audit_page
 from fedemb.steps.audit_privacy.scoring import Scoring, scoring_of
 from fedemb.steps.audit_privacy.self_test import self_test
 from fedemb.storage import Store, open_store

@@ -33,7 +33,7 @@ def evaluate_classifier(
     metrics: dsl.Output[dsl.Metrics],
 ):
     """Measures how often the classifier is right on people who never trained."""
-    from fedemb.reports.figures import utility_figures
+    from fedemb.reports.headline import utility_figures
     from fedemb.runtime.step import step_process
 
     with step_process("evaluate_classifier", locals()) as context:

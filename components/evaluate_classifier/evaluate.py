@@ -36,12 +36,12 @@ from fedemb.models.arrays import Model
 from fedemb.models.inference import classify
 from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import load_backbone
+from fedemb.reports.pages import utility_page
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving.previous_release import read_release
-from fedemb.steps.evaluate_classifier.page import classifier_page
 
 _COMPARED = (*ClassifierReport.starts, "centralized", "previous_release")
 _LOG = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def run(context: StepContext) -> Written[ClassifierReport]:
     }
     report = ClassifierReport.of_fields(fields)
     context.ledger.check_latest_evaluation(evaluation)
-    write_bytes(artifacts.utility_page, classifier_page(report).encode())
+    write_bytes(artifacts.utility_page, utility_page(report).encode())
     _LOG.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer)
 

@@ -39,7 +39,7 @@ def evaluate_embeddings(
     roc: dsl.Output[dsl.ClassificationMetrics],
 ):
     """Measures verification and retrieval on identities that never trained."""
-    from fedemb.reports.figures import utility_figures
+    from fedemb.reports.headline import utility_figures
     from fedemb.runtime.step import step_process
     from fedemb.steps.evaluate_embeddings.evaluate import run
 

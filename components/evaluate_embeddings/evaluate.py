@@ -23,13 +23,13 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.models.inference import embed
 from fedemb.models.keras_backend import load_keras
+from fedemb.reports.pages import utility_page
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving.previous_release import read_release
 from fedemb.steps.evaluate_embeddings import measure as m
-from fedemb.steps.evaluate_embeddings.page import utility_page
 from fedemb.steps.evaluate_embeddings.previous import compare_with_previous
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger
-from fedemb.reports.formats import people_lines, plain
 from fedemb.reports.lineage import send, write_run
+from fedemb.reports.report import render
 from fedemb.runtime.step import leading_to
 from fedemb.runtime.step_context import StepContext
 
@@ -152,20 +152,7 @@ def page(verdict: Verdict, document: VerdictDocument) -> str:
         if verdict.allow
         else "Denied"
     )
-    lines = [f"# {state}", ""]
-    for reason in verdict.reasons:
-        lines += [f"- `{reason.code}`: {plain(reason.sentence)}; {plain(reason.remedy)}"]
-    lines += people_lines(document)
-    if document.checks:
-        lines += ["", "| rule | outcome | value | limit |", "|---|---|---|---|"]
-        for check in document.checks:
-            outcome = "waiting" if check.waiting else check.outcome.replace("_", " ")
-            lines += [f"| {check.text} | {outcome} | {plain(check.value)} | {plain(check.limit)} |"]
-    lines += ["", "| of | |", "|---|---|", f"| model | `{document.model_sha}` |"]
-    lines += [f"| privacy report | `{document.report_sha}` |"]
-    lines += [f"| release | {plain(f'{document.name} {document.version}')} |"]
-    lines += [f"| audit level | {document.audit_level} |", ""]
-    return "\n".join([*lines, "The signed `verdict` counts; this page is for reading.", ""])
+    return render("verdict.md.j2", state=state, reasons=verdict.reasons, verdict=document)
 
 
 def explain(reasons: Sequence[Reason]) -> str:

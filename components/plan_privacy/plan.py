@@ -24,7 +24,7 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
-from fedemb.reports.privacy_report_words import guarantee_sentence
+from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy.noise_limits import check_noise, temperature_for_noise
 

@@ -52,15 +52,14 @@ class Release:
         manifest = read(bundle / parts.MANIFEST, BundleManifest).body
         report = read(bundle / parts.REPORT, PrivacyReport)
         config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
-        utility = read(bundle / "utility_report.json", utility_kind(config.task)).body
+        utility = read(bundle / "utility_report.json", utility_kind(config.task))
         verdict = read(bundle / "verdict.json", VerdictDocument).body
+        facts = RunFacts(verdict, report.body, utility.body, released=True)
         run = TrackedRun(
             name=report.body.run_id,
-            headline=headline(RunFacts(verdict, report.body, utility, released=True)),
+            headline=headline(facts),
             config=config,
-            report=report.body,
-            utility=utility,
-            artifacts={"privacy_report.json": report.data},
+            documents={"privacy_report": report, "utility_report": utility},
             signatures="checked",
         )
         properties = {

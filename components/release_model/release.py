@@ -29,7 +29,7 @@ from fedemb.keys.signatures import Signer
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.models.keras_backend import load_keras
 from fedemb.reports.lineage import FILE_NAME, send, steps_of, write_run
-from fedemb.reports.privacy_report_page import report_page
+from fedemb.reports.pages import report_page
 from fedemb.runtime.step import leading_to
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving import bundle as parts

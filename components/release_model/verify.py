@@ -28,7 +28,7 @@ from fedemb.gate.decide import decide, given_approvals
 from fedemb.gate.rule import Verdict
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
-from fedemb.reports.privacy_report_words import all_runs, report_sentence
+from fedemb.reports.privacy_words import all_runs, report_sentence
 from fedemb.serving import bundle as parts
 from fedemb.steps.release_model.headline import release_headline
 

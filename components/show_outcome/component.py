@@ -37,8 +37,7 @@ def show_outcome(
 ):
     """Shows how the run ended: verdict, figures and every reason. It decides nothing."""
     from fedemb.runtime.step import step_process
-    from fedemb.steps.show_outcome.outcome import run
-    from fedemb.steps.show_outcome.started import Started
+    from fedemb.steps.show_outcome.outcome import Started, run
 
     # Parameters that are not a valid configuration end a run; this step shows that too.
     started = Started.of(locals())

@@ -158,7 +158,7 @@ def submit(
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules import submission
     from fedemb.pipelines.schedules.package import check_package, checked_digest, run_arguments
-    from fedemb.reports.privacy_report_words import guarantee_sentence
+    from fedemb.reports.privacy_words import guarantee_sentence
     from fedemb.steps.plan_privacy.noise_limits import check_noise
     from fedemb.steps.plan_privacy.plan import document
 

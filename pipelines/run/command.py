@@ -22,9 +22,9 @@ from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.check_stores import check_stores
 from fedemb.pipelines.run.directory import RunDirectory, RunState
+from fedemb.pipelines.run.index import collect_reports
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
 from fedemb.pipelines.run.local import PlainView, Status, closing_lines, run_pipeline
-from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS, count_of

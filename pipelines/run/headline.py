@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
@@ -12,11 +15,23 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import (
     ledger_of,
     readable,
+    signed_audit,
+    signed_plan_document,
     signed_report,
     signed_utility,
     signed_verdict,
 )
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
+from fedemb.reports.mlflow import TrackedRun
+
+SIGNED: Mapping[str, Callable[[RunDirectory], Written[Any] | None]] = {
+    "privacy_report": signed_report,
+    "utility_report": signed_utility,
+    "audit_report": signed_audit,
+    "verdict": signed_verdict,
+    "privacy_plan": signed_plan_document,
+}
+"""JSON output -> how it is read once its signature holds."""
 
 
 def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
@@ -89,3 +104,22 @@ def _step(run: RunDirectory) -> str:
 
     done = run.read_state().seconds
     return next((name for name in pipeline_of(run.config()).steps if name not in done), "ending")
+
+
+def tracked_run(run: RunDirectory) -> TrackedRun:
+    """Returns the public content of a run, as MLflow shows it.
+
+    Raises:
+      ArtifactError: the configuration or the state of the run is damaged.
+    """
+    documents = {name: readable(partial(read, run)) for name, read in SIGNED.items()}
+    pages = (run.reports / f"{name}.html" for name, item in documents.items() if item)
+    return TrackedRun(
+        name=run.run_id,
+        headline=run_headline(run),
+        config=run.config(),
+        documents=documents,
+        pages={path.name: path.read_bytes() for path in pages if path.is_file()},
+        seconds=run.read_state().seconds,
+        signatures="checked",
+    )

@@ -1,17 +1,24 @@
-"""The first page of a run: how it ended, its steps, reports, budget and artifacts."""
+"""The pages of a run: of each report, and the first one with its end, steps, budget and artifacts.
+
+A page is made of a document once its signature held, never taken from a file.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fedemb.documents.artifacts import Artifact
+from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import AwaitingApproval, Interrupted, Refused
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest, tree_digest
+from fedemb.foundation.document import Written
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.headline import run_headline
-from fedemb.pipelines.run.report_pages import PAGES
+from fedemb.pipelines.run.headline import SIGNED, run_headline
 from fedemb.pipelines.run.signed import (
     ledger_of,
     signed_audit,
@@ -23,8 +30,16 @@ from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
-from fedemb.reports.report import link, render
+from fedemb.reports.pages import audit_page, checklist_page, utility_page
+from fedemb.reports.report import WAY_BACK, link, render
 
+PAGES = {
+    "privacy_report": "privacy_page",
+    "utility_report": "utility_page",
+    "audit_report": "audit_page",
+    "verdict": "verdict_page",
+}
+"""JSON output -> the output that is its page."""
 NOTES = {
     "utility_report": "un-noised on those held out",
     "audit_report": "Public (figures are private)",
@@ -156,3 +171,70 @@ def _artifact(
         "path": path.relative_to(run.root).as_posix(),
         "digest": digest,
     }
+
+
+_BACK = '<p class="back"><a href="../index.html">All of this run</a></p>'
+
+
+def collect_reports(run: RunDirectory) -> dict[str, Path]:
+    """Puts the newest reports and their pages into `reports/`; returns the pages by report.
+
+    Anyone who may write to the public folder can replace a page there, so the page is made
+    again here. Kubeflow shows its own.
+
+    Raises:
+      FedEmbError: as `signed_report`, or a document the page is made of is missing or broken.
+    """
+    made: dict[str, Path] = {}
+    for name in PAGES:
+        report = SIGNED[name](run)
+        if report is None:
+            continue
+        write_bytes(run.reports / f"{name}.json", report.data)
+        target, page = run.reports / f"{name}.html", _page(run, name, report)
+        if page is None:
+            target.unlink(missing_ok=True)
+            continue
+        made[name] = target
+        write_bytes(target, page.replace(WAY_BACK, _BACK).encode())
+    return made
+
+
+def evidence_of(run: RunDirectory) -> Evidence:
+    """The newest documents of a run, unchecked; the gate's rules compare them with each other.
+
+    Raises:
+      ArtifactError: one is missing or broken.
+    """
+    names = ("privacy_plan", "reservation", "users", "model", "pretrained")
+    paths = {item: run.output(item) for item in (*names, "audit_report", "utility_report")}
+    artifacts = RunArtifacts(**{item: path for item, path in paths.items() if path is not None})
+    return read_evidence(run.config(), artifacts)
+
+
+def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
+    """None: the newest documents are not those that the privacy report names, so it has no page.
+
+    A run that evaluates again has newer ones until it accounts again.
+    """
+    if name == "verdict":
+        return checklist_page(report.body, run.run_id)
+    if name == "audit_report":
+        return audit_page(report.body, plan_mechanism(run.config()))
+    if name == "utility_report":
+        return utility_page(report.body)
+    from fedemb.steps.account_privacy.account import page_of
+
+    evidence = evidence_of(run)
+    found = {
+        "plan_document": evidence.plan.sha,
+        "reservation_document": evidence.reservation.sha,
+        "users_document": evidence.users.sha,
+        "audit_document": evidence.audit.sha,
+        "utility_document": evidence.utility.sha,
+        "model_files": evidence.model_files,
+    }
+    named = report.body.provenance.model_dump()
+    if {item: named[item] for item in found} != found:
+        return None
+    return page_of(report, evidence, ledger_of(run))

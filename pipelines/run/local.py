@@ -36,7 +36,7 @@ from fedemb.pipelines.run.signed import (
     signed_utility,
 )
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
+from fedemb.reports.privacy_words import all_runs, guarantee_sentence, report_sentence
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.storage import join
 

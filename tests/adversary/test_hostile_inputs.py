@@ -27,10 +27,9 @@ from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.keys import open_key_store, partition_key
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.index import render_index
+from fedemb.pipelines.run.index import collect_reports, render_index
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.run.local import closing_lines
-from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
 from tests.kit.ledger_kit import with_policy_key

@@ -11,7 +11,8 @@ from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.lineage import read_steps
-from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page
+from fedemb.reports.report import render
+from fedemb.steps.show_outcome.outcome import PAGES, shown_of
 from tests.kit.pipeline_runs import honest_run
 
 pytestmark = pytest.mark.browser
@@ -79,8 +80,16 @@ def _page(run, state: str) -> tuple[str, str]:
     release = read(run.root / "release.json", ReleaseMarker).body if out else None
     pages = {name: f"{FOLDER}/account-privacy/8a1f/{name}" for name in PAGES}
     found = headline(facts)
-    shown = Shown(FOLDER, found, facts, failed, release, pages, read_steps(run.lineage))
-    return outcome_page(shown), found.title
+    shown = shown_of(
+        FOLDER,
+        found=found,
+        facts=facts,
+        failed=failed,
+        release=release,
+        addresses=pages,
+        lineage=read_steps(run.lineage),
+    )
+    return render("run_outcome.html", **shown), found.title
 
 
 STATES = ("released", "waived", "waiting", "refused")

@@ -189,7 +189,7 @@ def released(fence, tmp_path_factory):
     """From the reservation to the bundle, on evidence without images."""
     root = tmp_path_factory.mktemp("release")
     from fedemb.steps.show_outcome import outcome
-    from fedemb.steps.show_outcome.started import Started
+    from fedemb.steps.show_outcome.outcome import Started
 
     honest_run.start(root)  # the public backbone
     run = _Remote(root, "tuesday", honest_run.config(), root)

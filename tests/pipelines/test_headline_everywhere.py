@@ -19,8 +19,7 @@ from fedemb.gate.decide import RULES
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.review_commands.runs import runs_table
 from fedemb.pipelines.run.directory import RunState
-from fedemb.pipelines.run.index import render_index
-from fedemb.pipelines.run.report_pages import collect_reports
+from fedemb.pipelines.run.index import collect_reports, render_index
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
 from fedemb.steps.release_model.registries import Release

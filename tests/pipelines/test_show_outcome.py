@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import fedemb.reports.lineage
 import fedemb.runtime.outcome
-import fedemb.steps.show_outcome.papers
+import fedemb.steps.show_outcome.outcome
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
 from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
@@ -21,7 +21,7 @@ from fedemb.errors import Superseded
 from fedemb.foundation.document import read
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import name_approvers, read_reservation
-from fedemb.reports.figures import privacy_figures, utility_figures
+from fedemb.reports.headline import privacy_figures, utility_figures
 from fedemb.runtime.outcome import keep_outcome, outcomes, run_folder
 from fedemb.runtime.step import declared, step_process
 from fedemb.storage import LocalStore, open_store
@@ -50,7 +50,7 @@ def bucket(tmp_path, monkeypatch):
     for module in (
         fedemb.runtime.outcome,
         fedemb.reports.lineage,
-        fedemb.steps.show_outcome.papers,
+        fedemb.steps.show_outcome.outcome,
     ):
         monkeypatch.setattr(module, "open_store", opened)
     return tmp_path / "bucket"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from datetime import datetime
 
 from fedemb.documents.fields import Interval
-from fedemb.documents.verdict import VerdictDocument
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -59,18 +60,10 @@ def plain(text: str) -> str:
     return line.replace("[", "\\[").replace("|", "\\|")
 
 
-def people_lines(verdict: VerdictDocument) -> list[str]:
-    """Returns who waived a rule and who approved, as lines of Markdown."""
-    return [
-        *(
-            f"- `{item.code}` waived by {plain(signer_name(item.actor))}: {plain(item.reason)}"
-            for item in verdict.waivers
-        ),
-        *(
-            f"- approved by {plain(item.actor)}, ledger record {item.sequence}"
-            for item in verdict.approvals
-        ),
-    ]
+def as_text(words: str) -> str:
+    """Escapes external text for Markdown: on one line, without markup, HTML or links."""
+    shown = "".join(c if c.isprintable() else " " for c in words)
+    return re.sub(r"([\\`*_\[\]#|~!])", r"\\\1", html.escape(" ".join(shown.split()), quote=False))
 
 
 def signer_name(actor: str) -> str:

@@ -16,19 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.utility import AnyUtility
 from fedemb.errors import FedEmbError, InputError, StorageError
 from fedemb.foundation.addresses import redacted
 from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.deadline import in_time
+from fedemb.foundation.document import Written
 from fedemb.foundation.extras import require_modules
-from fedemb.reports.figures import privacy_figures, utility_figures
-from fedemb.reports.headline import Headline
-from fedemb.reports.privacy_report_words import guarantee_sentence
+from fedemb.reports.headline import Headline, RunFacts
+from fedemb.reports.privacy_words import guarantee_sentence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,25 +43,40 @@ LONGEST = 6000
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """Public content of a run; None: it has no such document, or its signature is unknown."""
+    """Public content of a run."""
 
     name: str
     headline: Headline
     config: RunConfig
-    report: PrivacyReport | None
-    utility: AnyUtility | None
-    artifacts: Mapping[str, bytes]
-    """File name -> content of a public document or page."""
+    documents: Mapping[str, Written[Any] | None]
+    """Output of a step -> a public document; None: not known, or its signature is not valid."""
+    pages: Mapping[str, bytes] = field(default_factory=dict)
+    """File name -> content of a public page."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Step -> duration."""
     signatures: Literal["checked", "not checked"]
     """Whether the signatures of the documents were checked by the process that read them."""
 
+    def _body(self, name: str) -> Any | None:
+        document = self.documents.get(name)
+        return document and document.body
+
+    @property
+    def report(self) -> PrivacyReport | None:
+        """Returns the privacy report."""
+        return self._body("privacy_report")
+
+    @property
+    def artifacts(self) -> dict[str, bytes]:
+        """Returns file name -> content of every public document and page."""
+        documents = {f"{name}.json": item.data for name, item in self.documents.items() if item}
+        return {**documents, **self.pages}
+
     def metrics(self) -> dict[str, float]:
         """Returns the figures of the reports and the durations."""
+        facts = RunFacts(report=self.report, utility=self._body("utility_report"))
         return {
-            **(privacy_figures(self.report) if self.report else {}),
-            **(utility_figures(self.utility) if self.utility else {}),
+            **facts.figures(),
             **{f"seconds.{step}": took for step, took in self.seconds.items()},
         }
 

@@ -1,4 +1,4 @@
-"""HTML pages: self-contained, rendered from templates.
+"""HTML pages, self-contained, and Markdown: rendered from templates.
 
 A page works without a network, in light and dark mode, on paper and on a phone. Templates are in
 `templates/`, extend `base.html` (blocks `title`, `kicker`, `verdict`, `body`, `footer`) and build
@@ -84,7 +84,7 @@ def unbroken(page: str) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
+        autoescape=lambda name: not (name or "").endswith(".j2"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -97,13 +97,15 @@ def _environment() -> Environment:
         "with_contents": with_contents,
         "link_to": link,
         "signer": formats.signer_name,
+        "plain": formats.plain,
+        "as_text": formats.as_text,
     }
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
 
 
 def render(template: str | Path, **context: object) -> str:
-    """Renders a template to one self-contained page.
+    """Renders a template to one self-contained page, or to Markdown.
 
     Args:
       template: file name in `templates/`, e.g. `utility_report.html`, or a path elsewhere.
@@ -118,7 +120,8 @@ def render(template: str | Path, **context: object) -> str:
             page = known.from_string(template.read_text(encoding="utf-8"))
         else:
             page = known.get_template(template)
-        return unbroken(page.render(**context))
+        text = page.render(**context)
+        return text if str(template).endswith(".j2") else unbroken(text)
     except TemplateError as error:
         raise ArtifactError(
             f"the page {template} cannot be drawn: {error.message}; pass what the template names"

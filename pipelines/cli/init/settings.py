@@ -30,7 +30,7 @@ from fedemb.pipelines.cli.planning.planned import calibrated
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.mechanism_text import participants
+from fedemb.reports.privacy_words import participants
 from fedemb.steps.plan_privacy.noise_limits import (
     noise_on_mean,
     temperature_for_noise,

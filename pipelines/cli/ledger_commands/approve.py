@@ -231,7 +231,7 @@ def _shown(candidate: Candidate) -> Iterator[str]:
     """Yields what a person reads before signing: guarantee, terms, figures and waivers."""
     from fedemb.reports.formats import signer_name
     from fedemb.reports.headline import Figures
-    from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+    from fedemb.reports.privacy_words import all_runs, guarantee_sentence
     from fedemb.reports.utility_words import floors_sentence
 
     body, utility = candidate.report.body, candidate.utility

@@ -7,8 +7,7 @@ from pathlib import Path
 from fedemb.config import RunConfig
 from fedemb.pipelines.cli.planning.planned import Priced, series
 from fedemb.privacy.planning.prices import finite
-from fedemb.reports.mechanism_text import comparison, participants
-from fedemb.reports.privacy_report_words import BACKENDS
+from fedemb.reports.privacy_words import BACKENDS, comparison, participants
 from fedemb.steps.plan_privacy.plan import warnings
 
 PROTECTS_UP_TO = 20.0

@@ -14,7 +14,7 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_from_json, plan_mechanism
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.prices import finite
-from fedemb.reports.mechanism_text import comparison
+from fedemb.reports.privacy_words import comparison
 from fedemb.steps.plan_privacy.plan import document, warnings
 
 

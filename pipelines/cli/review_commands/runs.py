@@ -40,7 +40,7 @@ def list_runs(
         raise InputError(f"no run in {folder}; start one with `fedemb run`")
     say(*runs_table(found))
     if mlflow is not None:
-        from fedemb.pipelines.run.mlflow_run import tracked_run
+        from fedemb.pipelines.run.headline import tracked_run
         from fedemb.reports.mlflow import log_run
 
         say(*(f"mlflow: {run.run_id} is {log_run(tracked_run(run), mlflow)}" for run in found))

@@ -9,7 +9,7 @@ from fedemb.documents.privacy_report import BlockSpent, PrivacyReport
 from fedemb.foundation.document import read
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.local import closing_lines
-from fedemb.reports.privacy_report_words import all_runs
+from fedemb.reports.privacy_words import all_runs
 from fedemb.steps.release_model.verify import verify_release
 from tests.kit.pipeline_runs import honest_run
 

@@ -7,8 +7,8 @@ from fedemb.documents.classifier import ClassifierReport
 from fedemb.errors import ArtifactError, Diverged
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
+from fedemb.reports.pages import utility_page
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.steps.evaluate_classifier.page import classifier_page
 
 CLASSES = tuple("abcdefg")
 
@@ -98,7 +98,7 @@ def test_confusion_is_what_counting_gives_and_small_classes_are_merged():
         assert row["shares"] == pytest.approx([np.mean(own == i) for i in range(6)], abs=1e-6)
         assert row["others"] == pytest.approx(np.mean(own == 6), abs=1e-6)
     assert any(row["others"] > 0 for row in confusion["rows"])
-    text = classifier_page(_report())
+    text = utility_page(_report())
     assert 'id="confusion"' in text
     assert 'id="confidence"' in text
 
@@ -132,7 +132,7 @@ def test_a_constant_guess_is_as_sure_as_it_is_right():
 
 def test_page_speaks_of_small_parts_only_where_there_are_some():
     def page(**changes):
-        return classifier_page(_report(**changes))
+        return utility_page(_report(**changes))
 
     assert "1 of too few users is not shown" in page(by_group=None)
     whole = {**_measured()[0]["by_class"], "too_small": 0}
@@ -233,7 +233,7 @@ def test_page_says_for_whom_privacy_costs_most():
         ]
         return {**kept, "shown": shown}
 
-    page = classifier_page(
+    page = utility_page(
         _report(centralized=central, by_class=parts("by_class"), by_group=parts("by_group"))
     )
     names = [part["name"] for part in found["by_class"]["shown"]]
@@ -242,7 +242,7 @@ def test_page_says_for_whom_privacy_costs_most():
     assert "points lower (group " in page
     assert "minus central, not private" in page
     assert "minus public backbone" not in page
-    assert "without privacy" not in classifier_page(_report())
+    assert "without privacy" not in utility_page(_report())
 
 
 def test_the_report_takes_what_was_measured_and_nothing_else():

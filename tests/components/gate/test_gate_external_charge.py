@@ -10,7 +10,7 @@ from fedemb.errors import BudgetExceeded, GateDenied
 from fedemb.foundation.document import read
 from fedemb.keys.signatures import Signer
 from fedemb.privacy.accounting.accounting import rdp_of
-from fedemb.reports.privacy_report_words import all_runs
+from fedemb.reports.privacy_words import all_runs
 from tests.components.ledger.test_ledger_external import recomputed
 from tests.kit.pipeline_runs import honest_run
 

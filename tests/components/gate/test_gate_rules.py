@@ -31,7 +31,7 @@ from fedemb.ledger import read_reservation
 from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.privacy_report_words import report_sentence
+from fedemb.reports.privacy_words import report_sentence
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 from tests.kit import ledger_kit

@@ -16,7 +16,7 @@ from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
 from fedemb.privacy.mechanisms.section import NoisedConfig
-from fedemb.reports.mechanism_text import TEXTS, MechanismText, participants
+from fedemb.reports.privacy_words import TEXTS, MechanismText, participants
 from fedemb.steps.gate_release import gate
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run, training_run

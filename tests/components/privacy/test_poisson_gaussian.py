@@ -12,7 +12,7 @@ from fedemb.ledger.terms import terms_of
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
-from fedemb.reports.mechanism_text import participants
+from fedemb.reports.privacy_words import participants
 from studies.cohort import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 

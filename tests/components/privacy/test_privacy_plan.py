@@ -20,7 +20,7 @@ from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_
 from fedemb.privacy.planning import calibration
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.projection import project
-from fedemb.reports.privacy_report_words import guarantee_sentence
+from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import check_composition, document, run, warnings
 from tests.kit.privacy_worlds import KINDS, make_plan

@@ -25,7 +25,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, trust_of
 from fedemb.pipelines.cli.main import app
-from fedemb.reports import privacy_report_words as words
+from fedemb.reports import privacy_words as words
 from fedemb.serving import bundle
 from fedemb.steps.release_model import release
 from fedemb.steps.release_model.serving import load_whitelisted, save_preprocessing
@@ -312,6 +312,7 @@ def test_model_card_says_the_guarantee_in_header_and_words(released):
     report = json.loads(released.report.read_text())
     assert header["epsilon"] == report["accounting"]["epsilon"]
     assert words.report_sentence(read(released.report, PrivacyReport).body) in text
+    assert all(item.source in text and item.epsilon in text for item in words.DEPLOYMENTS)
     for line in (*limitations("user").values(), *assumptions("user").values()):
         assert line in text
 
@@ -359,7 +360,7 @@ def test_licence_of_the_card_is_one_the_hub_knows_or_a_named_other(licence, expe
 
 
 def test_text_of_others_in_the_card_has_no_markup_of_its_own():
-    from fedemb.steps.release_model.model_card import as_text
+    from fedemb.reports.formats import as_text
 
     words = "mine\n## Privacy\r\nepsilon 0 <script>[x](https://evil) `a` \x1b[2J**b**"
     expected = r"mine \#\# Privacy epsilon 0 &lt;script&gt;\[x\](https://evil) \`a\` \[2J\*\*b\*\*"

@@ -83,10 +83,6 @@ def test_index_shows_the_closing_lines_steps_and_digests():
     assert "skipped" in page
 
 
-def test_index_is_the_same_every_time():
-    assert index() == index()
-
-
 def test_a_refused_run_and_a_simulation_look_like_it():
     refused = headline(RunFacts(failures=[Failure("reserve_budget", 3, "BudgetExceeded")]))
     assert 'class="verdict bad"' in index(headline=refused)

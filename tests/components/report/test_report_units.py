@@ -15,7 +15,7 @@ from fedemb.pipelines.cli.planning.plan_text import lines
 from fedemb.pipelines.cli.planning.planned import priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.reports.privacy_report_words import start_licence
+from fedemb.reports.privacy_words import start_licence
 from fedemb.reports.utility_words import covers
 from fedemb.steps.plan_privacy.plan import warnings
 from fedemb.steps.release_model.model_card import model_card

@@ -34,7 +34,7 @@ from fedemb.keys.signatures import Signer, sign_document, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_from_json
-from fedemb.reports import charts, privacy_report_page
+from fedemb.reports import charts, pages
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.account_privacy import account
 from fedemb.steps.gate_release import gate
@@ -69,7 +69,7 @@ def _line_chart(lines, **words):
     return _DRAWN[key]
 
 
-privacy_report_page.line_chart = _line_chart
+pages.line_chart = _line_chart
 ROLES = {document.kind: document.role for document in all_documents()} | {"ledger_record": "ledger"}
 
 

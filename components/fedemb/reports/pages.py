@@ -1,0 +1,298 @@
+"""Pages of the reports of a run: each a pure function of its document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from fedemb.documents.audit import AuditReport, SelfTest, finding
+from fedemb.documents.classifier import ClassifiedParts, ClassifierReport, ComparedClassifier
+from fedemb.documents.evidence import Evidence
+from fedemb.documents.privacy_report import TRUST, PrivacyReport, assumptions, limitations
+from fedemb.documents.utility import AnyUtility, Compared, UtilityReport
+from fedemb.documents.verdict import VerdictDocument
+from fedemb.foundation.document import Written
+from fedemb.ledger import Ledger, Spent
+from fedemb.ledger.budget import spent
+from fedemb.ledger.state import PricePoint
+from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import plan_from_json
+from fedemb.reports import privacy_words as words
+from fedemb.reports.audit_words import LIMITATIONS, attack_sentences, audit_answer, audit_sentence
+from fedemb.reports.charts import Axis, Line, bar_chart, line_chart
+from fedemb.reports.formats import figure
+from fedemb.reports.headline import RunFacts, headline
+from fedemb.reports.report import render, tone_of
+from fedemb.reports.utility_words import cost_of_privacy, covers, floors_sentence, utility_sentence
+
+if TYPE_CHECKING:
+    from fedemb.reports.lineage import StepLineage
+
+_TICKS = 6
+"""Maximum number of dates on the axis of spending."""
+
+
+def report_page(
+    signed: Written[PrivacyReport],
+    evidence: Evidence,
+    ledger: Ledger,
+    lineage: Sequence[StepLineage],
+) -> str:
+    """Renders `privacy_report.html`; spending over time and waivers come from the ledger."""
+    report, cumulative = signed.body, signed.body.cumulative
+    block = ledger.state.worst_block([row.block for row in cumulative.blocks])
+    last = cumulative.ledger_sequence
+    points = ledger.state.price_history(block, last) if block else []
+    before = _before(report, ledger, block)
+    after = cumulative.max_block_epsilon
+    simulation = report.purpose == "simulation"
+    plan, release = plan_from_json(evidence.plan.body.plan), evidence.config.release
+    within = after is not None and after <= cumulative.cap
+    return render(
+        "privacy_report.html",
+        tone="plain" if simulation else "good" if within else "bad",
+        report=signed.json,
+        simulation=simulation,
+        within=within,
+        block=block,
+        before=before.epsilon if before else 0.0,
+        after=after if after is not None else math.inf,
+        meaning=words.meaning(plan, report.guarantee),
+        deployments=words.DEPLOYMENTS,
+        words=words,
+        trust=TRUST,
+        unit=UNITS[plan.unit],
+        method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
+        assumptions=assumptions(plan.unit),
+        limitations=limitations(plan.unit),
+        plan=plan,
+        backend=words.BACKENDS[report.mechanism.backend],
+        sampler=words.TEXTS[plan.kind].sampler,
+        samplers={other.name: words.comparison(plan, other.name) for other in plan.comparisons()},
+        guarantee=words.report_sentence(report),
+        audit=audit_sentence(evidence.audit.body),
+        self_test_passed=not report.audit.self_test.failed,
+        utility=utility_sentence(evidence.utility.body),
+        floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),
+        evaluations=sum(record.sequence <= last for record in ledger.state.evaluations),
+        config=evidence.config,
+        identifiers=ledger.terms.identifiers,
+        external=[record for record in ledger.state.external if record.sequence <= last],
+        waivers=[ledger.chain.records[item.sequence] for item in report.waivers],
+        projections=evidence.plan.body.projections,
+        lineage=lineage,
+        curve=_curve(report),
+        spending=_spending(points, cumulative.cap, UNITS[plan.unit].many),
+    )
+
+
+def _before(report: PrivacyReport, ledger: Ledger, block: str | None) -> Spent | None:
+    """Returns the privacy loss of the worst block without this run."""
+    if block is None:
+        return None
+    own = ledger.state.attempts[report.run_id, report.attempt]
+    return spent(ledger.terms, ledger.state.charges(block, without=own))
+
+
+def _curve(report: PrivacyReport) -> Markup | None:
+    points = report.accounting.curve
+    if not points:
+        return None
+    deltas, epsilons = [point[0] for point in points], [point[1] for point in points]
+    delta = report.accounting.delta
+    return line_chart(
+        [Line("this run", deltas, epsilons)],
+        x=Axis("delta", log=True),
+        y=Axis("epsilon", limits=(0.0, max(epsilons) * 1.08)),
+        alt="Epsilon of this run over delta, logarithmic delta axis; the policy's delta is marked",
+        marks=[("policy", delta)],
+    )
+
+
+def _spending(points: list[PricePoint], cap: float, units: str) -> Markup | None:
+    if not points:
+        return None
+    records = [0, *(point.sequence for point in points)]
+    spent = [0.0, *(point.epsilon for point in points)]
+    ends = [0, records[-1]]
+    shown = points[:: -(-len(points) // _TICKS)]
+    ticks = [
+        (point.sequence, f"{point.sequence}\n{datetime.fromisoformat(point.time):%-d %b}")
+        for point in shown
+    ]
+    return line_chart(
+        [Line("spent", records, spent), Line("cap", ends, [cap, cap])],
+        x=Axis("ledger record and its date", ticks=ticks),
+        y=Axis("cumulative epsilon", limits=(0.0, max([cap, *spent]) * 1.08)),
+        alt=f"Cumulative epsilon of the fullest block of {units} over the ledger's records, with "
+        "its cap",
+        steps=True,
+    )
+
+
+def checklist_page(verdict: VerdictDocument, run_id: str) -> str:
+    """Renders `gate_checklist.html`; the same verdict gives the same bytes."""
+    counted = {
+        outcome: sum(check.outcome == outcome for check in verdict.checks)
+        for outcome in ("passed", "waived", "failed", "not_applicable")
+    }
+    found = headline(RunFacts(verdict))
+    tone = found.tone if not verdict.allow else "plain" if verdict.waived else "good"
+    return render(
+        "gate_checklist.html",
+        tone=tone,
+        title="Allowed" if verdict.allow else found.title,
+        verdict=verdict,
+        run_id=run_id,
+        counted=counted,
+    )
+
+
+_CASES = {
+    "no_leak": ("no leak planted", "AUROC 0.5, few alarms"),
+    "planted_leak": ("leak planted", "leak found"),
+    "reversed_sign": ("leak planted, sign of the score reversed", "reported as reversed"),
+    "missing_score": ("one score missing", "error"),
+    "missing_side": ("one side missing", "error"),
+}
+"""Self-test case -> description of the case, and the expected finding."""
+
+
+def _seen(self_test: SelfTest) -> dict[str, str]:
+    nulls = self_test.no_leak
+    return {
+        "no_leak": f"AUROC {nulls.auroc:.3f}, {nulls.alarms} alarms in {nulls.trials}",
+        "planted_leak": f"AUROC {figure(self_test.planted_leak)}",
+        "reversed_sign": f"AUROC {figure(self_test.reversed_sign)}",
+        "missing_score": "error" if self_test.missing_score_refused else "accepted",
+        "missing_side": "error" if self_test.missing_side_refused else "accepted",
+    }
+
+
+def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
+    """Renders `audit_report.html`; the same report and plan give the same bytes."""
+    failed, seen = report.self_test.failed, _seen(report.self_test)
+    leak, chart = False, None
+    if report.measured is not None:
+        plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
+        leak = finding(calibrated) == "leak"
+        chart = bar_chart(
+            [("score", plain), ("minus before training", calibrated)],
+            x_label="AUROC (0.5: no signal)",
+            alt="AUROC of the attack with 95 % intervals",
+            x_limits=(0.0, 1.0),
+            reference=0.5,
+        )
+    answer, tones = audit_answer(report, plan), {"Yes": "good", "No": "bad", "Unknown": "plain"}
+    return render(
+        "audit_report.html",
+        tone="bad" if leak else tones[answer.partition(":")[0]],
+        answer=answer,
+        report=report,
+        sentences=attack_sentences(report),
+        limitations=LIMITATIONS,
+        chart=chart,
+        cases=[(*words, seen[name], name not in failed) for name, words in _CASES.items()],
+    )
+
+
+_NAMES = {
+    "model": "this model",
+    "public_backbone": "public backbone",
+    "frozen_features": "frozen features",
+    "untrained": "untrained net",
+    "raw_pixels": "raw pixels",
+    "most_frequent": "most frequent class",
+    "centralized": "central, not private",
+    "previous_release": "previous release",
+}
+"""Model of a utility report -> display name."""
+
+
+def utility_page(report: AnyUtility) -> str:
+    """Returns the page of a utility report; the same report gives the same text."""
+    found = _classifier(report) if isinstance(report, ClassifierReport) else _embeddings(report)
+    return render(
+        f"{'classifier' if isinstance(report, ClassifierReport) else 'utility'}_report.html",
+        tone=tone_of(report.gain),
+        report=report,
+        sentence=utility_sentence(report),
+        **found,
+    )
+
+
+def _name(name: str, report: AnyUtility) -> str:
+    if name == "public_backbone" and report.public_kind == "none":
+        return "untrained weights"
+    return _NAMES[name]
+
+
+def _embeddings(report: UtilityReport) -> dict[str, object]:
+    others = (*report.starts, "centralized")
+    models: list[tuple[str, UtilityReport | Compared]] = [
+        ("this model", report),
+        *((_name(name, report), part) for name in others if (part := getattr(report, name))),
+    ]
+    rate, found = report.headline_rate, dict[str, Markup]()
+    if rate is not None:
+        recalls = [(name, part.recall_at_far[rate]) for name, part in models]
+        found["recall"] = bar_chart(
+            recalls,
+            x_label="recall",
+            alt=f"Recall at a false accept rate of {rate}, with 95 % intervals",
+            x_limits=(0.0, max(item.high or item.value for _, item in recalls) * 1.08 or 1.0),
+        )
+        found["roc"] = line_chart(
+            [Line(name, part.roc.far, part.roc.recall) for name, part in models],
+            x=Axis("false accept rate", log=True),
+            y=Axis("recall", limits=(0, 1.02)),
+            alt="Recall over the false accept rate for each model, logarithmic axis",
+            marks=[(f"FAR {rate}", float(rate)) for rate in report.recall_at_far],
+            diagonal="chance",
+        )
+    return {"covers": covers("user"), "models": models if report.measured else [], "charts": found}
+
+
+def _classifier(report: ClassifierReport) -> dict[str, object]:
+    others: list[tuple[str, ComparedClassifier]] = [
+        (_name(name, report), part)
+        for name in (*report.starts, "centralized", "previous_release")
+        if (part := getattr(report, name))
+    ]
+    models = [("this model", report.model), *others] if report.model else others
+    found = [(name, part.top_1) for name, part in models]
+    alt, bins = (
+        "Share of images whose class is named first, with 95 % intervals",
+        report.reliability,
+    )
+    reliability = bins and line_chart(
+        [Line("this model", [b.confidence for b in bins], [b.accuracy for b in bins])],
+        x=Axis("confidence"),
+        y=Axis("accuracy", limits=(0, 1.02)),
+        alt="Accuracy over confidence: "
+        + ", ".join(f"{b.accuracy:.2f} at {b.confidence:.2f}" for b in bins),
+        diagonal="calibrated",
+    )
+    return {
+        "covers": covers(report.unit),
+        "models": models,
+        "others": others,
+        "parts": [
+            (title, parts, _compared(parts, report), cost_of_privacy(parts, title))
+            for title, parts in (("class", report.by_class), ("group", report.by_group))
+            if parts is not None
+        ],
+        "chart": models and bar_chart(found, x_label="top-1", alt=alt, x_limits=(0.0, 1.0)),
+        "reliability": reliability or None,
+    }
+
+
+def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:
+    """Returns the models with a column in a table of parts: all except `untrained`."""
+    found = [other.model for part in parts.shown[:1] for other in part.compared]
+    return {name: _name(name, report) for name in found if name != "untrained"}

@@ -1,0 +1,248 @@
+"""Text of a guarantee: its sentence, the meaning of its epsilon, and the participants of a round.
+
+The classes of `fedemb.privacy.mechanisms` contain only mathematics. To add a mechanism, add an
+entry to `TEXTS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, Never, TypeVar, cast
+
+from fedemb.documents.fields import Guarantee
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.runtime_env import Backend
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
+from fedemb.privacy.mechanisms.covariance import Covariance
+from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.mechanisms.least_squares import LeastSquares
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
+from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+
+if TYPE_CHECKING:
+    from fedemb.config import PretrainingConfig
+
+BACKENDS: dict[Backend, str] = {"tensorflow": "TensorFlow", "jax": "JAX"}
+
+
+OVERLAPS = {
+    "no_public_images": "no public images",
+    "unchecked": "unchecked: the images of an imported backbone are unknown",
+    "dropped_by_partition_users": "dropped image by image by partition_users",
+}
+
+
+def start_licence(pretraining: PretrainingConfig) -> str:
+    """Returns the licence of the pretraining images, as stated by the configuration's owner."""
+    drawn = pretraining.kind == "none"
+    unstated = pretraining.licence == type(pretraining)().licence
+    return "none needed" if drawn and unstated else pretraining.licence
+
+
+def guarantee_sentence(guarantee: Guarantee) -> str:
+    """Returns the guarantee of a plan or report as one sentence."""
+    return str(PrivacyGuarantee.from_json(guarantee.model_dump()))
+
+
+def report_sentence(report: PrivacyReport) -> str:
+    """Returns the guarantee of a report as one sentence, with covered and uncovered users."""
+    unit, share = report.unit.unit, report.unit.held_out_share
+    covered = "also covered is" if report.adjacency.covers_change_own_data else "not covered is"
+    change, many = UNITS[unit].change, UNITS[unit].many
+    held_out = f"about {share:.3g} of all {many}" if share else "those with the held-out values"
+    return (
+        f"{guarantee_sentence(report.guarantee)}; {covered} one {unit} that {change}; "
+        f"{many} held out for evaluation ({held_out}) are measured exactly and have no guarantee"
+    )
+
+
+def all_runs(report: PrivacyReport) -> str | None:
+    """Returns the total privacy loss of all charges; None for the first charge on all blocks.
+
+    The loss is that of the fullest block that this run trained on. Other blocks are in the reports
+    of other runs.
+    """
+    cumulative, many = report.cumulative, UNITS[report.unit.unit].many
+    charges = max((row.runs for row in cumulative.blocks), default=0)
+    if charges < 2:
+        return None
+    epsilon = cumulative.max_block_epsilon
+    spent = "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
+    blocks = "" if len(cumulative.blocks) == 1 else ", for those of the fullest block"
+    return (
+        f"all {charges} charges of policy {cumulative.policy_id!r} on these {many} together: "
+        f"{spent} of the cap {cumulative.cap:g} at delta {cumulative.delta:g}{blocks}"
+    )
+
+
+class Deployment(NamedTuple):
+    """Published guarantee of a deployment."""
+
+    name: str
+    epsilon: str
+    delta: str
+    unit: str
+    source: str
+
+
+_LIST = "https://desfontain.es/blog/real-world-differential-privacy.html"
+DEPLOYMENTS = (
+    Deployment(
+        "Google Gboard language models",
+        "0.994 to 13.69",
+        "1e-10",
+        "person",
+        "https://research.google/blog/"
+        "advances-in-private-training-for-production-on-device-language-models/",
+    ),
+    Deployment("Apple emoji suggestions, local", "4", "0", "person and day", _LIST),
+    Deployment("Apple QuickType, local", "16", "0", "person and day", _LIST),
+    Deployment("Facebook URLs", "1.453", "1e-5", "person (96.6 % of them)", _LIST),
+)
+"""Deployments with a published epsilon; a report on images must not say "user"."""
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Meaning of the guarantee of one run; every figure is rounded up."""
+
+    epsilon: float
+    mu: float
+    """mu of the Gaussian mechanism with the same epsilon and delta."""
+    odds: float
+    """exp(epsilon): the maximum factor on the odds of any conclusion; may be infinite."""
+    rates: list[tuple[float, float]]
+    """False positive rate, highest true positive rate of any attack."""
+    unit: str
+    units: str
+
+    def sentence(self) -> str:
+        """Returns the meaning for a reader who is not a specialist."""
+        rate, found = self.rates[0]
+        return (
+            f"Suppose an attacker guesses from the model which {self.units} were in the training "
+            f"data, and wrongly names at most {percent(rate)} of the {self.units} outside it. "
+            f"Then the attacker finds at most {percent(found)} of the {self.units} in it, "
+            "whatever else the attacker knows."
+        )
+
+    def figures(self) -> list[tuple[str, str]]:
+        """Returns (name, value) of each figure, for tables."""
+        odds = f"{self.odds:g}" if math.isfinite(self.odds) else "more than 1e300"
+        return [
+            *(
+                (f"attacks found, at {percent(rate)} false positives", f"at most {percent(found)}")
+                for rate, found in self.rates
+            ),
+            (f"odds that one {self.unit} was in the data", f"change by at most a factor of {odds}"),
+            ("Gaussian mechanism with the same epsilon and delta", f"mu = {self.mu:g} (mu-GDP)"),
+        ]
+
+
+def meaning(plan: MechanismPlan, guarantee: PrivacyGuarantee | Guarantee) -> Meaning | None:
+    """Returns the meaning of a run's guarantee; None without a finite epsilon."""
+    from fedemb.privacy.accounting.attack_rates import gaussian_mu, rounded_up
+    from fedemb.privacy.planning.prices import plan_attack_rates
+
+    epsilon, unit = guarantee.epsilon, UNITS[plan.unit]
+    if not plan.private or epsilon is None or not math.isfinite(epsilon):
+        return None
+    return Meaning(
+        epsilon=epsilon,
+        mu=rounded_up(gaussian_mu(epsilon, guarantee.delta)),
+        odds=rounded_up(math.exp(epsilon)) if epsilon < 690 else math.inf,
+        rates=[(rate, min(1.0, rounded_up(found))) for rate, found in plan_attack_rates(plan)],
+        unit=unit.one,
+        units=unit.many,
+    )
+
+
+def percent(share: float) -> str:
+    """Returns a share in percent, without further rounding of three digits.
+
+    >>> percent(0.01), percent(0.0413), percent(0.0001)
+    ('1 %', '4.13 %', '0.01 %')
+    """
+    return f"{100 * share:.12g} %"
+
+
+P_contra = TypeVar("P_contra", bound=MechanismPlan, contravariant=True)
+
+
+def _virtual_clients(plan: MechanismPlan) -> str:
+    clients = f"{plan.normalizer:.4g} of {plan.virtual_clients:,} virtual clients a round"
+    return clients + (f" (probability {plan.chance:.4g})" if plan.chance else " in turn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismText(Generic[P_contra]):
+    """Text of one mechanism."""
+
+    sampler: str
+    """Participants of a round, for the privacy report."""
+    participants: Callable[[P_contra], str] = _virtual_clients
+    """Returns the participants of a round, on one line."""
+
+
+def _units(plan: PoissonGaussian) -> str:
+    if plan.sampling_probability == 1:
+        return f"every {plan.unit} in every round (full batch)"
+    return (
+        f"about {plan.units_per_round:,} {plan.unit}s a round (probability "
+        f"{plan.sampling_probability:.4g})"
+    )
+
+
+TEXTS: dict[str, MechanismText[Never]] = {
+    "group_poisson_gaussian": MechanismText[GroupPoissonGaussian](
+        sampler="each virtual client independently with the sampling probability",
+    ),
+    "poisson_gaussian": MechanismText[PoissonGaussian](
+        sampler="each unit independently with the sampling probability",
+        participants=_units,
+    ),
+    "capped_image_poisson": MechanismText[CappedImagePoisson](
+        sampler="each image independently with the sampling probability, at most m of a user",
+        participants=lambda plan: (
+            f"about {plan.images_per_round:,} images a round (probability "
+            f"{plan.sampling_probability:.4g}), at most {plan.images_per_user} of a user"
+        ),
+    ),
+    "least_squares": MechanismText[LeastSquares](
+        sampler="every unit, in the only round",
+        participants=lambda plan: (
+            f"every {plan.unit}, about {plan.units_per_round:,}, in one round"
+        ),
+    ),
+    "covariance": MechanismText[Covariance](
+        sampler="every user, in the only round",
+        participants=lambda plan: f"every user, about {plan.units_per_round:,}, in one round",
+    ),
+    "tree_aggregation": MechanismText[TreeAggregation](
+        sampler="every virtual client in a fixed order, with bounded participation",
+    ),
+    "not_private": MechanismText[NotPrivate](
+        sampler="each virtual client independently with the sampling probability",
+    ),
+}
+"""By kind of the mechanism."""
+
+
+def participants(plan: MechanismPlan) -> str:
+    """Returns the participants of a round of a plan, on one line."""
+    text = cast("MechanismText[MechanismPlan]", TEXTS[plan.kind])  # the kind names the plan's class
+    return text.participants(plan)
+
+
+def comparison(plan: MechanismPlan, name: str) -> str:
+    """Returns the label of a comparison figure of a plan; see `MechanismPlan.comparisons`."""
+    if name == "users_sampled":
+        return "epsilon if whole users were sampled, same noise on the mean"
+    images = plan.images_per_unit if isinstance(plan, PoissonGaussian) else 1
+    return f"epsilon if images were sampled, at most {images} of a user, same noise on the mean"
