@@ -83,7 +83,7 @@ POINTS = {
         "after marker": (STORE, "create", "after", _marker),
         "before ledger": (STORE, "create", "before", _record(4)),
         "after ledger": (STORE, "create", "after", _record(4)),
-        "before document": (release, "write", "before", always),
+        "before document": (release, "write_bytes", "before", lambda p, _: p.stem == "release"),
     },
 }
 
