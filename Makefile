@@ -39,7 +39,7 @@ results: setup ## Run the three presets of docs/explanation/results.md and list 
 	$(BIN)/fedemb run --runs $(RESULTS) --run-id quickstart
 	for name in omniglot_identities omniglot_writers; do $(BIN)/fedemb run --runs $(RESULTS) --run-id $$name \
 	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet --policy $(RESULTS)/policy-$$name; done
-	$(BIN)/fedemb runs $(RESULTS)
+	$(BIN)/fedemb runs --runs $(RESULTS)
 
 check: setup ## Format, lint, types, layers, plain English
 	$(BIN)/ruff format --check .

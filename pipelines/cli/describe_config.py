@@ -1,4 +1,4 @@
-"""`fedemb config describe`: every setting with type, default and meaning, from the schema."""
+"""`fedemb config all`: every setting with type, default and meaning, from the schema."""
 
 from __future__ import annotations
 

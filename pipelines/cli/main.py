@@ -26,12 +26,12 @@ from fedemb.pipelines.cli.embed import embed
 from fedemb.pipelines.cli.init.command import init
 from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
-from fedemb.pipelines.cli.options import ConfigOption, RunsOption, SetOption
+from fedemb.pipelines.cli.options import ConfigOption, SetOption
 from fedemb.pipelines.cli.planning.plan import plan
-from fedemb.pipelines.cli.review_commands.runs import list_runs
+from fedemb.pipelines.cli.review_commands.runs import show_runs
 from fedemb.pipelines.cli.review_commands.verify import lineage, register, verify_release
 from fedemb.pipelines.cli.run import run
-from fedemb.pipelines.cli.schedule import schedule_app, submit
+from fedemb.pipelines.cli.schedule import schedule, submit
 from fedemb.pipelines.cli.sections import SectionedGroup
 from fedemb.pipelines.output import say, say_block, say_json
 
@@ -44,18 +44,16 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Show and explain configurations.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
 app.command()(init)
 app.command()(run)
-app.command(name="runs")(list_runs)
+app.command(name="runs")(show_runs)
 app.command()(check_data)
 app.command()(make_data)
 app.add_typer(backbone_app, name="backbone")
 app.command()(plan)
 app.command()(submit)
 app.command()(doctor)
-app.add_typer(schedule_app, name="schedule")
+app.command()(schedule)
 app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)
@@ -74,44 +72,6 @@ def options(
 
         say(f"fedemb {installed('fedemb')}")
         raise typer.Exit
-
-
-@app.command()
-def report(
-    run: Annotated[
-        Path | None, typer.Argument(help="Run directory or name; default: the newest.")
-    ] = None,
-    runs: RunsOption = Path("runs"),
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print the privacy report as JSON.")
-    ] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-) -> None:
-    """Print or open the report of a run.
-
-    Example: fedemb report week-1 --open
-    """
-    from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.local import iter_runs
-
-    found = RunDirectory.open(run, runs) if run else next(iter_runs(runs), None)
-    if found is None:
-        raise InputError(f"no run in {runs}; start one with `fedemb run`")
-    if json_:
-        from fedemb.pipelines.run.signed import signed_report
-
-        signed = signed_report(found)
-        if signed is None:
-            raise InputError(f"run {found.run_id} has no privacy report yet; let it finish first")
-        say_json(signed.json)
-        return
-    say(*found.read_state().closing_lines)
-    say(f"report: {found.index}")
-    if open_:
-        import webbrowser
-
-        if not webbrowser.open(found.index.as_uri()):
-            say("no browser could be started here; open that page where there is one")
 
 
 @app.command(name="compile")
@@ -148,36 +108,37 @@ def compile_(
     say(f"wrote {output}, sha256 {file_digest(output)}")
 
 
-@config_app.command(name="show")
-def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> None:
-    """Print a configuration with all defaults filled in, as YAML.
+@app.command(name="config")
+def config_(
+    section: Annotated[
+        str | None, typer.Argument(help="Section to explain, such as mechanism; or all.")
+    ] = None,
+    config: ConfigOption = "quickstart",
+    set_: SetOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the JSON schema.")] = False,
+) -> None:
+    """Print a configuration with all defaults filled in, as YAML, or explain the settings.
 
-    Example: fedemb config show -c quickstart --set mechanism.rounds=20 > mine.yaml
+    --config takes a schedule too: its configuration is printed with its overrides.
+
+    Example: fedemb config -c quickstart --set mechanism.rounds=20 > mine.yaml
     """
     import yaml
 
-    from fedemb.pipelines.run.load_config import load_config
-
-    tree = load_config(config, set_ or []).model_dump(mode="json")
-    say_block(yaml.safe_dump(tree, sort_keys=False))
-
-
-@config_app.command(name="describe")
-def config_describe(
-    section: Annotated[str | None, typer.Argument(help="Section; default: all.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the JSON schema.")] = False,
-) -> None:
-    """Describe every setting with its unit and range.
-
-    Example: fedemb config describe mechanism
-    """
     from fedemb.config import RunConfig
     from fedemb.pipelines.cli.describe_config import describe
+    from fedemb.pipelines.run.load_config import load_config, overridden
+    from fedemb.pipelines.schedules.schedule import is_schedule, load_schedule
 
     if json_:
         say_json(RunConfig.model_json_schema(), sort_keys=True)
+    elif section is not None:
+        say(*describe(None if section == "all" else section))
     else:
-        say(*describe(section))
+        file = Path(config)
+        scheduled = load_schedule(file).config if is_schedule(file) else None
+        loaded = overridden(scheduled, set_ or []) if scheduled else load_config(config, set_ or [])
+        say_block(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False))
 
 
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ELOOP)

@@ -1,4 +1,4 @@
-"""Commands that talk to a cluster: `fedemb submit` and `fedemb schedule apply|config`."""
+"""Commands that talk to a cluster: `fedemb submit` and `fedemb schedule`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from fedemb.errors import ConfigError, StorageError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import SetOption
-from fedemb.pipelines.output import say, say_block
+from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
     from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
-
-schedule_app = typer.Typer(help="Price and apply recurring runs.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the schedules' YAML files.")]
 Host = Annotated[
@@ -51,9 +49,8 @@ class ClusterOptions:
     profile: Profiles = None
 
 
-@schedule_app.command()
 @grouped
-def apply(
+def schedule(
     *,
     folder: Folder,
     cluster: ClusterOptions,
@@ -67,7 +64,7 @@ def apply(
 ) -> None:
     """Create, replace or disable recurring runs to match the folder.
 
-    Example: fedemb schedule apply schedules/ --host https://kubeflow.example/pipeline
+    Example: fedemb schedule schedules/ --host https://kubeflow.example/pipeline
     """
     from fedemb.pipelines.schedules import recurring
     from fedemb.pipelines.schedules.schedule import load_schedules
@@ -94,22 +91,6 @@ def apply(
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
     recurring.apply(kubeflow, todo, _now(), there)
     say(f"{len(todo)} change(s) carried out")
-
-
-@schedule_app.command(name="config")
-def schedule_config(
-    file: Annotated[Path, typer.Argument(help="YAML file of one schedule.")],
-) -> None:
-    """Print the configuration of a schedule with its overrides, as YAML.
-
-    Example: fedemb schedule config schedules/weekly.yaml > run.yaml
-    """
-    import yaml
-
-    from fedemb.pipelines.schedules.schedule import load_schedule
-
-    tree = load_schedule(file).config.model_dump(mode="json")
-    say_block(yaml.safe_dump(tree, sort_keys=False))
 
 
 @dataclass(frozen=True, kw_only=True)

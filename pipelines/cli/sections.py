@@ -12,20 +12,9 @@ from typing_extensions import override
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("init", "check-data", "make-data", "backbone", "config"),
     "Plan and run": ("plan", "run", "runs", "ledger"),
-    "Review and release": (
-        "report",
-        "approve",
-        "verify",
-        "lineage",
-        "register",
-    ),
+    "Review and release": ("approve", "verify", "lineage", "register"),
     "Use a model": ("embed",),
-    "Operate": (
-        "compile",
-        "submit",
-        "schedule",
-        "doctor",
-    ),
+    "Operate": ("compile", "submit", "schedule", "doctor"),
 }
 """Title -> commands, in the order of the help. A test compares them with the commands."""
 

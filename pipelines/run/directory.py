@@ -145,7 +145,7 @@ class RunDirectory:
         if not (run.root / "config.yaml").is_file():
             raise InputError(
                 f"No run at {path}, and none of this name in {parent}. Use a name that `fedemb "
-                f"runs {shlex.quote(str(parent))}` lists."
+                f"runs --runs {shlex.quote(str(parent))}` lists."
             )
         return run
 
@@ -248,7 +248,7 @@ class RunDirectory:
             ) from error
 
     def write_state(self, state: RunState) -> None:
-        """Records how the run stands, for `fedemb report` and the index."""
+        """Records how the run stands, for `fedemb runs` and the index."""
         self._write("state.json", asdict(state))
 
     def read_state(self) -> RunState:

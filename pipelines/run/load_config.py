@@ -168,9 +168,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         with suppress(ValueError):
             value = float(text)
     if dotted.count(".") > _DEEPEST:
-        raise ConfigError(
-            f"--set {dotted[:80]}...: no setting lies so deep; see `fedemb config show`"
-        )
+        raise ConfigError(f"--set {dotted[:80]}...: no setting lies so deep; see `fedemb config`")
     _replace(tree, dotted, value)
 
 
@@ -198,13 +196,13 @@ def _sentence(problem: Any) -> str:
         sections = (schema := RunConfig.model_json_schema(), *schema["$defs"].values())
         known = {field: None for section in sections for field in section.get("properties", ())}
         close = difflib.get_close_matches(parts[-1], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see `fedemb config show`"
+        hint = f"did you mean {close[0]}?" if close else "see `fedemb config`"
         return f"{name} is not a setting; {hint}"
     if problem["type"] == "missing":
-        return f"{name} is missing; see `fedemb config describe {parts[0]}`"
+        return f"{name} is missing; see `fedemb config {parts[0]}`"
     got = problem.get("input")
     plain = isinstance(got, str | int | float | bool | None) and problem["type"] != CREDENTIALS
     plain = plain and not ("://" in str(got) and "@" in str(got))  # may hold a password
     shown = f", got {got!r}" if plain else ""
     message = problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{name}: {message}{shown}; see `fedemb config describe {parts[0]}`"
+    return f"{name}: {message}{shown}; see `fedemb config {parts[0]}`"

@@ -125,7 +125,7 @@ def _replace(api: Kubeflow, change: Change, item: Loaded, now: datetime) -> None
     except OutcomeUnknown as error:
         raise StorageError(
             f"{error}. Schedule {change.name} is unchanged. A disabled copy may be left, which "
-            "does not fire. Run `fedemb schedule apply` again: it deletes the copy, also if only "
+            "does not fire. Run `fedemb schedule` again: it deletes the copy, also if only "
             f"`kubectl -n {api.namespace} get scheduledworkflows` shows."
         ) from error
     try:
@@ -136,7 +136,7 @@ def _replace(api: Kubeflow, change: Change, item: Loaded, now: datetime) -> None
     except StorageError as error:
         raise StorageError(
             f"schedule {change.name} is stopped, or its old version still fires: {error}. Run "
-            "`fedemb schedule apply` again; it repairs the schedule."
+            "`fedemb schedule` again; it repairs the schedule."
         ) from error
     for run in change.old:
         _delete(api, run.run_id)

@@ -163,6 +163,11 @@ def load_schedules(folder: Path) -> list[Loaded]:
     return [load_schedule(file) for file in files]
 
 
+def is_schedule(file: Path) -> bool:
+    """Returns whether a file says that it is a schedule."""
+    return file.is_file() and b"fedemb/schedule/1" in read_regular(file)
+
+
 def load_schedule(file: Path) -> Loaded:
     """Reads and prices one schedule; see `load_schedules`."""
     try:

@@ -140,7 +140,7 @@ def test_run_directory_that_was_broken_is_one_sentence(tmp_path, name, broken):
     (run.root / name).write_bytes(BROKEN[broken])
     acts = {
         "config.yaml": (run.config, lambda: _fedemb("run", "--resume", run.root)),
-        "state.json": (run.read_state, lambda: _fedemb("report", run.root)),
+        "state.json": (run.read_state, lambda: _fedemb("runs", run.root)),
         "beam_options.json": (run.beam_options,),
     }
     if (name, broken) == ("beam_options.json", "list"):
@@ -154,7 +154,7 @@ def test_run_directory_that_was_broken_is_one_sentence(tmp_path, name, broken):
 
 def _row(run):
     """The run's row of `fedemb runs`, which hides no other."""
-    if "not signed" in (row := _fedemb("runs", run.root.parent)):
+    if "not signed" in (row := _fedemb("runs", "--runs", run.root.parent)):
         signed_utility(run)  # why
     return row
 
@@ -172,7 +172,7 @@ def _closing(run):
 
 
 SHOWN_BY = {
-    "report --json": ("privacy_report", lambda run: _fedemb("report", run.root, "--json")),
+    "runs --json": ("privacy_report", lambda run: _fedemb("runs", run.root, "--json")),
     "closing lines": ("privacy_report", _closing),
     "closing lines, utility": ("utility_report", _closing),
     "first page": ("privacy_report", render_index),
@@ -669,11 +669,11 @@ def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(s
 
 def test_plan_that_nobody_signed_gives_no_epsilon(shown, allowed):
     """`fedemb runs` hides no other run for it; the closing lines refuse."""
-    assert "not signed" not in _fedemb("runs", shown.root.parent)
+    assert "not signed" not in _fedemb("runs", "--runs", shown.root.parent)
     fields = json.loads(allowed.plan.read_text())
     fields["guarantee"]["epsilon"] = 0.01
     _newest(shown, "privacy_plan", encode(fields), 2)
-    row = _fedemb("runs", shown.root.parent)
+    row = _fedemb("runs", "--runs", shown.root.parent)
     assert "not signed" in row
     assert "0.01" not in row
     with pytest.raises(FedEmbError, match="does not match its content"):

@@ -177,7 +177,7 @@ def _our_line(walk: Walk, line: str, world) -> None:
     arguments = pages._here(line, root, run, kubeflow.url)
     if arguments[0] == "schedule" and not (root / "schedules").exists():
         pages._schedules(root)
-    if arguments[:2] == ["schedule", "apply"]:
+    if arguments[0] == "schedule" and not {"--dry-run", "--check"} & {*arguments}:
         arguments.append("--yes")
     if arguments[0] == "doctor":
         arguments += ["--profile", str(INFRA / "profiles" / "s3.yaml")]

@@ -51,7 +51,7 @@ BOUNDS = {
 }
 EXIT_CODES = {
     0: ("Released, or simulation completed.", "Nothing."),
-    1: ("Bug. `fedemb schedule apply --check`: the cluster differs.", "Report the log."),
+    1: ("Bug. `fedemb schedule --check`: the cluster differs.", "Report the log."),
     2: (
         "Invalid input, or a damaged artifact.",
         "Correct the input. Before `reserve_budget` nothing was charged; after it, "

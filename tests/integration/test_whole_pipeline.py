@@ -117,7 +117,7 @@ def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(r
 
 def test_report_prints_the_closing_lines_again(released):
     folder, output = released
-    command = ["report", str(folder / "runs" / "first")]
+    command = ["runs", str(folder / "runs" / "first")]
     again = CliRunner().invoke(app, command).output
     assert closing_line(again, "guarantee") == closing_line(output, "guarantee")
     shown = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)

@@ -38,7 +38,6 @@ def run(capsys, *words):
         ("embed", ".", "-m", LONG, *TRUST),
         ("embed", ".", "-m", BUNDLE, *TRUST, "-o", LONG),
         ("lineage", LONG),
-        ("report", LONG),
         ("runs", LONG),
         ("run", "--resume", LONG),
         ("init", "--data", LONG, "-o", "m.yaml", "--public", "none", *NEW),

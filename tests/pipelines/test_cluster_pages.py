@@ -144,7 +144,7 @@ def test_the_commands_run_in_their_order(world):
         arguments = _here(line, root, run, kubeflow.url)
         if arguments[0] == "schedule" and not (root / "schedules").exists():
             _schedules(root)
-        if arguments[:2] == ["schedule", "apply"]:
+        if arguments[0] == "schedule" and not {"--dry-run", "--check"} & {*arguments}:
             arguments.append("--yes")  # it asks
         with honest_run.stand_in_for_serving():
             result: Result = CliRunner().invoke(app, arguments, input="user 7")

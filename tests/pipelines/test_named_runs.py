@@ -40,7 +40,7 @@ def call(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["report", "lineage"])
+@pytest.mark.parametrize("command", ["runs", "lineage"])
 def test_command_takes_the_name_that_runs_lists(command, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder.root.parents[1])
     name = call(capsys, "runs").splitlines()[1].split()[0]
@@ -51,13 +51,13 @@ def test_command_takes_the_name_that_runs_lists(command, folder, capsys, monkeyp
     assert by_name
 
 
-@pytest.mark.parametrize("command", ["report", "lineage", "approve"])
+@pytest.mark.parametrize("command", ["runs", "lineage", "approve"])
 def test_unknown_name_is_answered_with_the_command_that_lists_names(
     command, folder, capsys, monkeypatch
 ):
     monkeypatch.chdir(folder.root.parents[1])
     key = ("--key", "ada") if command == "approve" else ()
-    with pytest.raises(InputError, match=r"No run at tuesday.*`fedemb runs runs` lists"):
+    with pytest.raises(InputError, match=r"No run at tuesday.*`fedemb runs --runs runs` lists"):
         call(capsys, command, "tuesday", *key)
 
 

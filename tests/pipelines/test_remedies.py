@@ -149,16 +149,16 @@ WRONG = {
         "run --config quickstart --run-id a-b --runs {d}/runs --dry-run",
     ),
     "--set .* is not valid": (
-        "config show -c quickstart --set rounds",
-        "config show -c quickstart --set mechanism.rounds=20",
+        "config -c quickstart --set rounds",
+        "config -c quickstart --set mechanism.rounds=20",
     ),
     "no setting lies so deep": (
-        "config show -c quickstart --set " + ".".join("abcdefghijklmnopqrstuvwxyz") + "=1",
-        "config show -c quickstart",
+        "config -c quickstart --set " + ".".join("abcdefghijklmnopqrstuvwxyz") + "=1",
+        "config -c quickstart",
     ),
     "quote it": (
-        "config show -c quickstart --set 'policy.policy_id=[a'",
-        "config show -c quickstart --set 'policy.policy_id=\"[a\"'",
+        "config -c quickstart --set 'policy.policy_id=[a'",
+        "config -c quickstart --set 'policy.policy_id=\"[a\"'",
     ),
 }
 """Pattern of the message -> the refused command, and the command with the remedy."""
@@ -175,6 +175,7 @@ ELSEWHERE = {
     r"A waiver is signed by|--key to approve": "components/gate",
     r"pass --skip-saved-model": "pipelines/test_cli_verify.py",
     r"--reason is empty": "pipelines/test_cli_ledger_write.py",
+    r"`fedemb runs --runs X` lists": "pipelines/test_named_runs.py",
     r"Run X exists\. Resume|--from X|Unknown step --from|a release does not change"
     r"|run the step again with --from": "pipelines/test_resume.py",
     r"below --min-remaining": "pipelines/test_cli_ledger.py",

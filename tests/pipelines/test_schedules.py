@@ -351,7 +351,7 @@ def test_whichever_call_fails_one_is_enabled_at_most_and_the_next_apply_repairs_
         assert (0 if cluster.fault.lasts else before) <= enabled <= 1, f"call {at}"
         if enabled < before:
             assert "is stopped, or its old version still fires" in said
-            assert "`fedemb schedule apply` again" in said
+            assert "`fedemb schedule` again" in said
         done = cluster.fault.at > 0
         cluster.fault = None
         for _ in range(2):
@@ -423,7 +423,7 @@ def test_a_schedule_that_may_be_stopped_is_said(folder, kfp, monkeypatch):
         raise StorageError("gone")
 
     monkeypatch.setattr(Kubeflow, "enable", gone)
-    with pytest.raises(StorageError, match=r"is stopped, .* Run `fedemb schedule apply` again"):
+    with pytest.raises(StorageError, match=r"is stopped, .* Run `fedemb schedule` again"):
         _apply(kfp, folder)
     monkeypatch.undo()
     _apply(kfp, folder)
@@ -578,29 +578,29 @@ def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):
 
 
 def test_commands_print_cost_and_changes(folder, kfp):
-    from fedemb.pipelines.cli.schedule import schedule_app
+    from fedemb.pipelines.cli.main import app
 
     run = CliRunner().invoke
-    dry = run(schedule_app, ["apply", str(folder), "--dry-run"])
+    dry = run(app, ["schedule", str(folder), "--dry-run"])
     assert dry.exit_code == 0, dry.output
     assert "13 runs, at most epsilon=" in dry.output
     change_schedule(
         folder, "weekly", start=datetime.now(UTC), end=datetime.now(UTC) + timedelta(days=80)
     )
     where = [str(folder), "--host", kfp.url]
-    assert "create weekly" in run(schedule_app, ["apply", *where, "--dry-run"]).output
-    assert run(schedule_app, ["apply", *where, "--check"]).exit_code == 1
-    applied = run(schedule_app, ["apply", *where, "--yes"])
+    assert "create weekly" in run(app, ["schedule", *where, "--dry-run"]).output
+    assert run(app, ["schedule", *where, "--check"]).exit_code == 1
+    applied = run(app, ["schedule", *where, "--yes"])
     assert "1 change(s) carried out" in applied.output
-    assert run(schedule_app, ["apply", *where, "--check"]).exit_code == 0
-    assert "nothing to do" in run(schedule_app, ["apply", *where]).output
+    assert run(app, ["schedule", *where, "--check"]).exit_code == 0
+    assert "nothing to do" in run(app, ["schedule", *where]).output
     assert len(kfp.enabled("fedemb", "weekly")) == 1
 
 
 def test_config_prints_the_configuration_of_a_schedule_with_its_overrides(folder):
-    from fedemb.pipelines.cli.schedule import schedule_app
+    from fedemb.pipelines.cli.main import app
 
-    printed = CliRunner().invoke(schedule_app, ["config", str(folder / "weekly.yaml")]).output
+    printed = CliRunner().invoke(app, ["config", "-c", str(folder / "weekly.yaml")]).output
     assert RunConfig.model_validate(yaml.safe_load(printed)) == load_schedules(folder)[0].config
 
 

@@ -232,7 +232,7 @@ def test_a_single_user_installation_is_refused(submit, kfp, folder):
     kfp.multi_user = False
     assert isinstance(submit().exception, ConfigError)
     assert "single-user" in str(submit().exception)
-    result = CliRunner().invoke(app, ["schedule", "apply", str(folder), "--host", kfp.url])
+    result = CliRunner().invoke(app, ["schedule", str(folder), "--host", kfp.url])
     assert "single-user" in str(result.exception)
     assert kfp.calls == []
 
@@ -317,7 +317,7 @@ def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(submit, kfp):
 
 def test_a_schedule_with_a_long_description_is_applied(cluster, folder):
     change_schedule(folder, "weekly", description="why " * 100)
-    command = ["schedule", "apply", str(folder), "--host", cluster.url, "--yes"]
+    command = ["schedule", str(folder), "--host", cluster.url, "--yes"]
     CliRunner().invoke(app, command, env={"KFP_NAMESPACE": "team-a"}, catch_exceptions=False)
     (run,) = cluster.enabled("team-a", "weekly")
     assert len(run["description"].encode()) <= LONGEST

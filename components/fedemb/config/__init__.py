@@ -1,7 +1,7 @@
 """Configuration of a run: frozen, versioned, and validated before any step starts.
 
 Contains data only: no module here reads user files or imports a framework. Every field documents
-its unit and bounds. `fedemb config describe` prints them.
+its unit and bounds. `fedemb config all` prints them.
 """
 
 from fedemb.config.data import ONE_COHORT as ONE_COHORT

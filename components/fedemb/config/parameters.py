@@ -52,7 +52,7 @@ def _parameters() -> dict[str, Parameter]:
         field = fields[name]
         words = field.description or (getattr(field.annotation, "__doc__", None) or "")
         if name in SECTIONS:
-            words += " JSON; `fedemb config describe` names its settings."
+            words += " JSON; `fedemb config SECTION` names its settings."
         default = None if field.is_required() else _text(field.default, name)
         found[name] = Parameter(str, " ".join(words.split()), default)
     seed = TrainingConfig.model_fields["seed"]
@@ -121,12 +121,12 @@ def _json(text: object, name: str) -> JsonObject:
     except ValueError as error:
         raise ConfigError(
             f"Parameter {name} is not valid JSON ({error}). Pass a JSON object of settings, "
-            "see `fedemb config describe`."
+            "see `fedemb config all`."
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(
             f"Parameter {name} must be a JSON object, got {str(text)[:40]!r}. Pass the settings of "
-            "`fedemb config describe`."
+            "`fedemb config all`."
         )
     return value
 
@@ -140,7 +140,7 @@ def _checked(kind: type[T], tree: Mapping[str, object]) -> T:
         said = problem["msg"].removeprefix("Value error, ")
         raise ConfigError(
             f"The parameters are not valid: {where}{': ' * bool(where)}{said}. Correct the "
-            "parameters; see `fedemb config describe`."
+            "parameters; see `fedemb config all`."
         ) from error
 
 

@@ -187,12 +187,12 @@ def check_form(bundle: Path) -> None:
     folders = {SAVED_MODEL, f"{SAVED_MODEL}/variables"}
     if (bundle / "config.yaml").exists() and (bundle / "run.log").exists():
         raise SignatureInvalid(
-            f"{bundle} is the folder of a run; pass its release, which `fedemb report` prints"
+            f"{bundle} is the folder of a run; pass its release, which `fedemb runs RUN` prints"
         )
     if not found.keys() & ALL:
         raise SignatureInvalid(
             f"{bundle} is not a release, because it has no {MANIFEST}; pass the folder that "
-            "`fedemb report` prints"
+            "`fedemb runs RUN` prints"
         )
     for what, odd in (
         ("extra", found.keys() - (ALL | folders)),

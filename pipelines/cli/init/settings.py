@@ -244,7 +244,7 @@ _COMMENTS = {
 
 def as_text(settings: Settings, output: Path) -> str:
     """Returns the settings as YAML with comments."""
-    parts = ["# Written by `fedemb init`. `fedemb config describe` explains each setting.\n"]
+    parts = ["# Written by `fedemb init`. `fedemb config SECTION` explains each setting.\n"]
     for name, value in settings.items():
         if name in _COMMENTS and (name, settings["task"]) != ("partition", "classification"):
             text = textwrap.wrap(_COMMENTS[name].replace("FILE", output.name), 96)

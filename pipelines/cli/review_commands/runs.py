@@ -1,4 +1,4 @@
-"""`fedemb runs`: lists the runs of a folder."""
+"""`fedemb runs`: lists the runs of a folder, and prints the report of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import FedEmbError, InputError, Refused
-from fedemb.pipelines.output import say
+from fedemb.pipelines.cli.options import RunsOption
+from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.documents.plan import PrivacyPlan
@@ -19,31 +20,61 @@ NOT_SIGNED = "not signed, or its ledger is gone"
 """Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
 
 
-def list_runs(
-    folder: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs"),
+def show_runs(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run whose report to print; default: list all runs.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the privacy report of the run as JSON.")
+    ] = False,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the page in a browser; default: of the newest run.")
+    ] = False,
     mlflow: Annotated[
         str | None,
         typer.Option(
-            help="Also write parameters, metrics and reports of each run to MLflow: http(s):// "
-            "address of a tracking server."
+            help="Write parameters, metrics and reports to MLflow: http(s):// address of a "
+            "tracking server."
         ),
     ] = None,
 ) -> None:
-    """List the runs of a folder with verdict, epsilon and gain, newest first.
+    """List the runs of a folder with verdict, epsilon and gain, or print the report of one.
 
-    Example: fedemb runs
+    Example: fedemb runs week-1 --open
     """
+    from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.local import iter_runs
 
-    found = list(iter_runs(folder))
+    found = [RunDirectory.open(run, runs)] if run else list(iter_runs(runs))
     if not found:
-        raise InputError(f"no run in {folder}; start one with `fedemb run`")
-    say(*runs_table(found))
+        raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if mlflow is not None:
         from fedemb.pipelines.run.headline import tracked_run
         from fedemb.reports.mlflow import log_run
 
         say(*(f"mlflow: {run.run_id} is {log_run(tracked_run(run), mlflow)}" for run in found))
+    elif run is None and not (open_ or json_):
+        say(*runs_table(found))
+    else:
+        _report(found[0], json_=json_, open_=open_)
+
+
+def _report(run: RunDirectory, *, json_: bool, open_: bool) -> None:
+    if json_:
+        from fedemb.pipelines.run.signed import signed_report
+
+        signed = signed_report(run)
+        if signed is None:
+            raise InputError(f"run {run.run_id} has no privacy report yet; let it finish first")
+        say_json(signed.json)
+        return
+    say(*run.read_state().closing_lines, f"report: {run.index}")
+    if open_:
+        import webbrowser
+
+        if not webbrowser.open(run.index.as_uri()):
+            say("no browser could be started here; open that page where there is one")
 
 
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:

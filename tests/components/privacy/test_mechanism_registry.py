@@ -76,7 +76,7 @@ def test_a_new_mechanism_is_planned_by_the_command_line(tmp_path):
     assert found["epsilon"] == price(ours.event(), ours.relation, found["delta"]).epsilon
     plan = plan_from_json(json.loads((tmp_path / "plan.json").read_text())["plan"])
     assert plan == ours
-    described = CliRunner().invoke(app, ["config", "describe", "mechanism"]).output
+    described = CliRunner().invoke(app, ["config", "mechanism"]).output
     assert "mechanism[everyone].noise_multiplier" in described
 
 
