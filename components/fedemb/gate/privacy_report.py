@@ -16,7 +16,14 @@ from fedemb.config import RunConfig
 from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.ledger_record import BindRecord
-from fedemb.documents.privacy_report import TRUST, PrivacyReport, assumptions, limitations
+from fedemb.documents.privacy_report import (
+    TRUST,
+    Audited,
+    PrivacyReport,
+    Useful,
+    assumptions,
+    limitations,
+)
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import json_digest, sha256_hex
@@ -28,14 +35,6 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
-
-
-def _adjacency(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
-    return {
-        "relation": f"add_or_remove_one_{plan.unit}",
-        "accounting_relation": plan.relation.name,
-        "covers_change_own_data": covers_change_own_data(config, plan),
-    }
 
 
 def build_report(
@@ -66,7 +65,11 @@ def build_report(
         "guarantee": guarantee.to_json(),
         "setting": _setting(config, ledger, reservation, head_sequence),
         "unit": _unit(config, plan),
-        "adjacency": _adjacency(config, plan),
+        "adjacency": {
+            "relation": f"add_or_remove_one_{plan.unit}",
+            "accounting_relation": plan.relation.name,
+            "covers_change_own_data": covers_change_own_data(config, plan),
+        },
         "mechanism": {
             **_mechanism(plan, attempt, model.key_injected),
             "plan_sha": plan.digest,
@@ -77,7 +80,7 @@ def build_report(
         "tuning": _tuning(config, ledger, reservation),
         "evaluation": {"data": "held_out_users", "charged": False},
         "pretraining": _pretraining(config, evidence),
-        "audit": _audit(evidence),
+        "audit": evidence.audit.body.model_dump(include=set(Audited.model_fields)),
         "utility": _utility(evidence),
         "assumptions": list(assumptions(plan.unit)),
         "limitations": list(limitations(plan.unit)),
@@ -257,9 +260,7 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
 
 
 def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, object]:
-    kind = config.pretraining.kind
-    none = "no_public_images"
-    overlap = {"none": none, "import": "unchecked"}
+    kind, overlap = config.pretraining.kind, {"none": "no_public_images", "import": "unchecked"}
     return {
         "kind": kind,
         "initial_weights_sha": evidence.model.body.initial_weights_sha,
@@ -267,23 +268,9 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, object]:
     }
 
 
-def _audit(evidence: Evidence) -> dict[str, object]:
-    return evidence.audit.body.model_dump(
-        include={
-            "mechanism",
-            "level",
-            "attack",
-            "model_sha",
-            "code_sha",
-            "figures",
-            "self_test",
-        }
-    )
-
-
 def _utility(evidence: Evidence) -> dict[str, object]:
     utility = evidence.utility.body
     if isinstance(utility, UtilityReport):
-        return utility.model_dump(include={"model_sha", "recall_at_far", "embedding_space_id"})
+        return utility.model_dump(include=set(Useful.model_fields))
     top_1 = utility.headline()
     return {"model_sha": utility.model_sha, "top_1": top_1 and top_1.model_dump()}

@@ -8,11 +8,11 @@ import pytest
 from fedemb.documents.model_files import stored_tensors
 from fedemb.documents.plan_document import read_plan
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.errors import ArtifactError, BudgetExceeded, Refused
+from fedemb.errors import ArtifactError, BudgetExceeded, Refused, UnsupportedAccounting
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.files import write_bytes
-from fedemb.gate import privacy_rules, rule
+from fedemb.gate import privacy_rules, record_rules, rule
 from fedemb.gate.decide import RULES, check_before_charge
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.runtime.step_context import StepContext
@@ -108,6 +108,14 @@ def _accountants_disagree(monkeypatch):
     monkeypatch.setattr(privacy_rules, "epsilon_rdp", lambda *_: 1e-3)
 
 
+def _old_library(monkeypatch):
+    def refuse():
+        raise UnsupportedAccounting("too old")
+
+    found = SimpleNamespace(library_version=refuse)
+    monkeypatch.setattr(record_rules, "accounting", found)
+
+
 def _without_proof(monkeypatch):
     monkeypatch.setattr(GroupPoissonGaussian, "proof", "")
 
@@ -119,6 +127,7 @@ def _without_proof(monkeypatch):
         pytest.param(_priced(np.inf), Refused, "epsilon is inf", id="infinite"),
         pytest.param(_priced(np.nan), Refused, "epsilon is nan", id="nan"),
         pytest.param(_accountants_disagree, Refused, "by RDP", id="accountants"),
+        pytest.param(_old_library, UnsupportedAccounting, "too old", id="library"),
         pytest.param(_without_proof, Refused, "no proven guarantee", id="proof"),
     ],
 )

@@ -278,9 +278,8 @@ def test_document_that_its_step_did_not_sign_is_denied(run, name, signed):
 
 def test_reservation_without_signature_is_denied(run):
     found = read_evidence(run.config, run.artifacts).reservation
-    assert judged(run, reservation=dataclasses.replace(found, signature=None)) == [
-        "reservation_invalid"
-    ]
+    unsigned = dataclasses.replace(found, signature=None)
+    assert judged(run, reservation=unsigned) == ["reservation_invalid"]
 
 
 def test_model_card_that_the_trainer_did_not_sign_is_denied(tmp_path, monkeypatch):

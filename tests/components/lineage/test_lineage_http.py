@@ -115,12 +115,6 @@ def test_account_goes_on_without_its_receiver(tmp_path, monkeypatch, caplog):
     assert "ConnectionError" in _sentence(caplog)
 
 
-def test_writing_again_replaces_the_file(tmp_path):
-    for _ in range(2):
-        _emit(tmp_path / "lineage.jsonl")
-    assert len(lineage.read_steps(tmp_path / "lineage.jsonl")) == len(STEPS)
-
-
 def test_file_that_cannot_be_read_is_a_sentence(receiving, tmp_path, caplog):
     receiver = receiving()
     lineage.send((tmp_path / "none").read_bytes)

@@ -130,11 +130,6 @@ def test_a_value_the_template_misses_is_an_error():
         report.render("run_index.html", tone="plain")
 
 
-def test_a_missing_template_is_an_error():
-    with pytest.raises(ArtifactError, match=r"nothing\.html"):
-        report.render("nothing.html")
-
-
 def test_page_has_contents_that_lead_to_its_sections():
     body = "<h2>One</h2><h2>Two &amp; more</h2><h2>Three</h2><h2>Four</h2>"
     page = report.with_contents(body)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
-from fedemb.gate.decide import RULES
-from tests.planted_bugs.edits import Edit
+from tests.planted_bugs.edits import Edit, path_of
 from tests.planted_bugs.mutants import modules
 from tests.planted_bugs.mutation import REPOSITORY, Mutant
 
@@ -26,20 +26,23 @@ def named_codes() -> dict[str, tuple[str, ...]]:
     return {text: tuple(dict.fromkeys(tests)) for text, tests in found.items()}
 
 
-def _without(code: str) -> str:
-    return f"(rule for rule in RULES if rule.code != {code!r})"
+def _without_each_rule() -> Iterator[Mutant]:
+    """Yields a bug for each rule of the gate, and one for each rule before the charge.
+
+    The rules are read from the source: planting needs a process that imported none of them.
+    """
+    tests = named_codes()
+    for path in sorted(path_of(modules.DECIDE, REPOSITORY).parent.glob("*_rules.py")):
+        for rule in ast.parse(path.read_text()).body:
+            if not isinstance(rule, ast.FunctionDef) or not rule.decorator_list:
+                continue
+            declared = ast.unparse(rule.decorator_list[0])
+            edit = Edit(f"fedemb.gate.{path.stem}", rule.name, declared, "staticmethod")
+            yield Mutant(19, f"gate_without_{rule.name}", (edit,), tests.get(rule.name, ()))
+            if declared.endswith(".before_charge"):
+                left = f"(rule for rule in RULES if rule.code != {rule.name!r})"
+                edit = Edit(modules.DECIDE, "check_before_charge", "RULES", left)
+                yield Mutant(19, f"charged_without_{rule.name}", (edit,), (CHARGE,))
 
 
-def _without_each_rule() -> tuple[Mutant, ...]:
-    """One bug for each rule of the gate, and one for each rule before the charge."""
-    tests, found = named_codes(), list[Mutant]()
-    for rule in RULES:
-        edit = Edit(modules.DECIDE, "decide", "RULES", _without(rule.code))
-        found.append(Mutant(19, f"gate_without_{rule.code}", (edit,), tests.get(rule.code, ())))
-        if rule.before is not None:
-            edit = Edit(modules.DECIDE, "check_before_charge", "RULES", _without(rule.code))
-            found.append(Mutant(19, f"charged_without_{rule.code}", (edit,), (CHARGE,)))
-    return tuple(found)
-
-
-MUTANTS = _without_each_rule()
+MUTANTS = tuple(_without_each_rule())
