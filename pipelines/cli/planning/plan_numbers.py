@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-from fedemb.pipelines.run.load_config import validate
-from fedemb.privacy.mechanisms.registry import GroupPoissonGaussian
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig
 
 _UNCAPPED = 1e9
 """Budget of a plan that is not part of a run."""
@@ -46,6 +46,9 @@ class PlanNumbers:
         Raises:
           ConfigError: numbers are missing or contradict one another.
         """
+        from fedemb.pipelines.run.load_config import validate
+        from fedemb.privacy.mechanisms.registry import GroupPoissonGaussian
+
         population, chosen, rounds = self.population, self.clients_per_round, self.rounds
         if population is None or chosen is None or rounds is None:
             needed = {"population": population, "clients_per_round": chosen, "rounds": rounds}
