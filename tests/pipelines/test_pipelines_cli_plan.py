@@ -111,7 +111,7 @@ def test_words_and_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--noise-multiplier", "4"], "--population, --clients-per-round, --rounds"),
+        (["--noise-multiplier", "4"], "--clients-per-round, --population, --rounds"),
         (NUMBERS, "exactly one of"),
         ([*NUMBERS, "--noise-multiplier", "4", "--target-epsilon", "2"], "exactly one of"),
         ([*NUMBERS, "--noise-multiplier", "4", "--delta", "0.01"], "population 99\\."),

@@ -74,9 +74,8 @@ def plan(
             raise ConfigError(
                 "--write changes a configuration. Pass the configuration by --config."
             )
-        new = not path.exists()
         write_mechanism(path, planned)
-        say(f"wrote {'the new file ' if new else ''}{path}", err=True)
+        say(f"wrote {path}", err=True)
     found = priced(planned)
     if output.output is not None:
         write_bytes(output.output, found.document.data)  # unsigned: no step accepts it

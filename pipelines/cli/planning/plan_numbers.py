@@ -51,11 +51,9 @@ class PlanNumbers:
 
         population, chosen, rounds = self.population, self.clients_per_round, self.rounds
         if population is None or chosen is None or rounds is None:
-            needed = {"population": population, "clients_per_round": chosen, "rounds": rounds}
-            missing = [_spelled(name) for name, value in needed.items() if value is None]
+            needed = {"--population", "--clients-per-round", "--rounds"} - {*self.given()}
             raise ConfigError(
-                f"{', '.join(missing)} is missing. Pass the option or --config; see the command's "
-                "--help."
+                f"{', '.join(sorted(needed))} is missing. Pass the option or --config; see --help."
             )
         clients = max(1, round(population / (self.users_per_client or 32)))
         if chosen > clients:
