@@ -266,8 +266,8 @@ class RunDirectory:
             return parse((self.root / name).read_text())
         except (ValueError, RecursionError) as error:  # no text, no YAML or JSON, no configuration
             raise ArtifactError(
-                f"{name} of run {self.run_id} was changed or cut after it was written; restore it "
-                "from a backup, or start a run with a new id"
+                f"{name} of run {self.run_id} was changed or cut after it was written, or is of "
+                "another version; restore it from a backup, or start a run with a new id"
             ) from error
         except OSError as error:
             raise StorageError(

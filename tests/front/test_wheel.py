@@ -67,7 +67,8 @@ def test_the_lines_of_readme_run(bare, tmp_path):
     script = tmp_path / "quickstart.py"
     script.write_text(lines_of_readme())
     printed = outside(bare, tmp_path, "python", str(script))
-    assert printed.startswith("simulation, not to be released: (")
+    said = [line.split(":")[0].split(",")[0] for line in printed.splitlines()]
+    assert said == ["without training", "private", "simulation", "without privacy", "none"], printed
 
 
 @pytest.fixture(scope="module")

@@ -168,10 +168,8 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
     epsilon = f"{json.loads(measured.plan.read_text())['guarantee']['epsilon']:.2f}"
     report = read(measured.utility, UtilityReport).body
     gain = report.public_backbone.difference[report.headline_rate]
-    rows = {
-        line.split("  ")[0].strip(): line
-        for line in run(capsys, "runs", "--runs", tmp_path).split("\n")
-    }
+    listed = run(capsys, "runs", "--runs", tmp_path).split("\n")
+    rows = {line.split("  ")[0].strip(): line for line in listed}
     assert "Released" in rows["good"]
     assert epsilon in rows["good"]
     assert f"{100 * gain.value:+.1f} points [" in rows["good"]

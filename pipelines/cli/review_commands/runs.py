@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fedemb.documents.plan import PrivacyPlan
     from fedemb.pipelines.run.directory import RunDirectory
 
-NOT_SIGNED = "not signed, or its ledger is gone"
-"""Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
+NOT_SIGNED = "not signed or not readable, or its ledger is gone"
+"""Instead of figures: one run whose files or ledger are not what they were hides no other."""
 
 
 def show_runs(
@@ -84,17 +84,27 @@ def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     this run is the planned one; a simulation's is a projection to the largest certified population.
     The gain, over the best start that needs no private data, is in points, with its 95 % interval.
     """
-    from fedemb.pipelines.run.headline import run_headline
-
     rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "priced for", "gain")]
     for run in runs:
-        found = run_headline(run)
-        users, epsilon = _price(run)
-        everything, this, _ = found.figures.rows()
-        price = epsilon if epsilon == NOT_SIGNED or this.value == "-" else this.value
-        rows.append((run.run_id, found.title, everything.value, price, users, _gain(run)))
+        try:
+            rows.append((run.run_id, *_row(run)))
+        except FedEmbError:
+            rows.append((run.run_id, NOT_SIGNED, "?", "?", "?", "?"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _row(run: RunDirectory) -> tuple[str, str, str, str, str]:
+    from fedemb.documents.fields import points
+    from fedemb.pipelines.run.headline import run_headline
+    from fedemb.pipelines.run.signed import signed_utility
+
+    found = run_headline(run)
+    users, epsilon = _price(run)
+    everything, this, _ = found.figures.rows()
+    utility = signed_utility(run)
+    gain = points(utility.body.gain) if utility and utility.body.gain else "-"
+    return found.title, everything.value, epsilon if this.value == "-" else this.value, users, gain
 
 
 def _price(run: RunDirectory) -> tuple[str, str]:
@@ -103,10 +113,7 @@ def _price(run: RunDirectory) -> tuple[str, str]:
     state = run.read_state()
     if (state.failed_step, state.exit_code) == ("reserve_budget", Refused.exit_code):
         return "-", "-"  # it spent nothing
-    try:
-        plan = signed_plan(run)
-    except FedEmbError:
-        return "?", NOT_SIGNED
+    plan = signed_plan(run)
     return price(run.config().purpose, plan) if plan else ("-", "-")
 
 
@@ -123,14 +130,3 @@ def price(purpose: str, plan: PrivacyPlan) -> tuple[str, str]:
     largest = max(plan.projections, key=lambda item: item.population)
     epsilon = "infinite" if largest.epsilon is None else f"{largest.epsilon:.2g}"
     return f"{largest.population:,} (projected)", epsilon
-
-
-def _gain(run: RunDirectory) -> str:
-    from fedemb.documents.fields import points
-    from fedemb.pipelines.run.signed import signed_utility
-
-    try:
-        utility = signed_utility(run)
-    except FedEmbError:
-        return NOT_SIGNED
-    return points(utility.body.gain) if utility and utility.body.gain else "-"
