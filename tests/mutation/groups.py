@@ -29,7 +29,7 @@ _AUDIT = ("components/privacy/test_privacy_auditing.py", "statistical/test_indep
 _ROUNDS = (
     *("rounds", "unit_gradient", "head_gradient", "kernel_gradients", "least_squares_head"),
     "covariance_projection",
-    *("gradient_sums", "packed_state", "server", "joined", "feed", "feature_cache"),
+    *("gradient_sums", "packed_state", "server", "feed", "feature_cache"),
     "frozen_features",
 )
 _TRAINERS = (
