@@ -104,7 +104,7 @@ def test_base_commands_run_without_any_extra(released, tmp_path):
     commands = [
         (["--help"], 0),
         (["--version"], 0),
-        (["config", "show"], 0),
+        (["config"], 0),
         (["config", "--json"], 0),
         (["config", "mechanism"], 0),
         (["plan", "--config", "quickstart"], 0),

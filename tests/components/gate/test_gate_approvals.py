@@ -396,6 +396,18 @@ def test_decision_cannot_be_signed_in_the_other_role(run, ada, bob):
         run.ledger().state  # noqa: B018
 
 
+def test_decision_about_a_run_that_did_not_commit_breaks_the_ledger(tmp_path):
+    run = honest_run.start(tmp_path / "run")
+    run.do_plan()
+    run.do_reserve()
+    reservation, sha = read_reservation(run.reservation).sequence, "1" * 64
+    waiver = {"reservation": reservation, "model_sha": sha, "report_sha": None, "reason": "agreed"}
+    owner = Signer.load_or_create(run.keys, "policy")
+    put(run, owner, "ada", {**waiver, "code": WAIVABLE[0]})
+    with pytest.raises(LedgerError, match="only about a committed run"):
+        run.ledger().state  # noqa: B018
+
+
 def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
     """Otherwise a floor could be lifted, or the licence changed, after the approvals."""
     name(run, ada=ada, bob=bob)

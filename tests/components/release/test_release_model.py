@@ -284,6 +284,15 @@ def test_simulation_releases_nothing(tmp_path):
     assert not (run.root / "releases").exists()
 
 
+def test_release_refuses_another_public_backbone_than_training_started_from(released):
+    start = released.root / "pretrained" / "backbone.keras"
+    trained_from = start.read_bytes()
+    start.write_bytes(trained_from + b"other")
+    with pytest.raises(Refused, match="not the one that training started from"):
+        released.do_release()
+    start.write_bytes(trained_from)
+
+
 def test_backbone_with_a_further_layer_is_refused(released, tmp_path):
     import keras
 
