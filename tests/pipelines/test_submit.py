@@ -364,7 +364,7 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
     earlier = f"{left}/dp-fedemb/earlier"
     assert address["runtimeValue"]["constant"] == f"{earlier}/train-dp-fedemb/e/model"
     spec, platform = yaml.safe_load_all(version["_content"])
-    # An importer is no step, so the rule does not know the kind of its output.
+    # An importer is not a step, so the rule does not know the kind of its output.
     assert [rule for rule in RULES if any(rule(spec, platform))] == [no_raw_outputs]
     shown = spec["root"]["dag"]["tasks"]["show-outcome"]["inputs"]["parameters"]["reused"]
     reused = json.loads(shown["runtimeValue"]["constant"])

@@ -73,7 +73,7 @@ def trained(trained_once, tmp_path):
     yield from _put_back_after(trained_once, tmp_path / "backup")
 
 
-def _state(run, *, attempt=1, role="trainer", keys=None):
+def _state(run, *, attempt=1, role="trainer", keys=None, inputs_sha=None):
     """The working state, as anyone who holds a key of that role would write it."""
     context = run.context()
     reservation = read_reservation(context.artifacts.reservation)
@@ -83,7 +83,7 @@ def _state(run, *, attempt=1, role="trainer", keys=None):
     turn = FencingToken(str(run.root / "turns of others"), "train_dp_fedemb")
     signer = Signer.newest(keys or context.keys, role)
     inputs = SimpleNamespace(
-        run_id=RUN_ID, number=attempt, inputs_sha=bound, reservation=reservation
+        run_id=RUN_ID, number=attempt, inputs_sha=inputs_sha or bound, reservation=reservation
     )
     return SignedState(store, turn, inputs, signer, trust)
 
@@ -131,6 +131,12 @@ def _of_another_attempt(run, name):
     _state(run, attempt=2).write(name, forged)
 
 
+def _of_other_inputs(run, name):
+    """As of a run of the same name under another policy, with the same keys and private root."""
+    data = _state(run).read(name)
+    _state(run, inputs_sha="0" * 64).write(name, data)
+
+
 def _of_another_name(run, name):
     other = "rounds/000001.record" if name != "rounds/000001.record" else "checkpoint.npz"
     _raw(run).write(name, _raw(run).read(other))
@@ -142,7 +148,7 @@ def _without_end(run, name):
 
 FORGERIES = [
     *(_unsigned, _under_the_old_signature, _by_a_stranger, _by_another_step),
-    *(_of_another_attempt, _of_another_name, _without_end),
+    *(_of_another_attempt, _of_other_inputs, _of_another_name, _without_end),
 ]
 
 
