@@ -13,11 +13,7 @@ STAMP := $(VENV)/.installed-$(shell cat requirements/dev.txt requirements/bootst
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-setup: links $(STAMP) ## Make the virtual environment (all other targets do it for you)
-
-links: # Every step folder is part of the package
-	@for face in components/*/component.py; do step=$$(basename $$(dirname $$face)); \
-	  test -e components/fedemb/steps/$$step || ln -s ../../$$step components/fedemb/steps/$$step; done
+setup: $(STAMP) ## Make the virtual environment (all other targets do it for you)
 
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or say PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -159,4 +155,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference readme setup links wheel run results study study-dp-sgd check test test-long test-full test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean
+.PHONY: help audit mutation docs docs-reference readme setup wheel run results study study-dp-sgd check test test-long test-full test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean

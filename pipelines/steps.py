@@ -151,8 +151,8 @@ def steps_table() -> str:
     """Returns the table of all steps in Markdown."""
     rows = ["| step | purpose | image |", "|---|---|---|"]
     rows += [
-        f"| [`{step.name}`]({step.name}) | {step.summary.rstrip('.')} | {step.image} |"
-        for step in all_steps().values()
+        f"| [`{name}`](fedemb/steps/{name}.py) | {step.summary.rstrip('.')} | {step.image} |"
+        for name, step in all_steps().items()
     ]
     return "\n".join(rows) + "\n"
 

@@ -42,8 +42,8 @@ def check_data(
     Example: fedemb check-data --config mine.yaml
     """
     from fedemb.config.data import BUILTIN
+    from fedemb.partition.check import check
     from fedemb.pipelines.run.load_config import load_config, with_data
-    from fedemb.steps.partition_users.check import check
 
     checked = with_data(load_config(config, set_ or []), data)
     public = checked.pretraining.source

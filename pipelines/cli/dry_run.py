@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.data.sources import find_parts
+from fedemb.gate.plan import check_first_run, check_noise
 from fedemb.ledger import Ledger, policies
+from fedemb.partition.assignment import columns_of
 from fedemb.pipelines.cli.ledger_commands.ledger_summary import (
     admission,
     content_of,
@@ -18,9 +20,6 @@ from fedemb.pipelines.cli.ledger_commands.ledger_summary import (
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
-from fedemb.steps.partition_users.assignment import columns_of
-from fedemb.steps.plan_privacy.noise_limits import check_noise
-from fedemb.steps.plan_privacy.plan import check_first_run
 from fedemb.storage import open_store
 
 

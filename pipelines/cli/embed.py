@@ -47,9 +47,9 @@ def embed(
         raise InputError(f"The output {output} does not end in .parquet. Add the ending.")
     require_released(model, trust, insecure=insecure)
     with quiet():
+        from fedemb.partition.check import LEFT_OUT
         from fedemb.serving.embed_photos import embed_photos
         from fedemb.serving.released import ReleasedModel
-        from fedemb.steps.partition_users.check import LEFT_OUT
 
         released = ReleasedModel(model)
     with counted("embedding photos") as progress:

@@ -66,9 +66,9 @@ def schedule(
 
     Example: fedemb schedule schedules/ --host https://kubeflow.example/pipeline
     """
+    from fedemb.gate.plan import check_noise
     from fedemb.pipelines.schedules import recurring
     from fedemb.pipelines.schedules.schedule import load_schedules
-    from fedemb.steps.plan_privacy.noise_limits import check_noise
 
     if dry_run and cluster.host is None:
         say(*(f"{item.schedule.name}: {item.cost}" for item in load_schedules(folder)))
@@ -136,12 +136,11 @@ def submit(
 
     Example: fedemb submit dp-fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
     """
+    from fedemb.gate.plan import check_noise, document
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules import submission
     from fedemb.pipelines.schedules.package import check_package, checked_digest, run_arguments
     from fedemb.reports.privacy_words import guarantee_sentence
-    from fedemb.steps.plan_privacy.noise_limits import check_noise
-    from fedemb.steps.plan_privacy.plan import document
 
     kubeflow = None if dry_run else connect(cluster)
     loaded = load_config(config, set_ or [])

@@ -223,7 +223,7 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
         return audit_page(report.body, plan_mechanism(run.config()))
     if name == "utility_report":
         return utility_page(report.body)
-    from fedemb.steps.account_privacy.account import page_of
+    from fedemb.steps.account_privacy import page_of
 
     evidence = evidence_of(run)
     found = {

@@ -56,7 +56,7 @@ def signed_plan(run: RunDirectory) -> PrivacyPlan | None:
         return None
     plan = signed_plan_document(run)
     if plan is None:
-        from fedemb.steps.plan_privacy.plan import document
+        from fedemb.gate.plan import document
 
         return document(run.config())
     return plan.body

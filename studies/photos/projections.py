@@ -27,6 +27,7 @@ from fedemb.engine.micro_batches import MicroBatches
 from fedemb.engine.round_loop import run_rounds
 from fedemb.engine.rounds import ClientExamples, RoundFunction, assign_weights
 from fedemb.engine.server import initial_state, released_weights
+from fedemb.evaluation import measure as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbones import cut
 from fedemb.models.imported import import_backbone
@@ -35,7 +36,6 @@ from fedemb.models.public_features import fit_features
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.queries import build_mechanism
-from fedemb.steps.evaluate_embeddings import measure as m
 
 VALIDATION = 19
 Photos = dict[str, tuple[np.ndarray, np.ndarray]]

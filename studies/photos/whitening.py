@@ -27,6 +27,7 @@ from fedemb.engine.round_loop import run_rounds
 from fedemb.engine.rounds import assign_weights
 from fedemb.engine.server import initial_state, released_weights
 from fedemb.engine.units.covariance_projection import CovarianceFunction
+from fedemb.evaluation import measure as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbones import cut
 from fedemb.models.imported import import_backbone
@@ -35,7 +36,6 @@ from fedemb.models.public_features import fit_features
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.queries import build_mechanism
-from fedemb.steps.evaluate_embeddings import measure as m
 from studies.photos.projections import Groups, print_row
 
 FILES = {"cars": "cars140_160.parquet", "groceries": "grocery_96.parquet"}

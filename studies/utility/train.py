@@ -27,11 +27,11 @@ from fedemb.engine import (
     train_centralized,
 )
 from fedemb.evaluation.held_out import Subjects
+from fedemb.evaluation.measure import measure, rate_name
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.runtime.provenance import code_digest
-from fedemb.steps.evaluate_embeddings.measure import measure, rate_name
 from fedemb.training.simulation import Simulation
 from studies.cohort import at_equal_utility
 from studies.utility.protocol import Split

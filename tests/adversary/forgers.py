@@ -11,10 +11,7 @@ from contextlib import contextmanager
 
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.steps.audit_privacy import audit
-from fedemb.steps.evaluate_embeddings import evaluate
-from fedemb.steps.partition_users import partition
-from fedemb.steps.train_dp_fedemb import train
+from fedemb.steps import audit_privacy, evaluate_embeddings, partition_users, train_dp_fedemb
 from fedemb.training import attempt
 from tests.kit.pipeline_runs import honest_run
 
@@ -264,10 +261,10 @@ class Reached(Exception):
 
 
 _HEAVY = {
-    "partition": (partition, partition, "commitment_key"),
-    "train": (train, attempt, "load_backbone"),
-    "evaluate": (evaluate, evaluate, "models_of_run"),
-    "audit": (audit, audit, "_attack_real_users"),
+    "partition": (partition_users, partition_users, "commitment_key"),
+    "train": (train_dp_fedemb, attempt, "load_backbone"),
+    "evaluate": (evaluate_embeddings, evaluate_embeddings, "models_of_run"),
+    "audit": (audit_privacy, audit_privacy, "_attack_real_users"),
 }
 
 

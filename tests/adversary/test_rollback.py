@@ -12,6 +12,7 @@ from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import check_high_water, mark_high_water, rotate_keys
 from fedemb.pipelines.cli.main import app
+from fedemb.steps import reserve_budget
 from tests.kit.ledger_kit import connect
 from tests.kit.pipeline_runs import honest_run
 
@@ -267,11 +268,10 @@ def test_verify_says_whether_it_asked(team):
 
 
 def test_killed_before_its_mark_the_next_run_makes_up_for_it(tmp_path, monkeypatch):
-    from fedemb.steps.reserve_budget import reserve
 
     team = Team(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(reserve, "mark_high_water", _killed)
+        patch.setattr(reserve_budget, "mark_high_water", _killed)
         with pytest.raises(KeyboardInterrupt):
             team.reserve("week-1")
     run = team.reserve("week-2")
@@ -284,10 +284,9 @@ def _killed(*_):
 
 
 def test_no_run_trains_before_its_mark(tmp_path, monkeypatch):
-    from fedemb.steps.reserve_budget import reserve
 
     team = Team(tmp_path)
-    monkeypatch.setattr(reserve, "mark_high_water", _killed)
+    monkeypatch.setattr(reserve_budget, "mark_high_water", _killed)
     with pytest.raises(KeyboardInterrupt):
         team.reserve("week-1")
     assert not list((team.policy / "keys").glob("reservation/*"))

@@ -3,7 +3,7 @@
 Usage: `python -m tests.architecture.structure` prints rooms, cycles, arrows, the longest functions,
 `Any` at seams and lines by room; with `--all`, every function above 60 lines or 8 parameters. With
 `--way NAME...` it prints how many functions take a parameter, and which only pass it on. A room is
-a package directly below `fedemb` or a step; a module directly below `fedemb` is a room of its own.
+a package directly below `fedemb`; a module directly below `fedemb` is a room of its own.
 Imports inside functions and under `TYPE_CHECKING` count like all others.
 """
 
@@ -74,7 +74,7 @@ class Module:
         parts = self.name.split(".")
         if len(parts) == 1:
             return "fedemb"
-        return ".".join(parts[1:3] if parts[1] == "steps" else parts[1:2])
+        return parts[1]
 
     @property
     def lines(self) -> int:

@@ -26,13 +26,13 @@ VERIFY = SHOW.replace("show", "verify")
 RESERVE = """
 import pickle
 from pathlib import Path
-from fedemb.steps.reserve_budget import reserve
-reserve.run(pickle.loads(Path({context!r}).read_bytes()))
+from fedemb.steps import reserve_budget
+reserve_budget.run(pickle.loads(Path({context!r}).read_bytes()))
 """
 IMPORTS = {
     "ledger show": "import fedemb.pipelines.cli.ledger_commands.ledger_summary",
     "ledger verify": "import fedemb.pipelines.cli.ledger_commands.ledger_summary",
-    "reserve": "import fedemb.steps.reserve_budget.reserve",
+    "reserve": "import fedemb.steps.reserve_budget",
 }
 
 

@@ -67,7 +67,7 @@ def partition(folder: Path, users: int, images: int, options: list[str]) -> dict
     """Partitions the files in `folder / "in"`; returns what it took."""
     from fedemb.config import RunConfig
     from fedemb.data.hashing import KeyRef
-    from fedemb.steps.partition_users.partition import partition_images
+    from fedemb.steps.partition_users import partition_images
 
     config = RunConfig.model_validate(
         {

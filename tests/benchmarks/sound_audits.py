@@ -19,7 +19,7 @@ def main(runs: int) -> None:
     """Prints a line after every ten runs."""
     from fedemb.documents.mechanism_audit import MechanismAudit
     from fedemb.privacy.mechanisms.registry import plan_mechanism
-    from fedemb.steps.train_dp_sgd import train
+    from fedemb.steps import train_dp_sgd
     from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare
 
     config = classifier_config(
@@ -34,7 +34,9 @@ def main(runs: int) -> None:
         for number in range(1, runs + 1):
             root = Path(folder) / "run"
             shutil.copytree(ready.root, root)
-            card = train.run(ReadyRun(root, config).context(), root_key=secrets.token_bytes(32))
+            card = train_dp_sgd.run(
+                ReadyRun(root, config).context(), root_key=secrets.token_bytes(32)
+            )
             evidence = MechanismAudit.model_validate(card["mechanism_audit"])
             failed.update(evidence.failed(plan_mechanism(config)))
             shutil.rmtree(root)

@@ -84,7 +84,7 @@ def measured(step, folder, settings, document, words):
 
 
 def build_utility(folder, _):
-    from fedemb.steps.evaluate_embeddings.evaluate import run
+    from fedemb.steps.evaluate_embeddings import run
 
     finished = shared_run(lambda name: folder / name)
     start = finished.root / "pretrained" / "backbone.keras"
@@ -104,13 +104,13 @@ def first_sentence(report):
 
 
 def build_audit(folder, _):
-    from fedemb.steps.audit_privacy.audit import run
+    from fedemb.steps.audit_privacy import run
 
     return measured(run, folder, config(purpose="simulation"), AuditReport, first_sentence)
 
 
 def build_audit_of_release(folder, _):
-    from fedemb.steps.audit_privacy.audit import run
+    from fedemb.steps.audit_privacy import run
 
     return measured(run, folder, config(), AuditReport, first_sentence)
 

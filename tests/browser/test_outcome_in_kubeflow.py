@@ -12,7 +12,7 @@ from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.lineage import read_steps
 from fedemb.reports.report import render
-from fedemb.steps.show_outcome.outcome import PAGES, shown_of
+from fedemb.steps.show_outcome import PAGES, shown_of
 from tests.kit.pipeline_runs import honest_run
 
 pytestmark = pytest.mark.browser

@@ -32,7 +32,7 @@ from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.step import declared
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import reserve_budget
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.whole_run import SMALL_CLASSIFIER
 
@@ -226,7 +226,7 @@ def weekly_pods(world, weekly):
     assert (out / "privacy_plan").read_bytes() == run.plan.read_bytes()
     start = ("model", "pretraining", "seed", "keys")
     done("pretrain_public", **{name: pieces[name] for name in start})
-    reserve.run(run.context(pretrained=out / "pretrained"))  # as a pod: the test above
+    reserve_budget.run(run.context(pretrained=out / "pretrained"))  # as a pod: the test above
     done("partition_users", "reservation", **whose, beam_options=[])
     return done
 

@@ -527,7 +527,6 @@ def structure_page() -> str:
     arrows = {
         room: set(found) for room, found in room_graph(product, import_graph(product)).items()
     }
-    summaries = {f"steps.{name}": step.summary for name, step in all_steps().items()}
     floors: dict[str, int] = {}
 
     def floor(room: str) -> int:
@@ -537,17 +536,16 @@ def structure_page() -> str:
 
     rows = []
     for room in sorted(arrows, key=lambda room: (-floor(room), room)):
-        if room in ("__main__", "steps"):
+        if room == "__main__":
             continue
-        name = room.replace(".", "/")
         face = f"fedemb.{room}" if room != "fedemb" else room
-        doc = summaries.get(room) or ast.get_docstring(product[face].tree) or ""
-        below = ", ".join(sorted(code(other) for other in arrows[room] if "steps." not in other))
-        rows.append((floor(room), code(name), first_line(doc), below))
+        doc = ast.get_docstring(product[face].tree) or ""
+        below = ", ".join(sorted(map(code, arrows[room])))
+        rows.append((floor(room), code(room), first_line(doc), below))
     head = ("floor", "room", "content", "imports")
     opening = (
         "Rooms of the package `fedemb`, from `python -m tests.architecture.structure`. A room is a "
-        "package or a step. It imports only rooms on lower floors; imports inside functions and "
+        "package. It imports only rooms on lower floors; imports inside functions and "
         "imports for types count. `tests/architecture` fails when a cycle appears."
     )
     return page("Package structure", opening, table(head, rows))

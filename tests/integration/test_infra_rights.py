@@ -19,6 +19,7 @@ from fedemb.keys import open_key_store, secret_manager
 from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.runtime.step_context import StepContext
+from fedemb.steps import evaluate_classifier, evaluate_embeddings
 from fedemb.storage import gcs, open_store, put_tree
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of
@@ -109,14 +110,13 @@ CLASSIFICATION = {
 @pytest.fixture(scope="module")
 def simulated(fence, tmp_path_factory):
     """From the reservation to the audit, each step in the name of its group."""
-    from fedemb.steps.evaluate_embeddings import evaluate
-    from fedemb.steps.train_dp_fedemb import train
+    from fedemb.steps import train_dp_fedemb
 
     here = tmp_path_factory.mktemp("simulation")
     config = make_config("gs://private-input/images.parquet", **SIMULATION)
     _put_images("gs://private-input/images.parquet", 60, 3, here)
     _put_images("gs://public-input/images.parquet", 4, 3, here)
-    report = _simulate(fence, config, here, train, evaluate)
+    report = _simulate(fence, config, here, train_dp_fedemb, evaluate_embeddings)
     assert report["previous_release"]["old"]
     return fence
 
@@ -124,24 +124,25 @@ def simulated(fence, tmp_path_factory):
 @pytest.fixture(scope="module")
 def classified(fence, tmp_path_factory):
     """The same of a classifier, trained by DP-SGD."""
-    from fedemb.steps.evaluate_classifier import evaluate
-    from fedemb.steps.train_dp_sgd import train
+    from fedemb.steps import train_dp_sgd
 
     here = tmp_path_factory.mktemp("classifier")
     config = make_config("gs://private-input/classes.parquet", **CLASSIFICATION)
     _put_images("gs://private-input/classes.parquet", 60, 3, here, classes=3)
-    report = _simulate(fence, config, here, train, evaluate)
+    report = _simulate(fence, config, here, train_dp_sgd, evaluate_classifier)
     assert report["classes"] == 3
     return fence
 
 
 def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate: Any) -> Any:
     """Plan to audit of one run; returns the utility report."""
-    from fedemb.steps.audit_privacy import audit
-    from fedemb.steps.partition_users import partition
-    from fedemb.steps.plan_privacy import plan
-    from fedemb.steps.pretrain_public import pretrain
-    from fedemb.steps.reserve_budget import reserve
+    from fedemb.steps import (
+        audit_privacy,
+        partition_users,
+        plan_privacy,
+        pretrain_public,
+        reserve_budget,
+    )
 
     _owner_begins(config)
 
@@ -156,25 +157,25 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
         )
 
     with fence.acting("plan_privacy"):
-        plan.run(context())
+        plan_privacy.run(context())
     with fence.acting("pretrain_public"):
-        pretrain.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
+        pretrain_public.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
     if config.evaluation.previous_release:
         seal(context(), here / "pretrained" / "backbone.keras", here / "before")
         put_tree(here / "before", PREVIOUS)
     for _ in range(2):  # a resumed run reserves and partitions again
         with fence.acting("reserve_budget"):
-            reserve.run(context())
+            reserve_budget.run(context())
         with fence.acting("partition_users"):
-            partition.run(context())
-    trainer, evaluator = (each.__name__.split(".")[-2] for each in (train, evaluate))
+            partition_users.run(context())
+    trainer, evaluator = (each.__name__.split(".")[-1] for each in (train, evaluate))
     for _ in range(2):  # so does the trainer, when it is killed after its last act
         with fence.acting(trainer):
             train.run(context())
     with fence.acting(evaluator):
         report = evaluate.run(context()).json
     with fence.acting("audit_privacy"):
-        assert audit.run(context())["measured"]
+        assert audit_privacy.run(context())["measured"]
     return report
 
 
@@ -188,8 +189,8 @@ class _Remote(honest_run.HonestRun):
 def released(fence, tmp_path_factory):
     """From the reservation to the bundle, on evidence without images."""
     root = tmp_path_factory.mktemp("release")
-    from fedemb.steps.show_outcome import outcome
-    from fedemb.steps.show_outcome.outcome import Started
+    from fedemb.steps import show_outcome
+    from fedemb.steps.show_outcome import Started
 
     honest_run.start(root)  # the public backbone
     run = _Remote(root, "tuesday", honest_run.config(), root)
@@ -216,7 +217,7 @@ def released(fence, tmp_path_factory):
     names = ("outcome", "summary", "verdict")
     shown = RunArtifacts(**{name: task / name for name in names})
     with fence.acting("show_outcome"):
-        outcome.run(StepContext(shown), Started(), uri=str(shown.outcome), state="SUCCEEDED")
+        show_outcome.run(StepContext(shown), Started(), uri=str(shown.outcome), state="SUCCEEDED")
     assert shown.outcome.read_text()
     return fence
 

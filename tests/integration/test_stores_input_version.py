@@ -10,9 +10,8 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
 from fedemb.keys import commitment_key
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.partition_users.partition import run as partition
-from fedemb.steps.plan_privacy import plan
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import plan_privacy, reserve_budget
+from fedemb.steps.partition_users import run as partition
 from fedemb.storage import join, open_store
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 from tests.kit.public_start import sign_start
@@ -103,9 +102,9 @@ def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_
     stores = {name: str(tmp_path / name) for name in ("ledger", "keys")}
     private = str(tmp_path / "private")
     context = StepContext(artifacts, config=config, run_id="monday", private_root=private, **stores)
-    plan.run(context)
+    plan_privacy.run(context)
     sign_start(context)
-    document = reserve.run(context)
+    document = reserve_budget.run(context)
     key = commitment_key(context.keys, config.policy.policy_id)
     assert document["body"]["input"] == fingerprint_input(join(uri, "in"), key, "monday")
     record = open_store(tmp_path / "ledger").read("default/00000001.json").decode()

@@ -11,7 +11,7 @@ from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.foundation.document import encode
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
-from fedemb.steps.release_model import release
+from fedemb.steps import release_model
 from fedemb.storage import join, open_store
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.forked import SERVER
@@ -43,7 +43,7 @@ def run(gated, tmp_path):
 
 def _release(run, releases, document="release.json"):
     with honest_run.stand_in_for_serving():
-        return release.run(run.context(releases=releases, release=run.root / document))
+        return release_model.run(run.context(releases=releases, release=run.root / document))
 
 
 def _problems(run, uri):

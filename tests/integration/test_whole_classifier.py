@@ -115,7 +115,7 @@ def _bundle(runs: Killed) -> Path:
 
 @pytest.mark.slow
 def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
-    from fedemb.steps.train_dp_sgd import train
+    from fedemb.steps import train_dp_sgd
 
     run = runs.killed
     started = len(_records(run.root))
@@ -123,7 +123,7 @@ def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
     made = {"model": tmp_path}
     artifacts = RunArtifacts(**{name: run.output(name) for name in inputs}, **made)
     stores = {name: uri for name, uri in run.stores().items() if name != "releases"}
-    train.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
+    train_dp_sgd.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
     assert 0 < started < ROUNDS
     for name in ("backbone.keras", "rounds.jsonl"):
         assert file_digest(_bundle(runs) / name) == file_digest(tmp_path / name)

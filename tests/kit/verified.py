@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedemb.steps.release_model.verify import verify_release
+from fedemb.serving.verify import verify_release
 
 
 def problems_of(bundle: str, trust: Path, ledger: str | None = None) -> list[str]:

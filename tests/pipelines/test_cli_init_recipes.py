@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from fedemb.errors import ConfigError
-from fedemb.models.public_backbone.catalogue import write_named
-from fedemb.pipelines.cli.init.recipes import PROJECTIONS, head_learning_rate, recipes
-from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.steps.plan_privacy.noise_limits import (
+from fedemb.gate.plan import (
     noise_on_mean,
     temperature_for_noise,
     training_noise,
 )
+from fedemb.models.public_backbone.catalogue import write_named
+from fedemb.pipelines.cli.init.recipes import PROJECTIONS, head_learning_rate, recipes
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from tests.pipelines.test_cli_init import as_parquet, call
 
 CLASSIFY = ("--task", "classification", "--classes", "c0,c1,c2,c3")

@@ -22,7 +22,7 @@ from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.index import collect_reports, render_index
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
-from fedemb.steps.release_model.registries import Release
+from fedemb.serving.registries import Release
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 

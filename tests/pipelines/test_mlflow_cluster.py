@@ -8,7 +8,7 @@ import pytest
 
 from fedemb.errors import AwaitingApproval
 from fedemb.reports.mlflow import log_in_time, settings_of
-from fedemb.steps.show_outcome import outcome
+from fedemb.steps import show_outcome
 from tests.kit.kubeflow_run import KubeflowRun
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.servers.mlflow import mlflow_server
@@ -68,7 +68,7 @@ def test_nothing_but_public_documents_and_settings_is_written(released, monkeypa
     (released.folder / "train-dp-fedemb" / "1" / "diagnostics").write_text("realised clients")
     (released.folder / "evaluate-embeddings" / "1" / "scores").write_text("a figure per user")
     found = []
-    monkeypatch.setattr(outcome, "log_in_time", lambda run, _: found.append(run) or "")
+    monkeypatch.setattr(show_outcome, "log_in_time", lambda run, _: found.append(run) or "")
     released.show(mlflow="http://mlflow.example", **{"rollback_anchor": "gs://anchor"})
     (tracked,) = found
     everything = repr((tracked.artifacts, settings_of(tracked.config), tracked.tags()))
@@ -104,7 +104,7 @@ def test_output_of_an_earlier_run_that_cannot_be_read_is_left_out(released, tmp_
 
 def test_server_that_never_answers_costs_a_limited_time(released, monkeypatch):
     found = []
-    monkeypatch.setattr(outcome, "log_in_time", lambda run, _: found.append(run) or "")
+    monkeypatch.setattr(show_outcome, "log_in_time", lambda run, _: found.append(run) or "")
     released.show(mlflow="http://mlflow.example")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = time.monotonic()

@@ -25,9 +25,9 @@ from fedemb.data.formats.tfrecord_files import iter_tfrecord
 from fedemb.data.photos import BadImageError
 from fedemb.data.records import encode_example
 from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.partition.check import check
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.steps.partition_users.check import check
 from fedemb.storage.patterns import locate
 
 CLASSES = ("cat", "dog", "owl")

@@ -16,7 +16,7 @@ from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Pace, PlainView, _follow, _guarantee
 from fedemb.pipelines.run.signed import signed_plan
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.plan_privacy.plan import run as plan_privacy
+from fedemb.steps.plan_privacy import run as plan_privacy
 
 
 class _Child:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import fedemb.reports.lineage
 import fedemb.runtime.outcome
-import fedemb.steps.show_outcome.outcome
+import fedemb.steps.show_outcome
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
 from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
@@ -50,7 +50,7 @@ def bucket(tmp_path, monkeypatch):
     for module in (
         fedemb.runtime.outcome,
         fedemb.reports.lineage,
-        fedemb.steps.show_outcome.outcome,
+        fedemb.steps.show_outcome,
     ):
         monkeypatch.setattr(module, "open_store", opened)
     return tmp_path / "bucket"

@@ -1,10 +1,9 @@
-"""A step is declared once, beside its logic; everything else follows, for a new step too."""
+"""A step is declared once, with its logic; everything else follows, for a new step too."""
 
 import ast
 import inspect
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -31,6 +30,8 @@ from tests.kit.pipeline_runs import honest_run
 
 REPOSITORY = Path(__file__).parents[2]
 TOY = """
+import json
+
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
@@ -43,13 +44,10 @@ def count_toys(
 ):
     'Counts the rounds of the model.'
     from fedemb.runtime.step import step_process
-    from fedemb.steps.count_toys.count import run
+    from fedemb.steps.count_toys import run
 
     with step_process("count_toys", locals()) as context:
         toys.metadata["rounds"] = run(context)
-"""
-LOGIC = """
-import json
 
 
 def run(context):
@@ -67,30 +65,15 @@ def test_files_made_of_the_declarations_are_up_to_date(request):
         assert path.read_text() == text, "run `python -m fedemb.pipelines.steps`"
 
 
-def test_every_step_folder_is_declared_linked_and_in_a_pipeline():
-    folders = {path.parent.name for path in (REPOSITORY / "components").glob("*/component.py")}
-    assert folders == set(steps.all_steps())
-    links = REPOSITORY / "components" / "fedemb" / "steps"
-    assert folders == {path.name for path in links.iterdir() if path.is_symlink()}
-
-
-def test_setup_links_a_new_step_into_the_package(tmp_path):
-    shutil.copy(REPOSITORY / "Makefile", tmp_path)
-    (tmp_path / "components" / "fedemb" / "steps").mkdir(parents=True)
-    (tmp_path / "components" / "count_toys").mkdir()
-    (tmp_path / "components" / "count_toys" / "component.py").write_text(TOY)
-    for _ in range(2):
-        subprocess.run(["make", "links"], cwd=tmp_path, check=True)
-    assert (tmp_path / "components/fedemb/steps/count_toys/component.py").read_text() == TOY
+def test_every_module_of_a_step_is_declared_and_in_a_pipeline():
+    found = {path.stem for path in (REPOSITORY / "components/fedemb/steps").glob("[a-z]*.py")}
+    assert found == set(steps.all_steps())
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The two files and the one entry that make a new step: all that is done here to add it."""
-    folder = tmp_path / "count_toys"
-    folder.mkdir()
-    (folder / "component.py").write_text(TOY)
-    (folder / "count.py").write_text(LOGIC)
+    """The file and the one entry that make a new step: all that is done here to add it."""
+    (tmp_path / "count_toys.py").write_text(TOY)
     names = list(DP_FEDEMB.steps)
     names.insert(names.index("audit_privacy"), "count_toys")
     pipeline = replace(DP_FEDEMB, name="with-toys", steps=tuple(names))

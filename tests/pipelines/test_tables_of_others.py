@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedemb.errors import ConfigError, InputError
+from fedemb.partition.check import Check, check
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.steps.partition_users.check import Check, check
 from tests.kit.pipeline_runs.partition_run import Partitioner
 from tests.pipelines.test_other_peoples_files import EACH, USERS, init, rows, users_of
 

@@ -1,1 +1,1 @@
-"""Gate: the rules that allow or deny a release."""
+"""Gate: the plan of a run, and the rules that allow or deny its release."""

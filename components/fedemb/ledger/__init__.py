@@ -26,6 +26,7 @@ from fedemb.ledger.root import name_approvers as name_approvers
 from fedemb.ledger.root import open_ledger as open_ledger
 from fedemb.ledger.root import policies as policies
 from fedemb.ledger.root import read_trust as read_trust
+from fedemb.ledger.root import refuse_lost as refuse_lost
 from fedemb.ledger.root import rotate_keys as rotate_keys
 from fedemb.ledger.terms import PlannedSeries as PlannedSeries
 from fedemb.ledger.terms import PolicyTerms as PolicyTerms

@@ -235,3 +235,19 @@ def name_approvers(
 
 def _current(ledger: Ledger, role: str) -> TrustedKey:
     return ledger.chain.trust.current(role)
+
+
+def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
+    """Rejects an empty ledger of a used policy, because its recorded privacy loss would be lost.
+
+    Raises:
+      LedgerError: the policy's key exists, but its records do not.
+    """
+    if not ledger.chain.records and keys.exists(policy_key_name(ledger.policy_id)):
+        ledger.refresh()  # another process may have created it meanwhile
+        if not ledger.chain.records:
+            raise LedgerError(
+                f"{ledger.chain.store.uri} holds no ledger of policy {ledger.policy_id!r}, but "
+                "its key exists, so there was one: name the right store, restore it from its "
+                "backup, or start another policy_id"
+            )

@@ -29,16 +29,17 @@ DECIDES_PRIVACY = (
     "keys",
     "ledger",
     "models",
+    "partition",
     "privacy",
-    "steps/partition_users",
-    "steps/reserve_budget",
-    "steps/train_dp_fedemb",
-    "steps/train_dp_sgd",
+    "steps/partition_users.py",
+    "steps/reserve_budget.py",
+    "steps/train_dp_fedemb.py",
+    "steps/train_dp_sgd.py",
     "storage",
     "training",
 )
-"""Packages that sample, clip, add noise, account, reserve, commit rounds, assign users to virtual
-clients, or set the numeric precision."""
+"""Packages and modules that sample, clip, add noise, account, reserve, commit rounds, assign users
+to virtual clients, or set the numeric precision."""
 
 
 def code_digest(config: RunConfig | None = None) -> str:
@@ -97,8 +98,8 @@ def _locks() -> dict[str, str]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yields the sources below a folder, in order; follows the links of a checkout."""
-    found: list[Path] = []
+    """Yields a source, or the sources below a folder, in order; follows links to folders."""
+    found = [folder] if folder.is_file() else list[Path]()
     for place, _, names in os.walk(folder, followlinks=True):
         found += [Path(place, name) for name in names if name.endswith(".py")]
     yield from sorted(found)

@@ -1,10 +1,10 @@
 """The declaration of a step, and code that every step body shares.
 
-A step is a thin Python component with its logic in a module next to it. Its body imports the
-package from its image and calls `run(context)`. The same function runs in process in tests, under
-`kfp.local` on a laptop, and in a pod. `@step` declares all other properties once. The graph, the
-local runner, compile rules, the permissions of the pod, profiles and the table of the docs are
-derived from it.
+A step is a module with a thin Python component and its logic `run(context)`. The component's body
+imports the package from its image and calls `run(context)`. The same function runs in process in
+tests, under `kfp.local` on a laptop, and in a pod. `@step` declares all other properties once. The
+graph, the local runner, compile rules, the permissions of the pod, profiles and the table of the
+docs are derived from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from inspect import signature
+from inspect import get_annotations, signature
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -145,6 +145,7 @@ def step(
     """
 
     def declare(function: Callable[..., object]) -> Step:
+        function.__annotations__ = get_annotations(function, eval_str=True)  # kfp reads no text
         ports = _ports_of(function)
         if {*ports.artifacts, *ports.texts} != set(outputs):
             raise TypeError(
@@ -225,12 +226,12 @@ def _component_of(function: Callable[..., object], image: Image) -> BaseComponen
 
 
 def declared(name: str) -> Step:
-    """Returns the declaration of a step, loaded from its folder.
+    """Returns the declaration of a step, loaded from its module.
 
     Raises:
       ModuleNotFoundError: the step does not exist.
     """
-    return getattr(import_module(f"fedemb.steps.{name}.component"), name)
+    return getattr(import_module(f"fedemb.steps.{name}"), name)
 
 
 def leading_to(name: str, task: str) -> tuple[Step, ...]:

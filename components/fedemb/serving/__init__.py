@@ -1,1 +1,1 @@
-"""Use of released models: bundles, embedding, search, serving, export."""
+"""Releases: bundle, marker, card, verification, registries, and use by their users."""

@@ -1,0 +1,1 @@
+"""One module for each step: its Kubeflow component and its logic."""

@@ -100,9 +100,9 @@ def _classifier(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
 
 
 def _embedding(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
+    from fedemb.partition.check import too_few_classes
     from fedemb.pipelines.cli.init.settings import embedding_recipe, shares_classes
     from fedemb.pipelines.run.load_config import validate
-    from fedemb.steps.partition_users.check import too_few_classes
 
     photos, by_class = goal.photos, shares_classes(goal.photos)
     if options.alike == "class" and not by_class:

@@ -12,13 +12,8 @@ from fedemb.data.columns import guess_source
 from fedemb.data.formats.image_files import is_side_file
 from fedemb.data.sources import find_parts, split_part
 from fedemb.errors import ConfigError, InputError
-from fedemb.pipelines.cli.init.options import InitOptions
-from fedemb.pipelines.output import say
-from fedemb.pipelines.run.load_config import validate
-from fedemb.privacy.accounting.units import UNITS, UnitWords, count_of
-from fedemb.privacy.mechanisms.registry import PoissonGaussian
-from fedemb.steps.partition_users.census import Census, take_census
-from fedemb.steps.partition_users.check import (
+from fedemb.partition.census import Census, take_census
+from fedemb.partition.check import (
     BAD,
     LEFT_OUT,
     examples,
@@ -26,6 +21,11 @@ from fedemb.steps.partition_users.check import (
     inexact_ids,
     looked_for,
 )
+from fedemb.pipelines.cli.init.options import InitOptions
+from fedemb.pipelines.output import say
+from fedemb.pipelines.run.load_config import validate
+from fedemb.privacy.accounting.units import UNITS, UnitWords, count_of
+from fedemb.privacy.mechanisms.registry import PoissonGaussian
 
 _SIZES = (28, 32, 48, 64)
 """Image sizes of the model to choose from; the largest that most photos have is chosen."""

@@ -14,6 +14,12 @@ import yaml
 
 from fedemb.config import RunConfig
 from fedemb.config.policy import PRIVATE_FOLDERS
+from fedemb.gate.plan import (
+    noise_on_mean,
+    temperature_for_noise,
+    training_noise,
+    warnings,
+)
 from fedemb.pipelines.cli.init.backbone import Backbone
 from fedemb.pipelines.cli.init.photos import Photos
 from fedemb.pipelines.cli.init.recipes import (
@@ -31,12 +37,6 @@ from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.privacy_words import participants
-from fedemb.steps.plan_privacy.noise_limits import (
-    noise_on_mean,
-    temperature_for_noise,
-    training_noise,
-)
-from fedemb.steps.plan_privacy.plan import warnings
 
 
 class Training(TypedDict):

@@ -76,11 +76,18 @@ def init(
     gsm://PROJECT/fedemb --trust-output trust.json
     """
     from fedemb.keys import open_key_store
-    from fedemb.ledger import begin_policy, ensure_trust, open_ledger, policies, series_of, terms_of
+    from fedemb.ledger import (
+        begin_policy,
+        ensure_trust,
+        open_ledger,
+        policies,
+        refuse_lost,
+        series_of,
+        terms_of,
+    )
     from fedemb.pipelines.cli.ledger_commands.ledger_summary import composition, planned_series
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.privacy.mechanisms.registry import plan_mechanism
-    from fedemb.steps.reserve_budget.reserve import refuse_lost
     from fedemb.storage import open_store
 
     settings = load_config(config, set_ or [])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedemb.config import RunConfig
+from fedemb.gate.plan import warnings
 from fedemb.pipelines.cli.planning.planned import Priced, series
 from fedemb.privacy.planning.prices import finite
 from fedemb.reports.privacy_words import BACKENDS, comparison, participants
-from fedemb.steps.plan_privacy.plan import warnings
 
 PROTECTS_UP_TO = 20.0
 """Largest epsilon without a warning."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypedDict
 from fedemb.config import RunConfig
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.foundation.document import Written, written
+from fedemb.gate.plan import document, warnings
 from fedemb.pipelines.cli.ledger_commands.ledger_summary import planned_series
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -15,7 +16,6 @@ from fedemb.privacy.mechanisms.registry import plan_from_json, plan_mechanism
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.prices import finite
 from fedemb.reports.privacy_words import comparison
-from fedemb.steps.plan_privacy.plan import document, warnings
 
 
 class Priced(NamedTuple):

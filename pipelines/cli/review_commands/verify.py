@@ -45,7 +45,7 @@ def verify_release(
     locate(bundle)  # reports typing errors before TensorFlow is loaded
     if not skip_saved_model:
         _load_tensorflow()
-    from fedemb.steps.release_model.verify import verify_release
+    from fedemb.serving.verify import verify_release
 
     found = verify_release(bundle, trust, ledger, saved_model=not skip_saved_model)
     if json_:
@@ -105,8 +105,8 @@ def register(
     Example: fedemb register BUNDLE --to mlflow+https://mlflow.example
     """
     from fedemb.serving.bundle import locate
-    from fedemb.steps.release_model.registries import Release
-    from fedemb.steps.release_model.registries import register as tell
+    from fedemb.serving.registries import Release
+    from fedemb.serving.registries import register as tell
     from fedemb.storage import local_tree
 
     address = locate(bundle).address

@@ -10,7 +10,7 @@ from fedemb.foundation.document import read
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.local import closing_lines
 from fedemb.reports.privacy_words import all_runs
-from fedemb.steps.release_model.verify import verify_release
+from fedemb.serving.verify import verify_release
 from tests.kit.pipeline_runs import honest_run
 
 

@@ -7,9 +7,14 @@ from hypothesis import strategies as st
 
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
-from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
-from fedemb.steps.audit_privacy.scoring import ConfidenceScore, VerificationScore
-from fedemb.steps.audit_privacy.self_test import self_test
+from fedemb.evaluation.membership import (
+    AttackResult,
+    ConfidenceScore,
+    VerificationScore,
+    attack,
+    self_test,
+    verification_scores,
+)
 
 finite = st.floats(-3, 3, width=16)
 side = st.lists(finite, min_size=10, max_size=30).map(np.array)

@@ -15,8 +15,8 @@ from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import parse, read
 from fedemb.models.loading import load_backbone
 from fedemb.reports.audit_words import audit_sentence
-from fedemb.steps.audit_privacy import audit
-from fedemb.steps.audit_privacy.audit import run
+from fedemb.steps import audit_privacy
+from fedemb.steps.audit_privacy import run
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, teach
 from tests.kit.verified_folder import as_committed
@@ -73,7 +73,7 @@ def test_a_model_that_memorised_its_users_is_found(copied, tmp_path):
     """Trained on its users' few images, again and again, with no noise."""
     backbone = load_backbone(copied.root / "pretrained" / "backbone.keras", config().model)
     store = UserStore(as_committed(copied.private / "users"))
-    images, _, owners = audit._images(store, np.arange(40))
+    images, _, owners = audit_privacy._images(store, np.arange(40))
     teach(backbone, images, owners, np.random.default_rng(3), steps=200)
     backbone.save(copied.root / "model" / "backbone.keras")
     card = read(copied.root / "model" / "model.json", ModelCard).body

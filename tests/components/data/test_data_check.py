@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
-from fedemb.steps.partition_users.check import check, other_spellings
+from fedemb.partition.check import check, other_spellings
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 
 

@@ -12,9 +12,9 @@ from fedemb.data import photos
 from fedemb.data.formats import image_files
 from fedemb.data.formats.image_files import ImageFiles
 from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
+from fedemb.partition.check import check
 from fedemb.serving.photo_rows import decoded
 from fedemb.serving.photo_source import PhotoSource
-from fedemb.steps.partition_users.check import check
 from fedemb.storage import open_store
 from tests.kit.pipeline_runs.partition_run import make_config, picture
 

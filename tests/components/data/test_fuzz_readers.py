@@ -38,7 +38,7 @@ from fedemb.data.sources import Batch, find_parts, image_files, read_part, split
 from fedemb.data.user_layout import STORE_SCHEMA, groups_name, index_name
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.json_files import write_json
-from fedemb.steps.partition_users.prepare import Preparer
+from fedemb.partition.prepare import Preparer
 from tests.components.partition_users.test_partition_sources import example as tf_example
 from tests.components.partition_users.test_partition_sources import write_tfrecord
 from tests.kit.pipeline_runs.partition_run import KEY, make_config, rows_of, write_parquet

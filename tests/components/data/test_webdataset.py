@@ -20,9 +20,9 @@ from fedemb.data.input_version import fingerprint_input
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.sources import find_parts, read_part
 from fedemb.errors import InputError
+from fedemb.partition.check import BAD, LEFT_OUT
 from fedemb.serving.photo_rows import decoded
 from fedemb.serving.photo_source import PhotoSource
-from fedemb.steps.partition_users.check import BAD, LEFT_OUT
 from fedemb.storage.patterns import braces
 from tests.components.partition_users.test_partition_sources import same_users
 from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of

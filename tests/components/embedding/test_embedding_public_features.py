@@ -41,10 +41,10 @@ from fedemb.models.public_features import (
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
-from fedemb.steps.pretrain_public import pretrain
-from fedemb.steps.release_model.serving import load_whitelisted, save_for_serving
+from fedemb.serving.saved_model import load_whitelisted, save_for_serving
+from fedemb.steps import pretrain_public
 
-COMPONENTS = Path(pretrain.__file__).resolve().parents[1]
+COMPONENTS = Path(pretrain_public.__file__).resolve().parents[1]
 NET = ModelConfig(backbone="resnet8", projection=False, image_size=16, channels=3, embedding_dim=64)
 """The net in the file."""
 MODEL = ModelConfig(
@@ -152,21 +152,21 @@ def test_step_takes_constants_from_public_images_and_reports_their_number(
         seed=3,
     )
     keys = open_key_store(str(tmp_path / "keys"))
-    card = pretrain.run(start, tmp_path / "start", keys)
+    card = pretrain_public.run(start, tmp_path / "start", keys)
     assert seen == [("public.parquet", 50, 3)]
     assert card["constant_images"] == 50
-    again = pretrain.run(start, tmp_path / "again", keys)
+    again = pretrain_public.run(start, tmp_path / "again", keys)
     assert again["weights_sha"] == card["weights_sha"]
     without = start.model_copy(
         update={"pretraining": start.pretraining.model_copy(update={"source": None})}
     )
     with pytest.raises(ConfigError, match=r"pretraining\.source is missing"):
-        pretrain.run(without, tmp_path / "none", keys)
+        pretrain_public.run(without, tmp_path / "none", keys)
     few = start.model_copy(
         update={"pretraining": start.pretraining.model_copy(update={"constant_images": 12})}
     )
     with pytest.raises(ConfigError, match="need more than 12 public images"):
-        pretrain.run(few, tmp_path / "few", keys)
+        pretrain_public.run(few, tmp_path / "few", keys)
     backbone = load_backbone(tmp_path / "start" / "backbone.keras", MODEL)
     check_import(tmp_path / "start" / "backbone.keras", "projection")
     assert backbone.output_shape == (None, 8)
@@ -285,8 +285,8 @@ def test_only_the_public_step_computes_constants():
         if re.search(r"fit_features\(|fit_constants\(|read_some_public_images\(", path.read_text())
     }
     assert found == {
-        "pretrain_public/pretrain.py",
-        "fedemb/data/sources.py",
-        "fedemb/models/public_features.py",
-        "fedemb/models/whitened.py",
+        "steps/pretrain_public.py",
+        "data/sources.py",
+        "models/public_features.py",
+        "models/whitened.py",
     }

@@ -204,7 +204,7 @@ def classifier(tmp_path_factory):
     """What a release of a classifier holds, as far as it is used here."""
     from fedemb.engine import build_backbone
     from fedemb.models.loading import save_backbone
-    from fedemb.steps.release_model.serving import save_for_serving
+    from fedemb.serving.saved_model import save_for_serving
     from tests.kit.pipeline_runs.training_run import classifier_config
 
     config, bundle = classifier_config(), tmp_path_factory.mktemp("classifier")

@@ -12,7 +12,7 @@ from fedemb.models.classifier import without_head
 from fedemb.models.imported import import_backbone
 from fedemb.models.preprocessing import preprocess
 from fedemb.models.whitened import constants, fit_constants
-from fedemb.steps.pretrain_public import pretrain
+from fedemb.steps import pretrain_public
 
 MODEL = ModelConfig(
     backbone="scatter_linear",
@@ -49,7 +49,7 @@ def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
         seed=1,
     )
     keys = open_key_store(str(tmp_path / "keys"))
-    card = pretrain.run(start, tmp_path / "start", keys)
+    card = pretrain_public.run(start, tmp_path / "start", keys)
     assert (card["images"], card["constant_images"]) == (0, 64)
     backbone = without_head(load_backbone(tmp_path / "start" / "backbone.keras", CLASSIFIER))
     assert not backbone.trainable_variables

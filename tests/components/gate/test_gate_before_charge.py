@@ -16,9 +16,8 @@ from fedemb.gate import privacy_rules, record_rules, rule
 from fedemb.gate.decide import RULES, check_before_charge
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.plan_privacy import plan
-from fedemb.steps.reserve_budget import reserve
-from fedemb.steps.reserve_budget.reserve import open_or_create
+from fedemb.steps import plan_privacy, reserve_budget
+from fedemb.steps.reserve_budget import open_or_create
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.public_start import sign_start, small_weights
 
@@ -31,7 +30,7 @@ def _context(root, **changes):
     artifacts = RunArtifacts(**documents, pretrained=root / "pretrained")
     stores = {"ledger": str(root / "ledger"), "keys": str(root / "keys")}
     context = StepContext(artifacts, config=config, run_id="monday", **stores)
-    plan.run(context)
+    plan_privacy.run(context)
     return context
 
 
@@ -42,7 +41,7 @@ def _charged(root):
 def test_honest_run_is_charged(tmp_path):
     context = _context(tmp_path)
     sign_start(context)
-    reserve.run(context)
+    reserve_budget.run(context)
     assert _charged(tmp_path) == ["00000001.json"]
 
 
@@ -53,7 +52,7 @@ def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(value))
     sign_start(context)
     with pytest.raises(ArtifactError, match=r"NaN or infinite weights.*Nothing was charged"):
-        reserve.run(context)
+        reserve_budget.run(context)
     assert _charged(tmp_path) == []
 
 
@@ -63,7 +62,7 @@ def test_start_that_no_model_can_be_compared_with_is_not_charged(tmp_path, data)
     write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
     sign_start(context)
     with pytest.raises(ArtifactError, match=r"not a readable \.keras file"):
-        reserve.run(context)
+        reserve_budget.run(context)
     assert _charged(tmp_path) == []
 
 
@@ -75,7 +74,7 @@ def test_start_with_a_tensor_that_the_gate_calls_foreign_is_not_charged(tmp_path
     write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
     sign_start(context)
     with pytest.raises(ArtifactError, match=r"seed_generator.*Nothing was charged"):
-        reserve.run(context)
+        reserve_budget.run(context)
     assert _charged(tmp_path) == []
 
 
@@ -83,7 +82,7 @@ def test_a_simulation_may_start_from_any_weights(tmp_path):
     context = _context(tmp_path, purpose="simulation")
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(np.nan))
     sign_start(context)
-    reserve.run(context)
+    reserve_budget.run(context)
     assert _charged(tmp_path) == ["00000001.json"]
 
 
@@ -136,7 +135,7 @@ def test_cause_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, change
     sign_start(context)
     change(monkeypatch)
     with pytest.raises(error, match=words):
-        reserve.run(context)
+        reserve_budget.run(context)
     assert _charged(tmp_path) == []
 
 
@@ -163,7 +162,7 @@ def test_configuration_that_the_gate_denies_is_not_charged(tmp_path, changes, wo
     context = _context(tmp_path, **changes)
     sign_start(context)
     with pytest.raises(Refused, match=words):
-        reserve.run(context)
+        reserve_budget.run(context)
     assert _charged(tmp_path) == []
 
 
@@ -197,7 +196,7 @@ def test_waivable_reasons_are_warnings(tmp_path, caplog):
         },
     )
     sign_start(context)
-    reserve.run(context)
+    reserve_budget.run(context)
     warned = {rule.code for rule in RULES if rule.before and rule.waivable}
     assert all(code in caplog.text for code in {*warned, "worse_than_previous_release"})
 

@@ -23,7 +23,7 @@ from fedemb.ledger import Ledger, read_reservation
 from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run
 from tests.planted_bugs.mutants.gate import named_codes
@@ -154,8 +154,8 @@ def charged_as(tmp_path, monkeypatch):
     """Makes a measured run whose reservation charged something else than its plan says."""
 
     def make(change):
-        charged = reserve.charged_content
-        monkeypatch.setattr(reserve, "charged_content", lambda *of: change(charged(*of)))
+        charged = reserve_budget.charged_content
+        monkeypatch.setattr(reserve_budget, "charged_content", lambda *of: change(charged(*of)))
         return until_measured(honest_run.start(tmp_path))
 
     return make

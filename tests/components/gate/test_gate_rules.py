@@ -32,8 +32,7 @@ from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.privacy_words import report_sentence
-from fedemb.steps.plan_privacy import plan
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import plan_privacy, reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run
 
@@ -152,7 +151,7 @@ def test_epsilon_above_the_cap_is_denied(tmp_path, monkeypatch):
     run = honest_run.start(tmp_path, **{"policy.epsilon_cap": 0.4})
     with pytest.raises(ConfigError, match=r"above policy.epsilon_cap=0\.4"):
         run.do_plan()
-    monkeypatch.setattr(plan, "check_first_run", lambda _: None)
+    monkeypatch.setattr(plan_privacy, "check_first_run", lambda _: None)
     run.do_plan()
     with pytest.raises(BudgetExceeded):
         run.do_reserve()
@@ -398,7 +397,7 @@ def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_r
     again.do_plan()
     with pytest.raises(Refused, match="has 0 other runs"):
         again.do_reserve(attempt=2)
-    monkeypatch.setattr(reserve, "check_before_charge", lambda *_, **__: None)
+    monkeypatch.setattr(reserve_budget, "check_before_charge", lambda *_, **__: None)
     again.do_reserve(attempt=2)
     for act in ("partition", "train", "measure", "account"):
         getattr(again, f"do_{act}")()

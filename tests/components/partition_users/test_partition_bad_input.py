@@ -20,7 +20,7 @@ from fedemb.data.sources import Batch
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
 from fedemb.foundation.document import read
-from fedemb.steps.partition_users.prepare import Preparer
+from fedemb.partition.prepare import Preparer
 from tests.kit.pipeline_runs.partition_run import (
     KEY,
     Partitioner,
@@ -311,7 +311,7 @@ def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitio
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
     from fedemb.foundation.digests import tree_digest
     from fedemb.keys import commit_to_people, commitment_key, open_key_store
-    from fedemb.steps.partition_users.partition import run
+    from fedemb.steps.partition_users import run
 
     config = reserved_config(tmp_path)
     reserve_for(config, tmp_path)
@@ -328,7 +328,7 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
 
 
 def test_reservation_of_another_run_or_configuration_is_refused(tmp_path: Path) -> None:
-    from fedemb.steps.partition_users.partition import run
+    from fedemb.steps.partition_users import run
 
     config = reserved_config(tmp_path, users=2)
     reserve_for(config, tmp_path)
@@ -341,7 +341,7 @@ def test_reservation_of_another_run_or_configuration_is_refused(tmp_path: Path) 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])
 def test_private_folder_of_a_run_is_closed_to_other_accounts(tmp_path: Path, prefix: str) -> None:
-    from fedemb.steps.partition_users.shards import run_root
+    from fedemb.partition.shards import run_root
 
     run_root(f"{prefix}{tmp_path}/private", "run-1")
     assert (tmp_path / "private" / "run-1").stat().st_mode & 0o777 == 0o700

@@ -17,9 +17,9 @@ from apache_beam.pvalue import AsDict, AsIter, AsList, AsSingleton
 
 from fedemb.data.hashing import KeyRef
 from fedemb.data.sources import Part
-from fedemb.steps.partition_users import shards, transforms
-from fedemb.steps.partition_users.public_set import build_public
-from fedemb.steps.partition_users.reading import Job
+from fedemb.partition import shards, transforms
+from fedemb.partition.public_set import build_public
+from fedemb.partition.reading import Job
 from tests.kit.pipeline_runs.partition_run import KEY, make_config
 
 BY_CONSTANTS = {"ByShard", "ByGroups", "ByFolder", "ByRejectShard", "ByRange"}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemb.data.hashing import Hasher, KeyRef, shard_of
-from fedemb.steps.partition_users.assignment import Assigner
-from fedemb.steps.partition_users.prepare import UserPart, merge, new_part
+from fedemb.partition.assignment import Assigner
+from fedemb.partition.prepare import UserPart, merge, new_part
 from tests.kit.pipeline_runs.partition_run import (
     KEY,
     Partitioner,
@@ -68,7 +68,7 @@ def test_output_is_the_same_bytes_with_worker_processes(partition: Partitioner) 
 
 
 def test_step_repeated_leaves_the_same_bytes_and_no_leftovers(partition: Partitioner) -> None:
-    from fedemb.steps.partition_users.partition import partition_images
+    from fedemb.steps.partition_users import partition_images
 
     rows = rows_of(10)
     result = partition(rows, partition__shards=3)

@@ -8,9 +8,7 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
 from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.partition_users import partition
-from fedemb.steps.plan_privacy import plan
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import partition_users, plan_privacy, reserve_budget
 from tests.kit.ledger_kit import connect
 from tests.kit.pipeline_runs.partition_run import (
     make_config,
@@ -26,10 +24,10 @@ class Team:
     def __init__(self, root):
         self.root = root
         self.config = make_config(write_parquet(root / "images.parquet", rows_of(30)))
-        plan.run(self.context())
+        plan_privacy.run(self.context())
         sign_start(self.context())
-        reserve.run(self.context())
-        self.manifest = partition.run(self.context())
+        reserve_budget.run(self.context())
+        self.manifest = partition_users.run(self.context())
 
     def context(self):
         names = ("privacy_plan", "reservation", "users")
@@ -56,9 +54,9 @@ def test_training_that_began_keeps_its_users_though_the_source_changed(tmp_path)
     made = Team(tmp_path)
     made.begin()
     write_parquet(tmp_path / "images.parquet", rows_of(29))
-    assert partition.run(made.context()) == made.manifest
+    assert partition_users.run(made.context()) == made.manifest
     made.begin()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition, "_begun_with", lambda *_: None)
+        patch.setattr(partition_users, "_begun_with", lambda *_: None)
         with pytest.raises(PlanMismatch, match="changed since the budget was reserved"):
-            partition.run(made.context())
+            partition_users.run(made.context())

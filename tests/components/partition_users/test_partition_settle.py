@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from fedemb.data.hashing import Hasher
-from fedemb.steps.partition_users.assignment import Assigner
-from fedemb.steps.partition_users.prepare import settle
+from fedemb.partition.assignment import Assigner
+from fedemb.partition.prepare import settle
 from tests.kit.pipeline_runs.partition_run import make_config
 
 USER = bytes(range(16))

@@ -15,7 +15,7 @@ from fedemb.keys import open_key_store
 from fedemb.models.pixel_formats import rescaled
 from fedemb.models.pixel_statistics import check_pixels, format_distances
 from fedemb.models.preprocessing import preprocess
-from fedemb.steps.pretrain_public.pretrain import run
+from fedemb.steps.pretrain_public import run
 
 FORMATS = ("-1..1", "0..1", "0..255", "imagenet", "caffe")
 

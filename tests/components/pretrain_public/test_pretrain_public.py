@@ -13,8 +13,8 @@ from fedemb.engine import build_backbone, embed, load_backbone, train_centralize
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.digests import file_digest
 from fedemb.keys import open_key_store
-from fedemb.steps.pretrain_public import doublings
-from fedemb.steps.pretrain_public.pretrain import run
+from fedemb.steps import pretrain_public
+from fedemb.steps.pretrain_public import run
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 
@@ -91,22 +91,21 @@ def _doubled(parquet, tmp_path, **settings):
 
 def _measure(monkeypatch, recall):
     """Replaces the recall of the images with these labels."""
-    monkeypatch.setattr(
-        doublings, "recall", lambda _, labels, *__, **___: SimpleNamespace(value=recall(labels))
-    )
+    found = lambda _, labels, *__, **___: SimpleNamespace(value=recall(labels))  # noqa: E731
+    monkeypatch.setattr(pretrain_public, "recall", found)
 
 
 def test_doublings_keep_the_training_that_reads_best_on_classes_that_did_not_train(
     parquet, tmp_path, monkeypatch
 ):
-    trained, pretraining = [], doublings.pretrain
+    trained, pretraining = [], pretrain_public.pretrain
 
     def seen(backbone, images, labels, config, *, seed):
         loss = pretraining(backbone, images, labels, config, seed=seed)
         trained.append((set(labels), config.epochs, backbone.get_weights()))
         return loss
 
-    monkeypatch.setattr(doublings, "pretrain", seen)
+    monkeypatch.setattr(pretrain_public, "pretrain", seen)
     recalls = iter([0.2, 0.5, 0.4])
     _measure(monkeypatch, lambda _: next(recalls))
     card = _doubled(parquet, tmp_path, doublings=4)
@@ -132,8 +131,8 @@ def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed
     parquet, tmp_path, monkeypatch
 ):
     losses, measured = iter([1.0, 0.5, float("nan")]), []
-    monkeypatch.setattr(doublings, "MOST_IMAGES", 12)
-    monkeypatch.setattr(doublings, "pretrain", lambda *_, **__: next(losses))
+    monkeypatch.setattr(pretrain_public, "MOST_IMAGES", 12)
+    monkeypatch.setattr(pretrain_public, "pretrain", lambda *_, **__: next(losses))
 
     def _recall(labels):
         measured.append(set(labels))
@@ -144,7 +143,7 @@ def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed
     assert all(len(labels) == 2 for labels in measured), "images are sorted by class"
     assert [one["epochs"] for one in card["trainings"]] == [1, 2]
     assert card["final_loss"] == 0.5
-    monkeypatch.setattr(doublings, "pretrain", lambda *_, **__: float("nan"))
+    monkeypatch.setattr(pretrain_public, "pretrain", lambda *_, **__: float("nan"))
     with pytest.raises(InputError, match=r"loss nan; lower pretraining.learning_rate"):
         _doubled(parquet, tmp_path / "failed", doublings=3)
 

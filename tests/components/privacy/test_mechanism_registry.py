@@ -17,7 +17,7 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
 from fedemb.privacy.mechanisms.section import NoisedConfig
 from fedemb.reports.privacy_words import TEXTS, MechanismText, participants
-from fedemb.steps.gate_release import gate
+from fedemb.steps import gate_release
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run, training_run
 from tests.kit.privacy_worlds import ROOT, World, make_plan
@@ -86,7 +86,7 @@ def test_a_new_mechanism_goes_from_the_ledger_to_the_gate(tmp_path):
     report = json.loads(run.report.read_text())
     assert report["mechanism"]["name"] == "everyone"
     assert "every virtual client in every round" in run.page.read_text()
-    verdict = gate.run(run.context())
+    verdict = gate_release.run(run.context())
     assert verdict["allow"], verdict["reasons"]
 
 
@@ -94,7 +94,7 @@ def test_a_mechanism_without_a_proof_is_not_charged_and_the_gate_denies_it(tmp_p
     run = honest_run.start(tmp_path / "run", mechanism=TOY).until_gate()
     monkeypatch.setattr(Everyone, "proof", "")
     with pytest.raises(GateDenied, match="no proven guarantee"):
-        gate.run(run.context())
+        gate_release.run(run.context())
     with pytest.raises(Refused, match=r"no proven guarantee.*Nothing was charged"):
         honest_run.start(tmp_path / "another", mechanism=TOY).until_gate()
 

@@ -10,18 +10,18 @@ from scipy.special import logsumexp
 
 from fedemb.engine.server import mean_shares
 from fedemb.errors import Refused
-from fedemb.models.backbones import build_backbone
-from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.steps.plan_privacy.noise_limits import (
+from fedemb.gate.plan import (
     LARGEST_THAT_GAINED,
     REFUSED_FROM,
     WEIGHTS,
     check_noise,
     temperature_for_noise,
     training_noise,
+    warnings,
 )
-from fedemb.steps.plan_privacy.plan import warnings
+from fedemb.models.backbones import build_backbone
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 
 def with_noise(preset: str, noise: float, **settings: object):

@@ -12,6 +12,7 @@ from dp_accounting import dp_event as dpe
 from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
+from fedemb.gate.plan import check_composition, document, warnings
 from fedemb.privacy.accounting.accounting import price, supports
 from fedemb.privacy.accounting.events import event_from_json, repeated
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
@@ -22,7 +23,7 @@ from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.projection import project
 from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.plan_privacy.plan import check_composition, document, run, warnings
+from fedemb.steps.plan_privacy import run
 from tests.kit.privacy_worlds import KINDS, make_plan
 
 

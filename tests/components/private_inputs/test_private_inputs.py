@@ -11,9 +11,7 @@ from fedemb.data.client_data import UserStore
 from fedemb.errors import FedEmbError, PlanMismatch, Refused, StorageError
 from fedemb.runtime import private_inputs
 from fedemb.runtime.private_inputs import open_private
-from fedemb.steps.audit_privacy import audit
-from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
-from fedemb.steps.evaluate_embeddings import evaluate
+from fedemb.steps import audit_privacy, evaluate_classifier, evaluate_embeddings
 from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, shared_run, write_users
 
@@ -81,13 +79,15 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.strip("_"))
-@pytest.mark.parametrize("step", [evaluate, audit], ids=lambda step: step.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "step", [evaluate_embeddings, audit_privacy], ids=lambda step: step.__name__.split(".")[-1]
+)
 def test_replaced_evaluation_people_are_neither_read_nor_counted(
     run, tmp_path, monkeypatch, step, attack
 ):
     """Otherwise a verified release prints figures of training users as those of held-out ones."""
     attack(run)
-    if step is evaluate:  # the audit first reads the training users, who are genuine
+    if step is evaluate_embeddings:  # the audit first reads the training users, who are genuine
         monkeypatch.setattr(UserStore, "read", lambda *_: pytest.fail("was read"))
     records = len(run.context(config()).ledger.chain.records)
     with pytest.raises(PlanMismatch, match=r"evaluation/ of run run-1 is not the folder"):
@@ -100,7 +100,7 @@ def test_replaced_training_users_are_not_audited(run, tmp_path):
     shutil.rmtree(run.private / "users")
     write_users(run.private / "users", 40, seed=3)
     with pytest.raises(PlanMismatch, match=r"users/ of run run-1 is not the folder"):
-        audit.run(run.context(config(), tmp_path))
+        audit_privacy.run(run.context(config(), tmp_path))
 
 
 def test_replaced_training_users_do_not_train_the_baseline(run, tmp_path):
@@ -109,7 +109,7 @@ def test_replaced_training_users_do_not_train_the_baseline(run, tmp_path):
     wanted = {"purpose": "simulation", "evaluation.centralized_baseline": True}
     records = len(run.context(config()).ledger.chain.records)  # the run is shared with others
     with pytest.raises(PlanMismatch, match=r"users/ of run run-1 is not the folder"):
-        evaluate.run(run.context(config(**wanted), tmp_path))
+        evaluate_embeddings.run(run.context(config(**wanted), tmp_path))
     assert len(run.context(config()).ledger.chain.records) == records
 
 
@@ -231,7 +231,7 @@ def test_training_and_its_evaluation_use_nothing_but_what_was_compared(
     assert figures[: len(figures) // 2] == figures[len(figures) // 2 :]
 
 
-@pytest.mark.parametrize("step", [evaluate, audit], ids=["evaluate", "audit"])
+@pytest.mark.parametrize("step", [evaluate_embeddings, audit_privacy], ids=["evaluate", "audit"])
 def test_evaluation_and_audit_use_nothing_but_what_was_compared(run, tmp_path, nothing_else, step):
     """Training users were published as held-out users when folders were renamed at this moment."""
     sound = step.run(run.context(config(), tmp_path / "sound"))
@@ -251,4 +251,4 @@ def test_an_error_of_the_step_itself_comes_first(run):
 def test_a_missing_folder_is_one_sentence(run, tmp_path):
     shutil.rmtree(run.private / "evaluation")
     with pytest.raises(FedEmbError, match="there is nothing at"):
-        evaluate.run(run.context(config(), tmp_path))
+        evaluate_embeddings.run(run.context(config(), tmp_path))

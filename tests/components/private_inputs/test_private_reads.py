@@ -14,8 +14,7 @@ SOURCES = sorted(
     path
     for folder in ("components", "pipelines")
     for path in (ROOT / folder).rglob("*.py")
-    if not path.is_relative_to(ROOT / "components" / "fedemb" / "steps")
-    and not path.is_relative_to(ROOT / "components" / "fedemb" / "pipelines")
+    if not path.is_relative_to(ROOT / "components" / "fedemb" / "pipelines")
 )
 
 ALLOWED = {
@@ -40,8 +39,8 @@ ALLOWED = {
     ),
     # Written only; the trainer appends to figures that only the data owner reads.
     ("components/fedemb/training/attempt.py", "_bound", "context.private('diagnostics')"),
-    ("components/audit_privacy/audit.py", "run", "context.private('audit')"),
-    ("components/partition_users/partition.py", "run", "context.private_root"),
+    ("components/fedemb/steps/audit_privacy.py", "run", "context.private('audit')"),
+    ("components/fedemb/steps/partition_users.py", "run", "context.private_root"),
     # Lists names and deletes.
     # Makes the address.
     ("components/fedemb/runtime/step_context.py", "private", "self.private_root"),

@@ -30,14 +30,15 @@ BOUND = (
     "foundation/canonical_json.py",
     "keys/base.py",
     "models/keras_backend.py",
-    "steps/partition_users/assignment.py",
-    "steps/reserve_budget/reserve.py",
-    "steps/train_dp_fedemb/train.py",
-    "steps/train_dp_sgd/train.py",
+    "partition/assignment.py",
+    "steps/partition_users.py",
+    "steps/reserve_budget.py",
+    "steps/train_dp_fedemb.py",
+    "steps/train_dp_sgd.py",
     "storage/base.py",
     "training/trainer.py",
 )
-"""A file of each room that no other row names."""
+"""A file of each room, and each step, that no other row names."""
 
 
 def _forget():
@@ -61,6 +62,7 @@ def test_a_wheel_has_the_digest_of_its_checkout(package):
         ("ledger/budget.py", lambda text: text.replace(" / 2", " / 1", 1), True),
         *((name, lambda text: f"{text}\nMORE = 1\n", True) for name in BOUND),
         ("evaluation/metrics.py", lambda text: f"{text}\nMORE = 1\n", False),
+        ("steps/release_model.py", lambda text: f"{text}\nMORE = 1\n", False),
         ("reports/templates/style.css", lambda text: f"{text}\n", False),
         ("requirements/gpu.txt", lambda text: text.replace("==", "==1", 1), True),
         ("requirements/docs.txt", lambda text: f"{text}\n", False),

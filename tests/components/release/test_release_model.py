@@ -27,8 +27,8 @@ from fedemb.keys.signatures import Signer, trust_of
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import privacy_words as words
 from fedemb.serving import bundle
-from fedemb.steps.release_model import release
-from fedemb.steps.release_model.serving import load_whitelisted, save_preprocessing
+from fedemb.serving.saved_model import load_whitelisted, save_preprocessing
+from fedemb.steps import release_model
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.verified import problems_of
@@ -57,7 +57,7 @@ def released(tmp_path_factory):
     for act in ("measure", "account", "gate"):
         getattr(run, f"do_{act}")()
     honest_run.INITIAL_WEIGHTS = initial
-    run.document = release.run(run.context())
+    run.document = release_model.run(run.context())
     run.backbone = backbone
     return run
 
@@ -211,7 +211,7 @@ def test_release_refuses_a_shipped_reader_that_reads_otherwise(
 
 
 def test_release_repeated_publishes_nothing_twice(released):
-    again = release.run(released.context())
+    again = release_model.run(released.context())
     assert again == released.document
     assert len(released.ledger().state.attempts["monday", 1].releases) == 1
 
@@ -259,28 +259,28 @@ def test_taken_version_is_refused_for_another_model(released, tmp_path):
     other = honest_run.start(tmp_path / "other", "tuesday", released.policy_root).until_gate()
     other.do_gate()
     with pytest.raises(Refused, match=r"another release\.version"):
-        release.run(other.context(releases=released.releases_uri))
+        release_model.run(other.context(releases=released.releases_uri))
 
 
 def test_verdict_of_another_model_or_a_denial_releases_nothing(released, tmp_path):
     other = honest_run.start(tmp_path / "other", "wednesday", released.policy_root).until_gate()
     other.do_gate()
     with pytest.raises(GateDenied, match="run gate_release"):
-        release.run(other.context(verdict=released.verdict))
+        release_model.run(other.context(verdict=released.verdict))
     verdict = json.loads(other.verdict.read_text())
     other.verdict.write_bytes(other.verdict.read_bytes() + b"\n")
     with pytest.raises(ArtifactError, match="changed after it was written"):
-        release.run(other.context())
+        release_model.run(other.context())
     write_bytes(other.verdict, encode({**verdict, "allow": False}))
     with pytest.raises(Refused):
-        release.run(other.context())
+        release_model.run(other.context())
     assert not (other.root / "releases").exists()
 
 
 def test_simulation_releases_nothing(tmp_path):
     run = honest_run.start(tmp_path, purpose="simulation").until_gate()
     run.do_gate()
-    assert release.run(run.context()) == {}
+    assert release_model.run(run.context()) == {}
     assert not (run.root / "releases").exists()
 
 
@@ -361,7 +361,7 @@ def test_model_card_is_one_the_hub_reads(released):
     ],
 )
 def test_licence_of_the_card_is_one_the_hub_knows_or_a_named_other(licence, expected):
-    from fedemb.steps.release_model.model_card import licence_fields
+    from fedemb.serving.model_card import licence_fields
 
     found = licence_fields(licence)
     assert {key: found[key] for key in expected} == expected

@@ -8,7 +8,7 @@ import pytest
 from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.document import encode
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.steps.release_model import release
+from fedemb.steps import release_model
 from tests.kit.pipeline_runs import honest_run
 
 MARKER = "glyphs/1.0.json"
@@ -149,7 +149,7 @@ def test_file_that_changes_after_it_was_judged_is_not_published(
     allowed, tmp_path, monkeypatch, name
 ):
     """The artifacts are read twice: to judge them, and to copy them."""
-    run, judged = _copy(allowed, tmp_path / "run"), release._allowed
+    run, judged = _copy(allowed, tmp_path / "run"), release_model._allowed
 
     def then_changed(*evidence):
         verdict = judged(*evidence)
@@ -157,7 +157,7 @@ def test_file_that_changes_after_it_was_judged_is_not_published(
         path.write_bytes(path.read_bytes() + b" ")
         return verdict
 
-    monkeypatch.setattr(release, "_allowed", then_changed)
+    monkeypatch.setattr(release_model, "_allowed", then_changed)
     with pytest.raises(Refused, match=f"{name} changed after the gate read it"):
         run.do_release()
     assert _releases(run) == []

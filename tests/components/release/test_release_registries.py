@@ -11,7 +11,7 @@ import pytest
 
 from fedemb.errors import GateDenied, InputError
 from fedemb.pipelines.cli.main import app
-from fedemb.steps.release_model.registries import BUNDLE, Release, register
+from fedemb.serving.registries import BUNDLE, Release, register
 from tests.kit.pipeline_runs import honest_run
 
 
@@ -166,7 +166,7 @@ def test_server_that_answers_with_something_else_is_a_problem_and_no_crash(relea
 
 
 def test_server_that_never_answers_is_left_after_a_while(release, monkeypatch, tmp_path):
-    from fedemb.steps.release_model import registries
+    from fedemb.serving import registries
 
     monkeypatch.setattr(registries, "SECONDS", 0.5)
     (tmp_path / "token").write_text("secret")
@@ -194,8 +194,8 @@ def told(monkeypatch):
         found.append((release, address))
         return "dead" if "dead" in address else ""
 
-    for module in ("release", "registries"):
-        monkeypatch.setattr(f"fedemb.steps.release_model.{module}.register", tell)
+    for module in ("steps.release_model", "serving.registries"):
+        monkeypatch.setattr(f"fedemb.{module}.register", tell)
     return found
 
 

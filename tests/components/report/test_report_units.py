@@ -11,14 +11,14 @@ from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
 from fedemb.gate import privacy_report
+from fedemb.gate.plan import warnings
 from fedemb.pipelines.cli.planning.plan_text import lines
 from fedemb.pipelines.cli.planning.planned import priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_words import start_licence
 from fedemb.reports.utility_words import covers
-from fedemb.steps.plan_privacy.plan import warnings
-from fedemb.steps.release_model.model_card import model_card
+from fedemb.serving.model_card import model_card
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.privacy_worlds import make_plan
 

@@ -23,8 +23,7 @@ from fedemb.keys import LocalKeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.plan_privacy import plan
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import plan_privacy, reserve_budget
 from tests.kit.ledger_kit import connect
 from tests.kit.public_start import sign_start
 
@@ -58,9 +57,9 @@ def _context(root: Path, config: RunConfig, run_id: str) -> StepContext:
 
 def _reserve(root: Path, config: RunConfig, run_id: str) -> dict[str, Any]:
     context = _context(root, config, run_id)
-    plan.run(context)
+    plan_privacy.run(context)
     sign_start(context)
-    return reserve.run(context)["body"]
+    return reserve_budget.run(context)["body"]
 
 
 def test_commitment_to_the_input_does_not_tell_whether_data_changed_between_runs(tmp_path):
@@ -166,20 +165,20 @@ def _no_card(context: StepContext) -> None:
 def test_nothing_is_charged_for_a_public_start_that_no_training_would_take(tmp_path, spoil, error):
     config = _config(tmp_path)
     context = _context(tmp_path, config, "a")
-    plan.run(context)
+    plan_privacy.run(context)
     sign_start(context)
     spoil(context)
     with pytest.raises(error):
-        reserve.run(context)
+        reserve_budget.run(context)
     assert _records(tmp_path) == ["00000000.json"]  # the policy's terms; no charge
 
 
 def test_nothing_is_charged_for_a_start_of_another_configuration(tmp_path):
     config = _config(tmp_path)
-    plan.run(_context(tmp_path, config, "a"))
+    plan_privacy.run(_context(tmp_path, config, "a"))
     sign_start(_context(tmp_path, config.updated({"model.embedding_dim": 16}), "a"))
     with pytest.raises(PlanMismatch, match="public backbone"):
-        reserve.run(_context(tmp_path, config, "a"))
+        reserve_budget.run(_context(tmp_path, config, "a"))
     assert _records(tmp_path) == ["00000000.json"]
 
 

@@ -24,7 +24,7 @@ from fedemb.gate.record_rules import public_line
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import queries
-from fedemb.steps.train_dp_fedemb import centralized, train
+from fedemb.steps import train_dp_fedemb
 from fedemb.training import attempt, attempt_inputs, checkpoint, trainer
 from fedemb.training.round_log import RoundLog
 from tests.kit.pipeline_runs.training_run import (
@@ -256,11 +256,11 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         index = ready.private / "users" / "users-00000-of-00001.parquet"
         index.write_bytes(index.read_bytes() + b" ")
     elif what == "weights":
-        from fedemb.steps.pretrain_public import pretrain
+        from fedemb.steps import pretrain_public
 
         folder = ready.root / "pretrained"
         start = changed.public_start().model_copy(update={"seed": 99})
-        pretrain.run(start, folder, ready.context().keys)
+        pretrain_public.run(start, folder, ready.context().keys)
     elif what == "code":
         monkeypatch.setattr(attempt_inputs, "code_digest", lambda _config: "f" * 64)
     elif what == "backend":
@@ -273,12 +273,12 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
 
 def test_start_that_was_made_for_another_model_is_refused(ready):
     """Its weights are the same here, and what it was made for is not."""
-    from fedemb.steps.pretrain_public import pretrain
+    from fedemb.steps import pretrain_public
 
     start = ready.config.public_start()
     other = start.model.model_copy(update={"aspect_ratio": "letterbox"})
     folder = ready.root / "pretrained"
-    pretrain.run(start.model_copy(update={"model": other}), folder, ready.context().keys)
+    pretrain_public.run(start.model_copy(update={"model": other}), folder, ready.context().keys)
     with pytest.raises(PlanMismatch, match="not the one that pretrain_public signed"):
         ready.train()
 
@@ -346,7 +346,7 @@ def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monk
 
     monkeypatch.setattr(RoundLog, "commit", killing)
     with pytest.raises(Killed):
-        train.run(ready.context(), root_key=bytes(32))
+        train_dp_fedemb.run(ready.context(), root_key=bytes(32))
     monkeypatch.undo()
     ready.train()  # the other rounds from the secret key, too late
     assert json.loads((ready.root / "model" / "model.json").read_text())["key_injected"] is True
@@ -357,7 +357,7 @@ def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monk
 def test_release_takes_no_key_that_was_handed_in(ready):
     release = ready.config.updated({"purpose": "release"})
     with pytest.raises(ConfigError, match="root_key"):
-        train.run(ready.context(release), root_key=bytes(32))
+        train_dp_fedemb.run(ready.context(release), root_key=bytes(32))
 
 
 def test_what_the_trainer_writes_is_what_the_gate_wants(finished):
@@ -462,7 +462,7 @@ def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeyp
     with pytest.raises(Killed):
         broken.train()
     monkeypatch.undo()
-    monkeypatch.setattr(centralized, "train_centralized", _raise_killed)  # it is on record
+    monkeypatch.setattr(train_dp_fedemb, "train_centralized", _raise_killed)  # it is on record
     broken.train()
     _same_model(whole, broken)
 
@@ -471,7 +471,9 @@ def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeyp
 def twin(ready):
     """A second trainer of the same reservation, with a private root of its own."""
     shutil.copytree(ready.root / "private", ready.root / "elsewhere")
-    return lambda: train.run(ready.context(private="elsewhere", model="model of the twin"))
+    return lambda: train_dp_fedemb.run(
+        ready.context(private="elsewhere", model="model of the twin")
+    )
 
 
 def _beside(monkeypatch, act):

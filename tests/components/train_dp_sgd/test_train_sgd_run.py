@@ -14,8 +14,7 @@ from fedemb.foundation.digests import tree_digests
 from fedemb.ledger import Reservation
 from fedemb.privacy.randomness import keyed_noise
 from fedemb.runtime.signed_inputs import read_reserved
-from fedemb.steps.train_dp_fedemb import train as train_dp_fedemb
-from fedemb.steps.train_dp_sgd import train as train_dp_sgd
+from fedemb.steps import train_dp_fedemb, train_dp_sgd
 from fedemb.training import checkpoint
 from fedemb.training.round_log import RoundLog
 from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, config, prepare

@@ -7,7 +7,7 @@ import pytest
 from fedemb.engine import feature_cache
 from fedemb.errors import SignatureInvalid
 from fedemb.foundation.digests import tree_digests
-from fedemb.steps.train_dp_sgd import train as classifier
+from fedemb.steps import train_dp_sgd as classifier
 from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare
 
 HEAD = {

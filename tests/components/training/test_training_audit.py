@@ -19,8 +19,8 @@ from fedemb.privacy.queries.clipped_sum import ClippedSum
 from fedemb.privacy.queries.running import Mechanism, RoundOutput
 from fedemb.privacy.randomness import sampling
 from fedemb.privacy.randomness.keyed_noise import KeyedNoise
-from fedemb.steps.train_dp_fedemb import train as embeddings
-from fedemb.steps.train_dp_sgd import train as classifier
+from fedemb.steps import train_dp_fedemb as embeddings
+from fedemb.steps import train_dp_sgd as classifier
 from fedemb.training import trainer
 from tests.kit.pipeline_runs.training_run import (
     ReadyRun,

@@ -126,13 +126,12 @@ class FinishedRun:
 
     def reserve(self, settings: RunConfig, run_id: str = RUN_ID) -> None:
         """Plans, reserves and commits a run in the ledger."""
-        from fedemb.steps.plan_privacy import plan
-        from fedemb.steps.reserve_budget import reserve
+        from fedemb.steps import plan_privacy, reserve_budget
 
         context = self.context(settings, run_id=run_id)
-        plan.run(context)
+        plan_privacy.run(context)
         sign_start(context)
-        reserve.run(context, input_fingerprint="private.parquet@1")
+        reserve_budget.run(context, input_fingerprint="private.parquet@1")
         reserved = read_reservation(context.artifacts.reservation)
         ledger, keys = context.writable_ledger, context.keys
         digests = dict.fromkeys(("inputs_sha", "private_root"), "a" * 64)

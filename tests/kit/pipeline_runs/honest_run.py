@@ -36,11 +36,7 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import charts, pages
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps.account_privacy import account
-from fedemb.steps.gate_release import gate
-from fedemb.steps.plan_privacy import plan
-from fedemb.steps.release_model import release
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import account_privacy, gate_release, plan_privacy, release_model, reserve_budget
 from tests.kit.document_kinds import all_documents
 from tests.kit.ledger_kit import connect
 from tests.kit.verified import problems_of
@@ -279,12 +275,12 @@ class HonestRun:
     # ---- the steps, in order ----
 
     def do_plan(self):
-        return plan.run(self.context())
+        return plan_privacy.run(self.context())
 
     def do_reserve(self, **options):
         if not self.start.exists():
             self.do_pretrain()
-        return reserve.run(self.context(), **options)
+        return reserve_budget.run(self.context(), **options)
 
     def do_pretrain(self):
         """Says of the public backbone that pretrain_public made it."""
@@ -500,7 +496,7 @@ class HonestRun:
         self.sign(self.utility, UtilityReport.of_fields(utility))
 
     def do_account(self):
-        return account.run(self.context())
+        return account_privacy.run(self.context())
 
     def waive(self, code, reason="agreed", model_sha=None, signer=None):
         """Signs a waiver of the policy owner for the model of this run, or for another."""
@@ -515,12 +511,12 @@ class HonestRun:
         )
 
     def do_gate(self):
-        return gate.run(self.context())
+        return gate_release.run(self.context())
 
     def do_release(self):
         """Releases with a stand-in for the serving model; `test_release_model` has a real one."""
         with stand_in_for_serving():
-            return release.run(self.context())
+            return release_model.run(self.context())
 
     def problems(self):
         """What `fedemb verify` says of the release, the SavedModel left out."""
@@ -547,7 +543,7 @@ def stand_in_for_serving():
     """
     from tests.kit.servers import fake_serving
 
-    name = "fedemb.steps.release_model.serving"
+    name = "fedemb.serving.saved_model"
     before = sys.modules.get(name)
     sys.modules[name] = fake_serving
     try:

@@ -210,7 +210,7 @@ def main(folder, task, *names):
     first.mkdir()
     from fedemb.training import attempt_inputs, hosts
 
-    for module in ("jax", "keras", "fedemb.steps.train_dp_sgd.train"):
+    for module in ("jax", "keras", "fedemb.steps.train_dp_sgd"):
         importlib.import_module(module)  # before the forks
     ready = Host(first / "log", lambda: prepare(first, settings, users=users)).ended()
     assert ready[0] == 0, ready[1]

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from fedemb.errors import FedEmbError
 from fedemb.keys import LocalKeyStore
-from fedemb.steps.account_privacy import account
-from fedemb.steps.release_model import release
-from fedemb.steps.reserve_budget import reserve
+from fedemb.steps import account_privacy, release_model, reserve_budget
 from fedemb.storage import local
 from tests.kit.pipeline_runs import honest_run
 
@@ -54,8 +52,8 @@ POINTS = {
         "after record": (STORE, "create", "after", _record(1)),
         "before key": (KEYS, "create", "before", _root_key),
         "after key": (KEYS, "create", "after", _root_key),
-        "before document": (reserve, "write_bytes", "before", always),
-        "after document": (reserve, "write_bytes", "after", always),
+        "before document": (reserve_budget, "write_bytes", "before", always),
+        "after document": (reserve_budget, "write_bytes", "after", always),
     },
     "bind": {
         "before record": (STORE, "create", "before", _record(2)),
@@ -68,14 +66,14 @@ POINTS = {
         "after key is destroyed": (KEYS, "destroy", "after", always),
     },
     "account": {
-        "before report": (account, "build_report", "before", always),
-        "before signature": (account, "write_signed", "before", always),
-        "before lineage": (account, "write_run", "before", always),
-        "before page": (account, "write_bytes", "before", always),
+        "before report": (account_privacy, "build_report", "before", always),
+        "before signature": (account_privacy, "write_signed", "before", always),
+        "before lineage": (account_privacy, "write_run", "before", always),
+        "before page": (account_privacy, "write_bytes", "before", always),
     },
     "release": {
-        "before bundle": (release.parts, "place", "before", always),
-        "before signature": (release.parts, "write_manifest", "before", always),
+        "before bundle": (release_model.parts, "place", "before", always),
+        "before signature": (release_model.parts, "write_manifest", "before", always),
         "inside tree": (STORE, "_upload", "after", Third()),
         "before tree": (STORE, "create_tree", "before", always),
         "after tree": (STORE, "create_tree", "after", always),
@@ -83,7 +81,12 @@ POINTS = {
         "after marker": (STORE, "create", "after", _marker),
         "before ledger": (STORE, "create", "before", _record(4)),
         "after ledger": (STORE, "create", "after", _record(4)),
-        "before document": (release, "write_bytes", "before", lambda p, _: p.stem == "release"),
+        "before document": (
+            release_model,
+            "write_bytes",
+            "before",
+            lambda p, _: p.stem == "release",
+        ),
     },
 }
 

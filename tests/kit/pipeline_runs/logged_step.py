@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedemb.runtime.step_context import StepContext
+from fedemb.steps import partition_users
 from tests.kit.pipeline_runs.stopped_step import context_of
 
 SECRET = "Ada-Lovelace-1815"
@@ -56,9 +57,7 @@ def _tensorflow_noise() -> None:
 def _midst(step: str) -> tuple[Any, str]:
     """A function every private step calls once it has read its documents."""
     if step == "partition_users":
-        from fedemb.steps.partition_users import partition
-
-        return partition, "partition_images"
+        return partition_users, "partition_images"
     return StepContext, "private"
 
 

@@ -161,12 +161,11 @@ def context_of(config: RunConfig, root: Path, run_id: str = "run-1") -> StepCont
 
 def reserve_for(config: RunConfig, root: Path) -> None:
     """Plans and reserves the run."""
-    from fedemb.steps.plan_privacy import plan
-    from fedemb.steps.reserve_budget import reserve
+    from fedemb.steps import plan_privacy, reserve_budget
 
-    plan.run(context_of(config, root))
+    plan_privacy.run(context_of(config, root))
     sign_start(context_of(config, root))
-    reserve.run(context_of(config, root))
+    reserve_budget.run(context_of(config, root))
 
 
 class Partitioner:
@@ -185,7 +184,7 @@ class Partitioner:
         row_group_size: int = 7,
         **overrides: Any,
     ) -> Result:
-        from fedemb.steps.partition_users.partition import partition_images
+        from fedemb.steps.partition_users import partition_images
 
         self._made += 1
         if not isinstance(source, str):

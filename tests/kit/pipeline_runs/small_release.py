@@ -13,7 +13,7 @@ def make(root: Path) -> Path:
     """Writes `bundle` and `ledger` (with `trust.json`) below a folder, and returns the folder."""
     from fedemb.engine import build_backbone
     from fedemb.models.loading import save_backbone
-    from fedemb.steps.release_model import release
+    from fedemb.steps import release_model
 
     run = honest_run.start(root / "run", **{"model.image_size": 8})
     backbone = build_backbone(run.config.model, seed=0)
@@ -32,7 +32,7 @@ def make(root: Path) -> Path:
         run.do_train(tensors)
         for act in ("measure", "account", "gate"):
             getattr(run, f"do_{act}")()
-        release.run(run.context())
+        release_model.run(run.context())
     Path(run.ledger_uri).rename(root / "ledger")
     (run.root / "releases" / "glyphs" / "1.0").rename(root / "bundle")
     return root

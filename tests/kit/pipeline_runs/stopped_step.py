@@ -18,6 +18,7 @@ from typing import Any
 
 from fedemb.errors import FedEmbError
 from fedemb.runtime.step_context import StepContext
+from fedemb.steps import audit_privacy, evaluate_embeddings, partition_users
 
 
 def context_of(step: str, folder: Path) -> StepContext:
@@ -36,20 +37,15 @@ def context_of(step: str, folder: Path) -> StepContext:
 
 
 def _logic(step: str) -> Callable[[StepContext], Any]:
-    from fedemb.steps.audit_privacy import audit
-    from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
-    from fedemb.steps.evaluate_embeddings import evaluate
-    from fedemb.steps.partition_users import partition
-    from fedemb.steps.train_dp_fedemb import train
-    from fedemb.steps.train_dp_sgd import train as train_dp_sgd
+    from fedemb.steps import evaluate_classifier, train_dp_fedemb, train_dp_sgd
 
     modules = {
-        "train_dp_fedemb": train,
+        "train_dp_fedemb": train_dp_fedemb,
         "train_dp_sgd": train_dp_sgd,
         "evaluate_classifier": evaluate_classifier,
-        "partition_users": partition,
-        "audit_privacy": audit,
-        "evaluate_embeddings": evaluate,
+        "partition_users": partition_users,
+        "audit_privacy": audit_privacy,
+        "evaluate_embeddings": evaluate_embeddings,
     }
     return modules[step].run
 
@@ -58,10 +54,8 @@ def _points() -> dict[str, tuple[Any, str, int]]:
     """Name -> owner and name of a function, and before which call of it to stop."""
     from fedemb.keys import LocalKeyStore
     from fedemb.ledger import Ledger
-    from fedemb.steps.audit_privacy import audit
-    from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
-    from fedemb.steps.evaluate_embeddings import evaluate
-    from fedemb.steps.partition_users import shards
+    from fedemb.partition import shards
+    from fedemb.steps import evaluate_classifier
     from fedemb.training import attempt, checkpoint
     from fedemb.training.round_log import RoundLog
 
@@ -76,14 +70,14 @@ def _points() -> dict[str, tuple[Any, str, int]]:
         "a shard": (shards, "write_shard", 2),
         "the publication": (shards, "publish", 1),
         "the tidying": (shards, "drop_work", 1),
-        "the scores": (audit, "_scores_table", 1),
-        "the figures": (audit, "written", 1),
-        "the public report": (audit, "write_signed", 1),
+        "the scores": (audit_privacy, "_scores_table", 1),
+        "the figures": (audit_privacy, "written", 1),
+        "the public report": (audit_privacy, "write_signed", 1),
         "the evaluation record": (Ledger, "record_evaluation", 1),
-        "the figures of the model": (evaluate, "_measure_all", 1),
+        "the figures of the model": (evaluate_embeddings, "_measure_all", 1),
         "the figures of the classifier": (evaluate_classifier, "measure_classifiers", 1),
-        "the page": (evaluate, "utility_page", 1),
-        "the utility report": (evaluate, "write_signed", 1),
+        "the page": (evaluate_embeddings, "utility_page", 1),
+        "the utility report": (evaluate_embeddings, "write_signed", 1),
     }
 
 

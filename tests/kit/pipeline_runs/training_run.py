@@ -189,8 +189,8 @@ class ReadyRun:
 
     def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
         """Runs the step."""
-        from fedemb.steps.train_dp_fedemb import train as embeddings
-        from fedemb.steps.train_dp_sgd import train as classifier
+        from fedemb.steps import train_dp_fedemb as embeddings
+        from fedemb.steps import train_dp_sgd as classifier
 
         step = classifier if self.config.task == "classification" else embeddings
         return step.run(self.context(run_config))
@@ -198,16 +198,14 @@ class ReadyRun:
 
 def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
     """Plans, reserves, writes users and initial weights."""
-    from fedemb.steps.plan_privacy import plan
-    from fedemb.steps.pretrain_public import pretrain
-    from fedemb.steps.reserve_budget import reserve
+    from fedemb.steps import plan_privacy, pretrain_public, reserve_budget
 
     ready = ReadyRun(root, run_config or config())
     settings = ready.config
     keys = open_key_store(str(root / "keys"))
-    plan.run(ready.context())
-    pretrain.run(settings.public_start(), root / "pretrained", keys)
-    reserve.run(ready.context(), input_fingerprint="private.parquet@1")
+    plan_privacy.run(ready.context())
+    pretrain_public.run(settings.public_start(), root / "pretrained", keys)
+    reserve_budget.run(ready.context(), input_fingerprint="private.parquet@1")
     write_users(
         ready.private / "users",
         users=users,

@@ -12,7 +12,7 @@ class BadRecord:
     """Takes the place of the image in a batch; it is counted, whatever its other columns are."""
 
     reason: str
-    """Code of the reason, see `fedemb.steps.partition_users.check.BAD`."""
+    """Code of the reason, see `fedemb.partition.check.BAD`."""
     read: str = ""
     """Text that was read, for the data owner. Private."""
 

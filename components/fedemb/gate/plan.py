@@ -1,0 +1,259 @@
+"""The plan of a run, priced before it starts, and the checks that refuse a run before its charge.
+
+The plan is public: it contains no data and no secrets, and every later step compares its operations
+with the plan. A release is refused if its noise is far above the noise of every measured run that
+gained. Utility depends on the noise, not on epsilon: a small population with the usual epsilon has
+noise that no model can learn through. The limits are evidence from other images. They predict no
+gain: a simulation measures it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from fedemb.config import RunConfig
+from fedemb.config.digest import config_digest
+from fedemb.documents.plan import PrivacyPlan
+from fedemb.errors import ConfigError, Refused
+from fedemb.foundation.document import Fields
+from fedemb.ledger import Charge, charged_content, series_of, terms_of
+from fedemb.ledger.budget import spent
+from fedemb.privacy.accounting.accounting import library_version, supports
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
+from fedemb.privacy.planning.projection import Projection, project
+
+Recipe = Literal["whole_net", "projection", "whitening", "head", "all_layers"]
+LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {
+    "whole_net": (0.03, "LeNet on Omniglot: +.026 at 0.03"),
+    "projection": (0.1, "projection of EfficientNet-Lite0 on car photos: +.014 at 0.1"),
+    "whitening": (0.01, "covariances of EfficientNet-Lite2 features on car photos: +.03 at 0.01"),
+    "head": (0.6, "head on scattering features, sign digits: 54 % at 0.58"),
+    "all_layers": (0.15, "CIFAR-10, all layers: published 57 % at 0.14"),
+}
+"""Largest noise at which a measured run gained, and where it was measured.
+
+Noise of embeddings: noise on the mean of one round / clipping norm. Noise of classifiers: length of
+the noise on the mean gradient of the whole training / clipping norm, in all trained weights."""
+REFUSED_FROM = 2.0
+"""Multiple of `LARGEST_THAT_GAINED` from which a release is refused."""
+
+WEIGHTS: Mapping[str, float] = {
+    "lenet": 3.2e5,
+    "mobilenetv2": 2.3e6,
+    "resnet8": 8.2e4,
+    "resnet8_s2": 1.6e5,
+    "resnet8_ws": 8.2e4,
+    "tanh_cnn": 4.2e5,
+    "tiny": 3.5e4,
+    "wrn_16_4": 2.8e6,
+}
+"""Trainable weights of a backbone for 32 pixels, two digits. The square root enters the noise, so
+other sizes of image change the comparison little."""
+
+
+def training_noise(config: RunConfig, plan: MechanismPlan) -> tuple[Recipe, float] | None:
+    """Returns the kind of training and its noise in the unit of `LARGEST_THAT_GAINED`.
+
+    None if the plan is not private, or nothing was measured for this kind of training.
+    """
+    if not plan.private:
+        return None
+    if config.task == "embedding":
+        if plan.solves == "projection":
+            return "whitening", noise_on_mean(plan)
+        if config.mechanism.samples_units:
+            return None
+        recipe: Recipe = "projection" if config.model.trainable == "projection" else "whole_net"
+        return recipe, noise_on_mean(plan)
+    weights = trained_weights(config)
+    if plan.solves is not None or weights is None:
+        return None
+    noise = noise_on_mean(plan) * math.sqrt(weights / plan.rounds)
+    return "head" if config.model.trainable == "head" else "all_layers", noise
+
+
+def noise_on_mean(plan: MechanismPlan) -> float:
+    """Returns the standard deviation of noise on the mean update / clip; it limits utility."""
+    return plan.noise_multiplier / plan.normalizer
+
+
+def trained_weights(config: RunConfig) -> float | None:
+    """Returns the approximate number of trained weights; None if only the built model shows it."""
+    model = config.model
+    head = (model.embedding_dim + 1) * max(1, len(model.classes))
+    if model.trainable == "head":
+        return head
+    if model.trainable != "all" or model.backbone not in WEIGHTS:
+        return None
+    return WEIGHTS[model.backbone] + head
+
+
+def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | None:
+    """Returns the divisor of a head's logits that corrects their probabilities for the noise.
+
+    The noise of the released head has a known standard deviation, and so has its share in a logit,
+    because features have length 1. A logit with Gaussian noise of standard deviation s has about
+    the expected probability of the logit without noise / sqrt(1 + pi s^2 / 8) (MacKay 1992, The
+    evidence framework applied to classification networks), if that logit is as large as the noise
+    or larger. No data are used.
+
+    Returns:
+      At least 1; None if more than a head is trained, or the noise in the weights is not known.
+    """
+    if config.task != "classification" or config.model.trainable != "head":
+        return None
+    from fedemb.engine.server import mean_shares
+
+    server = config.training.server
+    if plan.tracks_participation or plan.solves is not None:
+        return None
+    clip = 1.0 if server.rescale_to_unit_norm else plan.l2_norm_clip
+    deviation = clip * noise_on_mean(plan) * math.hypot(*mean_shares(server, plan.rounds))
+    return math.sqrt(1 + math.pi * deviation**2 / 8)
+
+
+def check_noise(config: RunConfig) -> None:
+    """Refuses a release that cannot help its users, before anything is charged.
+
+    `release.train_despite_noise` overrides the refusal; the privacy report repeats it.
+
+    Raises:
+      Refused: the noise is far above the noise of every measured run that gained.
+    """
+    if config.purpose != "release" or config.release.train_despite_noise:
+        return
+    found = training_noise(config, plan_mechanism(config))
+    if found is None:
+        return
+    recipe, noise = found
+    largest, evidence = LARGEST_THAT_GAINED[recipe]
+    if noise <= REFUSED_FROM * largest:
+        return
+    raise Refused(
+        f"the noise is {noise:.2g} clipping norms, and no measured run gained above "
+        f"{largest:g} ({evidence}). Nothing was charged. {_REMEDIES[recipe]} To train anyway, set "
+        "release.train_despite_noise to the reason; the privacy report repeats it."
+    )
+
+
+_REMEDIES: Mapping[Recipe, str] = {
+    "whole_net": "Train a projection on a strong public backbone (fedemb backbone show), or use "
+    "fewer rounds or a larger epsilon.",
+    "projection": "Use every virtual client in every round, fewer rounds or a larger epsilon.",
+    "whitening": "Use fewer model.principal_directions or a larger epsilon.",
+    "head": "Use fewer classes or features, or a larger epsilon.",
+    "all_layers": "Train only the head (model.trainable: head), on features of a strong public "
+    "backbone or of backbone scatter_linear, or use a larger epsilon.",
+}
+
+_TOO_CERTAIN = 1.5
+"""Maximum ratio of the temperature that the noise needs to the configured one."""
+
+
+def document(config: RunConfig) -> PrivacyPlan:
+    """Returns the content of the plan without writing it; see `run`."""
+    plan = plan_mechanism(config)
+    policy = config.policy
+    check_composition(config, plan)
+    guarantee = guarantee_of(plan, policy.delta)
+    fields: Fields = {
+        "config_sha": config_digest(config),
+        "purpose": config.purpose,
+        "plan": plan.to_json(),
+        "backend": config.training.backend,
+        "event": event_to_json(plan.event()),
+        "relation": plan.relation.name,
+        "guarantee": guarantee.to_json(),
+        **figures(plan, policy.delta),
+        "users_lower_bound": policy.users_lower_bound,
+        "curve": privacy_curve(plan, policy.delta),
+        "projections": [
+            projection.to_json() for projection in _projections(plan, config, policy.delta)
+        ],
+        "warnings": sorted(warnings(config)),
+        "accounting_library": f"dp-accounting {library_version()}",
+    }
+    return PrivacyPlan.of_fields(fields)
+
+
+def check_composition(config: RunConfig, plan: MechanismPlan) -> None:
+    """Rejects a release if its policy cannot compose the privacy loss of its runs.
+
+    Raises:
+      ConfigError: the policy adds Rényi divergences, and the mechanism has none.
+    """
+    summed = config.policy.composition == "renyi" and config.purpose == "release"
+    if summed and plan.private and not supports(plan.event(), plan.relation, "rdp"):
+        raise ConfigError(
+            "policy.composition=renyi adds up the Rényi divergences of runs, and "
+            f"{plan.kind} is priced by PLD alone; set policy.composition: planned"
+        )
+
+
+def check_first_run(config: RunConfig) -> None:
+    """Rejects a release that costs more than its own policy's cap.
+
+    Called before any training, and before a policy with a permanent cap is created.
+
+    Raises:
+      ConfigError: the run exceeds the cap.
+    """
+    plan, policy = plan_mechanism(config), config.policy
+    if config.purpose != "release" or not plan.private:
+        return
+    check_composition(config, plan)
+    terms = terms_of(config, series_of(config, plan))
+    first = spent(terms, [Charge.planned(charged_content(config, plan))])
+    if not first.epsilon <= policy.epsilon_cap:
+        way = "as planned" if first.method == "planned_series" else "by the Rényi filter"
+        raise ConfigError(
+            f"One run costs epsilon={first.epsilon:.4g} ({way}), above "
+            f"policy.epsilon_cap={policy.epsilon_cap:g}, the lifetime budget of policy "
+            f"{policy.policy_id!r}. Raise mechanism.noise_multiplier, lower mechanism.rounds, "
+            "or raise the cap."
+        )
+
+
+def warnings(config: RunConfig) -> dict[str, str]:
+    """Returns warnings about allowed but questionable settings: code to sentence."""
+    plan, policy = plan_mechanism(config), config.policy
+    delta, customary = policy.delta, policy.users_lower_bound**-1.1
+    found: dict[str, str] = {}
+    if delta > customary:
+        found["delta_above_customary"] = (
+            f"delta={delta:g} is above the customary users_lower_bound**-1.1={customary:.3g}; lower"
+            f" it, as a mechanism may expose a share delta of its {UNITS[policy.unit].many}"
+        )
+    if plan.normalizer < 1:
+        found["rounds_mostly_empty"] = (
+            f"{plan.normalizer:.2g} virtual clients are expected in a round, so most rounds hold "
+            "only noise; raise the sampling probability"
+        )
+    clients = config.partition.virtual_clients
+    grouped = plan.private and not config.mechanism.samples_units
+    if grouped and clients > policy.users_lower_bound:
+        found["clients_mostly_empty"] = (
+            f"partition.virtual_clients={clients:,} exceeds the {policy.users_lower_bound:,} users "
+            "of policy.users_lower_bound, so many of them are empty, and the noise is larger "
+            "relative to the update than printed; set fewer clients, with several users each"
+        )
+    divisor = temperature_for_noise(config, plan)
+    if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:
+        found["probabilities_too_certain"] = (
+            f"model.temperature is {config.model.temperature:g}, but the noise of this plan needs "
+            f"{divisor:.3g}; set it, otherwise probabilities are too certain"
+        )
+    return found
+
+
+def _projections(plan: MechanismPlan, config: RunConfig, delta: float) -> list[Projection]:
+    population = config.policy.users_lower_bound
+    if not plan.private:
+        return []
+    return [project(plan, population, other, delta) for other in config.policy.certify_at]

@@ -1,0 +1,1 @@
+"""Partition: validated photos of users, hashed into virtual clients by a Beam pipeline."""

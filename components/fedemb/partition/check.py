@@ -1,0 +1,299 @@
+"""`fedemb check-data`: the data owner looks before anything runs, outside the guarantee.
+
+It reads, validates and assigns records as the partition does, writes nothing, and returns counts,
+which are not differentially private. Thresholds live here and not in the pipeline, because there
+data must never decide whether a run exists.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
+from fedemb.data.hashing import LEAST_CLASSES
+from fedemb.data.photos import MAX_BYTES, MAX_TEXT_BYTES
+from fedemb.data.source_parts import csv_image_root
+from fedemb.partition.census import Census, take_census
+from fedemb.privacy.accounting.units import UNITS, count_of
+
+BAD = {
+    "user_id_missing": "no user id (empty or null)",
+    "user_id_not_text": "user id of bytes that are not UTF-8 text, such as a raw UUID or Latin-1; "
+    "write UTF-8 text",
+    "user_id_inexact": "user id that is a decimal number with lost digits (a float from 2**53 = "
+    "9007199254740992 on, or text like 1.5e+16), so several people may share it; write ids as text",
+    "label_missing": "no class",
+    "label_not_text": "class of bytes that are not UTF-8 text, such as Latin-1; write UTF-8 text",
+    "line_not_a_row": "line that is not a row with the columns of line 1, such as a value with a "
+    "comma outside quotes, or a quote that is not closed",
+    "image_name_not_text": "image name of bytes that are not UTF-8 text; write UTF-8 text",
+    "cohort_missing": "no cohort",
+    "image_missing": "no image bytes (such as Parquet with paths alone), or no file of that name "
+    "below data.source.image_root",
+    "sample_without_image": "key of a tar shard without an image; its members must be neighbours",
+    "several_images": "key of a tar shard with several images; name one by columns.image",
+    "member_twice": "key of a tar shard with two members of one name",
+    "member_name": "member of a tar shard with an absolute, empty, `..` or unprintable name",
+    "member_not_a_file": "member of a tar shard that is a link, a device or a sparse file",
+    "json_not_valid": "key of a tar shard whose JSON is not an object, or has a field twice",
+    "values_differ": "key of a tar shard with two values of one column; remove one",
+    "image_empty": "image of zero bytes",
+    "file_too_large": f"image file of more than {MAX_BYTES:,} bytes, which is not read",
+    "not_decodable": "bytes that are not a whole PNG, JPEG, WebP, GIF, HEIC or AVIF",
+    "too_many_pixels": "more pixels than data.max_pixels",
+    "text_too_large": f"PNG with texts or a colour profile of more than {MAX_TEXT_BYTES:,} bytes",
+}
+"""Reason code of a bad record -> text; other records are left out although they are good."""
+LEFT_OUT = {
+    "side_file": "film, raw photo, sidecar, thumbnail, recycle bin or other file beside photos",
+    "duplicate": "the same image again, of the same user",
+    "in_public_set": "also in the public set",
+    "dropped_over_cap": "beyond partition.max_images_per_user",
+    "dropped_unlisted_class": "class that is not in the public list of classes",
+    "dropped_cross_split": "training user with a held-out class, or the reverse",
+    "dropped_other_cohort": "cohort not in partition.cohorts",
+    "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",
+}
+_SPELLINGS_SHOWN = 5
+_RARE = 0.01
+"""Chance that is not worth a word."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of the check. Private."""
+
+    problems: tuple[str, ...]
+    """Why the data should not be used as it is; empty: fine."""
+    warnings: tuple[str, ...]
+    """Allowed but questionable properties, as sentences."""
+    rows: int
+    bad_fraction: float
+    bad: list[tuple[str, int]]
+    """Reasons for which records are bad, and how many."""
+    left_out: list[tuple[str, int]]
+    """Reasons for which good records are left out."""
+    used: int
+    """Images that would train or evaluate."""
+    facts: tuple[str, ...]
+    """Numbers of users, images and virtual clients, as sentences."""
+
+
+def check(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -> Check:
+    """Counts the private images.
+
+    Raises:
+      InputError: a file or column is missing, or a file is damaged.
+      StorageError: a store cannot be read.
+    """
+    census = take_census(config, progress)
+    rows, bad = census.counts["rows"], _counted(BAD, census)
+    fraction = sum(count for _, count in bad) / max(rows, 1)
+    return Check(
+        problems=tuple(_problems(config, census, fraction)),
+        warnings=(
+            *folded_ids(census),
+            *examples(census),
+            *looked_for(census, config.data.source),
+            *misplaced(census),
+            *_warnings(config, census.sizes),
+        ),
+        rows=rows,
+        bad_fraction=fraction,
+        bad=bad,
+        left_out=_counted(LEFT_OUT, census),
+        used=int(census.sizes.sum() + census.held_out_sizes.sum()),
+        facts=tuple(_facts(config, census)),
+    )
+
+
+def _counted(texts: Mapping[str, str], census: Census) -> list[tuple[str, int]]:
+    """Returns the text of each reason for which there are records, and their number."""
+    return [(text, census.counts[name]) for name, text in texts.items() if census.counts[name]]
+
+
+def _facts(config: RunConfig, census: Census) -> list[str]:
+    unit = UNITS[config.policy.unit]
+    found = [
+        f"{count_of(len(sizes), unit.one)} {what}, with {count_of(int(sizes.sum()), 'image')}"
+        for what, sizes in (("would train", census.sizes), ("held out", census.held_out_sizes))
+    ]
+    if len(census.sizes) and unit.one == "user":
+        median, largest = float(np.median(census.sizes)), int(census.sizes.max())
+        found.append(f"images of a training user: median {median:g}, largest {largest:,}")
+    if config.task == "embedding":
+        groups = census.group_sizes
+        found.append(
+            f"users of a virtual client: smallest {groups.min():,}, median {np.median(groups):g}, "
+            f"largest {groups.max():,}; {(groups == 0).sum():,} of {len(groups):,} are empty"
+        )
+    return found
+
+
+def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
+    problems, units = inexact_ids(census), UNITS[config.policy.unit]
+    rows, classes = census.counts["rows"], census.classes
+    users, evaluation = len(census.sizes), len(census.held_out_sizes)
+    if rows == 0:
+        problems.append("No record passes data.source.where; check its values.")
+    if fraction > config.data.max_bad_fraction:
+        problems.append(
+            f"{100 * fraction:.2f} % of the records are bad, more than data.max_bad_fraction = "
+            f"{100 * config.data.max_bad_fraction:g} %; correct the data or raise the threshold."
+        )
+    if users < config.policy.users_lower_bound and config.purpose == "release":
+        problems.append(
+            f"{users:,} {units.many} would train, fewer than policy.users_lower_bound = "
+            f"{config.policy.users_lower_bound:,}, which the plan rests on; lower the bound."
+        )
+    if rows and not users + evaluation:
+        problems.append("No record can be used, for the reasons above.")
+    elif rows and evaluation == 0:
+        problems.append(f"No {units.one} is held out for evaluation; check partition.evaluation.")
+    if rows and (few := too_few_classes(config, classes)):
+        problems.append(few)
+    if shared := _shared_classes(config, census):
+        problems.append(
+            f"{shared:,} classes are in training and in evaluation, as users or classes cross the "
+            "values of partition.evaluation; choose another column, or hold out by hash."
+        )
+    listed = len(config.model.classes)
+    if rows and classes < listed:
+        problems.append(
+            f"{listed - classes} of the {listed} classes of model.classes have no image."
+            f"{other_spellings(config.model.classes, census.labels)} Correct the labels, or list "
+            "the classes of the data."
+        )
+    return problems
+
+
+def other_spellings(listed: Sequence[str], labels: Collection[str]) -> str:
+    """Returns a sentence about labels that are listed classes in another spelling; else nothing."""
+    by_fold = {_folded(label): label for label in sorted(labels, reverse=True)}
+    missing = [name for name in listed if name not in labels]
+    close = [(name, by_fold[_folded(name)]) for name in missing if _folded(name) in by_fold]
+    if close:
+        shown = ", ".join(f"{label!r} for {name!r}" for name, label in close[:_SPELLINGS_SHOWN])
+        return f" The data have {shown}."
+    numbers = [label for label in labels if label.isdecimal()]
+    if missing and numbers and len(numbers) == len(labels):
+        return (
+            f" All labels are numbers ({', '.join(sorted(numbers, key=int)[:3])}, ...), and the "
+            "classes are names: set data.source.label_names to the names in the order of the "
+            "numbers."
+        )
+    return ""
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", name)).casefold()
+
+
+def inexact_ids(census: Census) -> list[str]:
+    """Returns the problem of ids that lost digits; empty: no problem."""
+    count = census.counts["user_id_inexact"]
+    if not count:
+        return []
+    return [
+        f"{count:,} records have a user id that is a decimal number with lost digits: a float from "
+        "2**53 = 9007199254740992 on, or text such as 1.5e+16. Several people may share such an "
+        "id. Write the ids as text and export the data again."
+    ]
+
+
+def looked_for(census: Census, source: SourceConfig) -> list[str]:
+    """An example of an image file that a table names and that is not there."""
+    if not census.missing or source.file_format != "csv":
+        return []
+    return [
+        f"No file {census.missing!r} below {csv_image_root(source)}, nor with an ending such as "
+        ".jpg; correct the names, or set data.source.image_root."
+    ]
+
+
+def examples(census: Census) -> list[str]:
+    """Returns sentences that show what was read of the first bad record of each reason."""
+    found = [
+        f"{re.split('[,;]', BAD[reason])[0]}, for example: {read}"
+        for reason, read in census.examples.items()
+        if read
+    ]
+    if lines := census.counts["lines_in_quotes"]:
+        found.append(
+            f"{count_of(lines, 'line')} of the table inside quotes, as a part of the value above. "
+            "Close each quote, or the rows below it are lost."
+        )
+    return found
+
+
+def misplaced(census: Census) -> list[str]:
+    """Returns sentences about photos of several users and photos without users."""
+    found: list[str] = []
+    if several := census.counts["photos_of_several"]:
+        found.append(
+            f"{count_of(several, 'photo')} of several users: each owner keeps a copy, and the "
+            "guarantee protects one owner at a time. Remove the copies if a photo has one owner."
+        )
+    if loose := census.counts["loose_files"]:
+        found.append(
+            f"{count_of(loose, 'file')} beside the folders of users, and so of no user: left out. "
+            "Move each into the folder of its owner."
+        )
+    return found
+
+
+def folded_ids(census: Census) -> list[str]:
+    """Warning about ids that are whole numbers written as decimals; empty: no such id."""
+    count = census.counts["user_id_as_decimal"]
+    if not count:
+        return []
+    return [f"{count:,} records have a user id written as a decimal (1.0); it counts as 1."]
+
+
+def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:
+    """Warns if the largest number of images per user exceeds that of every user: padding or cost.
+
+    The warning suggests no number: it would be public, and one user's data would choose it.
+    """
+    if not len(sizes) or config.policy.unit == "image":
+        return []
+    largest, asked = int(sizes.max()), dict[str, int]()
+    if config.task == "classification":
+        unit_gradient = config.training.unit_gradient
+        asked["training.unit_gradient.images_per_unit"] = unit_gradient.images_per_unit
+    if config.mechanism.samples_images:
+        asked["partition.max_images_per_user"] = config.partition.max_images_per_user
+    return [
+        f"No training user has more than {count_of(largest, 'image')}; {name} is {most}."
+        for name, most in asked.items()
+        if most > largest
+    ]
+
+
+def too_few_classes(config: RunConfig, classes: int) -> str:
+    """Returns the problem if few shared classes are held out at random; empty: no problem."""
+    evaluation, source = config.partition.evaluation, config.data.source
+    if not isinstance(evaluation, EvaluationByHash) or evaluation.classes or config.model.classes:
+        return ""
+    if source.label_scope == "user" or source.columns.label is None:
+        return ""
+    fraction = evaluation.fraction
+    chance = (1 - fraction) ** classes + classes * fraction * (1 - fraction) ** (classes - 1)
+    if chance <= _RARE:
+        return ""
+    return (
+        f"{classes:,} shared classes are held out by a coin of {fraction:g} each; under "
+        f"{100 * chance:.0f} % of keys fewer than {LEAST_CLASSES} are left to evaluate with. List "
+        "the classes in partition.evaluation.classes, and that share of them is held out."
+    )
+
+
+def _shared_classes(config: RunConfig, census: Census) -> int:
+    """Classes on both sides, where a named column decides the split."""
+    by_value = config.partition.evaluation.by == "value" and not config.model.classes
+    return census.shared_classes if by_value and config.data.source.label_scope == "global" else 0

@@ -1,0 +1,152 @@
+"""The model card: Markdown with the metadata that the Hugging Face Hub reads, from the report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from fedemb.config.policy import Unit
+from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.evidence import Evidence
+from fedemb.documents.fields import Interval
+from fedemb.documents.privacy_report import (
+    PrivacyReport,
+    assumptions,
+    limitations,
+)
+from fedemb.documents.utility import AnyUtility
+from fedemb.foundation.document import Written
+from fedemb.ledger import Ledger
+from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.mechanisms.registry import plan_from_json
+from fedemb.reports import privacy_words
+from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.report import render
+from fedemb.reports.utility_words import best_start, floors_sentence, utility_sentence
+from fedemb.serving.headline import release_headline
+
+HUB_LICENCES = frozenset(
+    (
+        "agpl-3.0",
+        "apache-2.0",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "cc-by-4.0",
+        "cc-by-nc-4.0",
+        "cc-by-nc-sa-4.0",
+        "cc-by-nd-4.0",
+        "cc-by-sa-4.0",
+        "cc0-1.0",
+        "cdla-permissive-2.0",
+        "eupl-1.2",
+        "gpl-3.0",
+        "isc",
+        "lgpl-3.0",
+        "mit",
+        "mpl-2.0",
+        "openrail",
+        "unlicense",
+    )
+)
+"""Licence identifiers of the Hub that a model may use; any other is `other` with a name."""
+
+
+def model_card(
+    evidence: Evidence,
+    signed: Written[PrivacyReport],
+    ledger: Ledger,
+    waived: Sequence[str],
+    named: tuple[str, str],
+) -> str:
+    """Returns the card of a release, whose waivers and approvals are in the ledger."""
+    report, (name, version), config = signed.body, named, evidence.config
+    shown, unit = release_headline(evidence, signed, waived, ledger), report.unit.unit
+    state = {"release_state": shown.state, "waived": list(waived)}
+    metadata = _metadata(evidence, report, named) | state
+    terms = config.release
+    return render(
+        "model_card.md.j2",
+        metadata=yaml.safe_dump(metadata, sort_keys=False, width=999).rstrip(),
+        name=name,
+        version=version,
+        shown=shown,
+        figures=shown.figures.sentence(),
+        config=config,
+        start=config.pretraining,
+        report=report,
+        cumulative=report.cumulative,
+        unit=UNITS[unit],
+        words=privacy_words,
+        meaning=privacy_words.meaning(plan_from_json(evidence.plan.body.plan), report.guarantee),
+        assumptions=assumptions(unit),
+        limitations=limitations(unit),
+        audit=audit_sentence(evidence.audit.body),
+        waivers=[ledger.chain.records[item.sequence] for item in report.waivers],
+        approvals=ledger.state.approvals_of(report.model_sha, signed.sha, report.approve_by),
+        utility=utility_sentence(evidence.utility.body),
+        floors=floors_sentence(terms.min_gain_over_public, terms.no_worse_than),
+    )
+
+
+def _metadata(
+    evidence: Evidence, report: PrivacyReport, named: tuple[str, str]
+) -> dict[str, object]:
+    """Returns the fields that the Hub reads, without the state of the release."""
+    config, unit = evidence.config, report.unit.unit
+    task = "image-classification" if config.model.classes else "image-feature-extraction"
+    name, version = named
+    return {
+        **licence_fields(config.release.licence),
+        "library_name": "keras",
+        "pipeline_tag": task,
+        "tags": ["differential-privacy", f"{unit}-level", config.task],
+        "model-index": [{"name": name, "results": _results(evidence.utility.body, task, unit)}],
+        "version": version,
+        "epsilon": report.accounting.epsilon,
+        "delta": report.accounting.delta,
+        "privacy_unit": unit,
+        "cumulative_epsilon": report.cumulative.max_block_epsilon,
+        "epsilon_cap": report.cumulative.cap,
+        "audit_level": report.setting.recurring.audit_level,
+        "model_sha": report.model_sha,
+        "config_sha": report.provenance.config_sha,
+    }
+
+
+def licence_fields(words: str) -> dict[str, str]:
+    """Returns the Hub's fields for a licence."""
+    identifier = words.strip().lower()
+    if identifier in HUB_LICENCES:
+        return {"license": identifier}
+    name = re.sub(r"[^a-z0-9.]+", "-", identifier).strip("-")
+    link = "README.md#licence"
+    return {"license": "other", "license_name": name or "not-stated", "license_link": link}
+
+
+def _results(utility: AnyUtility, task: str, unit: Unit) -> list[dict[str, Any]]:
+    """Returns the figures as a `model-index`; empty without measurements."""
+    found: dict[str, tuple[str, Interval | None]]
+    if isinstance(utility, ClassifierReport):
+        found = {"accuracy": ("top-1", utility.headline())}
+    else:
+        found = {
+            f"recall_at_far_{rate}": (f"recall at false accept rate {rate}", recall)
+            for rate, recall in utility.recall_at_far.items()
+        }
+    words = f"{utility.headline_words}: gain over {best_start(utility)}"
+    found["gain_over_best_start"] = (words, utility.gain)
+    metrics = [
+        {
+            "type": kind,
+            "name": f"{words} (95 % interval {figure.low:.4g} to {figure.high:.4g})",
+            "value": figure.value,
+        }
+        for kind, (words, figure) in found.items()
+        if figure is not None
+    ]
+    many = UNITS[unit].many
+    dataset = {"type": "private", "name": f"held-out evaluation {many}, not public"}
+    return [{"task": {"type": task}, "dataset": dataset, "metrics": metrics}] if metrics else []

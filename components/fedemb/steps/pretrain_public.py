@@ -1,0 +1,240 @@
+"""The public backbone: trained on public images, imported, or drawn from the seed.
+
+This step reads no private data and costs no privacy budget. Provenance and licence are set in the
+configuration, and shown in report and model card.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, UInt8
+from kfp import dsl
+
+from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
+from fedemb.data.drawn_images import drawn_images
+from fedemb.documents.artifacts import Public
+from fedemb.documents.model import Pretrained, PublicTraining
+from fedemb.engine import build_backbone, embed, pretrain, save_backbone
+from fedemb.errors import ConfigError, InputError
+from fedemb.evaluation.metrics import recall
+from fedemb.foundation.canonical_json import JsonObject
+from fedemb.keys import KeyStore
+from fedemb.keys.signatures import Signer, write_signed
+from fedemb.models.arrays import Model
+from fedemb.models.backbones import cut, trainable_variables
+from fedemb.models.classifier import with_head, without_head
+from fedemb.models.imported import import_backbone
+from fedemb.models.keras_backend import load_keras
+from fedemb.models.loading import require_finite
+from fedemb.models.pixel_statistics import IMAGES, check_pixels
+from fedemb.models.public_features import (
+    fit_features,
+    needs_public_images,
+    with_public_features,
+)
+from fedemb.models.whitened import fit_constants
+from fedemb.runtime.step import Rights, step
+
+_LOG = logging.getLogger(__name__)
+
+FALSE_ACCEPT_RATE = 0.01
+HELD_OUT = 0.1
+"""Share of the public classes held out for measurement."""
+MOST_IMAGES = 2000
+"""Maximum number of measured images, because all their pairs are compared."""
+
+
+@step(
+    image="trainer",
+    private=False,
+    cached=True,
+    resources="pretrain",
+    outputs={"pretrained": Public},
+    rights=Rights(input=("public",), signing=("pretrain",)),
+)
+def pretrain_public(
+    model: str, pretraining: str, seed: int, keys: str, pretrained: dsl.Output[dsl.Model]
+):
+    """Trains the backbone on public images, imports one, or draws initial weights."""
+    from fedemb.runtime.step import step_process
+
+    with step_process("pretrain_public", locals()) as context:
+        card = run(context.public_start, context.artifacts.pretrained, context.keys)
+        pretrained.metadata.update(weights_sha=card["weights_sha"])
+
+
+def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
+    """Writes `backbone.keras` and `pretrained.json`, and returns the content of the latter.
+
+    Raises:
+      InputError: the public source is missing or too small.
+      ArtifactError: the backbone to import is damaged or has layers that are not allowed, or a
+        weight is NaN or infinite.
+      ConfigError: the backbone is unknown, mixes the images of different users, or was trained on
+          another pixel format than `import_pixels`.
+    """
+    load_keras()
+    model, pretraining, seed = start.model, start.pretraining, start.seed
+    images = classes = constant_images = 0
+    loss: float | None = None
+    trainings: list[PublicTraining] = []
+    if pretraining.kind == "import":
+        backbone, constant_images = _imported(start)
+    else:
+        backbone = build_backbone(model, seed)
+    trainable_variables(backbone, model.trainable)  # raises before any charge
+    if model.trainable == "projection" and not model.classes:
+        cut(backbone, model.trainable)
+    if pretraining.kind == "none" and model.whitened_directions:
+        constant_images = pretraining.constant_images
+        drawn = drawn_images(constant_images, model.image_size, model.channels, seed)
+        fit_constants(without_head(backbone) if model.classes else backbone, drawn)
+    if pretraining.kind == "supervised":
+        images, classes, loss, trainings = _train(backbone, model, pretraining, seed)
+    backbone = with_public_features(backbone, model.keep_public_features)
+    require_finite(backbone)
+    fields = {
+        "pretraining_kind": pretraining.kind,
+        "weights_sha": save_backbone(backbone, output_dir / "backbone.keras"),
+        "model": model.model_dump(mode="json"),
+        "images": images,
+        "classes": classes,
+        "final_loss": loss,
+        "seed": seed,
+        "trainings": trainings,
+        "constant_images": constant_images,
+    }
+    card = Pretrained.of_fields(fields)
+    signer = Signer.newest(keys, "pretrain")
+    return write_signed(output_dir / "pretrained.json", card, signer).json
+
+
+def _imported(start: PublicStart) -> tuple[Model, int]:
+    """Returns the imported backbone, and the number of public images of its constants."""
+    model, pretraining, path = start.model, start.pretraining, start.pretraining.import_path or ""
+    backbone = import_backbone(Path(path), model, pixels=pretraining.import_pixels, seed=start.seed)
+    public, constant_images = _some_images(backbone, start), 0
+    if len(public):
+        check_pixels(Path(path), pretraining.import_pixels, public[:IMAGES])
+    if needs_public_images(backbone):
+        constant_images = fit_features(backbone, public)
+    return with_head(backbone, model) if model.classes else backbone, constant_images
+
+
+def _some_images(backbone: Model, start: PublicStart) -> np.ndarray:
+    """Returns public images for the constants of an imported backbone and for `check_pixels`."""
+    from fedemb.data.photos import PhotoReader
+    from fedemb.data.sources import read_some_public_images
+
+    source, model = start.pretraining.source, start.model
+    fitted = needs_public_images(backbone)
+    if source is None and fitted:
+        raise ConfigError(
+            "model.whitened_directions, principal_directions and square_root take constants from "
+            "public images, and pretraining.source is missing. Name public images, or set all "
+            "three to 0 or false"
+        )
+    if source is None:
+        return np.empty((0, model.image_size, model.image_size, model.channels), np.uint8)
+    most = start.pretraining.constant_images if fitted else IMAGES
+    return read_some_public_images(source, PhotoReader.of(model), most, start.seed)
+
+
+def _train(
+    backbone: Model, model: ModelConfig, pretraining: PretrainingConfig, seed: int
+) -> tuple[int, int, float, list[PublicTraining]]:
+
+    from fedemb.data.photos import PhotoReader
+    from fedemb.data.sources import read_public_images
+
+    if pretraining.source is None:
+        raise InputError("pretraining.source is missing; name the public images")
+    images, labels = read_public_images(pretraining.source, PhotoReader.of(model))
+    classes = len(np.unique(labels))
+    supervised = pretraining.kind == "supervised"
+    if len(images) < 2 or (supervised and classes < 2):
+        raise InputError(
+            f"the public source holds {len(images)} images of {classes} classes, wanted at least 2 "
+            "of each; name a larger one, or pretraining.kind: none"
+        )
+    _LOG.info("%s pretraining on %d public images", pretraining.kind, len(images))
+    if model.classes:  # public classes differ, so the head is added later
+        backbone = without_head(backbone)
+    loss = 0.0
+    trainings: list[PublicTraining] = []
+    if backbone.trainable_variables and pretraining.doublings:
+        loss, trainings = train_while_it_helps(backbone, images, labels, pretraining, seed=seed)
+    elif backbone.trainable_variables:
+        loss = pretrain(backbone, images, labels, pretraining, seed=seed)
+    fit_constants(backbone, images[: pretraining.constant_images])
+    if not np.isfinite(loss):
+        raise InputError(
+            f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
+        )
+    return len(images), classes, loss, trainings
+
+
+def train_while_it_helps(
+    backbone: Model,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
+    config: PretrainingConfig,
+    *,
+    seed: int,
+) -> tuple[float, list[PublicTraining]]:
+    """Trains with `epochs`, then twice as many and so on; the backbone keeps the best weights.
+
+    Each training is a whole schedule down to a learning rate of zero, because a schedule stopped in
+    the middle does not predict the result of a complete one.
+
+    Returns:
+      Mean loss of the last epoch of the best training, not finite if the first training failed, and
+      all completed trainings, in order.
+
+    Raises:
+      InputError: the held-out classes are too few to measure a recall.
+    """
+    classes = np.unique(labels)
+    rng = np.random.default_rng(seed)
+    chosen = rng.permutation(classes)[: max(2, round(HELD_OUT * len(classes)))]
+    trains = ~np.isin(labels, chosen)
+    # Drawn at random, because images are sorted by class.
+    measures = rng.permutation(np.flatnonzero(~trains))[:MOST_IMAGES]
+    _check(len(classes) - len(chosen), labels[measures])
+    start, best, loss = backbone.get_weights(), backbone.get_weights(), float("nan")
+    tried: list[PublicTraining] = []
+    for doubling in range(config.doublings + 1):
+        backbone.set_weights(start)
+        schedule = config.model_copy(update={"epochs": config.epochs * 2**doubling})
+        found = pretrain(backbone, images[trains], labels[trains], schedule, seed=seed)
+        if not np.isfinite(found):
+            break
+        embedded = embed(backbone, images[measures])
+        value = recall(embedded, labels[measures], FALSE_ACCEPT_RATE, samples=1).value
+        _LOG.info(
+            "%d epochs: recall %.3f on %d public classes that did not train",
+            schedule.epochs,
+            value,
+            len(chosen),
+        )
+        helped = value > max((one.recall for one in tried), default=-1.0)
+        tried.append(PublicTraining(epochs=schedule.epochs, recall=value))
+        if not helped:
+            break
+        best, loss = backbone.get_weights(), found
+    backbone.set_weights(best)
+    return loss, tried
+
+
+def _check(training: int, held_out: np.ndarray) -> None:
+    sizes = np.unique(held_out, return_counts=True)[1]
+    if training < 2 or len(sizes) < 2 or sizes.max() < 2:
+        raise InputError(
+            "pretraining.doublings needs two public classes that train and two held out, one "
+            f"of them with two images. Got {len(sizes)} held out with at most "
+            f"{sizes.max(initial=0)} images and {training} that train. Add public images, or "
+            "set pretraining.doublings: 0."
+        )
