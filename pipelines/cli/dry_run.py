@@ -10,7 +10,7 @@ from fedemb.data.sources import find_parts
 from fedemb.gate.plan import check_first_run, check_noise
 from fedemb.ledger import Ledger, policies
 from fedemb.partition.assignment import columns_of
-from fedemb.pipelines.cli.ledger_commands.ledger_summary import (
+from fedemb.pipelines.cli.ledger_summary import (
     admission,
     content_of,
     load,

@@ -9,8 +9,7 @@ import typer
 
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.data import counted
-from fedemb.pipelines.cli.quiet import quiet
-from fedemb.pipelines.cli.trusted import TrustOption, require_released
+from fedemb.pipelines.cli.options import TrustOption, quiet, require_released
 from fedemb.pipelines.output import say
 
 

@@ -10,30 +10,67 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 from fedemb.errors import FedEmbError, InputError
 from fedemb.foundation.digests import file_digest
 from fedemb.foundation.extras import missing_extra
-from fedemb.pipelines.cli.backbone_commands.backbones import backbone_app
+from fedemb.pipelines.cli.approve import approve, approvers
+from fedemb.pipelines.cli.backbone import backbone_app
+from fedemb.pipelines.cli.cluster import doctor, schedule, submit
 from fedemb.pipelines.cli.data import check_data, make_data
-from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.embed import embed
-from fedemb.pipelines.cli.init.command import init
-from fedemb.pipelines.cli.ledger_commands.approve import approve
-from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
+from fedemb.pipelines.cli.init import init
+from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.options import ConfigOption, SetOption
-from fedemb.pipelines.cli.planning.plan import plan
-from fedemb.pipelines.cli.review_commands.runs import show_runs
-from fedemb.pipelines.cli.review_commands.verify import lineage, register, verify_release
+from fedemb.pipelines.cli.plan import plan
+from fedemb.pipelines.cli.review import lineage, register, show_runs, verify_release
 from fedemb.pipelines.cli.run import run
-from fedemb.pipelines.cli.schedule import schedule, submit
-from fedemb.pipelines.cli.sections import SectionedGroup
 from fedemb.pipelines.output import say, say_block, say_json
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Prepare": ("init", "check-data", "make-data", "backbone", "config"),
+    "Plan and run": ("plan", "run", "runs", "ledger"),
+    "Review and release": ("approve", "verify", "lineage", "register"),
+    "Use a model": ("embed",),
+    "Operate": ("compile", "submit", "schedule", "doctor"),
+}
+"""Title -> commands, in the order of the help. A test compares them with the commands."""
+
+
+class Formatter(Protocol):
+    """Formatter of help texts; its own type is private to Typer."""
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Indents what is written inside below a title."""
+        ...
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Writes terms and their descriptions."""
+        ...
+
+
+class SectionedGroup(TyperGroup):
+    """Group of commands whose help lists them by section."""
+
+    @override
+    def format_commands(self, ctx: object, formatter: Formatter) -> None:
+        """Writes one list of commands for each section."""
+        width = max(len(name) for name in self.commands)
+        for title, names in SECTIONS.items():
+            rows = [
+                (name.ljust(width), self.commands[name].get_short_help_str(limit=100))
+                for name in names
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="fedemb",
@@ -54,6 +91,7 @@ app.command()(plan)
 app.command()(submit)
 app.command()(doctor)
 app.command()(schedule)
+ledger_app.command()(approvers)
 app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)
@@ -96,7 +134,7 @@ def compile_(
     Example: fedemb compile --profile gpu --output dp-fedemb.yaml --image
     light=REF@sha256:... --image cpu=REF@sha256:... --image trainer=REF@sha256:...
     """
-    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
     from fedemb.pipelines.steps import pipeline_named
 
     compile_pipeline(
@@ -126,9 +164,9 @@ def config_(
     import yaml
 
     from fedemb.config import RunConfig
-    from fedemb.pipelines.cli.describe_config import describe
+    from fedemb.pipelines.cli.config_text import describe
+    from fedemb.pipelines.cluster.schedule import is_schedule, load_schedule
     from fedemb.pipelines.run.load_config import load_config, overridden
-    from fedemb.pipelines.schedules.schedule import is_schedule, load_schedule
 
     if json_:
         say_json(RunConfig.model_json_schema(), sort_keys=True)

@@ -1,11 +1,20 @@
-"""Options that several commands share, one wording each."""
+"""Options that several commands share, one wording each, and how they become values."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from fedemb.errors import InputError
 
 ConfigOption = Annotated[
     str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
@@ -17,3 +26,109 @@ SetOption = Annotated[
 DataOption = Annotated[str | None, typer.Option(help="Private images; replaces data.source.uri.")]
 RunsOption = Annotated[Path, typer.Option(help="Folder of all runs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command whose dataclass parameters are replaced by one option per field.
+
+    Fields are declared as options of Typer: `Annotated[type, typer.Option(...)]` with a default.
+
+    Args:
+      command: function with keyword parameters; those annotated with a dataclass are groups.
+
+    Raises:
+      TypeError: two groups, or a group and the command, declare the same option.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {}
+    options: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        hint = hints[name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            groups[name] = hint
+            options += _options(hint)
+        else:
+            options.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+    names = [option.name for option in options]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise TypeError(f"{command.__name__} declares {', '.join(sorted(twice))} twice")
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in _fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **values)
+
+    call.__signature__ = inspect.Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
+    call.__annotations__ = {option.name: option.annotation for option in options}
+    return call
+
+
+def _fields(group: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(group)
+
+
+def _options(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty
+            if field.default is dataclasses.MISSING
+            else field.default,
+            annotation=hints[field.name],
+        )
+        for field in _fields(group)
+    ]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drops what libraries write to the standard error inside; errors are raised."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+TrustOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust", envvar="FEDEMB_TRUST", help="Trusted public keys, trust.json of the data owner."
+    ),
+]
+
+
+def require_released(bundle: Path, trust: Path | None, *, insecure: bool = False) -> None:
+    """Refuses a bundle that changed since its release, before anything in it is loaded.
+
+    Checked: it has its files and no others; the ledger inside leads from the pinned keys to those
+    that count; one of them signed the manifest; every file is what the manifest says. `fedemb
+    verify` also decides again whether it should have been released. With `insecure` and without
+    keys, only the folder must exist.
+
+    Raises:
+      InputError: the bundle does not exist, or no trusted keys were passed.
+      SignatureInvalid: it is not what was released.
+      ArtifactError: the pinned keys or the manifest cannot be read.
+    """
+    from fedemb.keys.trust import TrustStore
+    from fedemb.serving.bundle import check_origin
+
+    if not bundle.is_dir():
+        raise InputError(f"No release folder at {bundle}. Check the address.")
+    if trust is not None:
+        check_origin(bundle, TrustStore.load(trust))
+    elif not insecure:
+        raise InputError(
+            f"No public keys for {bundle}. Pass the trust.json of its owner with --trust or "
+            "FEDEMB_TRUST."
+        )

@@ -12,12 +12,12 @@ import typer
 
 from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.extras import require_modules
-from fedemb.pipelines.cli.option_groups import grouped
 from fedemb.pipelines.cli.options import (
     ConfigOption,
     DataOption,
     RunsOption,
     SetOption,
+    grouped,
 )
 from fedemb.pipelines.output import say
 
@@ -129,7 +129,7 @@ def _resumed(
 ) -> tuple[RunDirectory | None, RunConfig | None]:
     """Returns the directory of a run, None after a dry run, and its changed configuration."""
     from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.resume import changed_config, steps_taken_over
+    from fedemb.pipelines.run.local import changed_config, steps_taken_over
 
     directory = RunDirectory.open(named, runs)
     changed = changed_config(directory, overrides) if overrides else None

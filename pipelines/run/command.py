@@ -1,9 +1,13 @@
-"""`fedemb run`: prepare a run directory, run it, say how it ended."""
+"""`fedemb run`: prepare a run directory, run it, say how it ended.
+
+Checks the stores of a run before anything is written.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +19,82 @@ from rich.text import Text
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
-from fedemb.errors import AwaitingApproval, ConfigError, Refused
+from fedemb.errors import AwaitingApproval, ConfigError, LedgerError, Refused
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.extras import require_modules
 from fedemb.foundation.files import write_bytes
+from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.output import escaped, say
-from fedemb.pipelines.run.check_stores import check_stores
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.index import collect_reports
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
-from fedemb.pipelines.run.local import PlainView, Status, closing_lines, run_pipeline
-from fedemb.pipelines.run.resume import steps_taken_over
+from fedemb.pipelines.run.local import (
+    PlainView,
+    Status,
+    closing_lines,
+    run_pipeline,
+    steps_taken_over,
+)
+from fedemb.pipelines.run.pages import collect_reports
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS, count_of
+from fedemb.storage import open_store
+
+
+def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
+    """Refuses stores that would mix what must stay apart, or a bucket without a ledger.
+
+    `config_name` is shown in the command of the message. Raw artifacts are below `runs` unless the
+    configuration moves them.
+
+    Raises:
+      ConfigError: keys beside the ledger, Raw beside public artifacts, or a lasting ledger without
+        lasting keys.
+      LedgerError: the remote ledger was never made.
+      StorageError: the store of the ledger cannot be reached.
+    """
+    storage = config.storage
+    if storage.ledger is not None and storage.keys is None:
+        raise ConfigError(
+            f"the ledger {storage.ledger} lasts, so its keys must last too, and elsewhere; set "
+            "storage.keys to a folder or Secret Manager, the same for every run"
+        )
+    places = {
+        f"storage.{name}": place
+        for name in ("public_root", "private_root", "ledger", "keys", "releases")
+        if (place := getattr(storage, name)) is not None
+    }
+    pairs = [
+        (first, second)
+        for first, second in combinations(places, 2)
+        if {first, second} & {"storage.private_root", "storage.keys"}
+    ]
+    if storage.private_root is None and storage.public_root is not None:
+        places["--runs"] = str(runs)
+        pairs.append(("storage.public_root", "--runs"))
+    for first, second in pairs:
+        if _nested(places[first], places[second]):
+            raise ConfigError(
+                f"{first}={places[first]} and {second}={places[second]} lie one inside the "
+                "other; private and public data, and keys and what they protect, must be apart: "
+                "name another place"
+            )
+    if storage.ledger is not None:
+        store = open_store(storage.ledger)
+        if store.local_root is None and not store.exists(TRUST_NAME):
+            raise LedgerError(
+                f"No ledger in {store.uri}. Check the address. For a new ledger run `fedemb "
+                f"ledger init --config {config_name} --ledger {store.uri} --keys "
+                f"{storage.keys}` with the --set options of this run, then run again."
+            )
+
+
+def _nested(first: str, second: str) -> bool:
+    one, other = (
+        f"{(place if '://' in place else Path(place).expanduser().resolve().as_uri())}".rstrip("/")
+        for place in (first, second)
+    )
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
 
 _MINUTES = 3
 """Minutes of a run of the presets with generated images, on two cores."""
@@ -237,7 +304,7 @@ def _run(run: RunDirectory, console: Console, taken_over: Sequence[str]) -> RunS
 
 def write_index(run: RunDirectory) -> None:
     """Writes the page that links everything a run has to show."""
-    from fedemb.pipelines.run.index import render_index
+    from fedemb.pipelines.run.pages import render_index
 
     write_bytes(run.index, render_index(run).encode())
 

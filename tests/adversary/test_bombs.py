@@ -143,7 +143,7 @@ ORIGIN = """
 import re, sys, time
 from pathlib import Path
 from fedemb.errors import FedEmbError
-from fedemb.pipelines.cli.trusted import require_released
+from fedemb.pipelines.cli.options import require_released
 
 def bytes_read():
     return int(re.search(r"rchar: (\\d+)", Path("/proc/self/io").read_text())[1])

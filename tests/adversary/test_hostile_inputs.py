@@ -26,11 +26,10 @@ from fedemb.foundation.document import encode
 from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.keys import open_key_store, partition_key
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.index import collect_reports, render_index
+from fedemb.pipelines.run.directory import RunDirectory, RunState, signed_utility
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.run.local import closing_lines
-from fedemb.pipelines.run.signed import signed_utility
+from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.storage import open_store
 from tests.kit.ledger_kit import with_policy_key
 from tests.kit.pipeline_runs import honest_run

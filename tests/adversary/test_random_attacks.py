@@ -9,7 +9,7 @@ from fedemb.foundation import addresses, files
 from fedemb.foundation.digests import file_digest
 from fedemb.keys.local import LocalKeyStore
 from fedemb.pipelines import output
-from fedemb.pipelines.schedules import package
+from fedemb.pipelines.cluster import package
 from fedemb.serving import bundle
 from tests.adversary.attacks import KINDS, World, runs
 from tests.adversary.random_attacks import attack_all, distinct

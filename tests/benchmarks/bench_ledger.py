@@ -30,8 +30,8 @@ from fedemb.steps import reserve_budget
 reserve_budget.run(pickle.loads(Path({context!r}).read_bytes()))
 """
 IMPORTS = {
-    "ledger show": "import fedemb.pipelines.cli.ledger_commands.ledger_summary",
-    "ledger verify": "import fedemb.pipelines.cli.ledger_commands.ledger_summary",
+    "ledger show": "import fedemb.pipelines.cli.ledger_summary",
+    "ledger verify": "import fedemb.pipelines.cli.ledger_summary",
     "reserve": "import fedemb.steps.reserve_budget",
 }
 

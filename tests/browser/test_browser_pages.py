@@ -119,7 +119,7 @@ def of_a_released_run(name, words):
     """Builds a page of a run that went through the gate."""
 
     def build(folder, _):
-        from fedemb.pipelines.run.index import collect_reports
+        from fedemb.pipelines.run.pages import collect_reports
         from tests.kit.pipeline_runs.honest_run import start
         from tests.kit.run_folder import run_folder
 

@@ -99,8 +99,8 @@ class Asker:
 
 def compiled(folder: Path, *profiles: str | Path) -> dict[str, dict[str, Any]]:
     """Step -> its pod, from every pipeline compiled with these profiles."""
-    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-    from fedemb.pipelines.compile.rules import read_compiled
+    from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
+    from fedemb.pipelines.cluster.rules import read_compiled
     from fedemb.pipelines.steps import PIPELINES
 
     pods: dict[str, dict[str, Any]] = {}

@@ -141,7 +141,7 @@ def test_each_harm_is_found_with_its_remedy_and_refused(ask_doctor, plane, reapp
 
 def test_nothing_is_sent_to_a_cluster_that_is_unsafe(plane, overlay, monkeypatch, tmp_path):
     from fedemb.errors import Refused
-    from fedemb.pipelines.cli.schedule import check_cluster_first
+    from fedemb.pipelines.cli.cluster import check_cluster_first
 
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     with pytest.raises(Refused, match="unsafe"):

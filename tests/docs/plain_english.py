@@ -44,7 +44,7 @@ class Allowed:
 
 ALLOWED: Sequence[Allowed] = (
     Allowed(
-        "pipelines/compile/rules.py", "BEGIN", "first word of a private key, as it is searched"
+        "pipelines/cluster/rules.py", "BEGIN", "first word of a private key, as it is searched"
     ),
     Allowed("*/engine/audit/round_audit.py", "began", "key in the stored state of an audit"),
 )

@@ -13,7 +13,7 @@ import fedemb
 from fedemb.config import RunConfig, ServerConfig, TrainingConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.section import Probability
-from fedemb.pipelines.cli import describe_config
+from fedemb.pipelines.cli import config_text
 from fedemb.pipelines.run import load_config
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
@@ -54,9 +54,9 @@ def test_a_setting_is_one_field(monkeypatch):
     server = create_model("ServerConfig", __base__=ServerConfig, sharpness=field)
     training = create_model("TrainingConfig", __base__=TrainingConfig, server=(server, server()))
     whole = create_model("RunConfig", __base__=RunConfig, training=(training, training()))
-    monkeypatch.setattr(describe_config, "RunConfig", whole)
+    monkeypatch.setattr(config_text, "RunConfig", whole)
     monkeypatch.setattr(load_config, "RunConfig", whole)
-    lines = list(describe_config.describe("training"))
+    lines = list(config_text.describe("training"))
     assert "training.server.sharpness (number >= 0, default 0.25): " in lines
     config = load_config.load_config("quickstart", ["training.server.sharpness=0.5"])
     assert config.training.server.sharpness == 0.5

@@ -36,7 +36,7 @@ def test_planning_and_ledger_import_no_statistics_of_scipy(use):
 
 
 def test_ledgers_and_runs_are_read_without_scipy():
-    rooms = ("ledger", "pipelines.run.local", "pipelines.cli.review_commands.verify")
+    rooms = ("ledger", "pipelines.run.local", "pipelines.cli.review")
     imports = "; ".join(f"import fedemb.{room}" for room in rooms)
     assert printed(f"import sys; {imports}; print('scipy' in sys.modules)").strip() == "False"
 

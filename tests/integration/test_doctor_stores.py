@@ -14,10 +14,9 @@ import botocore.session
 import pytest
 from conftest import serving
 
-from fedemb.pipelines.compile.cluster import load_profile
-from fedemb.pipelines.doctor.doctor import Doctor
-from fedemb.pipelines.doctor.stores import condition_of, places, stores
-from fedemb.pipelines.schedules.kubernetes_api import Answer
+from fedemb.pipelines.cluster.compile import load_profile
+from fedemb.pipelines.cluster.doctor import Doctor, condition_of, places, stores
+from fedemb.pipelines.cluster.kubernetes import Answer
 from fedemb.pipelines.steps import rights_of_groups
 from tests.kit.pipeline_runs.partition_run import make_config
 from tests.kit.servers.free_port import free_port

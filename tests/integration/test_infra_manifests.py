@@ -81,7 +81,7 @@ def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(m
 
 def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
     """Executor -> what its pod is given on the cluster, of all pipelines."""
-    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
     from fedemb.pipelines.steps import PIPELINES
 
     images = parse_images(["registry.example/fedemb@sha256:" + "a" * 64])
@@ -142,7 +142,7 @@ def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(mani
 
 
 def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_path):
-    from fedemb.pipelines.compile.cluster import load_profile
+    from fedemb.pipelines.cluster.compile import load_profile
     from fedemb.pipelines.steps import all_steps, key_claims
 
     profiles = ["gpu", INFRA / "profiles" / "s3.yaml"]

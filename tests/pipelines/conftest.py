@@ -11,7 +11,7 @@ from tests.kit.servers.kfp_stand_in import KfpStandIn
 @pytest.fixture(scope="session")
 def package(tmp_path_factory) -> Path:
     """The compiled pipeline."""
-    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
 
     path = tmp_path_factory.mktemp("package") / "dp-fedemb.yaml"
     compile_pipeline(path, profile="cpu", images=parse_images([IMAGE]))

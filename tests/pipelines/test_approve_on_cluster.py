@@ -94,7 +94,7 @@ class World:
 @pytest.fixture(autouse=True)
 def doctor_is_content(monkeypatch):
     """Other tests check the cluster itself."""
-    for module in ("schedule", "ledger_commands.approve"):
+    for module in ("cluster", "approve"):
         monkeypatch.setattr(f"fedemb.pipelines.cli.{module}.check_cluster_first", lambda *_: None)
 
 
@@ -173,7 +173,7 @@ def test_after_the_deadline_nothing_is_signed_and_a_new_report_can_be_approved(w
     deadline = read(world.run.report, PrivacyReport).body.approve_by
     clock = _clock_at(deadline + timedelta(seconds=1))
     with monkeypatch.context() as patch:
-        patch.setattr("fedemb.pipelines.cli.ledger_commands.approve.datetime", clock)
+        patch.setattr("fedemb.pipelines.cli.approve.datetime", clock)
         patch.setattr("fedemb.gate.decide.datetime", clock)
         with pytest.raises(Refused, match="account_privacy"):
             world.approve("ada")

@@ -7,7 +7,7 @@ import pytest
 from fedemb.errors import ConfigError, LedgerError
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
-from fedemb.pipelines.run.check_stores import check_stores
+from fedemb.pipelines.run.command import check_stores
 from fedemb.pipelines.run.load_config import load_config
 
 RUNS = Path("/runs")

@@ -18,7 +18,7 @@ TRUST = ("--trust", "RELEASE/ledger/trust.json")
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--alike=user")
 PARSERS = {
     "components/fedemb/foundation/addresses.py",
-    "pipelines/doctor/stores.py",  # of a configuration
+    "pipelines/cluster/doctor.py",  # of a configuration
 }
 
 

@@ -6,8 +6,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.sections import SECTIONS
+from fedemb.pipelines.cli.main import SECTIONS, app
 
 
 def test_every_command_is_in_one_section_of_the_help():

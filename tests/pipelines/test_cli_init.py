@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from fedemb.config import PolicyConfig
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.partition.check import LEFT_OUT, check
-from fedemb.pipelines.cli.init.command import init
-from fedemb.pipelines.cli.init.settings import customary_delta, policy_id
+from fedemb.pipelines.cli.init import init
+from fedemb.pipelines.cli.init_settings import customary_delta, policy_id
 from fedemb.pipelines.cli.main import app as fedemb
-from fedemb.pipelines.cli.planning.plan import plan
+from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.run.load_config import load_config
 
 app = typer.Typer()

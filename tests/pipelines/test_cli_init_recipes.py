@@ -11,7 +11,7 @@ from fedemb.gate.plan import (
     training_noise,
 )
 from fedemb.models.public_backbone.catalogue import write_named
-from fedemb.pipelines.cli.init.recipes import PROJECTIONS, head_learning_rate, recipes
+from fedemb.pipelines.cli.init_settings import PROJECTIONS, head_learning_rate, recipes
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from tests.pipelines.test_cli_init import as_parquet, call

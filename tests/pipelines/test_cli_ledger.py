@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.errors import FedEmbError, InputError, LedgerError
-from fedemb.pipelines.cli.ledger_commands import ledger as cli_ledger
-from fedemb.pipelines.cli.ledger_commands import ledger_summary
+from fedemb.pipelines.cli import ledger as cli_ledger
+from fedemb.pipelines.cli import ledger_summary
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run
 
@@ -137,7 +137,7 @@ def test_sub_app_imports_nothing_heavy_at_the_top():
     import sys
 
     code = (
-        "import sys, fedemb.pipelines.cli.ledger_commands.ledger\n"
+        "import sys, fedemb.pipelines.cli.ledger\n"
         "print([m for m in sys.modules if m in ('numpy', 'kfp')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

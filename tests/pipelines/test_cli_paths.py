@@ -9,9 +9,9 @@ from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.files import MOST_TEXT, read_regular
 from fedemb.keys.trust import TrustStore
 from fedemb.pipelines.cli import main as cli
-from fedemb.pipelines.compile.cluster import load_profile
+from fedemb.pipelines.cluster.compile import load_profile
+from fedemb.pipelines.cluster.schedule import load_schedule
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.pipelines.schedules.schedule import load_schedule
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = "RELEASE/bundle"

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedemb.errors import ConfigError
-from fedemb.pipelines.compile import fields
-from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-from fedemb.pipelines.compile.hosts import violations_of_hosts
-from fedemb.pipelines.compile.rules import RULES, read_compiled, violations
+from fedemb.pipelines.cluster import rules
+from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images, violations_of_hosts
+from fedemb.pipelines.cluster.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.steps import PIPELINES, pipeline_named
 from fedemb.runtime.step import Rights, declared
@@ -633,11 +632,11 @@ def test_compiled_pipeline_is_the_golden_one(package, request):
 @pytest.mark.parametrize(
     ("read", "tree"),
     [
-        (fields.text_at, {"a": {"b": 1}}),
-        (fields.object_at, {"a": {"b": "text"}}),
-        (fields.list_at, {"a": {"b": {}}}),
-        (fields.objects_at, {"a": {"b": ["text"]}}),
-        (fields.text_at, {"a": ["b"]}),
+        (rules.text_at, {"a": {"b": 1}}),
+        (rules.object_at, {"a": {"b": "text"}}),
+        (rules.list_at, {"a": {"b": {}}}),
+        (rules.objects_at, {"a": {"b": ["text"]}}),
+        (rules.text_at, {"a": ["b"]}),
     ],
 )
 def test_field_of_another_type_is_never_taken_for_an_absent_one(read, tree):

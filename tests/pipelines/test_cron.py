@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemb.errors import ConfigError
-from fedemb.pipelines.schedules.cron import Cron
-from fedemb.pipelines.schedules.schedule import Schedule
+from fedemb.pipelines.cluster.schedule import Cron, Schedule
 
 YEAR = datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
 

@@ -17,9 +17,9 @@ from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.review_commands.runs import runs_table
+from fedemb.pipelines.cli.review import runs_table
 from fedemb.pipelines.run.directory import RunState
-from fedemb.pipelines.run.index import collect_reports, render_index
+from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
 from fedemb.serving.registries import Release

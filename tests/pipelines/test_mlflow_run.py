@@ -9,8 +9,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import AwaitingApproval, InputError, StorageError
 from fedemb.foundation.document import parse
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.headline import tracked_run
-from fedemb.pipelines.run.index import collect_reports
+from fedemb.pipelines.run.pages import collect_reports, tracked_run
 from fedemb.reports.mlflow import log_run, settings_of
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder

@@ -10,7 +10,7 @@ import pytest
 
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.run.index import collect_reports, render_index
+from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.reports.report import link
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError
-from fedemb.pipelines.cli.planning.plan import plan
+from fedemb.pipelines.cli.plan import plan
 
 
 def app_of(command):

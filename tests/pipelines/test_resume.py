@@ -12,8 +12,12 @@ from fedemb.foundation.section import Section
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.local import closing_lines
-from fedemb.pipelines.run.resume import changed_config, paths_taken_over, steps_taken_over
+from fedemb.pipelines.run.local import (
+    changed_config,
+    closing_lines,
+    paths_taken_over,
+    steps_taken_over,
+)
 from tests.kit.pipeline_runs import honest_run
 
 

@@ -8,13 +8,12 @@ from rich.console import Console
 from fedemb.documents.artifacts import Public
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.foundation.step_logging import EVENT_PREFIX
-from fedemb.pipelines.cli.review_commands.runs import price
+from fedemb.pipelines.cli.review import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run.command import LiveView
-from fedemb.pipelines.run.directory import RunDirectory, RunState
+from fedemb.pipelines.run.directory import RunDirectory, RunState, signed_plan
 from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Pace, PlainView, _follow, _guarantee
-from fedemb.pipelines.run.signed import signed_plan
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import run as plan_privacy
 

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from fedemb.config import RunConfig
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
 from fedemb.foundation.digests import file_digest
-from fedemb.pipelines.cli.schedule import objects
+from fedemb.pipelines.cli.cluster import objects
+from fedemb.pipelines.cluster import kubeflow as recurring
+from fedemb.pipelines.cluster.kubeflow import Kubeflow
+from fedemb.pipelines.cluster.package import checked_digest
+from fedemb.pipelines.cluster.schedule import load_schedule, load_schedules
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.pipelines.schedules import recurring
-from fedemb.pipelines.schedules.kubeflow import Kubeflow
-from fedemb.pipelines.schedules.package import checked_digest
-from fedemb.pipelines.schedules.schedule import load_schedule, load_schedules
 from tests.kit.schedule_kit import IMAGE, SCHEDULES, change_schedule
 from tests.kit.servers.kfp_stand_in import AGENT_TTL, Fault, schedule_of, time_to_live
 
@@ -29,7 +29,7 @@ RUNNING = datetime(2027, 1, 13, 12, tzinfo=UTC)
 @pytest.fixture(scope="session")
 def classifiers(tmp_path_factory) -> Path:
     """The compiled pipeline of DP-SGD."""
-    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
     from fedemb.pipelines.dp_sgd import DP_SGD
 
     path = tmp_path_factory.mktemp("package") / "dp-sgd.yaml"
@@ -245,8 +245,8 @@ def test_a_classifier_is_scheduled_beside_an_embedding(both, kfp):
     [("cpu", ["tensorflow", "jax"]), ("gpu", ["jax"]), ("tpu", ["jax"])],
 )
 def test_a_backend_that_the_trainers_images_do_not_have_is_refused(tmp_path, profile, backends):
-    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-    from fedemb.pipelines.schedules.package import check_package
+    from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
+    from fedemb.pipelines.cluster.package import check_package
     from fedemb.pipelines.steps import pipeline_of
 
     for preset in ("quickstart", "dp_sgd_quickstart"):
@@ -605,16 +605,16 @@ def test_config_prints_the_configuration_of_a_schedule_with_its_overrides(folder
 
 
 def test_namespace_is_the_named_one_the_profiles_the_pods_or_that_of_infra(tmp_path, monkeypatch):
-    from fedemb.pipelines.cli import schedule
+    from fedemb.pipelines.cli import cluster
 
     profile, pod = tmp_path / "ours.yaml", tmp_path / "namespace"
     profile.write_text("namespace: vision")
-    monkeypatch.setattr(schedule, "POD_NAMESPACE", pod)
-    assert schedule.namespace_of(None, None) == "fedemb"
+    monkeypatch.setattr(cluster, "POD_NAMESPACE", pod)
+    assert cluster.namespace_of(None, None) == "fedemb"
     pod.write_text("jobs\n")
-    assert schedule.namespace_of(None, ["cpu"]) == "jobs"
-    assert schedule.namespace_of(None, ["cpu", str(profile)]) == "vision"
-    assert schedule.namespace_of("mine", ["cpu", str(profile)]) == "mine"
+    assert cluster.namespace_of(None, ["cpu"]) == "jobs"
+    assert cluster.namespace_of(None, ["cpu", str(profile)]) == "vision"
+    assert cluster.namespace_of("mine", ["cpu", str(profile)]) == "mine"
 
 
 def test_submit_prints_the_digest_of_the_package_and_a_profile_pins_it(folder, tmp_path):

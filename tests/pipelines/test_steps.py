@@ -21,7 +21,7 @@ from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
 from fedemb.pipelines import steps
-from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.reports import lineage

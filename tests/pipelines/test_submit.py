@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.compile.rules import RULES, no_raw_outputs
+from fedemb.pipelines.cluster import submission
+from fedemb.pipelines.cluster.package import check_package, fitted
+from fedemb.pipelines.cluster.rules import RULES, no_raw_outputs
+from fedemb.pipelines.cluster.schedule import load_schedule
+from fedemb.pipelines.cluster.submission import KEY_LABEL
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.pipelines.schedules import submission
-from fedemb.pipelines.schedules.package import check_package, fitted
-from fedemb.pipelines.schedules.schedule import load_schedule
-from fedemb.pipelines.schedules.submission import KEY_LABEL
 from tests.kit.schedule_kit import change_schedule
 from tests.kit.servers.kfp_stand_in import LONGEST, Fault
 
@@ -28,7 +28,7 @@ def no_waiting(monkeypatch):
 @pytest.fixture(autouse=True)
 def doctor_is_content(monkeypatch):
     """Other tests check the cluster itself."""
-    monkeypatch.setattr("fedemb.pipelines.cli.schedule.check_cluster_first", lambda *_: None)
+    monkeypatch.setattr("fedemb.pipelines.cli.cluster.check_cluster_first", lambda *_: None)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ PLACEHOLDER_IMAGES: dict[Image, str] = {
     "cpu": "fedemb-python-cpu:unpinned",
     "trainer": "fedemb-python-trainer:unpinned",
 }
-"""Symbolic images. `fedemb.pipelines.compile.cluster` replaces them by references with a digest.
+"""Symbolic images. `fedemb.pipelines.cluster.compile` replaces them by references with a digest.
 Local runs in subprocesses ignore them. The profile sets `trainer` to cpu, gpu or tpu."""
 SPELLED = {"dp": "DP", "sgd": "SGD", "fedemb": "FedEmb"}
 

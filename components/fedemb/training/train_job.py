@@ -1,7 +1,7 @@
 """Starts the other hosts of a training step: a TrainJob of Kubeflow Trainer (v2, JAX runtime).
 
 The step's pod is the chief. The compiled pipeline sets the number of other hosts and their
-TrainingRuntime in environment variables (`fedemb.pipelines.compile.hosts`). The chief starts the
+TrainingRuntime in environment variables (`fedemb.pipelines.cluster.compile`). The chief starts the
 other hosts when it starts and deletes them when it ends, also after an error. If the chief is
 killed, its hosts end on their own, and the job is deleted with the chief's pod, which owns it.
 """

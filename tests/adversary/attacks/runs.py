@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.foundation.digests import file_digest
-from fedemb.pipelines.schedules.package import check_package
+from fedemb.pipelines.cluster.package import check_package
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted
 from tests.adversary.forgers import path_of
 from tests.kit.pipeline_runs.honest_run import spelled

@@ -7,7 +7,7 @@ import yaml
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-from fedemb.pipelines.cli.describe_config import describe
+from fedemb.pipelines.cli.config_text import describe
 from fedemb.pipelines.run.load_config import load_config, overridden, preset_names, validate
 
 

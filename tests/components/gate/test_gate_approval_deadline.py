@@ -14,9 +14,8 @@ from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.review_commands.runs import runs_table
-from fedemb.pipelines.run.headline import run_headline
-from fedemb.pipelines.run.index import render_index
+from fedemb.pipelines.cli.review import runs_table
+from fedemb.pipelines.run.pages import render_index, run_headline
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 
@@ -56,8 +55,8 @@ def later(deadline, monkeypatch):
 
     for module in (
         "fedemb.gate.decide",
-        "fedemb.pipelines.run.headline",
-        "fedemb.pipelines.cli.ledger_commands.approve",
+        "fedemb.pipelines.run.pages",
+        "fedemb.pipelines.cli.approve",
     ):
         monkeypatch.setattr(f"{module}.datetime", clock_at(deadline + timedelta(seconds=1)))
 

@@ -12,7 +12,7 @@ from fedemb.errors import BudgetExceeded, LedgerError, Refused
 from fedemb.gate.privacy_report import block_table
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import PlannedSeries, check_high_water
-from fedemb.pipelines.cli.ledger_commands.ledger import app
+from fedemb.pipelines.cli.ledger import app
 from fedemb.privacy.accounting.accounting import rdp_of
 from tests.kit import ledger_kit as kit_
 

@@ -29,7 +29,7 @@ from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import lowered, renyi_epsilon, spent
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.records import RecordContent, encode_record
-from fedemb.pipelines.cli.ledger_commands.ledger_summary import fitting
+from fedemb.pipelines.cli.ledger_summary import fitting
 from fedemb.privacy.accounting.accounting import price, rdp_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore

@@ -13,8 +13,7 @@ from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
 from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
 from fedemb.ledger.records import RecordContent, encode_record, record_name
-from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.signed import signed_utility
+from fedemb.pipelines.run.directory import RunDirectory, signed_utility
 from fedemb.storage import open_store
 from tests.kit import ledger_kit as kit_
 from tests.kit.pipeline_runs import honest_run

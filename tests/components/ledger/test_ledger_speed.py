@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fedemb.pipelines.cli.ledger_commands import ledger_summary
+from fedemb.pipelines.cli import ledger_summary
 from tests.kit import big_ledger
 from tests.kit.pipeline_runs import honest_run
 

@@ -12,8 +12,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
 from fedemb.gate import privacy_report
 from fedemb.gate.plan import warnings
-from fedemb.pipelines.cli.planning.plan_text import lines
-from fedemb.pipelines.cli.planning.planned import priced
+from fedemb.pipelines.cli.planned import lines, priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_words import start_licence

@@ -47,12 +47,12 @@ ELSEWHERE = {
     "components/fedemb/partition/shards.py write_table": MEMORY,
     "components/fedemb/steps/plan_privacy.py write_text": "KFP names the path and uploads the file",
     "components/fedemb/serving/saved_model.py save": SCRATCH,
-    "pipelines/cli/ledger_commands/ledger.py save": "TrustStore.save goes through foundation.files",
-    "pipelines/cli/quiet.py open": "the null device",
+    "pipelines/cli/ledger.py save": "TrustStore.save goes through foundation.files",
+    "pipelines/cli/options.py open": "the null device",
     "pipelines/run/directory.py open": "an empty lock file of mode 0600",
     "pipelines/run/local.py open": "the null device",
-    "pipelines/schedules/kubeflow.py write_text": SCRATCH,
-    "pipelines/schedules/taken_over.py write_text": SCRATCH,
+    "pipelines/cluster/kubeflow.py write_text": SCRATCH,
+    "pipelines/cluster/submission.py write_text": SCRATCH,
 }
 """Calls that write in another way, and why they may."""
 _WRITERS = {

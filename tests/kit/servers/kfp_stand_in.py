@@ -42,7 +42,7 @@ from urllib.parse import parse_qs, unquote, urlparse
 import yaml
 from croniter import croniter
 
-from fedemb.pipelines.schedules.schedule import MARK
+from fedemb.pipelines.cluster.schedule import MARK
 
 PAGE = 2
 LONGEST = 255

@@ -1,1 +1,0 @@
-"""`fedemb backbone` and its commands."""

@@ -1,0 +1,148 @@
+"""`fedemb init`: a configuration from photos and a few answers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.files import write_bytes
+from fedemb.pipelines.cli.data import counted
+from fedemb.pipelines.cli.init_options import InitOptions
+from fedemb.pipelines.cli.options import grouped
+from fedemb.pipelines.output import escaped, say
+
+if TYPE_CHECKING:
+    from fedemb.pipelines.cli.init_photos import Photos
+    from fedemb.pipelines.cli.init_settings import Goal, Recipe
+
+
+Answer = TypeVar("Answer", int, float, str)
+
+
+@grouped
+def init(*, options: InitOptions) -> None:
+    """Write a configuration for your photos.
+
+    Asks for the public numbers that no option sets. Counts of your photos are private: they are
+    printed and not written to the file.
+
+    Example: fedemb init --data photos/ --users-lower-bound 1000 -o mine.yaml
+    """
+    from fedemb.pipelines.cli.init_photos import describe, survey
+    from fedemb.pipelines.cli.init_settings import Goal, as_text, backbone_of, finished, outlook
+    from fedemb.pipelines.run.load_config import load_config
+
+    output, classify = options.output, options.classify()
+    if output.exists():
+        raise InputError(f"{output} exists. Remove it, or pass another file by --output.")
+    with counted("reading photos") as progress:
+        photos = survey(options, classify=classify, progress=progress)
+    describe(photos)
+    unit = photos.unit
+    bound = options.users_lower_bound or asked(
+        f"Public lower bound on the number of {unit.many} (delta depends on it)?",
+        "--users-lower-bound",
+        int,
+    )
+    start = backbone_of(
+        options.public
+        or asked("Public photos or a .keras file to start from?", "--public", str, "none"),
+        options.public_photos,
+        options.pixels,
+        lambda question: asked(question, "--pixels", str),
+    )
+    epsilon = options.epsilon or asked(
+        f"Epsilon of one run for one {unit.one}?", "--epsilon", float, 8.0
+    )
+    goal = Goal(photos=photos, start=start, users_lower_bound=bound, epsilon=epsilon)
+    settings = finished(*(_classifier if classify else _embedding)(goal, options))
+    write_bytes(output, as_text(settings, output).encode())
+    say("", f"wrote {output}", *outlook(load_config(output)))
+    _next_steps(output, bound, photos)
+
+
+def asked(question: str, flag: str, kind: type[Answer], default: Answer | None = None) -> Answer:
+    """Returns the answer to a question; the default if standard input is not a terminal.
+
+    Raises:
+      ConfigError: neither a default nor a terminal exists.
+    """
+    if sys.stdin.isatty():
+        return typer.prompt(escaped(question), type=kind, default=default)
+    if default is None:
+        raise ConfigError(f"{flag} is missing, and standard input is not a terminal. Pass {flag}.")
+    return default
+
+
+def _classifier(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
+    from fedemb.pipelines.cli.init_photos import check_classes
+    from fedemb.pipelines.cli.init_settings import classifier_recipe
+    from fedemb.pipelines.run.load_config import validate
+
+    named = options.classes or asked("Public list of classes (a,b,c)?", "--classes", str)
+    goal = replace(goal, classes=_names(named))
+    check_classes(goal.classes, goal.photos.census)
+    recipe = classifier_recipe(goal)
+    model = validate(goal.settings(recipe)).model
+    say(
+        f"the model sees {_images(model.image_size, model.channels)} and learns to distinguish "
+        f"{len(goal.classes)} classes. {goal.photos.unit.covered}",
+        f"trained: {model.trainable}, on backbone {model.backbone}",
+    )
+    return goal, recipe
+
+
+def _embedding(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
+    from fedemb.partition.check import too_few_classes
+    from fedemb.pipelines.cli.init_settings import embedding_recipe, shares_classes
+    from fedemb.pipelines.run.load_config import validate
+
+    photos, by_class = goal.photos, shares_classes(goal.photos)
+    if options.alike == "class" and not by_class:
+        raise ConfigError(
+            "--alike is class, and users share no class. Pass the column of classes by --column "
+            "label=NAME, or drop --alike."
+        )
+    recipe = embedding_recipe(goal)
+    config = validate(goal.settings(recipe))
+    shared = "class (--alike user: one user)" if by_class else "user"
+    images = _images(config.model.image_size, config.model.channels)
+    say(f"the model sees {images} and learns that photos of one {shared} are alike")
+    few = too_few_classes(config, photos.census.classes)
+    named = options.classes
+    if few and named is None and sys.stdin.isatty():
+        named = asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")
+    if few and not named:
+        say(f"warning: {few}")
+    return (replace(goal, classes=_names(named)) if named else goal), recipe
+
+
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",")]
+
+
+def _images(size: int, channels: int) -> str:
+    return f"{size} x {size} pixels, {'colour' if channels > 1 else 'grey'},"
+
+
+def _next_steps(output: Path, bound: int, photos: Photos) -> None:
+    usable, units = photos.usable_units, photos.unit.many
+    if usable < bound:
+        say(
+            f"warning: the public lower bound is {bound:,} {units}, and {usable:,} are usable here."
+            " Lower the bound, unless these photos are a part of the data."
+        )
+    say(
+        "next:",
+        f"  fedemb check-data --config {output}",
+        f"  fedemb plan --config {output}",
+        f"  fedemb run --config {output} --policy FOLDER",
+        "The run is a simulation: it charges no budget and releases nothing. For a release, set "
+        "purpose: release and tuning.",
+        "The first run with a policy folder fixes the policy. Use a separate folder for tests.",
+    )

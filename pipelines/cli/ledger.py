@@ -1,0 +1,510 @@
+"""`fedemb ledger`: who spent what of the privacy budget, and what is left.
+
+`fedemb ledger charge`: declares the loss of a release made elsewhere on the same users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedemb.errors import InputError, Refused
+from fedemb.pipelines.cli.options import JsonOption, SetOption, grouped
+from fedemb.pipelines.output import say, say_json
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig
+    from fedemb.keys import KeyStore
+    from fedemb.keys.trust import TrustStore
+    from fedemb.ledger import Ledger
+    from fedemb.ledger.state import LedgerState
+
+LedgerOption = Annotated[
+    str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
+]
+KeysOption = Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", help="Policy; default: the only policy of the ledger.")
+]
+RollbackAnchorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rollback-anchor",
+        help="Store of the rollback anchor, as in storage.rollback_anchor.",
+    ),
+]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", help="Reason; stays in the ledger permanently.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Act:
+    """Options of an act on a policy that is recorded with a reason."""
+
+    ledger: LedgerOption
+    keys: KeysOption
+    reason: ReasonOption
+    policy: PolicyOption = None
+    rollback_anchor: RollbackAnchorOption = None
+
+    def open(self) -> tuple[Ledger, KeyStore]:
+        """Returns the ledger and its key store, see `open_for_people`."""
+        return open_for_people(self.ledger, self.keys, self.policy, self.rollback_anchor)
+
+
+@grouped
+def void(
+    *, run_id: Annotated[str, typer.Argument(help="Run whose reservation is returned.")], act: Act
+) -> None:
+    """Return the reservation of a run that will not train; refused once training was bound.
+
+    Example: fedemb ledger void week-2 --ledger policy/ledger --keys policy/keys --reason
+    "wrong data"
+    """
+    from fedemb.ledger.reservation import Reservation
+
+    opened, key_store = act.open()
+    opened.unlock(key_store)
+    found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
+    if found is None:
+        raise InputError(
+            f"The ledger of policy {opened.policy_id!r} has no run {run_id!r}. Run `fedemb "
+            "ledger show` to list the runs."
+        )
+    record = opened.void(Reservation.of(found.reserve.document), reason_text(act.reason), key_store)
+    say(
+        f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
+        "charges nothing"
+    )
+
+
+def rotate(
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Role of the key; repeatable; default: all.")
+    ] = None,
+    rollback_anchor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rollback-anchor",
+            help="Store of a policy's rollback anchor; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Replace the signing keys in all policies of a ledger. For the policy owner.
+
+    Earlier signatures of a retired key stay trusted; later ones are not.
+
+    Example: fedemb ledger rotate-keys --ledger policy/ledger --keys policy/keys --reason
+    "yearly rotation"
+    """
+    from fedemb.documents.ledger_record import KeysRecord
+    from fedemb.keys import open_key_store
+    from fedemb.keys.trust import ROLES
+    from fedemb.ledger import rotate_keys
+
+    unknown = sorted(set(role or ()) - set(ROLES))
+    if unknown:
+        raise InputError(f"--role {unknown[0]!r} is unknown. Pass one of {', '.join(ROLES)}.")
+    written = rotate_keys(
+        ledger,
+        open_key_store(keys),
+        reason_text(reason),
+        role or ROLES,
+        rollback_anchors=rollback_anchor or (),
+    )
+    for record in written:
+        names = ", ".join(str(key["role"]) for key in record.content(KeysRecord).keys)
+        say(
+            f"policy {record.policy_id}: record {record.sequence} names new signing keys of {names}"
+        )
+    say("pinned copies of trust.json stay valid: the ledger leads from them to the new keys")
+    say("a step that was running meanwhile ends with exit code 4; resume its run")
+
+
+def open_for_people(
+    ledger: str, keys: str, policy: str | None, rollback_anchor: str | None
+) -> tuple[Ledger, KeyStore]:
+    """The ledger with all signatures verified, not older than its marks wherever they are made.
+
+    Raises:
+      Refused: the policy has a rollback anchor, and it was not named.
+    """
+    from fedemb.keys import open_key_store
+    from fedemb.ledger import check_high_water, find_rollback_anchor
+    from fedemb.pipelines.cli.ledger_summary import load
+
+    opened, key_store = load(ledger, policy, None, signatures=True), open_key_store(keys)
+    check_high_water(
+        opened,
+        key_store,
+        find_rollback_anchor(opened, [rollback_anchor] if rollback_anchor else []),
+    )
+    return opened, key_store
+
+
+def reason_text(reason: str) -> str:
+    """A reason that says something, for a record that stays."""
+    if not reason.strip():
+        raise InputError("--reason is empty. Pass a reason without user ids.")
+    return reason.strip()
+
+
+class Relation(StrEnum):
+    """Neighbouring relations of a declared loss."""
+
+    ADD_OR_REMOVE_ONE = "ADD_OR_REMOVE_ONE"
+    REPLACE_ONE = "REPLACE_ONE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """The declared loss in one of two forms."""
+
+    epsilon: Annotated[float | None, typer.Option(help="Epsilon above 0.")] = None
+    delta: Annotated[float, typer.Option(help="Delta of --epsilon, in [0, 1).")] = 0.0
+    rho: Annotated[float | None, typer.Option(help="Rho of zCDP, above 0.")] = None
+    relation: Annotated[Relation, typer.Option(help="Change of one unit that the loss covers.")] = (
+        Relation.ADD_OR_REMOVE_ONE
+    )
+
+
+@grouped
+def charge(
+    *,
+    name: Annotated[str, typer.Argument(help="Unique name of the release.")],
+    loss: Loss,
+    blocks: Annotated[
+        list[str] | None,
+        typer.Option("--blocks", help="User blocks; repeatable; default: all, now and later."),
+    ] = None,
+    act: Act,
+) -> None:
+    """Charge a private release that was made elsewhere on the same users. For the policy owner.
+
+    Example: fedemb ledger charge survey-2027 --rho 0.1 --ledger policy/ledger --keys policy/keys
+    --reason "Quarterly survey of the analytics team"
+    """
+    from fedemb.documents.ledger_record import ChargeRecord
+    from fedemb.ledger import as_owner
+
+    opened, key_store = act.open()
+    fields = {**vars(loss), "relation": loss.relation.value, "name": name, "blocks": blocks or []}
+    declared = ChargeRecord.model_construct(**fields, reason=reason_text(act.reason))
+    before = {block: opened.spent(block).epsilon for block in blocks or opened.state.by_block}
+    write = partial(opened.charge, declared)
+    record = as_owner(opened, key_store, act.rollback_anchor, write)
+    say(f"external charge {name!r} is record {record.sequence}, as declared and not checked")
+    cap = opened.terms.epsilon_cap
+    for block, epsilon in before.items():
+        after = opened.spent(block).epsilon
+        over = "" if after <= cap else "; above the cap: no run is admitted, no model is released"
+        say(f"  {block}: epsilon {epsilon:.4g} -> {after:.4g} of the cap {cap:g}{over}")
+
+
+app = typer.Typer(
+    help="Show, verify and change the privacy ledger of a policy.", no_args_is_help=True
+)
+
+TrustOption = Annotated[
+    Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
+]
+MarksOption = Annotated[
+    str | None, typer.Option("--keys", help="Key store; refuses a ledger older than its markers.")
+]
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", "-c", help="Configuration to price: YAML file or preset.")
+]
+
+
+def _trust(path: Path | None) -> TrustStore | None:
+    from fedemb.keys.trust import TrustStore
+
+    return None if path is None else TrustStore.load(path)
+
+
+def check_marks(ledger: Ledger, keys: str | None, rollback_anchor: str | None) -> int | None:
+    """Returns the number of markers the ledger matches; None: their location is unknown."""
+    from fedemb.keys import open_key_store
+    from fedemb.ledger import check_high_water
+
+    if keys is None and rollback_anchor is None:
+        return None
+    return check_high_water(ledger, open_key_store(keys) if keys else None, rollback_anchor)
+
+
+@app.command()
+def init(
+    config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
+    ledger: LedgerOption,
+    keys: Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")],
+    set_: SetOption = None,
+    trust_output: Annotated[
+        Path | None, typer.Option(help="File to write the public keys to, for recipients.")
+    ] = None,
+) -> None:
+    """Create the ledger of a policy; its terms are fixed for its lifetime.
+
+    Example: fedemb ledger init --config run.yaml --ledger gs://LEDGER --keys
+    gsm://PROJECT/fedemb --trust-output trust.json
+    """
+    from fedemb.keys import open_key_store
+    from fedemb.ledger import (
+        begin_policy,
+        ensure_trust,
+        open_ledger,
+        policies,
+        refuse_lost,
+        series_of,
+        terms_of,
+    )
+    from fedemb.pipelines.cli.ledger_summary import composition, planned_series
+    from fedemb.pipelines.run.load_config import load_config
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.storage import open_store
+
+    settings = load_config(config, set_ or [])
+    series = series_of(settings, plan_mechanism(settings))
+    key_store = open_key_store(keys)
+    trust = ensure_trust(open_store(ledger), key_store)
+    opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
+    terms = terms_of(settings, series)
+    refuse_lost(opened, key_store)
+    if settings.purpose == "release" and (planned := planned_series(settings)):
+        runs, epsilon = planned
+        if not epsilon <= terms.epsilon_cap:
+            raise Refused(
+                f"the {runs} planned runs cost epsilon {epsilon:.4g} together, above "
+                f"policy.epsilon_cap {terms.epsilon_cap:g}, which is fixed for the policy's life; "
+                "raise noise_multiplier, lower rounds or policy.planned_runs"
+            )
+    begin_policy(opened, terms, key_store, settings.storage.rollback_anchor)
+    if trust_output is not None:
+        trust.save(trust_output)
+    say(
+        f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
+        f"delta {terms.delta:g}, {composition(terms)}; "
+        f"public keys: {trust_output or ledger + '/trust.json'}"
+    )
+    others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
+    if others:
+        say(
+            f"note: this ledger also contains {', '.join(others)}. On the same users the "
+            "epsilons add up"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What `fedemb ledger show` shows."""
+
+    run_id: Annotated[str | None, typer.Argument(help="Run whose charge to explain.")] = None
+    min_remaining: Annotated[
+        float | None,
+        typer.Option(help="Exit with code 3 if a block has less epsilon left. [no limit]", min=0),
+    ] = None
+    json_: JsonOption = False
+
+
+@app.command()
+@grouped
+def show(
+    *,
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    keys: MarksOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
+    shown: Shown,
+) -> None:
+    """Show spent and remaining budget, or the charge of one run.
+
+    With --config: whether such a run would be admitted, how many more fit, and until when.
+
+    Example: fedemb ledger show --ledger policy/ledger --config mine.yaml --min-remaining 1
+    """
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    planned: RunConfig | None = None
+    if config is not None:
+        from fedemb.pipelines.run.load_config import load_config
+
+        planned = load_config(config, set_ or [])
+        policy = policy or planned.policy.policy_id
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    check_marks(opened, keys, rollback_anchor)
+    if shown.run_id is not None:
+        say(*text.explain_run(opened, shown.run_id))
+        return
+    forecast: dict[str, int | str | None] = {}
+    if planned is not None:
+        content = text.content_of(planned)
+        fit = text.fitting(opened, content)
+        due = text.first_run_without_budget(opened, content["blocks_requested"], fit)
+        forecast = {
+            "admission": text.admission(opened, planned),
+            "more_runs_that_fit": fit,
+            "first_run_without_budget": due and due.isoformat(timespec="seconds"),
+        }
+    if shown.json_:
+        say_json({**text.summary(opened), **forecast})
+    else:
+        _show(opened, forecast)
+    if (limit := shown.min_remaining) is not None:
+        worst = opened.state.worst_block()
+        left = opened.terms.epsilon_cap - (opened.spent(worst).epsilon if worst else 0.0)
+        if not left >= limit:
+            raise Refused(
+                f"Only epsilon {left:.4g} is left, below --min-remaining {limit:g}. Run less "
+                "often, or continue under a new policy."
+            )
+
+
+def _show(opened: Ledger, forecast: Mapping[str, int | str | None]) -> None:
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    terms = opened.terms
+    say(
+        f"policy {opened.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at delta "
+        f"{terms.delta:g}, {text.composition(terms)}; "
+        f"{text.counted(opened.head.sequence + 1, 'record')}"
+    )
+    if not opened.state.attempts:
+        say("", "no run has reserved anything yet")
+    else:
+        _show_runs(opened)
+    _show_decisions(opened.state)
+    if forecast:
+        say("", f"a run of this plan now: {forecast['admission']}")
+        say(f"more runs of this plan that fit: {forecast['more_runs_that_fit']}")
+    if due := forecast.get("first_run_without_budget"):
+        say(f"at the mean interval of past runs, the first run without budget is due on {due}")
+
+
+def _show_decisions(state: LedgerState) -> None:
+    """Prints evaluations, external charges, waivers, approvals and rotations."""
+    from fedemb.documents import ledger_record as kinds
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    if state.evaluations:
+        say("", f"held-out users were evaluated {text.counted(len(state.evaluations), 'time')}")
+    for record in state.external:
+        charge = record.content(kinds.ChargeRecord)
+        say(
+            "",
+            f"external charge {charge.name!r} declared by {record.actor} on "
+            f"{', '.join(charge.blocks) or 'all blocks'}: {charge.reason}",
+        )
+    if state.approvers:
+        say("", f"who may approve releases: {', '.join(sorted(state.approvers.values()))}")
+    for record in state.decisions:
+        made = record.content(kinds.DecisionRecord)
+        did = f"waived {made.code} ({made.reason}) for"
+        if made.report_sha is not None:
+            did = f"approved report {made.report_sha[:12]} of"
+        say("", f"{record.actor} {did} model {made.model_sha[:12]} at {record.time}")
+    for record in state.rotations:
+        rotation = record.content(kinds.KeysRecord)
+        say(
+            "",
+            f"record {record.sequence}, by {record.actor}: new signing keys of "
+            f"{', '.join(str(key['role']) for key in rotation.keys)}: {rotation.reason}",
+        )
+
+
+def _show_runs(opened: Ledger) -> None:
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    state, shown = opened.state, text.RUNS_SHOWN
+    say("", "blocks, most spent first")
+    blocks = {block: state.spent(block) for block in sorted(state.by_block)}
+    for block in sorted(blocks, key=lambda block: -blocks[block].epsilon)[:shown]:
+        spent = blocks[block]
+        say(
+            f"  {block:<20} spent {spent.epsilon:<8.4g} "
+            f"left {opened.terms.epsilon_cap - spent.epsilon:<8.4g} "
+            f"{text.counted(spent.charges, 'charge')}"
+        )
+    runs = list(state.attempts.values())
+    say("", f"runs, the last {min(shown, len(runs))} of {len(runs)}")
+    for attempt in runs[-shown:]:
+        record, charge = attempt.reserve, attempt.charge
+        charged = charge.rounds_charged if attempt.charged else 0
+        said = f"charged {charged} of {charge.rounds} rounds"
+        by = "" if record.actor == "unnamed" else f"  by {record.actor}"
+        say(
+            f"  {record.time[:16].replace('T', ' ')} UTC  {record.run_id:<24} "
+            f"{attempt.status:<10} {said}{by}"
+        )
+    block = opened.state.worst_block()
+    if block is not None:
+        say("", f"epsilon of block {block} over time; | is the cap")
+        points = [
+            (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
+            for item in opened.state.price_history(block)
+        ]
+        bars = text.bars(points[-30:], opened.terms.epsilon_cap)
+        say(*(f"  {line}" for line in bars))
+
+
+@app.command()
+def verify(
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    anchor: Annotated[
+        list[str] | None,
+        typer.Option(help="SEQUENCE:SHA256 of a record, saved elsewhere; repeatable."),
+    ] = None,
+    keys: MarksOption = None,
+    rollback_anchor: RollbackAnchorOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Verify bytes, chain, signatures, rules and caps of the whole ledger.
+
+    Example: fedemb ledger verify --ledger policy/ledger --trust trust.json
+    """
+    from fedemb.ledger import Anchor
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    anchors = []
+    for item in anchor or []:
+        sequence, _, sha = item.partition(":")
+        if not sequence.isdecimal():
+            raise InputError(f"--anchor {item!r} is not valid. Pass SEQUENCE:SHA256.")
+        anchors.append(Anchor(int(sequence), sha, "--anchor"))
+    opened = text.load(ledger, policy, _trust(trust), signatures=True)
+    opened.verify(anchors)
+    marks = check_marks(opened, keys, rollback_anchor)
+    head = opened.head
+    if json_:
+        answer = {"verified": True, "sequence": head.sequence, "sha": head.sha, "marks": marks}
+        say_json(answer, indent=None)
+        return
+    say(
+        f"verified: {text.counted(head.sequence + 1, 'record')} of policy {opened.policy_id}, "
+        f"head {head.sha}"
+    )
+    if marks is None:
+        say("ledger freshness not checked; pass --keys or --rollback-anchor to check it")
+    else:
+        say(f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges")
+
+
+for act, name in (
+    (void, "void"),
+    (charge, "charge"),
+    (rotate, "rotate-keys"),
+):
+    app.command(name=name)(act)

@@ -1,0 +1,279 @@
+"""Commands that read finished runs and releases: runs, verify, lineage, register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedemb.errors import ConfigError, FedEmbError, InputError, Refused, StorageError
+from fedemb.foundation.extras import missing_extra
+from fedemb.pipelines.cli.options import (
+    JsonOption,
+    RunsOption,
+    TrustOption,
+    quiet,
+    require_released,
+)
+from fedemb.pipelines.output import say, say_json
+
+if TYPE_CHECKING:
+    from fedemb.documents.plan import PrivacyPlan
+    from fedemb.pipelines.run.directory import RunDirectory
+
+NOT_SIGNED = "not signed or not readable, or its ledger is gone"
+"""Instead of figures: one run whose files or ledger are not what they were hides no other."""
+
+
+def show_runs(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run whose report to print; default: list all runs.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the privacy report of the run as JSON.")
+    ] = False,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the page in a browser; default: of the newest run.")
+    ] = False,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            help="Write parameters, metrics and reports to MLflow: http(s):// address of a "
+            "tracking server."
+        ),
+    ] = None,
+) -> None:
+    """List the runs of a folder with verdict, epsilon and gain, or print the report of one.
+
+    Example: fedemb runs week-1 --open
+    """
+    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.local import iter_runs
+
+    found = [RunDirectory.open(run, runs)] if run else list(iter_runs(runs))
+    if not found:
+        raise InputError(f"no run in {runs}; start one with `fedemb run`")
+    if mlflow is not None:
+        from fedemb.pipelines.run.pages import tracked_run
+        from fedemb.reports.mlflow import log_run
+
+        say(*(f"mlflow: {run.run_id} is {log_run(tracked_run(run), mlflow)}" for run in found))
+    elif run is None and not (open_ or json_):
+        say(*runs_table(found))
+    else:
+        _report(found[0], json_=json_, open_=open_)
+
+
+def _report(run: RunDirectory, *, json_: bool, open_: bool) -> None:
+    if json_:
+        from fedemb.pipelines.run.directory import signed_report
+
+        signed = signed_report(run)
+        if signed is None:
+            raise InputError(f"run {run.run_id} has no privacy report yet; let it finish first")
+        say_json(signed.json)
+        return
+    say(*run.read_state().closing_lines, f"report: {run.index}")
+    if open_:
+        import webbrowser
+
+        if not webbrowser.open(run.index.as_uri()):
+            say("no browser could be started here; open that page where there is one")
+
+
+def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
+    """Returns the lines of a table in text, one row per run; `-`: not measured.
+
+    The headline is the one of the run's page. Before the privacy report is made, the epsilon of
+    this run is the planned one; a simulation's is a projection to the largest certified population.
+    The gain, over the best start that needs no private data, is in points, with its 95 % interval.
+    """
+    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "priced for", "gain")]
+    for run in runs:
+        try:
+            rows.append((run.run_id, *_row(run)))
+        except FedEmbError:
+            rows.append((run.run_id, NOT_SIGNED, "?", "?", "?", "?"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _row(run: RunDirectory) -> tuple[str, str, str, str, str]:
+    from fedemb.documents.fields import points
+    from fedemb.pipelines.run.directory import signed_utility
+    from fedemb.pipelines.run.pages import run_headline
+
+    found = run_headline(run)
+    users, epsilon = _price(run)
+    everything, this, _ = found.figures.rows()
+    utility = signed_utility(run)
+    gain = points(utility.body.gain) if utility and utility.body.gain else "-"
+    return found.title, everything.value, epsilon if this.value == "-" else this.value, users, gain
+
+
+def _price(run: RunDirectory) -> tuple[str, str]:
+    from fedemb.pipelines.run.directory import signed_plan
+
+    state = run.read_state()
+    if (state.failed_step, state.exit_code) == ("reserve_budget", Refused.exit_code):
+        return "-", "-"  # it spent nothing
+    plan = signed_plan(run)
+    return price(run.config().purpose, plan) if plan else ("-", "-")
+
+
+def price(purpose: str, plan: PrivacyPlan) -> tuple[str, str]:
+    """How many units a plan is priced for, and its epsilon."""
+    from fedemb.privacy.accounting.units import count_of
+
+    if purpose == "release":
+        units = count_of(plan.users_lower_bound, plan.guarantee.unit)
+        epsilon = plan.guarantee.epsilon
+        return units, "infinite" if epsilon is None else f"{epsilon:.2f}"
+    if not plan.projections:
+        return "none (simulation)", "-"
+    largest = max(plan.projections, key=lambda item: item.population)
+    epsilon = "infinite" if largest.epsilon is None else f"{largest.epsilon:.2g}"
+    return f"{largest.population:,} (projected)", epsilon
+
+
+def verify_release(
+    bundle: Annotated[
+        str, typer.Argument(help="Release: a folder, or gs:// or s3://.../NAME/VERSION.")
+    ],
+    trust: Annotated[
+        Path,
+        typer.Option("--trust", envvar="FEDEMB_TRUST", help="Pinned keys from the data owner."),
+    ],
+    ledger: Annotated[
+        str | None,
+        typer.Option("--ledger", help="Root of the live ledgers; default: the copy in the bundle."),
+    ] = None,
+    skip_saved_model: Annotated[
+        bool,
+        typer.Option(
+            "--skip-saved-model",
+            help="Skip the rebuild of the SavedModel, which needs TensorFlow.",
+        ),
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Verify a release offline: signature, digests, tensors, epsilon and ledger.
+
+    Example: fedemb verify gs://models/photos/1.0 --trust trust.json
+    """
+    from fedemb.serving.bundle import locate
+
+    locate(bundle)  # reports typing errors before TensorFlow is loaded
+    if not skip_saved_model:
+        _load_tensorflow()
+    from fedemb.serving.verify import verify_release
+
+    found = verify_release(bundle, trust, ledger, saved_model=not skip_saved_model)
+    if json_:
+        answer = {
+            "verified": not found.problems,
+            "problems": found.problems,
+            "skipped": ["saved_model"] if skip_saved_model else [],
+            **found.facts,
+        }
+        say_json(answer)
+    if found.problems:
+        raise _not_verified(found.problems)
+    if not json_:
+        say("verified: {name} {version}, of run {run_id}".format(**found.facts))
+        say("{headline}; {figures}".format(**found.facts))
+        if "approved_by" in found.facts:
+            say(f"approved by {found.facts['approved_by']}")
+        say("guarantee: {guarantee}".format(**found.facts))
+        if "all_runs" in found.facts:
+            say(f"  {found.facts['all_runs']}")
+        if ledger is None:
+            say("ledger: copy in the bundle; pass --ledger to compare with the live ledger")
+        if skip_saved_model:
+            say("saved_model: only signature and digest checked, because of --skip-saved-model")
+
+
+def _load_tensorflow() -> None:
+    """Imports TensorFlow without its start-up messages.
+
+    Raises:
+      ConfigError: TensorFlow is not installed.
+    """
+    from fedemb.models.keras_backend import load_keras
+
+    try:
+        with quiet():
+            load_keras()
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        raise ConfigError(
+            f"{missing.message}, or pass --skip-saved-model to check everything else"
+        ) from error
+
+
+def register(
+    bundle: Annotated[str, typer.Argument(help="Release, as for `fedemb verify`.")],
+    to: Annotated[
+        list[str],
+        typer.Option(help="mlflow+https://... or kubeflow+https://...; repeatable."),
+    ],
+    trust: TrustOption = None,
+) -> None:
+    """Register a release in model registries (idempotent).
+
+    Example: fedemb register BUNDLE --to mlflow+https://mlflow.example
+    """
+    from fedemb.serving.bundle import locate
+    from fedemb.serving.registries import Release
+    from fedemb.serving.registries import register as tell
+    from fedemb.storage import local_tree
+
+    address = locate(bundle).address
+    with local_tree(address) as tree:
+        require_released(tree, trust)
+        release = Release.of(tree, address)
+    failed = []
+    for registry in to:
+        if problem := tell(release, registry):
+            failed.append(f"{registry}: {problem}")
+        else:
+            say(f"{release.name} {release.version} is known to {registry}")
+    if failed:
+        raise StorageError("; ".join(failed))
+
+
+def _not_verified(problems: tuple[str, ...]) -> Refused:
+    if len(problems) == 1:
+        return Refused(f"Verification failed: {problems[0]}. Do not use the file.")
+    listed = (f"  - {problem}" for problem in problems)
+    return Refused(
+        f"Verification failed with {len(problems)} problems. Do not use the files.", *listed
+    )
+
+
+def lineage(
+    run: Annotated[
+        str,
+        typer.Argument(help="Run, release or lineage file; a path or address, or a run's name."),
+    ],
+    runs: RunsOption = Path("runs"),
+    json_: JsonOption = False,
+) -> None:
+    """Print each step of a run with the artifacts that it read and wrote.
+
+    Example: fedemb lineage week-1
+    """
+    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.reports.lineage import read_steps, step_lines
+
+    below = "://" not in run and not Path(run).exists()
+    steps = read_steps(RunDirectory.open(Path(run), runs).root if below else run)
+    if json_:
+        say_json([vars(step) for step in steps])
+        return
+    say(*step_lines(steps))

@@ -1,1 +1,0 @@
-"""Commands that review and release: runs, verify, register, lineage."""

@@ -1,0 +1,1 @@
+"""Clusters: compiled pipelines, submitted and scheduled runs, approvals, and the doctor."""
