@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedemb.documents.verdict import VerdictDocument
     from fedemb.foundation.document import Written
     from fedemb.keys import KeyStore
-    from fedemb.keys.signatures import Signer
+    from fedemb.keys.trust import Signer
     from fedemb.ledger import Ledger
     from fedemb.pipelines.cluster.kubeflow import Kubeflow
     from fedemb.pipelines.cluster.waiting import WaitingRun
@@ -148,7 +148,7 @@ def decide(candidate: Candidate, key: Path | None, waiver: Waiver, *, yes: bool)
     """
     from fedemb.documents.verdict import NOT_APPROVED
     from fedemb.keys import open_key_store
-    from fedemb.keys.signatures import Signer
+    from fedemb.keys.trust import Signer
     from fedemb.ledger import Reservation
 
     report, body, code = candidate.report, candidate.report.body, waiver.waive
@@ -387,7 +387,7 @@ def _signer(path: Path) -> Signer:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    from fedemb.keys.signatures import Signer
+    from fedemb.keys.trust import Signer
 
     wrong = f"{path} is not a readable OpenSSH private key of type Ed25519"
     try:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedemb.errors import InputError
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.files import require_output
 from fedemb.pipelines.cli.options import JsonOption, quiet
 from fedemb.pipelines.output import say, say_block, say_json

@@ -68,7 +68,7 @@ def void(
     Example: fedemb ledger void week-2 --ledger policy/ledger --keys policy/keys --reason
     "wrong data"
     """
-    from fedemb.ledger.reservation import Reservation
+    from fedemb.ledger.records import Reservation
 
     opened, key_store = act.open()
     opened.unlock(key_store)

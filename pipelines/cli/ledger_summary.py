@@ -20,9 +20,9 @@ from fedemb.ledger import (
     series_of,
     terms_of,
 )
-from fedemb.ledger.admission import admit
 from fedemb.ledger.budget import spent
-from fedemb.ledger.chain import Chain
+from fedemb.ledger.records import Chain
+from fedemb.ledger.state import admit
 from fedemb.ledger.terms import ChargedContent
 from fedemb.privacy.accounting.units import count_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism

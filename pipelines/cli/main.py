@@ -19,8 +19,8 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from fedemb.errors import FedEmbError, InputError
-from fedemb.foundation.digests import file_digest
-from fedemb.foundation.extras import missing_extra
+from fedemb.foundation.canonical_json import file_digest
+from fedemb.foundation.environment import missing_extra
 from fedemb.pipelines.cli.approve import approve, approvers
 from fedemb.pipelines.cli.backbone import backbone_app
 from fedemb.pipelines.cli.cluster import doctor, schedule, submit

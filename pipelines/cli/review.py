@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError, FedEmbError, InputError, Refused, StorageError
-from fedemb.foundation.extras import missing_extra
+from fedemb.foundation.environment import missing_extra
 from fedemb.pipelines.cli.options import (
     JsonOption,
     RunsOption,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError, Refused
-from fedemb.foundation.extras import require_modules
+from fedemb.foundation.environment import require_modules
 from fedemb.pipelines.cli.options import (
     ConfigOption,
     DataOption,

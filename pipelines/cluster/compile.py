@@ -22,9 +22,9 @@ from pydantic import Field, ValidationError
 from fedemb.config import Section
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.canonical_json import Json, JsonObject, canonical_json, sha256_hex
+from fedemb.foundation.environment import ACCELERATOR, BACKEND, Backend
 from fedemb.foundation.files import read_regular, write_bytes
-from fedemb.foundation.runtime_env import ACCELERATOR, BACKEND, Backend
-from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
+from fedemb.foundation.section import NotYaml, parse_yaml
 from fedemb.pipelines.cluster.rules import (
     DIGEST,
     STEP_LABEL,

@@ -12,9 +12,8 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import Json, JsonObject, sha256_hex
-from fedemb.foundation.digests import file_digest
-from fedemb.foundation.runtime_env import BACKEND
+from fedemb.foundation.canonical_json import Json, JsonObject, file_digest, sha256_hex
+from fedemb.foundation.environment import BACKEND
 from fedemb.pipelines.cluster.rules import (
     SECRET_VALUES,
     executors_of,

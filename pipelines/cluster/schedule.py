@@ -27,7 +27,7 @@ from fedemb.config import Name, RunConfig, Section
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
 from fedemb.foundation.canonical_json import Json, json_digest
 from fedemb.foundation.files import read_regular
-from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
+from fedemb.foundation.section import NotYaml, parse_yaml
 from fedemb.ledger import charged_content, series_of, terms_of
 from fedemb.ledger.budget import Charge, spent
 from fedemb.pipelines.cluster.package import as_utc, check_package, fitted, run_arguments

@@ -21,7 +21,7 @@ from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import AwaitingApproval, ConfigError, LedgerError, Refused
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.foundation.extras import require_modules
+from fedemb.foundation.environment import require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.output import escaped, say

@@ -23,8 +23,7 @@ from pydantic import TypeAdapter
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.plan import PrivacyPlan
-from fedemb.documents.plan_document import read_plan
+from fedemb.documents.plan import PrivacyPlan, read_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.documents.verdict import VerdictDocument
@@ -32,7 +31,7 @@ from fedemb.errors import ArtifactError, FedEmbError, InputError, StorageError
 from fedemb.foundation.canonical_json import JsonObject, ToJson
 from fedemb.foundation.document import Document, Written, read
 from fedemb.foundation.files import create_bytes, write_bytes, write_error
-from fedemb.foundation.strict_yaml import parse_yaml
+from fedemb.foundation.section import parse_yaml
 from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.storage import open_store
 

@@ -14,8 +14,7 @@ from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import ConfigError
 from fedemb.foundation.files import read_regular, require_folder
-from fedemb.foundation.section import CREDENTIALS
-from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
+from fedemb.foundation.section import CREDENTIALS, NotYaml, parse_yaml
 
 PRESETS = Path(__file__).parent.parent / "configs"
 _UNION_TAGS = ("hash", "value")

@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import Artifact
+from fedemb.documents.artifacts import Artifact, RunArtifacts
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import AwaitingApproval, Interrupted, Refused
-from fedemb.foundation.canonical_json import json_digest
-from fedemb.foundation.digests import file_digest, tree_digest
+from fedemb.foundation.canonical_json import file_digest, json_digest, tree_digest
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import applied_waivers

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from studies.table_file import TableFile
 from studies.utility.protocol import Protocol
 from studies.utility.rows import Row

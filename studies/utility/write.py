@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.document import write_json
 from fedemb.foundation.files import write_bytes
-from fedemb.foundation.json_files import write_json
 from studies.table_file import TableFile
 from studies.utility.certify import certificates
 from studies.utility.decide import Decided

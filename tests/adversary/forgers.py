@@ -10,7 +10,7 @@ import os
 from contextlib import contextmanager
 
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.keys.trust import Signer, sign_document
 from fedemb.steps import audit_privacy, evaluate_embeddings, partition_users, train_dp_fedemb
 from fedemb.training import attempt
 from tests.kit.pipeline_runs import honest_run

@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 from fedemb.errors import FedEmbError
 from fedemb.foundation.files import remove_leftovers
 from fedemb.keys import LocalKeyStore, reservation_key_name
-from fedemb.ledger import Ledger, chain
+from fedemb.ledger import Ledger, records
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import lineage
 from fedemb.storage.local import LocalStore
@@ -178,16 +178,16 @@ def _leave_the_key() -> None:
 
 
 def _leave_no_head() -> None:
-    write = chain.Chain.write_head
+    write = records.Chain.write_head
     fresh: list[int] = []
 
-    def only_fresh(self: chain.Chain, record: object, signer: object) -> None:
+    def only_fresh(self: records.Chain, record: object, signer: object) -> None:
         if fresh:
             write(self, record, signer)
 
     create = LocalStore.create
     LocalStore.create = lambda self, name, data: (create(self, name, data), fresh.append(1))
-    chain.Chain.write_head = only_fresh
+    records.Chain.write_head = only_fresh
 
 
 PLANTED = {
@@ -212,7 +212,7 @@ def _fix(root: Path) -> None:
         def now(cls, tz=None):
             return NOW
 
-    chain.datetime = lineage.datetime = Fixed
+    records.datetime = lineage.datetime = Fixed
     create = LocalKeyStore.create
     LocalKeyStore.create = lambda self, name, key=None: create(self, name, key or _key_bytes(name))
     PLANTED[os.environ.get("PLANTED", "")]()

@@ -11,10 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from fedemb.documents.model_files import stored_tensors
+from fedemb.documents.model import stored_tensors
 from fedemb.errors import ArtifactError
-from fedemb.foundation.canonical_json import LARGEST_JSON, strict_json
-from fedemb.foundation.digests import file_digest, limited_digest
+from fedemb.foundation.canonical_json import LARGEST_JSON, file_digest, limited_digest, strict_json
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.verified import problems_of
 
@@ -24,8 +23,8 @@ GIGABYTE = 1 << 30
 LOOK = """
 import os, re, resource, sys
 from pathlib import Path
-from fedemb.foundation.digests import file_digest
-from fedemb.documents.model_files import stored_tensors
+from fedemb.foundation.canonical_json import file_digest
+from fedemb.documents.model import stored_tensors
 from fedemb.errors import ArtifactError
 
 path = Path(sys.argv[1])
@@ -99,7 +98,7 @@ def test_model_file_that_unfolds_is_refused_small_and_fast(tmp_path, bomb):
 
 def test_look_inside_is_cut_off_at_its_memory(tmp_path, monkeypatch):
     """What no rule foresees ends with the process that looked."""
-    from fedemb.documents import model_files
+    from fedemb.documents import model
 
     path = tmp_path / "backbone.keras"
     honest_run.write_model_file(path)
@@ -109,9 +108,9 @@ def test_look_inside_is_cut_off_at_its_memory(tmp_path, monkeypatch):
         f"resource.setrlimit(resource.RLIMIT_AS, ({GIGABYTE}, {GIGABYTE}))\n"
         "bytes(8 << 30)\n"
     )
-    run = model_files.subprocess.run
+    run = model.subprocess.run
     monkeypatch.setattr(
-        model_files.subprocess,
+        model.subprocess,
         "run",
         lambda command, **more: run([command[0], str(hungry)], **{**more, "check": False}),
     )

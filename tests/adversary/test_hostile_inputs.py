@@ -23,7 +23,7 @@ from fedemb.data.photos import BadImageError
 from fedemb.data.sources import find_parts, image_files, read_part, split_part
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
 from fedemb.foundation.document import encode
-from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
+from fedemb.foundation.section import NotYaml, parse_yaml
 from fedemb.keys import open_key_store, partition_key
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory, RunState, signed_utility

@@ -6,8 +6,8 @@ import pytest
 
 from fedemb.data import verified_folder
 from fedemb.foundation import addresses, files
-from fedemb.foundation.digests import file_digest
-from fedemb.keys.local import LocalKeyStore
+from fedemb.foundation.canonical_json import file_digest
+from fedemb.keys.stores import LocalKeyStore
 from fedemb.pipelines import output
 from fedemb.pipelines.cluster import package
 from fedemb.serving import bundle

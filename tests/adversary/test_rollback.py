@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from fedemb.errors import FedEmbError, LedgerError, Refused
 from fedemb.keys import LocalKeyStore, open_key_store
-from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import Signer, TrustStore
 from fedemb.ledger import check_high_water, mark_high_water, rotate_keys
 from fedemb.pipelines.cli.main import app
 from fedemb.steps import reserve_budget

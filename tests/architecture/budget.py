@@ -57,7 +57,7 @@ def room_of(path: str) -> str:
 
 def measure() -> dict[str, int]:
     """Returns each measured quantity by its name in `budget.toml`."""
-    from fedemb.config.mechanism import mechanism_sections
+    from fedemb.config.run import mechanism_sections
     from tests.docs.test_docs import pages, words_of
 
     listed = subprocess.run(

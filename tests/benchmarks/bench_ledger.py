@@ -54,7 +54,7 @@ def grown(folder: Path, records: int, repeats: int) -> tuple[str, list[Path]]:
     """
     from dataclasses import replace
 
-    from fedemb.ledger.high_water import _marked
+    from fedemb.ledger.root import _marked
     from tests.kit import big_ledger
     from tests.kit.pipeline_runs import honest_run
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 def main(runs: int) -> None:
     """Prints a line after every ten runs."""
-    from fedemb.documents.mechanism_audit import MechanismAudit
+    from fedemb.documents.audit import MechanismAudit
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.steps import train_dp_sgd
     from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare

@@ -5,9 +5,8 @@ import html
 import pytest
 
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseMarker
 from fedemb.documents.utility import UtilityReport
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.verdict import ReleaseMarker, VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.lineage import read_steps

@@ -25,7 +25,7 @@ from fedemb.data.glyphs import write_builtin
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.model import ModelCard
 from fedemb.documents.utility import UtilityReport
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.dp_sgd import DP_SGD

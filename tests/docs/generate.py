@@ -26,7 +26,7 @@ import fedemb
 import fedemb.documents
 from fedemb import errors
 from fedemb.config import RunConfig
-from fedemb.documents.run_artifacts import DESCRIPTIONS
+from fedemb.documents.artifacts import DESCRIPTIONS
 from fedemb.foundation.document import Document
 from fedemb.gate.decide import RULES
 from fedemb.gate.rule import Rule

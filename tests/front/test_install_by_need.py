@@ -10,7 +10,7 @@ from importlib import metadata
 
 import pytest
 
-from fedemb.foundation import extras
+from fedemb.foundation import environment
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 
@@ -82,7 +82,7 @@ def closure(requirements, extra=""):
 
 def run_commands(commands):
     """Runs commands in one process in which no module of an extra can be imported."""
-    script = WITHOUT_EXTRAS.replace("$absent", repr(sorted(extras._OWNERS)))
+    script = WITHOUT_EXTRAS.replace("$absent", repr(sorted(environment._OWNERS)))
     script = script.replace("$commands", repr(commands))
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
@@ -160,7 +160,7 @@ def test_verification_with_a_changed_saved_model_fails_without_tensorflow(releas
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("extra", "modules"), extras._EXTRAS.items())
+@pytest.mark.parametrize(("extra", "modules"), environment._EXTRAS.items())
 def test_every_extra_brings_the_modules_it_is_named_for(extra, modules):
     owners = metadata.packages_distributions()
     brought = closure(PROJECT["optional-dependencies"][extra])
@@ -186,4 +186,4 @@ def test_all_brings_every_extra_but_those_of_devices_and_developers():
     named = set(PROJECT["optional-dependencies"]) - {"all", "backbones", "dev", "gpu", "tpu"}
     (line,) = PROJECT["optional-dependencies"]["all"]
     assert set(json.loads(f'["{line[7:-1]}"]'.replace(",", '","'))) == named
-    assert named == set(extras._EXTRAS)
+    assert named == set(environment._EXTRAS)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedemb.foundation.lazy_package import defer_package
+from fedemb.foundation.environment import defer_package
 
 PLANNED = "from fedemb.pipelines.cli.main import main; main(['plan', '--config', 'quickstart'])"
 UNUSED = ("scipy.stats", "scipy.signal", "dp_accounting.pld", "matplotlib", "kfp")
@@ -25,8 +25,7 @@ def printed(script):
     [
         f"try:\n    {PLANNED}\nexcept SystemExit: pass",
         "import fedemb.ledger.budget",
-        "import fedemb.ledger.external",
-        "import fedemb.config.adjacency",
+        "import fedemb.gate.privacy_report",
         "import fedemb.gate.decide",
     ],
 )

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedemb.config import RunConfig
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import StorageError
 from fedemb.keys import open_key_store, secret_manager
 from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import evaluate_classifier, evaluate_embeddings
-from fedemb.storage import gcs, open_store, put_tree
+from fedemb.storage import buckets, open_store, put_tree
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of
 from tests.kit.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
@@ -40,7 +40,7 @@ def fence(tmp_path_factory):
     made = Fence(tmp_path_factory.mktemp("cloud"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FencedBucket, "fence", made, raising=False)
-        patched.setattr(gcs, "GcsStore", FencedBucket)
+        patched.setattr(buckets, "GcsStore", FencedBucket)
         keys = FencedKeys(made)
         patched.setattr(secret_manager, "_secret_manager_client", lambda: keys)
         yield made

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedemb.data.hashing import KeyRef
-from fedemb.foundation.digests import tree_digest
+from fedemb.foundation.canonical_json import tree_digest
 from fedemb.steps.partition_users import partition_images
 from fedemb.storage import join, local_tree, open_store
 from tests.kit.pipeline_runs.partition_run import (

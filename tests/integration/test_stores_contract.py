@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fedemb.data.source_parts import locate
 from fedemb.errors import ArtifactError, StorageError
 from fedemb.storage import join, local_tree, open_store, put_tree
-from fedemb.storage.patterns import locate
 
 
 def test_written_object_is_read_back_whole(store_uri):

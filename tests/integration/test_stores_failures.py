@@ -28,7 +28,7 @@ def _sentence(match: str):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Gives up sooner than in production, where it is ten seconds."""
-    monkeypatch.setattr("fedemb.storage.gcs.RETRY_SECONDS", 3.0)
+    monkeypatch.setattr("fedemb.storage.buckets.RETRY_SECONDS", 3.0)
 
 
 @pytest.fixture(params=BACKENDS, ids=["gs", "s3"])

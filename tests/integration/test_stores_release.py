@@ -10,7 +10,7 @@ import pytest
 from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.foundation.document import encode
 from fedemb.keys import open_key_store
-from fedemb.keys.signatures import trust_of
+from fedemb.keys.trust import trust_of
 from fedemb.steps import release_model
 from fedemb.storage import join, open_store
 from tests.kit.pipeline_runs import honest_run

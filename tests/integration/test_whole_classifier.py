@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.foundation.digests import file_digest
+from fedemb.documents.artifacts import RunArtifacts
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.runtime.step_context import StepContext

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.ledger.records import RecordContent, encode_record, record_name
 from tests.kit.pipeline_runs import honest_run

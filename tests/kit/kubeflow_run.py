@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.runtime.step import declared
 from tests.kit.pipeline_runs.honest_run import HonestRun

@@ -7,9 +7,9 @@ import h5py
 import numpy as np
 
 from fedemb.documents.model import Pretrained
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 
 SCHEDULES = Path(__file__).parents[2] / "infra" / "schedules"
 IMAGE = "registry.example/fedemb@sha256:" + "a" * 64

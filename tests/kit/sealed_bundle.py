@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving import bundle as parts
 

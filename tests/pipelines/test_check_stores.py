@@ -67,7 +67,7 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
         seen.append((self.uri, name))
         return False
 
-    monkeypatch.setattr("fedemb.storage.s3.S3Store.exists", nothing)
+    monkeypatch.setattr("fedemb.storage.buckets.S3Store.exists", nothing)
     config = _at("s3://team/x", keys="/keys")
     with pytest.raises(LedgerError, match=r"ledger init --config mine\.yaml --ledger s3://te"):
         check_stores(config, "mine.yaml", RUNS)

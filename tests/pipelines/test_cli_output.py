@@ -15,8 +15,8 @@ from fedemb.pipelines.output import escaped, say, say_block, say_json
 
 ROOT = Path(__file__).parents[2]
 PRINTS_ITSELF = {
-    "components/fedemb/documents/model_files.py stdout.write": "answer of a child, read by us",
-    "components/fedemb/documents/model_files.py sys.exit": "an exit code",
+    "components/fedemb/documents/model.py stdout.write": "answer of a child, read by us",
+    "components/fedemb/documents/model.py sys.exit": "an exit code",
     "components/fedemb/runtime/step.py sys.exit": "an exit code",
     "pipelines/output.py typer.echo": "the shared way",
     "pipelines/cli/approve.py typer.confirm": "our own question",

@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused, SignatureInvalid
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode
 from fedemb.keys import open_key_store
-from fedemb.keys.signatures import Signer, sign_document, trust_of
+from fedemb.keys.trust import Signer, sign_document, trust_of
 from fedemb.pipelines.cli.main import app
 from fedemb.serving import registries
 from fedemb.serving import released as module

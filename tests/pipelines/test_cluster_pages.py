@@ -15,7 +15,7 @@ from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.pipelines.cli.main import app
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.servers.kfp_stand_in import KfpStandIn

@@ -24,11 +24,11 @@ from fedemb.data.formats.parts import Part
 from fedemb.data.formats.tfrecord_files import iter_tfrecord
 from fedemb.data.photos import BadImageError
 from fedemb.data.records import encode_example
+from fedemb.data.source_parts import locate
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.partition.check import check
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.storage.patterns import locate
 
 CLASSES = ("cat", "dog", "owl")
 USERS, EACH = 20, 3

@@ -5,8 +5,7 @@ import json
 
 from rich.console import Console
 
-from fedemb.documents.artifacts import Public
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.artifacts import Public, RunArtifacts
 from fedemb.foundation.step_logging import EVENT_PREFIX
 from fedemb.pipelines.cli.review import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.pipelines.cli.cluster import objects
 from fedemb.pipelines.cluster import kubeflow as recurring
 from fedemb.pipelines.cluster.kubeflow import Kubeflow

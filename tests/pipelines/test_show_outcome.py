@@ -13,13 +13,12 @@ import fedemb.runtime.outcome
 import fedemb.steps.show_outcome
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
-from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.utility import UtilityReport
+from fedemb.documents.utility import Classified, ClassifierReport, ComparedClassifier, UtilityReport
 from fedemb.errors import Superseded
 from fedemb.foundation.document import read
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.reports.headline import privacy_figures, utility_figures
 from fedemb.runtime.outcome import keep_outcome, outcomes, run_folder

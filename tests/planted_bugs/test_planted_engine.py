@@ -308,7 +308,7 @@ def test_an_average_of_weights_without_noise_is_seen():
 @pytest.mark.planted_bug
 def test_another_micro_batch_is_another_run():
     """Its size is in the digest that a reservation, a round record and a checkpoint carry."""
-    from fedemb.config.digest import config_digest
+    from fedemb.config.run import config_digest
     from tests.kit.pipeline_runs.training_run import config
 
     one = config()

@@ -12,7 +12,6 @@ from fedemb.config.data import EvaluationByHash as EvaluationByHash
 from fedemb.config.data import EvaluationByValue as EvaluationByValue
 from fedemb.config.data import PartitionConfig as PartitionConfig
 from fedemb.config.data import SourceConfig as SourceConfig
-from fedemb.config.mechanism import AnyMechanism as AnyMechanism
 from fedemb.config.policy import AuditConfig as AuditConfig
 from fedemb.config.policy import EvaluationConfig as EvaluationConfig
 from fedemb.config.policy import PolicyConfig as PolicyConfig
@@ -20,6 +19,7 @@ from fedemb.config.policy import ReleaseConfig as ReleaseConfig
 from fedemb.config.policy import StorageConfig as StorageConfig
 from fedemb.config.policy import TuningConfig as TuningConfig
 from fedemb.config.run import FREE_SECTIONS as FREE_SECTIONS
+from fedemb.config.run import AnyMechanism as AnyMechanism
 from fedemb.config.run import PublicStart as PublicStart
 from fedemb.config.run import RunConfig as RunConfig
 from fedemb.config.training import AugmentationConfig as AugmentationConfig

@@ -1,14 +1,14 @@
-"""The complete run configuration and its consistency checks."""
+"""Finds the section of a mechanism by its `kind`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import model_validator
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import PydanticKnownError, core_schema
 
 from fedemb.config.data import DataConfig, EvaluationByHash, PartitionConfig, SourceConfig
-from fedemb.config.mechanism import AnyMechanism
 from fedemb.config.policy import (
     AuditConfig,
     EvaluationConfig,
@@ -18,8 +18,58 @@ from fedemb.config.policy import (
     TuningConfig,
 )
 from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.section import Section
-from fedemb.privacy.mechanisms.section import PublicNumbers
+from fedemb.privacy.mechanisms.registry import MECHANISMS
+from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
+
+
+def mechanism_sections() -> dict[str, type[MechanismConfig]]:
+    """Returns the sections of all registered mechanisms by `kind`."""
+    return {kind: mechanism.section for kind, mechanism in MECHANISMS.items()}
+
+
+class _OfRegisteredKind:
+    """Validates a section by its `kind`; the schema is the union of all registered sections."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.with_info_plain_validator_function(
+            _section,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda section, info: section.model_dump(mode=info.mode), info_arg=True
+            ),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        sections = mechanism_sections().items()
+        choices = {kind: section.__pydantic_core_schema__ for kind, section in sections}
+        union = handler(core_schema.tagged_union_schema(choices, discriminator="kind"))
+        return {**union, "required": ["kind"]}  # in a file only `kind` identifies the class
+
+
+def _section(value: Any, info: core_schema.ValidationInfo) -> MechanismConfig:
+    sections = mechanism_sections()
+    if isinstance(value, Mapping):
+        kind = cast("Mapping[str, object]", value).get("kind")
+    else:
+        kind = getattr(value, "kind", None)
+    if kind is None:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
+    if not isinstance(kind, str) or kind not in sections:
+        expected = ", ".join(map(repr, sections))
+        raise PydanticKnownError(
+            "union_tag_invalid",
+            {"discriminator": "'kind'", "tag": str(kind)[:60], "expected_tags": expected},
+        )
+    return sections[kind].model_validate(value, context=info.context)
+
+
+AnyMechanism = Annotated[MechanismConfig, _OfRegisteredKind()]
+"""Section of any registered mechanism."""
 
 FREE_SECTIONS = ("evaluation", "audit", "release", "storage")
 """Sections that may change after training is charged: evaluation settings and output locations. A
@@ -307,3 +357,15 @@ class RunConfig(Section):
                 node = node[parent]
             node[leaf] = value
         return type(self).model_validate(tree)
+
+
+def config_digest(config: RunConfig, *free: str) -> str:
+    """Returns the SHA-256 of the configuration sections that a reservation binds (`config_sha`).
+
+    Args:
+      config: the configuration.
+      *free: names of free sections to bind as well. A utility report binds `evaluation` and an
+        audit report binds `audit`, so a report made with other settings has another digest.
+    """
+    left_out = {name for name in FREE_SECTIONS if name not in free}
+    return json_digest(config.model_dump(mode="json", exclude=left_out))

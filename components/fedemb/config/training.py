@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from fedemb.config.data import SourceConfig
-from fedemb.foundation.runtime_env import Backend
+from fedemb.foundation.environment import Backend
 from fedemb.foundation.section import Address, Section
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
-from fedemb.foundation.json_files import read_json
+from fedemb.foundation.document import read_json
 
 STORE_SCHEMA = "fedemb/user_store/1"
 GROUPS_SCHEMA = "fedemb/groups/1"

@@ -12,19 +12,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.fields import Tensor
 from fedemb.documents.ledger_record import LedgerRecord
-from fedemb.documents.model import ModelCard, RoundLine
-from fedemb.documents.model_files import stored_tensors
+from fedemb.documents.model import ModelCard, RoundLine, UsersManifest, stored_tensors
 from fedemb.documents.plan import PrivacyPlan
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
 from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.errors import ArtifactError, FedEmbError
-from fedemb.foundation.canonical_json import canonical_json, strict_json
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import canonical_json, file_digest, strict_json
 from fedemb.foundation.document import Document, Written, read
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}

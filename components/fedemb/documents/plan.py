@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
+from fedemb.config import RunConfig
+from fedemb.config.run import config_digest
 from fedemb.documents.fields import (
     AnyJson,
     Comparison,
@@ -16,8 +19,11 @@ from fedemb.documents.fields import (
     Purpose,
     Sha,
 )
-from fedemb.foundation.document import Document, Part
-from fedemb.foundation.runtime_env import Backend
+from fedemb.errors import PlanMismatch
+from fedemb.foundation.document import Document, Part, Written, read
+from fedemb.foundation.environment import Backend
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import plan_from_json
 
 
 class Projected(Part):
@@ -64,3 +70,46 @@ class PrivacyPlan(Document):
         ]
     ]
     accounting_library: Name
+
+
+def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[PrivacyPlan]]:
+    """Reads the plan of a configuration: the mechanism and its document.
+
+    Raises:
+      ArtifactError: the plan cannot be read.
+      PlanMismatch: the plan belongs to another configuration.
+    """
+    document = read(path, PrivacyPlan)
+    return check_plan(document.body, config), document
+
+
+def check_plan(document: PrivacyPlan, config: RunConfig) -> MechanismPlan:
+    """Returns the mechanism of a plan document after comparing it with the configuration.
+
+    Raises:
+      ArtifactError: the mechanism is not supported by this version.
+      PlanMismatch: the plan belongs to another configuration.
+    """
+    if document.config_sha != config_digest(config):
+        raise PlanMismatch(
+            "the privacy plan was made for another configuration; run plan_privacy again"
+        )
+    plan = plan_from_json(document.plan)
+    if plan.kind != config.mechanism.kind:
+        raise PlanMismatch(
+            f"the privacy plan is of mechanism {plan.kind}, the configuration asks for "
+            f"{config.mechanism.kind}; run plan_privacy again"
+        )
+    if document.backend != config.training.backend:
+        raise PlanMismatch(
+            f"the privacy plan is of a training on {document.backend}, the configuration asks for "
+            f"{config.training.backend}; run plan_privacy again"
+        )
+    ours, theirs = plan.to_json(), plan.expected(config.mechanism, config.public_numbers).to_json()
+    if ours != theirs:
+        changed = [name for name in ours if ours[name] != theirs[name]]
+        raise PlanMismatch(
+            f"the privacy plan has another {', '.join(changed)} than the configuration asks for; "
+            "run plan_privacy again"
+        )
+    return plan

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
 from fedemb.config.policy import Unit as UnitName
-from fedemb.documents.audit import SelfTest
+from fedemb.documents.audit import MechanismAudit, SelfTest
 from fedemb.documents.fields import (
     Address,
     AnyJson,
@@ -28,11 +28,10 @@ from fedemb.documents.fields import (
     Share,
     Time,
 )
-from fedemb.documents.mechanism_audit import MechanismAudit
-from fedemb.documents.users import Commitments
+from fedemb.documents.model import Commitments
 from fedemb.documents.utility import Recall, SpaceId
 from fedemb.foundation.document import Document, Part
-from fedemb.foundation.runtime_env import Backend
+from fedemb.foundation.environment import Backend
 from fedemb.privacy.accounting.units import UNITS
 
 TRUST = {

@@ -1,4 +1,4 @@
-"""Verdict of the gate: allowed or denied, with all rules, waivers and approvals."""
+"""Verdict of the gate, and marker and manifest of a release."""
 
 from __future__ import annotations
 
@@ -99,3 +99,37 @@ class VerdictDocument(Document):
     def waiting(self) -> bool:
         """Returns whether missing approvals are the only reason."""
         return not self.allow and self.reasons == [NOT_APPROVED]
+
+
+class BundleManifest(Document):
+    """`manifest.json`: digest of every other file of a bundle; its signature is the seal."""
+
+    kind: ClassVar[str] = "bundle"
+    role: ClassVar[str | None] = "release"
+
+    name: Name
+    version: Name
+    files: dict[Name, Sha]
+    sizes: dict[Name, Count]
+    """File name -> size in bytes; readers read at most this number of bytes."""
+
+
+class ReleaseMarker(Document):
+    """`<name>/<version>.json` in the release store; its exclusive creation is the publication.
+
+    The artifact `release` of the pipeline is a copy.
+    """
+
+    kind: ClassVar[str] = "release"
+    role: ClassVar[str | None] = "release"
+
+    name: Name
+    version: Name
+    tree: Name
+    """Location of the bundle in the same store."""
+    run_id: Name
+    attempt: Count
+    model_sha: Sha
+    report_sha: Sha
+    bundle_sha: Sha
+    """SHA-256 of `manifest.json`."""

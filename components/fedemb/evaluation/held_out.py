@@ -14,9 +14,9 @@ from fedemb.data.client_data import UserStore, load_examples
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
 from fedemb.data.verified_folder import VerifiedFolder
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.fields import SubgroupName
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.starts import starts_of
+from fedemb.documents.utility import starts_of
 from fedemb.evaluation.pairs import MAX_UNITS
 from fedemb.models.arrays import Model
 

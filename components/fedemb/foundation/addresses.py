@@ -1,13 +1,10 @@
-"""Parses addresses of stores and web services.
-
-An address with a user, a password, a port or a signed query is refused, because every copy of a
-configuration would contain it. No error message repeats such an address. `redacted` removes secrets
-from other text.
-"""
+"""Addresses of stores and servers, and time limits for their answers."""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
 
 from fedemb.errors import InputError
@@ -62,3 +59,18 @@ def redacted(text: str) -> str:
 
 def _hidden(found: re.Match[str]) -> str:
     return f"{found['scheme']}***@" if found["scheme"] else f"{found['name']}***"
+
+
+def in_time(work: Callable[[], str], seconds: float, late: str) -> str:
+    """Returns the result of `work`, which never raises; `late` if it takes longer than `seconds`.
+
+    The work runs in a thread that cannot keep the process alive.
+    """
+    found = [late]
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return "no thread can be started"
+    thread.join(seconds)
+    return found[-1]

@@ -30,6 +30,7 @@ from fedemb.foundation.canonical_json import (
     ToJson,
     canonical_json,
     json_object,
+    parse_json,
     sha256_hex,
 )
 from fedemb.foundation.files import write_bytes
@@ -250,3 +251,26 @@ def _signature(value: Json, what: str) -> dict[str, str] | None:
     if texts.keys() != {"key_id", "algorithm", "value"} or texts.keys() != fields.keys():
         raise ArtifactError(f"the signature of {what} is malformed; run its step again")
     return texts
+
+
+def write_json(path: Path, schema: str, body: Mapping[str, ToJson]) -> None:
+    """Writes a document `{"schema": schema, **body}` atomically, indented for people.
+
+    `schema` is `fedemb/<artifact>/<version>`.
+    """
+    write_bytes(path, encode({"schema": schema, **body}))
+
+
+def read_json(path: Path, schema: str) -> JsonObject:
+    """Reads a document written by `write_json`.
+
+    Raises:
+      ArtifactError: the file is missing, is not JSON, or has another schema or version.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path.name} is missing in {path.parent}; run the step that writes it"
+        ) from error
+    return parse_json(data, schema, path.name)

@@ -18,12 +18,12 @@ from pathlib import Path
 from fedemb.config import RunConfig
 from fedemb.documents.evidence import Evidence, sentence_of
 from fedemb.documents.ledger_record import DecisionRecord, ReleaseRecord
-from fedemb.documents.model_files import stored_tensors, tensor_problem
+from fedemb.documents.model import stored_tensors, tensor_problem
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, GivenApproval, RuleOutcome
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused, StorageError
 from fedemb.foundation.document import Written
-from fedemb.gate import model_rules, privacy_rules, record_rules, report_rules, utility_rules
+from fedemb.gate import model_rules, privacy_rules
 from fedemb.gate.rule import RERUN, Case, Charge, Reason, Rule, Verdict
 from fedemb.ledger import Ledger
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -33,7 +33,7 @@ LENGTH = 200
 
 RULES = tuple(
     rule
-    for module in (record_rules, privacy_rules, model_rules, utility_rules, report_rules)
+    for module in (privacy_rules, model_rules)
     for rule in vars(module).values()
     if isinstance(rule, Rule)
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.document import Fields

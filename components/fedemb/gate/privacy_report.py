@@ -1,19 +1,15 @@
-"""Builds the privacy report as a pure function of the evidence and the ledger.
+"""Checks whether a guarantee also covers users who change their own data and stay."""
 
-account_privacy builds and signs it; the gate, the release and `fedemb verify` rebuild it from the
-same evidence and compare every field. No number is trusted because of its signature: a changed,
-removed or added field is detected, regardless of the signer.
-
-Fields: docs/reference/gate.md, names spelled out. Sources: Ponomareva et al., How to DP-fy ML,
-5.3.3; NIST SP 800-226.
-"""
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false
 
 from __future__ import annotations
 
 import math
 
+from dp_accounting.privacy_accountant import NeighboringRelation
+
 from fedemb.config import RunConfig
-from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.ledger_record import BindRecord
 from fedemb.documents.privacy_report import (
@@ -35,6 +31,17 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
+
+
+def covers_change_own_data(config: RunConfig, plan: MechanismPlan) -> bool:
+    """Returns whether the epsilon of a run holds for a user who changes all of their own data.
+
+    Two conditions must hold. The event must price a replaced update. The change must not move the
+    user to another group: if a column decides who is held out, a new value can move a user into the
+    exactly evaluated set, and if a column names the cohort, a new value charges a second block.
+    """
+    stays = config.partition.evaluation.by == "hash" and config.data.source.columns.cohort is None
+    return stays and plan.relation is NeighboringRelation.REPLACE_ONE
 
 
 def build_report(

@@ -1,15 +1,242 @@
-"""Rules for the guarantee: mechanism, event, epsilon and delta; most also before the charge."""
+"""Rules about privacy: the records of the ledger, the plan and its price."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
-from fedemb.config.adjacency import covers_change_own_data
-from fedemb.gate.rule import Case, Charge, Rule
+from fedemb.documents.model import RoundLine
+from fedemb.errors import SignatureInvalid
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.gate.privacy_report import block_table, covers_change_own_data
+from fedemb.gate.rule import Case, Charge, Rule, differences
+from fedemb.ledger import Anchor, terms_of
+from fedemb.ledger.records import check_record
+from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.prices import epsilon_rdp
+
+_NEW_RUN = "start a run with a new id"
+_TRAINED = "use the model artifact of the training step"
+
+
+@Rule()
+def report_unsigned(case: Case) -> Iterator[str]:
+    """Report signed by a key trusted for reports at the time of signing."""
+    case.ledger.chain.trust.check(case.signed, at=case.head)
+    yield from ()
+
+
+@Rule("run the step that writes it again, then what follows")
+def document_unsigned(case: Case) -> Iterator[str]:
+    """Every document signed by its step, with a key trusted for this run."""
+    for document, at in case.evidence.counting(case.reservation.sequence, case.head):
+        try:
+            case.ledger.chain.trust.check(document, at=at)
+        except SignatureInvalid as error:
+            yield str(error)
+
+
+@Rule("restore the ledger")
+def ledger_broken(case: Case) -> Iterator[str]:
+    """Ledger intact, with the head of the report."""
+    head = case.report.cumulative.ledger_head
+    case.ledger.verify([Anchor(case.head, head, "the privacy report")])
+    yield from ()
+
+
+@Rule()
+def report_before_commit(case: Case) -> Iterator[str]:
+    """Report made after the training."""
+    if case.attempt.commit is not None and not case.head >= case.attempt.commit.sequence:
+        yield "the report was made before the training was committed"
+
+
+@Rule("use the terms of the policy, or create a new policy")
+def policy_differs(case: Case) -> Iterator[str]:
+    """Configuration with the terms of the policy."""
+    terms = case.ledger.terms
+    asked = terms_of(case.config, terms.series)
+    if not case.same_environment:  # a bundle does not contain the store addresses
+        asked = replace(asked, rollback_anchor_sha=terms.rollback_anchor_sha)
+    yield from terms.differences(asked)
+
+
+def _fullest(case: Case) -> str:
+    worst = max(case.ledger.spent(block).epsilon for block in case.reservation.blocks)
+    return f"fullest block at epsilon {worst:.4g}"
+
+
+@Rule(
+    "use other blocks; no model of this block can be released",
+    value=_fullest,
+    limit=lambda case: f"epsilon at most {case.ledger.terms.epsilon_cap:g}",
+)
+def block_over_cap(case: Case) -> Iterator[str]:
+    """Every user block within the cap, with all its runs."""
+    cap, head = case.ledger.terms.epsilon_cap, case.head
+    for block in case.reservation.blocks:
+        for spent in (block_table(case.ledger, head)[block], case.ledger.spent(block)):
+            if not spent.epsilon <= cap:
+                yield f"block {block!r} has spent epsilon={spent.epsilon:.4g} of its cap {cap:g}"
+
+
+@Rule(_NEW_RUN)
+def reservation_invalid(case: Case) -> Iterator[str]:
+    """Reservation signed and in the ledger."""
+    check_record(case.evidence.reservation, case.ledger.chain.trust)
+    case.ledger.attempt(case.reservation)
+    yield from ()
+
+
+@Rule("finish the training, which commits as its last act")
+def not_committed(case: Case) -> Iterator[str]:
+    """Training committed in the ledger."""
+    attempt = case.attempt
+    if attempt.void or attempt.bind is None or attempt.commit is None:
+        yield case.uncommitted
+
+
+@Rule("run again with purpose: release")
+def simulation(case: Case) -> Iterator[str]:
+    """Budget reserved for a release."""
+    if case.reservation.purpose != "release" or case.config.purpose != "release":
+        yield "the budget was reserved for a simulation, which can never be released"
+
+
+@Rule("run again with the policy of the reservation")
+def other_policy(case: Case) -> Iterator[str]:
+    """Reservation of the configured policy."""
+    if case.reservation.policy_id != case.config.policy.policy_id:
+        yield "the reservation belongs to another policy than the configuration"
+
+
+@Rule("use the plan of this run").before_charge
+def mechanism_invalid(_: Charge) -> Iterator[str]:
+    """Plan of this configuration, with a valid accountant."""
+    accounting.library_version()  # `case.charge` compared the plan with the configuration
+    yield from ()
+
+
+@Rule(
+    "release the artifacts of one run together; if something changed since the reservation, "
+    + _NEW_RUN
+)
+def not_what_was_reserved(case: Case) -> Iterator[str]:
+    """Configuration, plan, code, data and weights as reserved and bound."""
+    evidence, reservation, bind = case.evidence, case.reservation, case.bind
+    model, users, config = case.model, evidence.users.body, case.config.model
+    bound: dict[str, tuple[object, object]] = {
+        "model.run_id": (model.run_id, reservation.run_id),
+        "model.attempt": (model.attempt, reservation.attempt),
+        "model.config_sha": (model.config_sha, reservation.config_sha),
+        "model.plan_sha": (model.plan_sha, reservation.plan_sha),
+        "model.code_sha": (model.code_sha, reservation.code_sha),
+        "model.inputs_sha": (model.inputs_sha, bind.inputs_sha),
+        "model.backbone": (model.backbone, config.backbone),
+        "model.embedding_dim": (model.embedding_dim, config.embedding_dim),
+        "users.run_id": (users.run_id, reservation.run_id),
+        "users.config_sha": (users.config_sha, reservation.config_sha),
+        "users.reservation_sha": (users.reservation_sha, evidence.reservation.sha),
+        "users.blocks": (sorted(users.blocks), sorted(reservation.blocks)),
+        "users.virtual_clients": (users.virtual_clients, case.plan.virtual_clients),
+        "users.groupings": (users.groupings, case.plan.groupings),
+        "users.image_size": (users.image_size, config.image_size),
+        "users.channels": (users.channels, config.channels),
+        "plan.config_sha": (evidence.plan.body.config_sha, reservation.config_sha),
+        "config_sha": (evidence.config_sha, reservation.config_sha),
+        "plan.digest": (case.plan.digest, reservation.plan_sha),
+        "users.commitments": (users.commitments.model_dump(), bind.commitments),
+    }
+    for name, (found, wanted) in bound.items():
+        if found != wanted:
+            yield f"{name} differs from the reservation of run {reservation.run_id!r}"
+
+
+@Rule(_NEW_RUN)
+def inputs_differ(case: Case) -> Iterator[str]:
+    """Inputs of the training as bound before round 0."""
+    inputs = {
+        "plan_sha": case.reservation.plan_sha,
+        "config_sha": case.reservation.config_sha,
+        "initial_weights_sha": case.model.initial_weights_sha,
+        "data_commitment": case.evidence.users.body.commitments.users,
+        "code_sha": case.reservation.code_sha,
+    }
+    if json_digest(inputs) != case.bind.inputs_sha:
+        yield (
+            "the digest of all inputs differs from that of plan, configuration, initial weights, "
+            "data commitment and code"
+        )
+
+
+@Rule(f"{_NEW_RUN} that reserves all its rounds")
+def more_rounds_than_reserved(case: Case) -> Iterator[str]:
+    """Only reserved rounds run and committed."""
+    started, ran, reserved = case.commit.rounds_started, case.model.rounds_run, case.reservation
+    if not ran <= started <= reserved.rounds == case.plan.rounds:
+        yield (
+            f"the model was trained for {ran} rounds, but {started} rounds were committed and "
+            f"{reserved.rounds} reserved"
+        )
+
+
+@Rule(
+    "run all planned rounds",
+    waivable=True,
+    value=lambda case: f"{case.model.rounds_run} run, {case.commit.rounds_started} committed",
+    limit=lambda case: f"{case.plan.rounds} planned",
+)
+def stopped_early(case: Case) -> Iterator[str]:
+    """All planned rounds run."""
+    started, ran, planned = case.commit.rounds_started, case.model.rounds_run, case.plan
+    if not ran == started == planned.rounds:
+        yield (
+            f"the training stopped after {ran} of {planned.rounds} planned rounds, {started} of "
+            "them committed; private data may have decided when to stop"
+        )
+
+
+@Rule(f"resume the training, or {_NEW_RUN}")
+def round_log_incomplete(case: Case) -> Iterator[str]:
+    """Each committed round logged once, in order."""
+    if [line.round for line in case.evidence.rounds] != list(range(case.commit.rounds_started)):
+        yield "the round log does not list each committed round once, in order"
+
+
+@Rule(_TRAINED)
+def round_log_changed(case: Case) -> Iterator[str]:
+    """Round log as signed at commit."""
+    if case.commit.round_log["sha"] != case.evidence.model_files["rounds.jsonl"]:
+        yield "the round log differs from the one that the trainer signed at commit"
+
+
+@Rule(_NEW_RUN)
+def round_line_differs(case: Case) -> Iterator[str]:
+    """Each line of the round log as planned."""
+    plan = case.plan
+    for index, line in enumerate(case.evidence.rounds):
+        expected = public_line(plan, index, line.output_sha)
+        if differences(expected.model_dump(), line.model_dump(), tolerance=0.0):
+            yield (
+                f"line {index} of the round log must have exactly the round number, the planned "
+                "clients, the planned event and the digest of the noised output of its round"
+            )
+
+
+def public_line(plan: MechanismPlan, index: int, output_sha: str) -> RoundLine:
+    """Returns the public log line that the trainer writes for a round; see `RoundLog.commit`."""
+    priced_alone = not plan.tracks_participation
+    return RoundLine(
+        round=index,
+        clients_planned=plan.normalizer,
+        output_sha=output_sha,
+        event=event_to_json(plan.round_event) if priced_alone else None,
+    )
+
 
 RDP_TOLERANCE = 0.02
 """Maximum share by which PLD may exceed RDP, for its discretisation; a larger gap is a bug."""

@@ -7,6 +7,7 @@ violations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,11 +18,12 @@ from fedemb.documents.audit import AuditReport
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.ledger_record import BindRecord, CommitRecord
 from fedemb.documents.model import ModelCard
-from fedemb.documents.plan_document import check_plan
+from fedemb.documents.plan import check_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility
 from fedemb.documents.verdict import NOT_APPROVED, RuleOutcome
 from fedemb.errors import LedgerError
+from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
@@ -31,6 +33,8 @@ from fedemb.privacy.planning.prices import guarantee_of
 
 RERUN = "run account_privacy again on the artifacts of this run"
 """Remedy for faults of the report only."""
+RELATIVE_TOLERANCE = 1e-6
+"""Relative tolerance of recomputed floats, for rounding differences between machines."""
 
 
 @dataclass(frozen=True)
@@ -213,3 +217,35 @@ class Verdict:
     def waiting(self) -> bool:
         """Returns whether missing approvals are the only reason."""
         return [reason.code for reason in self.reasons] == [NOT_APPROVED]
+
+
+def differences(
+    expected: Json, found: Json, path: str = "", *, tolerance: float = RELATIVE_TOLERANCE
+) -> list[str]:
+    """Returns the paths at which two JSON values differ; floats may differ by rounding.
+
+    >>> differences({"a": 1.0, "b": [1]}, {"a": 1.0000000001, "b": [2], "c": 0})
+    ['b.0', 'c']
+    """
+    if isinstance(expected, dict) and isinstance(found, dict):
+        differing: list[str] = []
+        for key in sorted({*expected, *found}):
+            inner = f"{path}.{key}".lstrip(".")
+            if key in expected and key in found:
+                differing += differences(expected[key], found[key], inner, tolerance=tolerance)
+            else:
+                differing.append(inner)
+        return differing
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        return [
+            item
+            for index, pair in enumerate(zip(expected, found, strict=True))
+            for item in differences(*pair, f"{path}.{index}".lstrip("."), tolerance=tolerance)
+        ]
+    if type(expected) is float and type(found) is float:
+        close = math.isclose(expected, found, rel_tol=tolerance)
+        return [] if close else [path]
+    return [] if type(expected) is type(found) and expected == found else [path]
+
+
+# Approvals come last, so that people review only runs that pass all other rules.

@@ -8,17 +8,17 @@ from urllib.parse import unquote
 from fedemb.errors import ConfigError
 from fedemb.foundation.addresses import split_address
 from fedemb.foundation.files import require_folder
-from fedemb.keys.base import KEY_BYTES as KEY_BYTES
-from fedemb.keys.base import KeyStore as KeyStore
-from fedemb.keys.base import reservation_key_name as reservation_key_name
-from fedemb.keys.base import unbound_key_name as unbound_key_name
-from fedemb.keys.derived import commit_to as commit_to
-from fedemb.keys.derived import commit_to_people as commit_to_people
-from fedemb.keys.derived import commitment_key as commitment_key
-from fedemb.keys.derived import derive as derive
-from fedemb.keys.derived import partition_key as partition_key
-from fedemb.keys.derived import policy_key_name as policy_key_name
-from fedemb.keys.local import LocalKeyStore as LocalKeyStore
+from fedemb.keys.stores import KEY_BYTES as KEY_BYTES
+from fedemb.keys.stores import KeyStore as KeyStore
+from fedemb.keys.stores import LocalKeyStore as LocalKeyStore
+from fedemb.keys.stores import commit_to as commit_to
+from fedemb.keys.stores import commit_to_people as commit_to_people
+from fedemb.keys.stores import commitment_key as commitment_key
+from fedemb.keys.stores import derive as derive
+from fedemb.keys.stores import partition_key as partition_key
+from fedemb.keys.stores import policy_key_name as policy_key_name
+from fedemb.keys.stores import reservation_key_name as reservation_key_name
+from fedemb.keys.stores import unbound_key_name as unbound_key_name
 
 
 def open_key_store(uri: str) -> KeyStore:

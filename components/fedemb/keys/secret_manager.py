@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from fedemb.errors import LedgerError, StorageError
-from fedemb.foundation.extras import missing_extra
-from fedemb.keys.base import KEY_BYTES, KeyStore, checked_name
+from fedemb.foundation.environment import missing_extra
+from fedemb.keys.stores import KEY_BYTES, KeyStore, checked_name
 
 if TYPE_CHECKING:
     from google.cloud.secretmanager import SecretManagerServiceClient

@@ -11,17 +11,17 @@ a policy), `budget` (the composed privacy loss of runs), `admission` (whether a 
 import fedemb.privacy  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from fedemb.ledger.budget import Charge as Charge
 from fedemb.ledger.budget import Spent as Spent
-from fedemb.ledger.chain import Anchor as Anchor
-from fedemb.ledger.high_water import check_high_water as check_high_water
-from fedemb.ledger.high_water import find_rollback_anchor as find_rollback_anchor
-from fedemb.ledger.high_water import mark_high_water as mark_high_water
 from fedemb.ledger.ledger import Ledger as Ledger
-from fedemb.ledger.reservation import Reservation as Reservation
-from fedemb.ledger.reservation import read_reservation as read_reservation
+from fedemb.ledger.records import Anchor as Anchor
+from fedemb.ledger.records import Reservation as Reservation
+from fedemb.ledger.records import read_reservation as read_reservation
 from fedemb.ledger.root import as_owner as as_owner
 from fedemb.ledger.root import begin_policy as begin_policy
+from fedemb.ledger.root import check_high_water as check_high_water
 from fedemb.ledger.root import ensure_policy_key as ensure_policy_key
 from fedemb.ledger.root import ensure_trust as ensure_trust
+from fedemb.ledger.root import find_rollback_anchor as find_rollback_anchor
+from fedemb.ledger.root import mark_high_water as mark_high_water
 from fedemb.ledger.root import name_approvers as name_approvers
 from fedemb.ledger.root import open_ledger as open_ledger
 from fedemb.ledger.root import policies as policies

@@ -17,17 +17,12 @@ from typing import cast
 
 from fedemb.documents.ledger_record import ChargeRecord, CommitRecord, PolicyRecord
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
-from fedemb.foundation.collection import few_collections
+from fedemb.foundation.environment import few_collections
 from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
-from fedemb.keys.signatures import Signer, sign_document
-from fedemb.keys.trust import TrustedKey
-from fedemb.ledger.admission import admit
-from fedemb.ledger.budget import Spent
-from fedemb.ledger.chain import Anchor, Chain, Decide
-from fedemb.ledger.external import external_charge
-from fedemb.ledger.records import Record
-from fedemb.ledger.reservation import Reservation
-from fedemb.ledger.state import ROUND_LOG_SCHEMA, Attempt, LedgerState
+from fedemb.keys.trust import Signer, TrustedKey, sign_document
+from fedemb.ledger.budget import Spent, external_charge
+from fedemb.ledger.records import Anchor, Chain, Decide, Record, Reservation
+from fedemb.ledger.state import ROUND_LOG_SCHEMA, Attempt, LedgerState, admit
 from fedemb.ledger.terms import PolicyTerms, ReservedContent
 
 

@@ -1,24 +1,35 @@
-"""One record of the privacy ledger: its encoding and its signing role.
-
-The schema of a record is `documents.ledger_record`. The bytes are compared with their own
-re-encoding, so changed whitespace, a repeated key or a different number format is an error.
-
-Specification: docs/explanation/ledger.md#rules.
-"""
+"""Records of the ledger: signed entries, their hash chain in a store, and reservations."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import os
+import re
+import secrets
+import time as clock
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TypedDict, TypeVar
 
-from fedemb.documents.ledger_record import DecisionRecord, LedgerRecord
-from fedemb.errors import ArtifactError, LedgerError
+from fedemb.documents.fields import Count, Name, Sha
+from fedemb.documents.ledger_record import (
+    ApproversRecord,
+    DecisionRecord,
+    KeysRecord,
+    LedgerHead,
+    LedgerRecord,
+    ReserveRecord,
+)
+from fedemb.errors import ArtifactError, LedgerError, StorageError
 from fedemb.foundation.canonical_json import ToJson, canonical_json
-from fedemb.foundation.document import Part, Written, parse, written
-from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import APPROVER, TrustStore
+from fedemb.foundation.document import Part, Written, parse, read, written
+from fedemb.foundation.environment import few_collections
+from fedemb.keys.trust import APPROVER, Signer, TrustStore
+from fedemb.storage import Store
 
 GENESIS = "0" * 64
 """`previous` of record 0."""
@@ -197,3 +208,327 @@ def decode_record(data: bytes, name: str, *, canonical: bool = True) -> Record:
             f"ledger record {name} is broken: {problem}; restore the ledger from its backup"
         )
     return record
+
+
+HEADS = "heads"
+"""Folder of the signed heads, one per record."""
+CLOCK_TOLERANCE = timedelta(minutes=10)
+"""Maximum clock difference between this machine and the store."""
+_NUMBERED = re.compile(r"[0-9]{8}\.json")
+_RETRIES = 10_000
+_PARALLEL_READS = 32
+_READS_AT_ONCE = 16 * _PARALLEL_READS
+
+
+Decide = Callable[[], Mapping[str, object] | Record]
+"""Reads the latest state; returns the content to write, or the existing record of that content."""
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The number and digest of a record as stored outside the ledger."""
+
+    sequence: int
+    sha: str
+    where: str
+    """Source of the anchor, used in error messages."""
+
+
+class Chain:
+    """The records of one policy; each record is verified once, when it is read."""
+
+    def __init__(self, store: Store, policy_id: str, trust: TrustStore):
+        self.store = store
+        self.policy_id = policy_id
+        self.trust = trust
+        """Trusted keys: those of the trust file and those added by records."""
+        self.trust_sha = trust.digest
+        """Digest of the trust file only."""
+        self.records: list[Record] = []
+
+    @property
+    def head(self) -> Record:
+        """Returns the last record.
+
+        Raises:
+          LedgerError: the ledger is empty.
+        """
+        if not self.records:
+            raise LedgerError(
+                f"no ledger of policy {self.policy_id!r} in {self.store.uri}; create one "
+                "with `fedemb ledger init`, or name the right store"
+            )
+        return self.records[-1]
+
+    def refresh(self, *, signatures: bool = True) -> None:
+        """Reads and verifies the records that were added since the last refresh.
+
+        Args:
+          signatures: False checks encoding and signature of the last record only, and signatures
+              that add keys; the hash chain extends the last check to all earlier records. For
+              display only.
+
+        Raises:
+          LedgerError: a record is missing or broken, or the chain does not hold.
+          SignatureInvalid: a record was changed, or signed by an unknown key.
+        """
+        known, heads = len(self.records), self._highest(f"{self.policy_id}/{HEADS}")
+        last = max(heads, self._highest(self.policy_id), known - 1)
+        fresh = self._read(range(known, last + 1))
+        while (data := self._read_one(known + len(fresh))) is not None:
+            fresh.append(data)
+        with few_collections():
+            self.extend(fresh, signatures=signatures)
+        if heads >= 0:  # the signing keys are known only after the records are read
+            self.check_anchors([self._signed_head(heads)])
+
+    def extend(self, fresh: Sequence[bytes], *, signatures: bool = True) -> None:
+        """Verifies the bytes of the next records and appends them in memory.
+
+        Raises:
+          LedgerError: a record is broken, or does not follow the previous record.
+          SignatureInvalid: a record was changed, or signed by an unknown key.
+        """
+        first, last = len(self.records), len(self.records) + len(fresh) - 1
+        added: list[Record] = []
+        previous = self.records[-1].sha if self.records else GENESIS
+        for sequence, data in enumerate(fresh, start=first):
+            name = record_name(self.policy_id, sequence)
+            record = decode_record(data, name, canonical=signatures or sequence == last)
+            if record.previous != previous:
+                raise LedgerError(
+                    f"ledger record {record.name} does not follow the record before it: one of "
+                    "the two was changed or replaced; restore the ledger from its backup"
+                )
+            previous = record.sha
+            added.append(record)
+        trust = self.trust
+        for record in added:
+            if signatures or record.sequence == last or record.kind in ("keys", "approvers"):
+                record.verify(trust)
+            trust = _trust_after(record, trust)
+        self.records += added
+        self.trust = trust
+
+    def check_anchors(self, anchors: Iterable[Anchor]) -> None:
+        """Compares the records with digests stored outside the ledger.
+
+        Raises:
+          LedgerError: the ledger was truncated or rewritten since an anchor was stored.
+        """
+        for anchor in anchors:
+            if anchor.sequence >= len(self.records):
+                raise LedgerError(
+                    f"the ledger ends at record {len(self.records) - 1}, but {anchor.where} names "
+                    f"record {anchor.sequence}: its tail was cut; restore it from its backup"
+                )
+            if self.records[anchor.sequence].sha != anchor.sha:
+                raise LedgerError(
+                    f"ledger record {self.records[anchor.sequence].name} is not the one that "
+                    f"{anchor.where} names: it was rewritten; restore the ledger from its backup"
+                )
+
+    def append(
+        self,
+        decide: Decide,
+        *,
+        kind: str,
+        run_id: str,
+        attempt: Callable[[], int],
+        actor: str,
+        signer: Signer,
+    ) -> Record:
+        """Appends a record; if another writer was faster, calls `decide` again on the new state.
+
+        Args:
+          decide: reads the refreshed records and returns the body to write, or an existing record
+              with the same content; raises to refuse.
+          kind: kind of the record.
+          run_id: id of the run, or empty.
+          attempt: returns the number of the attempt; called after `decide`.
+          actor: name of the writer.
+          signer: key of the role that signs this kind.
+        """
+        for attempts in range(_RETRIES):
+            self.refresh()
+            decision = decide()
+            if isinstance(decision, Record):
+                if decision is self.head and signer.role == "ledger":
+                    self.write_head(decision, signer)  # a killed writer may have left none
+                return decision
+            sequence = len(self.records)
+            self.trust.require(signer.trusted())
+            now = datetime.now(UTC)
+            self._check_clock(now)
+            content = RecordContent(
+                policy_id=self.policy_id,
+                sequence=sequence,
+                previous=self.head.sha if self.records else GENESIS,
+                kind=kind,
+                run_id=run_id,
+                attempt=attempt(),
+                time=now.isoformat(timespec="seconds"),
+                actor=actor,
+                body=decision,
+            )
+            data = encode_record(content, signer)
+            record = decode_record(data, record_name(self.policy_id, sequence))
+            record.verify(self.trust)
+            try:
+                self.store.create(record.name, data)
+            except FileExistsError:
+                clock.sleep(secrets.randbelow(1 + min(attempts, 20)) / 200)
+                continue
+            self.records.append(record)
+            self.trust = _trust_after(record, self.trust)
+            if signer.role == "ledger":
+                self.write_head(record, signer)
+            return record
+        raise StorageError(
+            f"the ledger of policy {self.policy_id!r} changed {_RETRIES} times while this record "
+            "was written; run again"
+        )
+
+    def _check_clock(self, now: datetime) -> None:
+        """Raises if the local clock differs too much from the store's clock."""
+        there = self.store.clock()
+        if there is not None and abs(now - there) > CLOCK_TOLERANCE:
+            raise StorageError(
+                f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC, and that of "
+                f"{self.store.uri} {there:%Y-%m-%d %H:%M}. Nothing was written, because the date "
+                "of the record would be wrong. Correct the clock and retry"
+            )
+
+    def _highest(self, folder: str) -> int:
+        """Returns the highest numbered object directly in a folder, or -1; ignores other names."""
+        if self.store.local_root is not None:
+            path = self.store.local_root / folder
+            names = os.listdir(path) if path.is_dir() else []  # noqa: PTH208  ten times faster
+        else:
+            listed = (name.removeprefix(f"{folder}/") for name in self.store.list(f"{folder}/"))
+            names = [name for name in listed if "/" not in name]
+        return max((int(name[:8]) for name in names if _NUMBERED.fullmatch(name)), default=-1)
+
+    def _read_one(self, sequence: int) -> bytes | None:
+        try:
+            return self.store.read(record_name(self.policy_id, sequence))
+        except FileNotFoundError:
+            return None
+
+    def _read(self, sequences: range) -> list[bytes]:
+        whole: list[bytes] = []
+        for sequence, data in zip(sequences, self._found(sequences), strict=True):
+            if data is None:
+                raise LedgerError(
+                    f"ledger record {record_name(self.policy_id, sequence)} is missing while later "
+                    "ones exist: it was lost or deleted; restore the ledger from its backup"
+                )
+            whole.append(data)
+        return whole
+
+    def _found(self, sequences: range) -> Iterator[bytes | None]:
+        """Yields the records of a range, fetched a few at a time; stops at the first gap."""
+        if self.store.local_root is not None or len(sequences) < 4:
+            yield from map(self._read_one, sequences)
+            return
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            for first in range(0, len(sequences), _READS_AT_ONCE):
+                yield from pool.map(self._read_one, sequences[first : first + _READS_AT_ONCE])
+
+    def _head_name(self, sequence: int) -> str:
+        return f"{self.policy_id}/{HEADS}/{sequence:08d}.json"
+
+    def _signed_head(self, newest: int) -> Anchor:
+        """Returns the newest listed head; if the listing lags, an older head is valid as well."""
+        name = self._head_name(newest)
+        try:
+            data = self.store.read(name)
+        except FileNotFoundError as error:
+            raise LedgerError(
+                f"{name} is missing although the store lists it; restore the ledger from its backup"
+            ) from error
+        try:
+            head = parse(data, LedgerHead, name)
+        except ArtifactError as error:
+            raise LedgerError(f"{error}; restore the ledger from its backup") from error
+        self.trust.check(head, at=newest)
+        if (head.body.policy_id, head.body.sequence) != (self.policy_id, newest):
+            raise LedgerError(f"{name} belongs to another policy or record; restore the ledger")
+        return Anchor(newest, head.body.sha, "the signed head")
+
+    def write_head(self, record: Record, signer: Signer) -> None:
+        """Writes the head under a new name, because a locked bucket does not allow replacement."""
+        self.trust.require(signer.trusted())
+        head = LedgerHead(policy_id=self.policy_id, sequence=record.sequence, sha=record.sha)
+        data = written(head, signer.sign(head.content())).data
+        with suppress(FileExistsError):
+            self.store.create(self._head_name(record.sequence), data)
+
+
+def _trust_after(record: Record, trust: TrustStore) -> TrustStore:
+    """Returns the keys trusted for the records after this one."""
+    match record.kind:
+        case "keys":
+            return trust.rotated(record.content(KeysRecord).keys, record.sequence)
+        case "approvers":
+            return trust.with_approvers(
+                record.content(ApproversRecord).approvers.values(), record.sequence
+            )
+        case _:
+            return trust
+
+
+class Reservation(ReserveRecord):
+    """One attempt of one run, charged to its blocks."""
+
+    policy_id: Name
+    run_id: Name
+    attempt: Count
+    sequence: Count
+    """Number of the ledger record."""
+    record_sha: Sha
+
+    @classmethod
+    def of(cls, record: Written[LedgerRecord]) -> Reservation:
+        """Returns the reservation in a `reserve` record.
+
+        Raises:
+          ArtifactError: the record is of another kind.
+        """
+        fields = record.body
+        if not isinstance(fields.body, ReserveRecord):
+            raise ArtifactError(
+                f"ledger record {fields.sequence} of the kind {fields.act!r} is not a reservation; "
+                "run reserve_budget again"
+            )
+        return cls(
+            **vars(fields.body),
+            policy_id=fields.policy_id,
+            run_id=fields.run_id,
+            attempt=fields.attempt,
+            sequence=fields.sequence,
+            record_sha=record.sha,
+        )
+
+    @property
+    def anchor(self) -> Anchor:
+        """The ledger anchor in the reservation."""
+        return Anchor(self.sequence, self.record_sha, f"the reservation of run {self.run_id!r}")
+
+
+def read_reservation(path: Path, trust: TrustStore | None = None) -> Reservation:
+    """Reads the document of a reservation.
+
+    Args:
+      path: the document.
+      trust: keys that verify the signature. None leaves the check to `Ledger.attempt`, which
+          compares the whole reservation with its signed record.
+
+    Raises:
+      ArtifactError: not a reservation of this version.
+      SignatureInvalid: the document was changed, or signed by an unknown key.
+    """
+    document = read(path, LedgerRecord)
+    if trust is not None:
+        check_record(document, trust)
+    return Reservation.of(document)

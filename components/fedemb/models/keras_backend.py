@@ -13,8 +13,7 @@ from types import ModuleType
 from typing import ParamSpec, TypeVar, cast
 
 from fedemb.errors import ConfigError
-from fedemb.foundation.collection import light_import
-from fedemb.foundation.runtime_env import ACCELERATOR, require_backend
+from fedemb.foundation.environment import ACCELERATOR, light_import, require_backend
 from fedemb.models.arrays import JaxDevice, Layer, Model, Node
 
 ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")

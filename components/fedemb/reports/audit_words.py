@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedemb.config.policy import Unit
-from fedemb.documents.audit import AuditReport, finding
-from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.documents.audit import AuditReport, MechanismAudit, finding
 from fedemb.privacy.accounting.units import count_of
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports.formats import figure

@@ -14,10 +14,9 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from fedemb.config.policy import Unit
-from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.fields import Interval, points
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.utility import AnyUtility
+from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.documents.verdict import NO_APPROVAL_IN_TIME, AppliedWaiver, VerdictDocument
 from fedemb.reports.formats import signer_name, significant
 from fedemb.reports.utility_words import best_start

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import ArtifactError, InputError
-from fedemb.foundation.deadline import in_time
+from fedemb.foundation.addresses import in_time
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.ledger import Reservation

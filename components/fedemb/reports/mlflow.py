@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import FedEmbError, InputError, StorageError
-from fedemb.foundation.addresses import redacted
+from fedemb.foundation.addresses import in_time, redacted
 from fedemb.foundation.canonical_json import Json
-from fedemb.foundation.deadline import in_time
 from fedemb.foundation.document import Written
-from fedemb.foundation.extras import require_modules
+from fedemb.foundation.environment import require_modules
 from fedemb.reports.headline import Headline, RunFacts
 from fedemb.reports.privacy_words import guarantee_sentence
 

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from fedemb.documents.audit import AuditReport, SelfTest, finding
-from fedemb.documents.classifier import ClassifiedParts, ClassifierReport, ComparedClassifier
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import TRUST, PrivacyReport, assumptions, limitations
-from fedemb.documents.utility import AnyUtility, Compared, UtilityReport
+from fedemb.documents.utility import (
+    AnyUtility,
+    ClassifiedParts,
+    ClassifierReport,
+    Compared,
+    ComparedClassifier,
+    UtilityReport,
+)
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Never, TypeVar, cast
 
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.foundation.runtime_env import Backend
+from fedemb.foundation.environment import Backend
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson

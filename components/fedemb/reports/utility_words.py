@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from fedemb.config.policy import Unit
-from fedemb.documents.classifier import ClassifiedParts, ClassifierReport
 from fedemb.documents.fields import Interval, points
-from fedemb.documents.starts import LEAST_RESAMPLED
-from fedemb.documents.utility import AnyUtility, UtilityReport
+from fedemb.documents.utility import (
+    LEAST_RESAMPLED,
+    AnyUtility,
+    ClassifiedParts,
+    ClassifierReport,
+    UtilityReport,
+)
 from fedemb.privacy.accounting.units import UNITS
 
 STARTS = {

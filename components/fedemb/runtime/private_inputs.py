@@ -13,7 +13,7 @@ from typing import Literal
 from fedemb.data.verified_folder import FolderCommitment, VerifiedFolder, verified_copy
 from fedemb.documents.ledger_record import BindRecord
 from fedemb.errors import Refused
-from fedemb.foundation.digests import tree_digest
+from fedemb.foundation.canonical_json import tree_digest
 from fedemb.keys import commit_to_people, commitment_key
 from fedemb.ledger.state import Attempt
 from fedemb.runtime.step_context import StepContext

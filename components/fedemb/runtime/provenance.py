@@ -14,9 +14,8 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import json_digest
-from fedemb.foundation.collection import few_collections
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest, json_digest
+from fedemb.foundation.environment import few_collections
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu", "dev", "gpu", "light", "tpu")

@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from fedemb.config import ModelConfig
 from fedemb.documents.ledger_record import LedgerRecord
-from fedemb.documents.model import ModelCard, Pretrained
-from fedemb.documents.users import UsersManifest
+from fedemb.documents.model import ModelCard, Pretrained, UsersManifest
 from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import D, Written, read
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Reservation

@@ -21,8 +21,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedemb.config.parameters import OF_STEPS
-from fedemb.documents.artifacts import Artifact
-from fedemb.documents.run_artifacts import DESCRIPTIONS
+from fedemb.documents.artifacts import DESCRIPTIONS, Artifact
 from fedemb.errors import FedEmbError, Superseded
 from fedemb.foundation.canonical_json import ToJson
 from fedemb.foundation.step_logging import log_event, log_places, step_log

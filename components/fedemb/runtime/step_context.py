@@ -13,7 +13,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from fedemb.config import PublicStart, RunConfig
 from fedemb.config.parameters import public_start, run_config
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import ConfigError
 from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.trust import TrustStore

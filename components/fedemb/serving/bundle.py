@@ -21,16 +21,14 @@ from pathlib import Path
 
 from fedemb.documents.artifacts import Artifact, require_publishable
 from fedemb.documents.evidence import sentence_of
-from fedemb.documents.release import BundleManifest, ReleaseMarker
+from fedemb.documents.verdict import BundleManifest, ReleaseMarker
 from fedemb.errors import ArtifactError, InputError, SignatureInvalid
-from fedemb.foundation.canonical_json import LARGEST_JSON, json_object
-from fedemb.foundation.digests import limited_digest, tree_digests
+from fedemb.foundation.canonical_json import LARGEST_JSON, json_object, limited_digest, tree_digests
 from fedemb.foundation.document import Written, parse, read
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer, write_signed
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import Signer, TrustStore, write_signed
 from fedemb.ledger import Ledger
-from fedemb.ledger.chain import Chain
+from fedemb.ledger.records import Chain
 from fedemb.storage import LocalStore, Store, join, local_tree, open_store
 
 MANIFEST = "manifest.json"

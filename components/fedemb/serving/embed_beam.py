@@ -13,7 +13,7 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInf
 
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.errors import Refused
-from fedemb.foundation.digests import tree_digests
+from fedemb.foundation.canonical_json import tree_digests
 from fedemb.serving.photo_rows import Pixels, decoded, rows, schema
 from fedemb.serving.photo_source import PhotoSource
 from fedemb.serving.released import ReleasedModel

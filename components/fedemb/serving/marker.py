@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseMarker
+from fedemb.documents.verdict import ReleaseMarker
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import Written, read, written
-from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import Signer, TrustStore
 from fedemb.serving import bundle as parts
 from fedemb.serving.bundle import read_marker
 from fedemb.storage import Store, join, local_tree

@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from fedemb.config.policy import Unit
-from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import (
@@ -17,7 +16,7 @@ from fedemb.documents.privacy_report import (
     assumptions,
     limitations,
 )
-from fedemb.documents.utility import AnyUtility
+from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting.units import UNITS

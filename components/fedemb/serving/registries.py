@@ -15,14 +15,13 @@ from pathlib import Path
 
 from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import BundleManifest
 from fedemb.documents.utility import utility_kind
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.verdict import BundleManifest, VerdictDocument
 from fedemb.errors import InputError
-from fedemb.foundation.deadline import in_time
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.addresses import in_time
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import read
-from fedemb.foundation.extras import require_modules
+from fedemb.foundation.environment import require_modules
 from fedemb.reports.headline import RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun, client_of, log_run
 from fedemb.serving import bundle as parts

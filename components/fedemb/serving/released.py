@@ -22,8 +22,7 @@ from fedemb.data.photos import PhotoReader
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.utility import embedding_space_id
 from fedemb.errors import ArtifactError, Refused
-from fedemb.foundation.canonical_json import canonical_json, sha256_hex
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import canonical_json, file_digest, sha256_hex
 from fedemb.foundation.files import write_bytes
 from fedemb.models.inference import classify, embed
 from fedemb.models.loading import load_backbone

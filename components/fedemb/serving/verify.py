@@ -14,15 +14,13 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from fedemb.config import RunConfig
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.evidence import Evidence, gather, sentence_of
 from fedemb.documents.ledger_record import ReleaseRecord
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import BundleManifest
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.verdict import BundleManifest, VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
-from fedemb.foundation.canonical_json import json_object
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest, json_object
 from fedemb.foundation.document import Written, read
 from fedemb.gate.decide import decide, given_approvals
 from fedemb.gate.rule import Verdict

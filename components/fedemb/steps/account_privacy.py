@@ -13,13 +13,13 @@ from kfp import dsl
 
 from fedemb.documents.artifacts import Public
 from fedemb.documents.evidence import Evidence, read_evidence
-from fedemb.documents.plan_document import read_plan
+from fedemb.documents.plan import read_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import PlanMismatch
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.privacy_report import build_report
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.reports.lineage import send, steps_of, write_run
 from fedemb.reports.pages import report_page

@@ -18,7 +18,7 @@ import numpy as np
 from kfp import dsl
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
 from fedemb.documents.artifacts import Public
@@ -28,7 +28,7 @@ from fedemb.foundation import step_logging as events
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import written
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.pages import audit_page

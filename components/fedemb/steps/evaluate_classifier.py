@@ -18,10 +18,10 @@ import numpy as np
 from kfp import dsl
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import Public
-from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.utility import ClassifierReport
 from fedemb.errors import FedEmbError
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import (
@@ -33,7 +33,7 @@ from fedemb.evaluation.held_out import (
 from fedemb.foundation import step_logging as events
 from fedemb.foundation.document import Fields, Written
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.models.arrays import Model
 from fedemb.models.inference import classify
 from fedemb.models.keras_backend import load_keras

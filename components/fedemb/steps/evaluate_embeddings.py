@@ -15,7 +15,7 @@ import numpy as np
 from kfp import dsl
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import Public
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
@@ -23,11 +23,10 @@ from fedemb.errors import FedEmbError
 from fedemb.evaluation.held_out import Subjects, apply_models, models_of_run, train_without_privacy
 from fedemb.evaluation.measure import by_subgroup, differences, measure, roc_points
 from fedemb.foundation import step_logging as events
-from fedemb.foundation.canonical_json import JsonFields
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import JsonFields, file_digest
 from fedemb.foundation.document import Fields, Written
 from fedemb.foundation.files import write_bytes
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.models.inference import embed
 from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import load_backbone

@@ -14,7 +14,7 @@ from contextlib import suppress
 from kfp import dsl
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
 from fedemb.documents.artifacts import Public
 from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
@@ -26,8 +26,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import applied_waivers, decide, given_approvals
 from fedemb.gate.rule import Reason, Verdict
 from fedemb.keys import KeyStore
-from fedemb.keys.signatures import Signer, write_signed
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import Signer, TrustStore, write_signed
 from fedemb.ledger import Ledger
 from fedemb.reports.lineage import send, write_run
 from fedemb.reports.report import render

@@ -23,19 +23,19 @@ from functools import partial
 from kfp import dsl
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.hashing import KeyRef
-from fedemb.data.input_version import fingerprint_input
+from fedemb.data.source_parts import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import Public
 from fedemb.documents.ledger_record import BindRecord
-from fedemb.documents.users import UsersManifest
+from fedemb.documents.model import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
 from fedemb.foundation import step_logging as events
 from fedemb.foundation.canonical_json import JsonFields, JsonObject
 from fedemb.keys import commit_to_people, commitment_key
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.partition import shards
 from fedemb.runtime.private_inputs import People, commitment_to

@@ -13,9 +13,9 @@ from kfp import dsl
 from fedemb.documents.artifacts import Public
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.foundation.document import Written
-from fedemb.foundation.runtime_env import require_backend
+from fedemb.foundation.environment import require_backend
 from fedemb.gate.plan import check_first_run, check_noise, document, warnings
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext

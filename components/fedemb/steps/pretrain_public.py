@@ -22,7 +22,7 @@ from fedemb.errors import ConfigError, InputError
 from fedemb.evaluation.metrics import recall
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.keys import KeyStore
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import cut, trainable_variables
 from fedemb.models.classifier import with_head, without_head

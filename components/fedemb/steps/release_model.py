@@ -16,18 +16,16 @@ from pathlib import Path
 from kfp import dsl
 
 from fedemb.config import StorageConfig
-from fedemb.documents.artifacts import Noised, Public
+from fedemb.documents.artifacts import Noised, Public, RunArtifacts
 from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
-from fedemb.foundation.canonical_json import JsonObject, canonical_json
-from fedemb.foundation.digests import file_digest, tree_digests
+from fedemb.foundation.canonical_json import JsonObject, canonical_json, file_digest, tree_digests
 from fedemb.foundation.document import Written, read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import applied_waivers, decide
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.models.keras_backend import load_keras
 from fedemb.reports.lineage import FILE_NAME, send, steps_of, write_run

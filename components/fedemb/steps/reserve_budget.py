@@ -14,10 +14,10 @@ from contextlib import suppress
 from kfp import dsl
 
 from fedemb.config import ONE_COHORT, RunConfig
-from fedemb.config.digest import config_digest
-from fedemb.data.input_version import fingerprint_input, local_path
+from fedemb.config.run import config_digest
+from fedemb.data.source_parts import fingerprint_input, local_path
 from fedemb.documents.artifacts import Public
-from fedemb.documents.plan_document import read_plan
+from fedemb.documents.plan import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.files import write_bytes

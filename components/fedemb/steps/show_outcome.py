@@ -20,12 +20,10 @@ from fedemb.config import RunConfig
 from fedemb.config.parameters import OPTIONAL_STORES, run_config
 from fedemb.documents.artifacts import Public
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseMarker
-from fedemb.documents.utility import AnyUtility, UtilityReport
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.utility import AnyUtility, ClassifierReport, UtilityReport
+from fedemb.documents.verdict import ReleaseMarker, VerdictDocument
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
 from fedemb.foundation.document import Document, Written, parse
 from fedemb.foundation.files import write_bytes

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from fedemb.errors import InputError, StorageError
 from fedemb.foundation.addresses import split_address
-from fedemb.foundation.extras import require_modules
+from fedemb.foundation.environment import require_modules
 from fedemb.storage.base import Entry as Entry
 from fedemb.storage.base import Store as Store
 from fedemb.storage.base import nameable as nameable
@@ -42,10 +42,10 @@ def open_store(uri: str | Path) -> Store:
         return LocalStore(Path(prefix))
     require_modules("google.cloud.storage" if scheme == "gs" else "s3fs")
     if scheme == "gs":
-        from fedemb.storage.gcs import GcsStore
+        from fedemb.storage.buckets import GcsStore
 
         return GcsStore(bucket, prefix)
-    from fedemb.storage.s3 import S3Store
+    from fedemb.storage.buckets import S3Store
 
     return S3Store(bucket, prefix)
 

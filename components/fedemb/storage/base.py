@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import cast
 
 from fedemb.errors import ArtifactError, StorageError
-from fedemb.foundation.canonical_json import canonical_json, json_digest, parse_json
-from fedemb.foundation.digests import file_digest, tree_digests
+from fedemb.foundation.canonical_json import (
+    canonical_json,
+    file_digest,
+    json_digest,
+    parse_json,
+    tree_digests,
+)
 
 TREE_SCHEMA = "fedemb/tree/1"
 PARALLEL_TRANSFERS = 8

@@ -28,8 +28,8 @@ import numpy as np
 
 from fedemb.config import RunConfig, TrainingConfig
 from fedemb.data.verified_folder import VerifiedFolder
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import ModelCard
-from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.round_audit import RoundAudit
 from fedemb.engine.hosts import connect, is_multi_host
@@ -43,7 +43,7 @@ from fedemb.foundation.canonical_json import JsonObject, canonical_json, json_ob
 from fedemb.foundation.document import Written, parse
 from fedemb.foundation.files import remove_leftovers, write_bytes
 from fedemb.keys import KeyStore, commit_to, commitment_key, reservation_key_name
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Ledger
 from fedemb.models.arrays import Model
 from fedemb.models.backbones import trainable_variables

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
-from fedemb.documents.plan_document import read_plan
-from fedemb.documents.users import UsersManifest
+from fedemb.config.run import config_digest
+from fedemb.documents.model import UsersManifest
+from fedemb.documents.plan import read_plan
 from fedemb.errors import PlanMismatch
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.ledger import Reservation

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from fedemb.errors import ArtifactError, SignatureInvalid
 from fedemb.foundation.canonical_json import JsonObject, canonical_json, sha256_hex, strict_json
-from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import Signer, TrustStore
 from fedemb.storage import Store
 from fedemb.storage.fencing import FencedStore, FencingToken
 from fedemb.training.attempt_inputs import AttemptInputs

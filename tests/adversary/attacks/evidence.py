@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 
 from fedemb.data.verified_folder import FolderCommitment, verified_copy
-from fedemb.documents.model_files import stored_tensors, tensor_problem
-from fedemb.foundation.digests import file_digest, tree_digest
+from fedemb.documents.model import stored_tensors, tensor_problem
+from fedemb.foundation.canonical_json import file_digest, tree_digest
 from fedemb.keys import commit_to_people
 from fedemb.ledger import check_high_water, open_ledger, read_trust
 from fedemb.pipelines.cli.options import require_released

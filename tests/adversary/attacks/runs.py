@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.pipelines.cluster.package import check_package
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted
 from tests.adversary.forgers import path_of

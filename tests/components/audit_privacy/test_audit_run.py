@@ -11,7 +11,7 @@ from fedemb.data.client_data import UserStore
 from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.model import ModelCard
 from fedemb.errors import ArtifactError
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import parse, read
 from fedemb.models.loading import load_backbone
 from fedemb.reports.audit_words import audit_sentence

@@ -14,7 +14,7 @@ from fedemb.data.glyphs import PRIVATE, PUBLIC, Style, draw, write_builtin
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.errors import InputError
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 
 SMALL = BuiltinData(users=120, images_per_user=3, public_classes=5, public_images_per_class=4)
 

@@ -28,7 +28,7 @@ from fedemb.data.user_layout import (
     shard_name,
 )
 from fedemb.errors import ArtifactError
-from fedemb.foundation.json_files import write_json
+from fedemb.foundation.document import write_json
 from tests.kit.pipeline_runs.partition_run import SIZE, Partitioner, rows_of, write_index_files
 from tests.kit.verified_folder import as_committed
 

@@ -4,7 +4,7 @@ import pytest
 
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import parse_json
-from fedemb.foundation.json_files import read_json
+from fedemb.foundation.document import read_json
 
 SCHEMA = "fedemb/thing/1"
 

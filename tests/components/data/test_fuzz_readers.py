@@ -37,7 +37,7 @@ from fedemb.data.photos import BadImageError
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.data.user_layout import STORE_SCHEMA, groups_name, index_name
 from fedemb.errors import ArtifactError, ConfigError, InputError
-from fedemb.foundation.json_files import write_json
+from fedemb.foundation.document import write_json
 from fedemb.partition.prepare import Preparer
 from tests.components.partition_users.test_partition_sources import example as tf_example
 from tests.components.partition_users.test_partition_sources import write_tfrecord

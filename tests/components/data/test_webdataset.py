@@ -16,14 +16,13 @@ from fedemb.config import SourceConfig
 from fedemb.data.columns import guess_source
 from fedemb.data.formats import webdataset_files
 from fedemb.data.formats.bad_records import BadRecord
-from fedemb.data.input_version import fingerprint_input
 from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.source_parts import braces, fingerprint_input
 from fedemb.data.sources import find_parts, read_part
 from fedemb.errors import InputError
 from fedemb.partition.check import BAD, LEFT_OUT
 from fedemb.serving.photo_rows import decoded
 from fedemb.serving.photo_source import PhotoSource
-from fedemb.storage.patterns import braces
 from tests.components.partition_users.test_partition_sources import same_users
 from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of
 

@@ -8,8 +8,7 @@ import pytest
 
 from fedemb.documents.utility import UtilityReport, embedding_space_id
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
-from fedemb.foundation.document import read
-from fedemb.foundation.json_files import write_json
+from fedemb.foundation.document import read, write_json
 from fedemb.ledger import Ledger
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.steps import evaluate_embeddings

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.utility import ClassifierReport
 from fedemb.errors import ArtifactError, Diverged
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects

@@ -11,7 +11,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
 from fedemb.gate.decide import decide
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.review import runs_table
@@ -65,7 +65,7 @@ def approve(run, at=None, monkeypatch=None):
     signer = Signer.of_approver(Ed25519PrivateKey.generate())
     name_approvers(run.ledger(), {"ada": signer.public_key}, "the board", run.keys)
     if at is not None:
-        monkeypatch.setattr("fedemb.ledger.chain.datetime", clock_at(at))
+        monkeypatch.setattr("fedemb.ledger.records.datetime", clock_at(at))
     report = read(run.report, PrivacyReport)
     return run.ledger().decide(
         read_reservation(run.reservation),

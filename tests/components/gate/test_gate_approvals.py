@@ -20,8 +20,7 @@ from fedemb.errors import (
 from fedemb.foundation.document import read
 from fedemb.gate.decide import WAIVABLE, decide
 from fedemb.gate.rule import Reason, Verdict
-from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import key_id_of
+from fedemb.keys.trust import Signer, key_id_of
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.ledger.records import RecordContent, encode_record, record_name
 from fedemb.pipelines.cli.main import app

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedemb.documents.model_files import stored_tensors
-from fedemb.documents.plan_document import read_plan
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.artifacts import RunArtifacts
+from fedemb.documents.model import stored_tensors
+from fedemb.documents.plan import read_plan
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused, UnsupportedAccounting
-from fedemb.foundation.canonical_json import sha256_hex
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest, sha256_hex
 from fedemb.foundation.files import write_bytes
-from fedemb.gate import privacy_rules, record_rules, rule
+from fedemb.gate import privacy_rules, rule
 from fedemb.gate.decide import RULES, check_before_charge
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.runtime.step_context import StepContext
@@ -112,7 +111,7 @@ def _old_library(monkeypatch):
         raise UnsupportedAccounting("too old")
 
     found = SimpleNamespace(library_version=refuse)
-    monkeypatch.setattr(record_rules, "accounting", found)
+    monkeypatch.setattr(privacy_rules, "accounting", found)
 
 
 def _without_proof(monkeypatch):

@@ -8,7 +8,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import BudgetExceeded, GateDenied
 from fedemb.foundation.document import read
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.privacy.accounting.accounting import rdp_of
 from fedemb.reports.privacy_words import all_runs
 from tests.components.ledger.test_ledger_external import recomputed

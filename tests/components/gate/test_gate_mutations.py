@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from fedemb.documents.evidence import read_evidence, read_rounds
 from fedemb.documents.model import RoundLine
-from fedemb.documents.plan_document import check_plan
+from fedemb.documents.plan import check_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import ArtifactError, FedEmbError, GateDenied
 from fedemb.foundation.canonical_json import canonical_json
@@ -27,7 +27,7 @@ from fedemb.foundation.document import encode, parse, read, written
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import decide
 from fedemb.gate.privacy_report import build_report
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.keys.trust import Signer, sign_document
 from tests.kit.pipeline_runs import honest_run
 
 FREE = {("signature",), ("time",)}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.utility import ClassifierReport
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
 from fedemb.gate.decide import RULES

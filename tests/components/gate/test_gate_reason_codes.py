@@ -18,7 +18,7 @@ from fedemb.foundation.document import encode, read, written
 from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import RULES, decide
 from fedemb.gate.privacy_report import build_report
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.accounting.events import event_to_json

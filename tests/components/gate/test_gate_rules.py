@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import (
@@ -19,14 +18,13 @@ from fedemb.errors import (
     Refused,
     StorageError,
 )
-from fedemb.foundation.canonical_json import json_digest
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest, json_digest
 from fedemb.foundation.document import encode, parse, read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate import privacy_rules
 from fedemb.gate.decide import RULES, WAIVABLE, decide
-from fedemb.gate.privacy_report import build_report
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.gate.privacy_report import build_report, covers_change_own_data
+from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian

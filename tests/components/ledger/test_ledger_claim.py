@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from fedemb.errors import FedEmbError, Refused
-from fedemb.ledger.chain import Chain
+from fedemb.ledger.records import Chain
 from fedemb.ledger.terms import terms_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore

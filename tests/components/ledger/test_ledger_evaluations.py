@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fedemb.errors import LedgerError, Refused, Superseded
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from tests.kit import ledger_kit as kit_
 
 MODEL = kit_.sha("model")

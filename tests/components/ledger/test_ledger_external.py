@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.errors import BudgetExceeded, LedgerError, Refused
 from fedemb.gate.privacy_report import block_table
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.ledger import PlannedSeries, check_high_water
 from fedemb.pipelines.cli.ledger import app
 from fedemb.privacy.accounting.accounting import rdp_of

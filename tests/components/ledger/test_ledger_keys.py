@@ -17,8 +17,7 @@ from fedemb.errors import (
 )
 from fedemb.keys import commit_to, commit_to_people, derive, open_key_store, partition_key
 from fedemb.keys.secret_manager import SecretManagerKeyStore
-from fedemb.keys.signatures import Signer, sign_document, trust_of
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import Signer, TrustStore, sign_document, trust_of
 from tests.kit.ledger_kit import with_policy_key
 from tests.kit.servers.fake_secret_manager import FakeSecretManager
 

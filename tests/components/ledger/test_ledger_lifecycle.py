@@ -22,13 +22,11 @@ from fedemb.errors import (
 )
 from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
 from fedemb.keys import reservation_key_name, unbound_key_name
-from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import Signer, TrustStore
 from fedemb.ledger import Anchor, Charge, PlannedSeries
 from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import lowered, renyi_epsilon, spent
-from fedemb.ledger.chain import Chain
-from fedemb.ledger.records import RecordContent, encode_record
+from fedemb.ledger.records import Chain, RecordContent, encode_record
 from fedemb.pipelines.cli.ledger_summary import fitting
 from fedemb.privacy.accounting.accounting import price, rdp_of
 from fedemb.storage import open_store
@@ -581,7 +579,7 @@ def test_clock_set_back_changes_nothing_but_the_time_shown(kit, monkeypatch):
 
             return datetime(1999, 1, 1, tzinfo=zone)
 
-    monkeypatch.setattr("fedemb.ledger.chain.datetime", Past)
+    monkeypatch.setattr("fedemb.ledger.records.datetime", Past)
     reservation = ledger.reserve(run_id="tomorrow", content=kit_.content())
     assert reservation.sequence == 2
     assert kit.open().head.time.startswith("1999")

@@ -9,8 +9,7 @@ import pytest
 from fedemb.documents.evidence import Evidence
 from fedemb.errors import FedEmbError, GateDenied, LedgerError, Refused, SignatureInvalid
 from fedemb.errors import StorageError as Retry
-from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
+from fedemb.keys.trust import ROLES, Signer, TrustedKey, TrustStore
 from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
 from fedemb.ledger.records import RecordContent, encode_record, record_name
 from fedemb.pipelines.run.directory import RunDirectory, signed_utility

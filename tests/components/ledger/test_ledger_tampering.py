@@ -11,8 +11,7 @@ import pytest
 from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.ledger import open_ledger
-from fedemb.ledger.chain import Chain
-from fedemb.ledger.records import decode_record
+from fedemb.ledger.records import Chain, decode_record
 from fedemb.storage import open_store
 from tests.kit import ledger_kit as kit_
 

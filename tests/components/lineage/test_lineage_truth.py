@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedemb.errors import GateDenied, SignatureInvalid
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.files import write_bytes
 from fedemb.ledger import Ledger
 from fedemb.reports import lineage

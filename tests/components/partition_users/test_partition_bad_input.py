@@ -17,7 +17,7 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
-from fedemb.documents.users import UsersManifest
+from fedemb.documents.model import UsersManifest
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
 from fedemb.foundation.document import read
 from fedemb.partition.prepare import Preparer
@@ -309,7 +309,7 @@ def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitio
 
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
-    from fedemb.foundation.digests import tree_digest
+    from fedemb.foundation.canonical_json import tree_digest
     from fedemb.keys import commit_to_people, commitment_key, open_key_store
     from fedemb.steps.partition_users import run
 

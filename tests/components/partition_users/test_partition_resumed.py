@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
 from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext

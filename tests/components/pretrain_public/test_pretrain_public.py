@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, PublicStart, TrainingConfig
 from fedemb.engine import build_backbone, embed, load_backbone, train_centralized
 from fedemb.errors import ArtifactError, ConfigError, InputError
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.keys import open_key_store
 from fedemb.steps import pretrain_public
 from fedemb.steps.pretrain_public import run

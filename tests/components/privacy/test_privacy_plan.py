@@ -10,7 +10,7 @@ from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 
 from fedemb.config import RunConfig
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.gate.plan import check_composition, document, warnings
 from fedemb.privacy.accounting.accounting import price, supports

@@ -28,7 +28,7 @@ BOUND = (
     "data/hashing.py",
     "engine/units/unit_gradient.py",
     "foundation/canonical_json.py",
-    "keys/base.py",
+    "keys/stores.py",
     "models/keras_backend.py",
     "partition/assignment.py",
     "steps/partition_users.py",

@@ -16,14 +16,14 @@ from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
 from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
-from fedemb.documents.release import BundleManifest
+from fedemb.documents.verdict import BundleManifest
 from fedemb.engine import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
-from fedemb.keys.signatures import Signer, trust_of
+from fedemb.keys.trust import Signer, trust_of
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import privacy_words as words
 from fedemb.serving import bundle

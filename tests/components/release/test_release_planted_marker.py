@@ -7,7 +7,7 @@ import pytest
 
 from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.document import encode
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.keys.trust import Signer, sign_document
 from fedemb.steps import release_model
 from tests.kit.pipeline_runs import honest_run
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.documents.model_files import stored_tensors
+from fedemb.documents.model import stored_tensors
 from fedemb.errors import ArtifactError
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from tests.kit.pipeline_runs import honest_run
 
 MODEL = ModelConfig(backbone="lenet", embedding_dim=8, image_size=8, channels=1)

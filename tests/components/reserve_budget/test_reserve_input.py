@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedemb.config import RunConfig
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import Pretrained
-from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import (
     ArtifactError,
     ConfigError,
@@ -20,7 +20,7 @@ from fedemb.errors import (
 )
 from fedemb.foundation.document import read
 from fedemb.keys import LocalKeyStore
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import plan_privacy, reserve_budget

@@ -38,7 +38,7 @@ ELSEWHERE = {
     "components/fedemb/data/verified_folder.py open": SCRATCH,
     "components/fedemb/storage/local.py copyfile": "a download into a temporary folder",
     "components/fedemb/storage/local.py rename": "a finished folder to a name that must be free",
-    "components/fedemb/keys/local.py open": "destroys a key in place",
+    "components/fedemb/keys/stores.py open": "destroys a key in place",
     "components/fedemb/training/trainer.py save": "checkpoints, through a store",
     "components/fedemb/steps/train_dp_fedemb.py save": "checkpoints, through a store",
     "components/fedemb/training/hosts.py write_bytes": SCRATCH,

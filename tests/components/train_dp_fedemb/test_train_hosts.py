@@ -9,7 +9,7 @@ import pytest
 
 from fedemb.engine.hosts import LOST, JobHost
 from fedemb.errors import ConfigError, PlanMismatch
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.training import hosts
 from tests.kit.pipeline_runs.host_processes import embedded, played
 from tests.kit.pipeline_runs.training_run import ReadyRun, config, round_times

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from tests.kit.pipeline_runs.training_run import ReadyRun, config, prepare, round_times
 
 # Not conftest's: `random_kills.py` comes here when rooms are imported already.

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedemb.config import FREE_SECTIONS, digest
+from fedemb.config import FREE_SECTIONS
+from fedemb.config import run as config_run
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
-from fedemb.documents.plan_document import read_plan
+from fedemb.documents.plan import read_plan
 from fedemb.engine import load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
-from fedemb.gate.record_rules import public_line
-from fedemb.keys.signatures import Signer, sign_document
+from fedemb.gate.privacy_rules import public_line
+from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import queries
 from fedemb.steps import train_dp_fedemb
@@ -293,7 +294,7 @@ def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, mo
 @pytest.mark.long
 def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_path, monkeypatch):
     """Control for `test_resume_with_changed_inputs_is_refused`: only the digest decides."""
-    monkeypatch.setattr(digest, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
+    monkeypatch.setattr(config_run, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
     run = prepare(tmp_path)
     run.train(config(**{"training.local.batch_size": 4}))
     assert (run.root / "model" / "model.json").exists()

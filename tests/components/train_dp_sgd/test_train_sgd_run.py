@@ -10,7 +10,7 @@ from fedemb.documents.evidence import MODEL_FILES
 from fedemb.engine import load_backbone
 from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError, PlanMismatch, Refused
-from fedemb.foundation.digests import tree_digests
+from fedemb.foundation.canonical_json import tree_digests
 from fedemb.ledger import Reservation
 from fedemb.privacy.randomness import keyed_noise
 from fedemb.runtime.signed_inputs import read_reserved

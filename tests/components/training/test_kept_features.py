@@ -6,7 +6,7 @@ import pytest
 
 from fedemb.engine import feature_cache
 from fedemb.errors import SignatureInvalid
-from fedemb.foundation.digests import tree_digests
+from fedemb.foundation.canonical_json import tree_digests
 from fedemb.steps import train_dp_sgd as classifier
 from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.documents.audit import MechanismAudit
 from fedemb.engine.audit import round_replay
 from fedemb.engine.rounds import ParallelRounds
 from fedemb.privacy.mechanisms import group_poisson_gaussian

@@ -8,7 +8,7 @@ import pytest
 
 from fedemb.errors import SignatureInvalid
 from fedemb.keys import LocalKeyStore
-from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import Signer
 from fedemb.ledger import read_reservation
 from fedemb.storage import LocalStore
 from fedemb.storage.fencing import FencingToken

@@ -15,14 +15,12 @@ from fedemb.config import RunConfig
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
-from fedemb.documents.model import ModelCard
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import Commitments, UsersManifest
-from fedemb.foundation.digests import file_digest, tree_digest
-from fedemb.foundation.document import Document, read
-from fedemb.foundation.json_files import write_json
+from fedemb.documents.artifacts import RunArtifacts
+from fedemb.documents.model import Commitments, ModelCard, UsersManifest
+from fedemb.foundation.canonical_json import file_digest, tree_digest
+from fedemb.foundation.document import Document, read, write_json
 from fedemb.keys import commit_to_people, commitment_key, open_key_store
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs.partition_run import write_index_files

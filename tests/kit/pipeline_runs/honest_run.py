@@ -17,20 +17,17 @@ import h5py
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.ledger_record import LedgerRecord
-from fedemb.documents.model import ModelCard, Pretrained
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.starts import starts_of
-from fedemb.documents.users import UsersManifest
-from fedemb.documents.utility import UtilityReport, embedding_space_id
-from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
-from fedemb.foundation.digests import file_digest
+from fedemb.documents.model import ModelCard, Pretrained, UsersManifest
+from fedemb.documents.utility import UtilityReport, embedding_space_id, starts_of
+from fedemb.foundation.canonical_json import canonical_json, file_digest, json_digest, sha256_hex
 from fedemb.foundation.document import encode
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
-from fedemb.keys.signatures import Signer, sign_document, write_signed
+from fedemb.keys.trust import Signer, sign_document, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_from_json

@@ -18,8 +18,8 @@ from fedemb.data.hashing import Hasher, KeyRef
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord
 from fedemb.data.user_layout import group_files, groups_in_file, groups_name, index_name
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.foundation.digests import tree_digests
+from fedemb.documents.artifacts import RunArtifacts
+from fedemb.foundation.canonical_json import tree_digests
 from fedemb.runtime.step_context import StepContext
 from tests.kit.public_start import sign_start
 from tests.kit.verified_folder import as_committed

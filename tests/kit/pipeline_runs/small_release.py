@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest
 from tests.kit.pipeline_runs import honest_run
 
 

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.config.digest import config_digest
+from fedemb.config.run import config_digest
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
-from fedemb.foundation.digests import file_digest, tree_digest
-from fedemb.foundation.json_files import write_json
+from fedemb.documents.artifacts import RunArtifacts
+from fedemb.documents.model import UsersManifest
+from fedemb.foundation.canonical_json import file_digest, tree_digest
+from fedemb.foundation.document import write_json
 from fedemb.keys import commit_to_people, commitment_key, open_key_store
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs.partition_run import write_index_files
 

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from fedemb.documents.model_files import stored_tensors
-from fedemb.foundation.digests import file_digest
+from fedemb.documents.model import stored_tensors
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.serving.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
 
 

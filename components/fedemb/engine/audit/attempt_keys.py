@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedemb.documents.mechanism_audit import REPLAYED
+from fedemb.documents.audit import REPLAYED
 from fedemb.keys import derive
 from fedemb.privacy.randomness.noise import run_key
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from fedemb.documents.mechanism_audit import SIGMAS, Receipts
+from fedemb.documents.audit import SIGMAS, Receipts
 from fedemb.privacy.randomness.noise import Floats, gaussian, tensor_key
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Protocol, TypedDict, TypeVar, cast
 import numpy as np
 
 from fedemb.config import ServerConfig
-from fedemb.documents.mechanism_audit import Fold, MechanismAudit, Replay
+from fedemb.documents.audit import Fold, MechanismAudit, Replay
 from fedemb.documents.model import RoundLine
 from fedemb.engine.audit.attempt_keys import AttemptKeys
 from fedemb.engine.audit.receipts import NoiseReceipts, ReceiptFigures

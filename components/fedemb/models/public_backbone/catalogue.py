@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedemb.errors import ArtifactError, ConfigError, InputError, StorageError
-from fedemb.foundation.canonical_json import sha256_hex
-from fedemb.foundation.digests import file_digest
+from fedemb.foundation.canonical_json import file_digest, sha256_hex
 from fedemb.models.arrays import Model
 from fedemb.models.keras_backend import input_node
 from fedemb.models.loading import require_finite
