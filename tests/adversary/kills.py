@@ -32,10 +32,9 @@ from typer.testing import CliRunner
 from fedemb.errors import FedEmbError
 from fedemb.foundation.files import remove_leftovers
 from fedemb.keys import LocalKeyStore, reservation_key_name
-from fedemb.ledger import Ledger, records
+from fedemb.ledger import chain
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import lineage
-from fedemb.storage.local import LocalStore
 from tests.kit.pipeline_runs import honest_run
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -151,55 +150,6 @@ class Counter:
         os.fsync = counted
 
 
-def _charge_twice() -> None:
-    reserve = Ledger.reserve
-
-    def again(self: Ledger, *, run_id: str, content: dict, attempt: int | None = None) -> object:
-        return reserve(
-            self, run_id=run_id, content=content, attempt=self.state.last_attempt(run_id) + 1
-        )
-
-    Ledger.reserve = again
-
-
-def _create_in_place() -> None:
-    def create(self: LocalStore, name: str, data: bytes) -> None:
-        path = Path(self.uri, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            file.write(data)
-            os.fsync(file.fileno())
-
-    LocalStore.create = create
-
-
-def _leave_the_key() -> None:
-    LocalKeyStore.destroy = lambda self, name: Path(f"{self.root / name}.destroyed").touch()
-
-
-def _leave_no_head() -> None:
-    write = records.Chain.write_head
-    fresh: list[int] = []
-
-    def only_fresh(self: records.Chain, record: object, signer: object) -> None:
-        if fresh:
-            write(self, record, signer)
-
-    create = LocalStore.create
-    LocalStore.create = lambda self, name, data: (create(self, name, data), fresh.append(1))
-    records.Chain.write_head = only_fresh
-
-
-PLANTED = {
-    "": lambda: None,
-    "a repeated reservation is another one": _charge_twice,
-    "records are written in place": _create_in_place,
-    "a destroyed key stays": _leave_the_key,
-    "a head is written with its record only": _leave_no_head,
-}
-"""Bugs that a walk must find, chosen by the environment variable `PLANTED`."""
-
-
 def _key_bytes(name: str) -> bytes:
     return sha256(name.encode()).digest()
 
@@ -212,10 +162,9 @@ def _fix(root: Path) -> None:
         def now(cls, tz=None):
             return NOW
 
-    records.datetime = lineage.datetime = Fixed
+    chain.datetime = lineage.datetime = Fixed
     create = LocalKeyStore.create
     LocalKeyStore.create = lambda self, name, key=None: create(self, name, key or _key_bytes(name))
-    PLANTED[os.environ.get("PLANTED", "")]()
     tempfile.tempdir = str(root / "tmp")
 
 

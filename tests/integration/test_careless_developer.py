@@ -11,10 +11,7 @@ import pytest
 from fedemb.pipelines.run.directory import RunDirectory
 from tests.integration.test_whole_pipeline import _command
 from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING
-from tests.planted_bugs.mutants.training import MUTANTS
-from tests.planted_bugs.mutation import planted
-
-NAMED = {mutant.name: mutant for mutant in MUTANTS}
+from tests.planted_bugs.runner import mutants, patched, planted
 
 
 @pytest.mark.slow
@@ -22,16 +19,13 @@ NAMED = {mutant.name: mutant for mutant in MUTANTS}
 @pytest.mark.parametrize(
     ("change", "codes"),
     [
-        (NAMED["trainer_steps_with_the_raw_mean"], {"fold_differs"}),
-        (
-            NAMED["noise_forgotten"],
-            {"noise_receipt_failed"},
-        ),
+        ("trainer_steps_with_the_raw_mean", {"fold_differs"}),
+        ("noise_forgotten", {"noise_receipt_failed"}),
     ],
-    ids=lambda value: getattr(value, "name", ""),
 )
 def test_run_without_its_noise_is_refused_in_words_that_say_which(tmp_path, change, codes):
-    copy = planted(change, tmp_path / "copy")
+    (mutant,) = [mutant for mutant in mutants() if mutant.name == change]
+    copy = planted(patched(mutant), tmp_path / "copy")
     environment = {**os.environ, "PYTHONPATH": str(copy / "components")}
     done = subprocess.run(
         _command(tmp_path / "runs", "--run-id", "only", overrides=SMALL_EMBEDDING),

@@ -1,7 +1,7 @@
 """Every reason code of the gate is named by a test, and each rule denies without help of another.
 
 The tests here cover the codes that no other test of this folder names. Each asserts the exact list
-of codes, so it fails when its rule is removed. `tests/planted_bugs/mutants/gate.py` removes every
+of codes, so it fails when its rule is removed. `tests/planted_bugs/runner.py` removes every
 rule in turn and runs the tests that name its code.
 """
 
@@ -26,7 +26,7 @@ from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.steps import reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run
-from tests.planted_bugs.mutants.gate import named_codes
+from tests.planted_bugs.runner import named_codes
 
 
 def judged(run, *, change=None, ledger=None, report=None, **bent):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.planted_bugs.mutation import HEAVY
+from tests.planted_bugs.runner import HEAVY
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([*HEAVY, "google.cloud.storage", "s3fs", "aiobotocore"])
