@@ -75,7 +75,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "training": (
-        ("fedemb/training", "train_dp_fedemb", "train_dp_sgd"),
+        ("fedemb/training", "fedemb/steps/train_dp_fedemb.py", "fedemb/steps/train_dp_sgd.py"),
         (
             "components/train_dp_fedemb/test_train_run.py",
             "components/train_dp_fedemb/test_train_client_loader.py",
@@ -91,7 +91,8 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def files() -> list[str]:
     """The files that are changed, relative to the repository."""
     roots = [REPOSITORY / "components" / place for code, _ in GROUPS.values() for place in code]
-    names = sorted(str(it.relative_to(REPOSITORY)) for root in roots for it in root.rglob("*.py"))
+    paths = [it for root in roots for it in (root.rglob("*.py") if root.is_dir() else [root])]
+    names = sorted(str(path.relative_to(REPOSITORY)) for path in paths)
     return [name for name in names if not any(part in name for part in ELSEWHERE)]
 
 
