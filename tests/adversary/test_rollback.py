@@ -307,14 +307,6 @@ def test_rotation_cannot_be_taken_back(team):
         check_high_water(connect(ledger_uri, keys_uri, "weekly"), keys, team.rollback_anchor)
 
 
-def test_marking_again_marks_nothing(team):
-    keys = honest_run.open_key_store(str(team.policy / "keys"))
-    before = _state(team)
-    ledger = connect(str(team.policy / "ledger"), keys.uri, "weekly")
-    mark_high_water(ledger, keys, team.rollback_anchor)
-    assert _state(team) == before
-
-
 def test_killed_between_two_marks_leaves_none_missing_below(tmp_path, monkeypatch):
     """A policy and a reservation without markers; the process dies after its first marker."""
     team = Team(tmp_path)

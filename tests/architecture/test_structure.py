@@ -11,7 +11,6 @@ from tests.architecture.structure import (
     import_graph,
     modules,
     room_graph,
-    way_of,
 )
 
 MOST_FILES = 20
@@ -99,19 +98,6 @@ def test_any_is_found_in_signatures_attributes_and_names(tmp_path):
         "def _hidden(one: Any) -> Any: ...\n"
     )
     assert Module("fedemb.one", source).any_at_seams() == 5
-
-
-def test_the_way_of_a_parameter_names_functions_that_only_pass_it_on(tmp_path):
-    source = tmp_path / "one.py"
-    source.write_text(
-        "def use(key): return key + 1\n"
-        "def hand_on(key): return use(key)\n"
-        "def both(key): return use(key=key), key.name\n"
-        "def other(value): return use(value)\n"
-    )
-    way = way_of("key", {"one": Module("one", source)})
-    assert way.takers == ("one.use", "one.hand_on", "one.both")
-    assert way.passers == ("one.hand_on",)
 
 
 def test_no_module_lies_directly_below_the_package(product):

@@ -1,7 +1,6 @@
 """Every state of the headline on the first page of a run, on a wide screen and on a phone."""
 
 import re
-from datetime import datetime, timedelta
 
 import pytest
 
@@ -99,12 +98,3 @@ def test_headline_of_every_state_is_whole_and_fits(browser, run, screenshots, tm
     assert visit.overflow <= 0
     assert re.sub(r"\s+", " ", visit.text).count(found.title) >= 1
     assert f'class="verdict {TONES.get(state, "plain")}"' in page.read_text()
-
-
-def test_deadline_is_a_date_that_a_reader_can_check(run):
-    found = headline(facts_of(run, "Refused at the deadline"))
-    date = re.fullmatch(r"Refused: no approval by (\d{4}-\d\d-\d\d \d\d:\d\d) UTC", found.title)
-    assert date
-    report = read(run.report, PrivacyReport).body
-    due = datetime.fromisoformat(report.time) + timedelta(hours=48)
-    assert date[1] == f"{due:%Y-%m-%d %H:%M}"

@@ -1,6 +1,5 @@
 """Commands of the base run without the packages of the extras, and others name the extra."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -180,10 +179,3 @@ def test_base_brings_nothing_of_an_extra():
         *("tensorflow", "keras", "apache-beam", "tfx-bsl", "kfp", "jax", "pyarrow", "pillow"),
         *("matplotlib", "google-cloud-storage", "s3fs"),
     }
-
-
-def test_all_brings_every_extra_but_those_of_devices_and_developers():
-    named = set(PROJECT["optional-dependencies"]) - {"all", "backbones", "dev", "gpu", "tpu"}
-    (line,) = PROJECT["optional-dependencies"]["all"]
-    assert set(json.loads(f'["{line[7:-1]}"]'.replace(",", '","'))) == named
-    assert named == set(environment._EXTRAS)

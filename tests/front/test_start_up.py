@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from fedemb.foundation.environment import defer_package
-
 PLANNED = "from fedemb.pipelines.cli.main import main; main(['plan', '--config', 'quickstart'])"
 UNUSED = ("scipy.stats", "scipy.signal", "dp_accounting.pld", "matplotlib", "kfp")
 
@@ -57,15 +55,3 @@ except AttributeError as error:
     print(error)
 """
     assert "absent" in printed(script)
-
-
-def test_star_import_of_a_deferred_package_brings_every_name():
-    script = "import fedemb.privacy\nfrom dp_accounting import *\nprint(NeighboringRelation)"
-    assert "NeighboringRelation" in printed(script)
-
-
-@pytest.mark.parametrize("name", ["json", "no_such_package_anywhere"])
-def test_imported_and_absent_packages_stay_as_they_are(name):
-    before = sys.modules.get(name)
-    defer_package(name)
-    assert sys.modules.get(name) is before

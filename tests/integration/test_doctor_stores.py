@@ -5,7 +5,6 @@
 
 import base64
 import json
-import re
 import sys
 import urllib.request
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from conftest import serving
 
 from fedemb.pipelines.cluster.compile import load_profile
-from fedemb.pipelines.cluster.doctor import Doctor, condition_of, places, stores
+from fedemb.pipelines.cluster.doctor import Doctor, condition_of, stores
 from fedemb.pipelines.cluster.kubernetes import Answer
 from fedemb.pipelines.steps import rights_of_groups
 from tests.kit.pipeline_runs.partition_run import make_config
@@ -186,24 +185,6 @@ def test_each_wrong_right_on_s3_is_found(moto):
             moto.iam.delete_user_policy(UserName=group, PolicyName="harm")
 
 
-@pytest.mark.slow
-def test_what_cannot_be_asked_of_s3_is_said(moto, monkeypatch):
-    secrets = moto.set_up()
-    moto.s3.delete_bucket(Bucket="fedemb-rollback-anchor")
-    moto.close()
-    ((state, what),) = _look("s3", secrets)
-    assert state == "could not tell"
-    assert what.startswith("Bucket fedemb-rollback-anchor does not exist.")
-    without = {name: pair for name, pair in secrets.items() if name != "fedemb-s3-gate"}
-    ((state, what),) = _look("s3", without)
-    assert state == "could not tell"
-    assert what.startswith("Secret fedemb-s3-gate is not readable (HTTP 404).")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    ((state, what),) = _look("s3", secrets)
-    assert state == "could not tell"
-    assert "set AWS_ENDPOINT_URL" in what
-
-
 TERRAFORM = {
     "append": "projects/runs/roles/fedembAppend",
     "create": "projects/runs/roles/fedembAppend",
@@ -331,20 +312,3 @@ def test_a_right_too_few_on_google_cloud_is_found(google):
     ((state, what),) = _look("gs")
     assert state == "unsafe"
     assert "may not list storage.releases" in what
-
-
-def test_the_conditions_are_those_of_terraform():
-    """`condition_of` spells what `local.in_folder` joins."""
-    text = (INFRA / "terraform" / "gcs" / "rights.tf").read_text()
-    block = text[text.index("in_folder = {") :].partition("}\n\n")[0]
-    parts = [part.replace('\\"', '"') for part in re.findall(r'^ +"(resource.*)",$', block, re.M)]
-    joined = " || ".join(parts).replace("${item.folder}", "users")
-    assert joined.replace("$${", "{") == condition_of("users")
-
-
-def test_a_configuration_without_stores_is_said():
-    config = make_config("builtin")
-    doctor = Doctor(Namespace({}), "fedemb", load_profile("cpu"), [config])
-    assert places([config]) == []
-    ((finding),) = stores(doctor)
-    assert finding.state == "could not tell"

@@ -105,22 +105,6 @@ def test_the_package_names_what_its_lock_is_compiled_from():
     assert extras["dev"] == ["fedemb[all]", *tools]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-@pytest.mark.parametrize(
-    "extras", [(), ("all",), ("gpu", "beam", "dev"), ("tpu", "beam"), ("train",), ("kfp",)]
-)
-def test_pip_finds_a_set_from_the_metadata_alone(extras, python):
-    uv = str(Path(sys.executable).parent / "uv")
-    command = [uv, "pip", "compile", "--quiet", "--python-version", python, "pyproject.toml"]
-    for extra in extras:
-        command += ["--extra", extra]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "dp-accounting==0.6.0" in done.stdout
-    assert "tensorflow-privacy" not in done.stdout
-
-
 def test_what_pip_leaves_out_is_asked_for_in_one_sentence(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("tensorflow_privacy.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -391,9 +391,3 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
     assert '"${var.key_prefix}-${split("/", name)[0]}-${sha256(name)}"' in text
     roles = re.search(r"signing_roles = toset\(\[(.*?)\]\)", text, re.S)
     assert sorted(re.findall(r'"(\w+)"', roles.group(1))) == sorted(ROLES)
-
-
-def test_every_link_of_the_folder_leads_somewhere():
-    for page in INFRA.rglob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"

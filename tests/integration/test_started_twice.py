@@ -78,15 +78,6 @@ def test_two_trainers_of_one_attempt(untrained, tmp_path, point, superseded):
     assert ("Superseded: train_dp_fedemb was started again" in said) == superseded
 
 
-@pytest.mark.slow
-def test_two_trainers_of_one_classifier(untrained_classifier, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(untrained_classifier, folder)
-    code, said = _race_of("train_dp_sgd", "a round", folder, "private", "ledger", "keys", "model")
-    assert code == 3, said
-    assert "Superseded: train_dp_sgd was started again" in said
-
-
 @pytest.mark.parametrize(
     "point",
     [
@@ -137,24 +128,6 @@ def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
     assert code == (3 if superseded else 0), said
     assert ("was started again while this process ran" in said) == superseded
     ledger = evaluation_run.FinishedRun(folder).context(evaluation_run.config()).ledger
-    ledger.verify()
-    assert len(ledger.state.evaluations) == 2, "each start counts"
-
-
-@pytest.mark.slow
-def test_two_evaluations_of_one_classifier(untrained_classifier, tmp_path):
-    from tests.kit.pipeline_runs.training_run import (
-        ReadyRun,
-        classifier_config,
-        finished_classifier,
-    )
-
-    folder = finished_classifier(untrained_classifier, tmp_path / "run")
-    kept = ("private", "keys", "report.json", "report.html")
-    code, said = _race_of("evaluate_classifier", "the figures of the classifier", folder, *kept)
-    assert code == 3, said
-    assert "was started again while this process ran" in said
-    ledger = ReadyRun(folder, classifier_config()).context().ledger
     ledger.verify()
     assert len(ledger.state.evaluations) == 2, "each start counts"
 

@@ -15,7 +15,6 @@ from fedemb.errors import (
     AwaitingApproval,
     ConfigError,
     GateDenied,
-    InputError,
     Refused,
 )
 from fedemb.foundation.document import read
@@ -224,13 +223,6 @@ def test_profile_that_pins_packages_needs_the_file(world, package, tmp_path):
         world.approve("ada", "monday", *words, "--package", package)
     assert world.run.ledger().state.decisions == []
     assert "1 of 2" in world.approve("ada", "monday", "--package", package)
-
-
-def test_run_without_a_report_is_a_sentence(world):
-    for path in (world.root / "public" / "dp-fedemb" / "monday").rglob("privacy_report"):
-        path.unlink()
-    with pytest.raises(InputError, match="account_privacy were not found"):
-        world.approve("ada")
 
 
 def test_strangers_signature_does_not_count(world, tmp_path):

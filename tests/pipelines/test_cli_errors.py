@@ -91,19 +91,6 @@ def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monk
     assert "Traceback" in error
 
 
-def test_useless_epsilon_is_called_so(capsys, tmp_path):
-    words = ["--noise-multiplier", "0.05", "--output", str(tmp_path / "plan.json")]
-    _, text, _ = run(capsys, "plan", *NUMBERS, *words)
-    assert "protects no user" in text
-
-
-def test_glyphs_are_no_start_for_photos_of_ones_own():
-    config = with_data(load_config("quickstart"), "photos.parquet")
-    assert config.data.source.uri.endswith("photos.parquet")
-    assert config.pretraining.kind == "none"
-    assert config.pretraining.source is None
-
-
 def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, capsys):
     policy = policy_overrides(tmp_path)
     config = prepare("quickstart", policy, tmp_path, data="/photos.parquet").config()
@@ -112,13 +99,6 @@ def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, 
     said = capsys.readouterr().out
     assert "public backbone: none" in said
     assert "at least 28,000 users" in said
-
-
-def test_public_photos_stay_the_start_of_private_ones(tmp_path, capsys):
-    public = ["pretraining.source.uri=/public.parquet", *policy_overrides(tmp_path)]
-    config = prepare("quickstart", public, tmp_path, data="/photos.parquet").config()
-    assert config.pretraining.source.uri == "/public.parquet"
-    assert "supervised, from /public.parquet" in capsys.readouterr().out
 
 
 def test_private_file_as_public_source_is_refused(tmp_path):

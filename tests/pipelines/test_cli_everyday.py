@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.documents.utility import UtilityReport
-from fedemb.errors import ConfigError, InputError, Refused
+from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app, main
 from fedemb.pipelines.run.directory import RunDirectory, RunState
@@ -65,10 +65,6 @@ def run(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_version_is_that_of_the_package(capsys):
-    assert run(capsys, "--version").startswith("fedemb 0.")
-
-
 def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path, capsys):
     said = run(capsys, "run", "--dry-run", "--runs", tmp_path / "runs")
     assert "train_dp_fedemb: would run\n" in said
@@ -96,35 +92,6 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
     assert not list((tmp_path / "runs").glob("*/config.yaml"))
 
 
-def test_missing_column_is_refused_before_a_run(tmp_path, capsys):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    photos, runs = tmp_path / "photos.parquet", tmp_path / "runs"
-    pq.write_table(pa.table({"user_id": ["a"], "image": [b"png"]}), photos)
-    words = ("run", "--policy", tmp_path / "policy", "--runs", runs)
-    labelled = ("--data", photos, "--set", "data.source.columns.label=nope")
-    for more in ((), ("--dry-run",)):
-        with pytest.raises(InputError, match="has no column 'nope'"):
-            run(capsys, *words, *more, *labelled)
-    assert not runs.exists()
-
-
-def test_dry_run_names_what_a_simulation_and_a_new_name_would_do(tmp_path, capsys):
-    policy = tmp_path / "policy"
-    words = ("run", "--dry-run", "--policy", policy, "--runs", tmp_path / "runs")
-    said = run(capsys, *words, "--set", "purpose=simulation")
-    assert "a simulation costs nothing; it would create a new ledger" in said
-    init = ("--ledger", policy / "ledger", "--keys", policy / "keys", "-c", "quickstart")
-    run(capsys, "ledger", "init", *init)
-    renamed = ("--set", "policy.policy_id=again")
-    assert "beside quickstart: on the same users epsilons add up" in run(capsys, *words, *renamed)
-    said = run(capsys, "ledger", "init", *init, *renamed)
-    assert "On the same users the epsilons add up" in said
-    with pytest.raises(InputError, match=r"No parquet file at /nowhere/a\.parquet"):
-        run(capsys, *words, "--data", "/nowhere/a.parquet")
-
-
 def test_series_that_does_not_fit_its_cap_begins_no_policy(tmp_path, capsys):
     weekly = ("-c", "quickstart", "--set", "policy.planned_runs=52")
     stores = ("--ledger", tmp_path / "ledger", "--keys", tmp_path / "keys")
@@ -137,17 +104,6 @@ def test_series_that_does_not_fit_its_cap_begins_no_policy(tmp_path, capsys):
     series = json.loads(run(capsys, *quiet))["series"]
     assert series["runs"] == 52
     assert 0 < series["epsilon"] < series["cap"]
-
-
-def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):
-    made = RunDirectory.create(tmp_path, "one", honest_run.config())
-    steps = ("plan_privacy", "pretrain_public", "reserve_budget", "partition_users")
-    made.write_state(RunState(seconds=dict.fromkeys(steps, 1.0)))
-    said = run(capsys, "run", "--dry-run", "--resume", made.root)
-    assert said == run(capsys, "run", "--dry-run", "--runs", tmp_path, "--resume", "one")
-    assert "partition_users: reused" in said
-    assert "train_dp_fedemb: would run" in said
-    assert "charged before; resuming costs nothing" in said
 
 
 def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):

@@ -14,11 +14,10 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedemb.config import PolicyConfig
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.partition.check import LEFT_OUT, check
 from fedemb.pipelines.cli.init import init
-from fedemb.pipelines.cli.init_settings import customary_delta, policy_id
+from fedemb.pipelines.cli.init_settings import customary_delta
 from fedemb.pipelines.cli.main import app as fedemb
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.run.load_config import load_config
@@ -128,25 +127,6 @@ def test_a_net_from_a_file_stays_frozen_and_decides_what_it_sees(tmp_path):
     assert "40 x 40 pixels, grey" in said
 
 
-def test_pixels_of_a_net_that_tells_are_written_and_said(tmp_path):
-    import keras
-
-    known, output = tmp_path / "known.keras", tmp_path / "mine.yaml"
-    keras.applications.MobileNetV3Small(
-        weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3)
-    ).save(known)
-    begun = ("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS, "--public", known)
-    assert "known.keras expects pixels in 0..255, read from its layer rescaling" in call(*begun)
-    assert load_config(output).pretraining.import_pixels == "0..255"
-    output.unlink()
-    said = call(*begun, "--pixels", "0..1")
-    assert "warning: --pixels is 0..1, but its layer rescaling" in said  # Keras counts its names
-    assert load_config(output).pretraining.import_pixels == "0..1"
-    with pytest.raises(ConfigError, match="--pixels is for a"):
-        call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "new.yaml", *ANSWERS,
-             "--pixels", "0..1")  # fmt: skip
-
-
 def test_few_shared_classes_are_held_out_by_number_once_their_list_is_given(tmp_path):
     data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
     assert "4 shared classes" in call("init", "--data", data, "-o", output, *ANSWERS)
@@ -172,13 +152,6 @@ def test_delta_is_one_that_needs_no_waiver(bound):
     assert 0.5 * bound**-1.1 < delta <= bound**-1.1 or delta == 1e-5
 
 
-def test_column_that_is_no_setting_is_a_sentence(tmp_path):
-    for wrong in ("foo=bar", "label", "label="):
-        with pytest.raises(ConfigError, match="--column is"):
-            call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml", *ANSWERS,
-                 "--column", wrong)  # fmt: skip
-
-
 def test_photos_named_by_a_csv_lie_below_its_folder(tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(40):
@@ -187,12 +160,6 @@ def test_photos_named_by_a_csv_lie_below_its_folder(tmp_path):
     (tmp_path / "photos.csv").write_text("image_id,user_id,label\n" + rows)
     done = CliRunner().invoke(fedemb, ["check-data", "--data", str(tmp_path / "photos.csv")])
     assert "40 records, 40 of them used" in done.output
-
-
-def test_grey_photos_get_a_grey_model(tmp_path):
-    output = tmp_path / "mine.yaml"
-    call("init", "--data", as_parquet(tmp_path, colour=False), "-o", output, *ANSWERS)
-    assert load_config(output).model.channels == 1
 
 
 def test_without_a_terminal_what_is_missing_is_named_and_nothing_overwritten(tmp_path):
@@ -293,29 +260,6 @@ def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
     assert check(config).problems == ()
 
 
-@pytest.mark.parametrize(
-    ("stem", "name"),
-    [
-        ("my_photos", "my_photos"),
-        ("My Photos (2024)", "my-photos-2024"),
-        ("USERS", "users-photos"),
-        ("写真", "mine"),
-        ("x" * 80, "x" * 50),
-    ],
-)
-def test_policy_is_called_after_the_data_as_far_as_a_policy_may_be(stem, name):
-    policy = {"users_lower_bound": 9, "delta": 1e-3, "epsilon_cap": 1.0}
-    assert PolicyConfig(policy_id=policy_id(stem), **policy).policy_id == name
-
-
-def test_one_person_is_told_to_be_one(tmp_path):
-    (tmp_path / "photos" / "ada").mkdir(parents=True)
-    (tmp_path / "photos" / "ada" / "1.jpg").write_bytes(photo(1, True))
-    said = call("init", "--data", tmp_path / "photos", "-o", tmp_path / "mine.yaml", *ANSWERS)
-    assert "1 photo; 1 usable user" in said
-    assert "all photos are of one user" in said
-
-
 def test_table_beside_folders_is_not_overlooked(tmp_path):
     """The folder of the images would be the one user, and everybody a photo of theirs."""
     folder = as_folder(tmp_path)
@@ -349,60 +293,6 @@ def test_what_lies_beside_photos_is_no_bad_photo(tmp_path):
     assert LEFT_OUT["side_file"] in dict(checked.left_out)
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        ("file;person", "separated by ';'; save it with commas"),
-        ("file,person,person", "has the column 'person' more than once; rename the others"),
-    ],
-)
-def test_header_that_could_mean_anything_is_refused(tmp_path, header, words):
-    (tmp_path / "rows.csv").write_text(f"{header}\n")
-    with pytest.raises(InputError, match=words):
-        call("init", "--data", tmp_path / "rows.csv", "-o", tmp_path / "mine.yaml", *ANSWERS)
-
-
-@pytest.mark.parametrize("missing", ["none", "rows.zip/none"])
-def test_folder_that_is_not_there_is_a_sentence(tmp_path, missing):
-    (tmp_path / "rows.zip").write_bytes(b"")
-    for path, says in ((missing, "No folder at"), ("rows.zip", "format of .* is unknown")):
-        with pytest.raises(InputError, match=says):
-            call("init", "--data", tmp_path / path, "-o", tmp_path / "mine.yaml", *ANSWERS)
-
-
-def test_columns_that_nobody_asks_for_may_be_called_alike(tmp_path):
-    """As a spreadsheet writes empty ones."""
-    rows = as_csv(tmp_path)
-    rows.write_text("\n".join(f"{line},," for line in rows.read_text().splitlines()) + "\n")
-    said = call("init", "--data", rows, "-o", tmp_path / "mine.yaml", *ANSWERS)
-    assert "36 photos" in said
-
-
-def test_photos_that_cannot_be_used_are_told_by_their_faults(tmp_path):
-    (tmp_path / "rows.csv").write_text("file,person\n/far/away.jpg,ada\n")
-    with pytest.raises(InputError, match=r"1: no image bytes .*, or no file of that name below"):
-        call("init", "--data", tmp_path / "rows.csv", "-o", tmp_path / "mine.yaml", *ANSWERS)
-
-
-def test_unknown_columns_are_asked_for_by_name(tmp_path):
-    path = tmp_path / "odd.parquet"
-    pq.write_table(pa.table({"a": [photo(0, True)], "b": ["u"]}), path)
-    with pytest.raises(InputError, match="--column image=NAME"):
-        call("init", "--data", path, "-o", tmp_path / "mine.yaml", *ANSWERS)
-    call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml", *ANSWERS,
-         "--column", "label=owner")  # fmt: skip
-    assert load_config(tmp_path / "mine.yaml").data.source.columns.label == "owner"
-
-
-def test_column_of_several_values_cannot_name_users(tmp_path):
-    path = tmp_path / "nested.parquet"
-    pq.write_table(pa.table({"image": [photo(0, True)], "user_id": [{"id": "u"}]}), path)
-    with pytest.raises(
-        InputError, match=r"'user_id' .* holds struct<id: string>, .* Name a column"
-    ):
-        call("init", "--data", path, "-o", tmp_path / "mine.yaml", *ANSWERS)
-
-
 def test_plan_writes_its_noise_and_rounds_into_the_file_and_keeps_the_comments(tmp_path):
     output = tmp_path / "mine.yaml"
     call("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
@@ -414,13 +304,3 @@ def test_plan_writes_its_noise_and_rounds_into_the_file_and_keeps_the_comments(t
     assert config.mechanism.noise_multiplier > noise
     changed = [line for line in output.read_text().splitlines() if line not in before.splitlines()]
     assert [line.split(":")[0].strip() for line in changed] == ["rounds", "noise_multiplier"]
-
-
-def test_plan_does_not_write_what_it_cannot_say_in_the_mechanism(tmp_path):
-    output = tmp_path / "mine.yaml"
-    call("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
-    before = output.read_text()
-    with pytest.raises(ConfigError, match="beside its mechanism"):
-        call("plan", "--config", output, "--set", "partition.virtual_clients=50",
-             "--write", output, "--output", tmp_path / "plan.json")  # fmt: skip
-    assert output.read_text() == before

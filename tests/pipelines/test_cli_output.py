@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedemb.errors import InputError, Refused
+from fedemb.errors import Refused
 from fedemb.pipelines.cli.main import errors_as_sentences
 from fedemb.pipelines.output import escaped, say, say_block, say_json
 
@@ -74,11 +74,6 @@ def test_escaped_text_is_one_visible_line(text):
     shown.encode()
 
 
-@pytest.mark.parametrize("name", ["photo 1.jpg", "Zoë", "写真.png", "Größe-ñ", "smile 🙂"])
-def test_names_of_people_stay_as_they_are(name):
-    assert escaped(name) == name
-
-
 def test_name_adds_no_line_and_hides_none(capsys):
     say("alike: \x1b[2J\rverified\nverified: model 1", "next", "")
     assert capsys.readouterr().out == "alike: \\x1b[2J\\rverified\\nverified: model 1\nnext\n\n"
@@ -106,12 +101,6 @@ def test_text_of_a_bug_is_escaped_too(capsys):
     assert "bug in fedemb" in shown
     assert "RuntimeError" in shown
     assert "\x1b" not in shown
-
-
-def test_error_is_whole_after_it_crossed_a_process():
-    import pickle
-
-    assert str(pickle.loads(pickle.dumps(InputError("a", "b")))) == "a\nb"
 
 
 def test_output_that_cannot_show_a_letter_escapes_it(monkeypatch, tmp_path):

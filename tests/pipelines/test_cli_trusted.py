@@ -146,12 +146,6 @@ def test_wrong_trust_file_is_answered_in_short_sentences(bundle, tmp_path):
     )
 
 
-@pytest.mark.parametrize("output", ["e.txt", "e", "s3://vectors/e.csv", "e.parquet.bak"])
-def test_embed_refuses_an_output_that_is_not_parquet_before_it_reads(bundle, output):
-    with pytest.raises(InputError, match=rf"The output {output} does not end in \.parquet"):
-        _run("embed", bundle, *_trust(), "-o", output)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_bundle_is_loaded_under_the_keys_of_its_owner(bundle, command, monkeypatch):
     """Control for the tests above."""

@@ -12,9 +12,8 @@ from fedemb.data.columns import guess_source
 from fedemb.data.formats.image_files import is_side_file
 from fedemb.errors import InputError
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.serving.photo_source import PhotoSource
 from tests.components.data.test_webdataset import shard
-from tests.pipelines.test_other_peoples_files import USERS, as_folders, as_parquet, rows, users_of
+from tests.pipelines.test_other_peoples_files import USERS, as_parquet, rows, users_of
 from tests.pipelines.test_tables_of_others import PHOTOS, checked, plain, table
 
 Make = Callable[[Path], Path]
@@ -63,14 +62,6 @@ def test_export_with_one_folder_or_id_per_person_works(tmp_path, export):
     assert users_of(WORKS[export](tmp_path), tmp_path) == USERS
 
 
-def test_open_images_needs_the_name_of_its_image_column(tmp_path):
-    path = open_images(tmp_path)
-    with pytest.raises(InputError, match=r"'ImageID'.*--column image_id=NAME"):
-        users_of(path, tmp_path)
-    named = ("--alike=user", "--column", "image_id=ImageID")
-    assert users_of(path, tmp_path, *named) == USERS
-
-
 @pytest.mark.parametrize("beside", ["train", "train_images", "img_align_celeba"])
 def test_images_of_a_table_are_found_in_a_folder_beside_it(tmp_path, beside):
     path = open_images(tmp_path).rename(tmp_path / "train.csv")
@@ -80,24 +71,6 @@ def test_images_of_a_table_are_found_in_a_folder_beside_it(tmp_path, beside):
         photo.rename(tmp_path / beside / photo.name)
     assert users_of(path, tmp_path, "--alike=user", "--column", "image_id=ImageID") == USERS
     assert load_config(tmp_path / "made.yaml").data.source.image_root == str(tmp_path / beside)
-
-
-def test_folder_of_the_images_of_a_table_can_be_named(tmp_path):
-    path = table(tmp_path, "file_name,user_id,label", plain)
-    elsewhere = tmp_path / "far" / "away"
-    elsewhere.mkdir(parents=True)
-    for photo in tmp_path.glob("*.jpg"):
-        photo.rename(elsewhere / photo.name)
-    assert users_of(path, tmp_path, "--image-root", str(elsewhere)) == USERS
-    assert load_config(tmp_path / "made.yaml").data.source.image_root == str(elsewhere)
-    with pytest.raises(InputError, match=r"No folder at .*/nowhere"):
-        users_of(path, tmp_path, "--image-root", str(tmp_path / "nowhere"))
-
-
-def test_folder_of_images_is_refused_where_no_table_names_them(tmp_path):
-    root = as_folders(tmp_path / "in")
-    with pytest.raises(InputError, match=r"--image-root is .* not a CSV\. Remove the option"):
-        users_of(root, tmp_path, "--image-root", str(tmp_path))
 
 
 def test_images_of_tables_in_several_folders_are_relative_to_each_table(tmp_path):
@@ -112,11 +85,6 @@ def test_images_of_tables_in_several_folders_are_relative_to_each_table(tmp_path
         users_of(tmp_path, tmp_path)
 
 
-def test_raw_photos_alone_are_refused_with_the_reason(tmp_path):
-    with pytest.raises(InputError, match=r"2: .*raw photo"):
-        users_of(tree(tmp_path, "ada/1.NEF", "bo/1.dng"), tmp_path)
-
-
 def tree(folder: Path, *names: str) -> Path:
     data = [data for _, _, data in rows()]
     for number, name in enumerate(names):
@@ -124,11 +92,6 @@ def tree(folder: Path, *names: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data[number])
     return folder / "in"
-
-
-@pytest.mark.parametrize("name", ["ada/Rome, 1 May 2024", "ada"])
-def test_one_folder_is_a_user(tmp_path, name):
-    assert users_of(tree(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg"), tmp_path) == 1
 
 
 def test_loose_photos_have_no_owner_and_are_refused(tmp_path):
@@ -167,25 +130,3 @@ def test_folder_of_a_data_set_with_its_description_has_the_format_of_its_shards(
     as_parquet(tmp_path / "in" / "data" / "train-00000-of-00001.parquet")
     (tmp_path / "in" / beside).write_text("x")
     assert users_of(tmp_path / "in", tmp_path) == USERS
-
-
-def test_folder_with_several_tables_is_refused_with_the_names_of_the_tables(tmp_path):
-    root = tree(tmp_path, "train/1.jpg")
-    for name in ("train.csv", "metadata.jsonl"):
-        (root / name).write_text("x")
-    with pytest.raises(InputError, match=r"has metadata.jsonl and train.csv, .* JSON Lines to CSV"):
-        users_of(root, tmp_path)
-
-
-def test_folders_of_people_are_checked_without_a_warning(tmp_path):
-    users_of(as_folders(tmp_path / "in"), tmp_path, "--alike=user")
-    assert checked(tmp_path).warnings == ()
-
-
-@pytest.mark.parametrize("name", ["photos.zip", "ids.tsv", "data.arrow", "one.jpg"])
-def test_file_of_an_unknown_format_is_refused_with_the_formats_that_are_read(tmp_path, name):
-    (tmp_path / name).write_bytes(b"x")
-    uri = str(tmp_path / name)
-    for use in (lambda: guess_source(uri, {}), lambda: next(PhotoSource(uri).units())):
-        with pytest.raises(InputError, match=r"unknown.*folder of photos, Parquet, CSV, TFRecord"):
-            use()

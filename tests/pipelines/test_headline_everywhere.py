@@ -1,27 +1,20 @@
 """One headline in every place: CLI, pages, card, registries; approvals that wait; the checklist."""
 
-import fcntl
 import json
 import os
 import re
 import subprocess
-from dataclasses import replace
-from html import unescape
 from pathlib import Path
 
 import pytest
 
-from fedemb.documents.audit import AuditReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.review import runs_table
-from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.pages import collect_reports, render_index
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.audit_words import audit_answer
 from fedemb.serving.registries import Release
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
@@ -156,71 +149,6 @@ def test_approvals_come_last_and_hide_no_other_reason(tmp_path):
     assert title(render_index(folder)) == "Refused: no gain over public"
 
 
-def test_refusal_longer_than_a_name_of_a_file_is_shown(waiting, tmp_path):
-    folder = run_folder(waiting, tmp_path / "runs", **WAITING)
-    why = "the training images are unknown " * 12
-    folder.write_state(replace(folder.read_state(), closing_lines=[f"release: refused: {why}"]))
-    assert why.strip() in render_index(folder)
-
-
-def test_run_that_holds_its_lock_is_running(released, tmp_path):
-    folder = run_folder(released, tmp_path / "runs")
-    folder.write_state(RunState(exit_code=1, seconds={"plan_privacy": 1.0}))
-    assert "Stopped: no step reported an error" in runs_table([folder])[1]
-    with (folder.root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = (
-            "from fedemb.pipelines.run.directory import RunDirectory as R; from pathlib import "
-        )
-        command += f"Path; print(R(Path({str(folder.root)!r})).is_running())"
-        done = subprocess.run(
-            [os.sys.executable, "-c", command], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == "True"
-        assert "Running: " in runs_table([folder])[1]
-    assert not folder.is_running()
-
-
-def test_checklist_has_every_rule_with_its_state(waived, tmp_path):
-    verdict = read(waived.verdict, VerdictDocument).body
-    assert [check.rule for check in verdict.checks] == [rule.code for rule in RULES]
-    states = {check.rule: check.outcome for check in verdict.checks}
-    assert states.pop("no_gain_over_public") == "waived"
-    assert {rule for rule, state in states.items() if state != "passed"} == {
-        "change_not_covered",
-        "tuning_not_charged",
-        "log_loss_above_baseline",
-        "worse_than_previous_release",
-        "no_approval_by_deadline",
-        "not_approved",
-    }
-    shown = {check.rule: (check.value, check.limit) for check in verdict.checks}
-    assert shown["no_gain_over_public"] == ("+20.0 points [+0.0, +40.0]", "above 0 points")
-    folder = run_folder(waived, tmp_path / "runs")
-    collect_reports(folder)
-    page = (folder.reports / "verdict.html").read_text()
-    passed = sum(state == "passed" for state in states.values())
-    assert f"{passed} rules passed, 0 failed, 1 waived; 6 do not apply to this run." in page
-    assert all(rule.text in unescape(page) for rule in RULES)
-    assert 'href="reports/verdict.html"' in render_index(folder)
-
-
-@pytest.mark.long
-def test_audit_answers_yes_or_no_before_its_evidence(released, tmp_path):
-    folder = run_folder(released, tmp_path / "runs")
-    collect_reports(folder)
-    answer = "Yes: the priced mechanism ran; all checks passed."
-    assert title((folder.reports / "audit_report.html").read_text()) == answer
-    assert answer in render_index(folder)
-    audit, plan = read(released.audit, AuditReport).body, plan_mechanism(released.config)
-    fold = audit.mechanism.fold.model_copy(update={"same": False})
-    mechanism = audit.mechanism.model_copy(update={"fold": fold})
-    failed = audit_answer(audit.model_copy(update={"mechanism": mechanism}), plan)
-    assert failed == "No: the priced mechanism did not run as planned (fold differs)."
-    unknown = audit_answer(audit.model_copy(update={"mechanism": None}), plan)
-    assert unknown.startswith("Unknown: ")
-
-
 def test_forged_verdict_is_not_shown(waiting, tmp_path):
     folder = run_folder(waiting, tmp_path / "runs", **DENIED)
     path = folder.output("verdict")
@@ -287,22 +215,3 @@ def test_run_that_stays_refused_is_not_approved(tmp_path, capsys):
     ):
         call(capsys, "approve", folder.root, "--key", ada, "--yes")
     assert run.ledger().head == head
-
-
-@pytest.mark.long
-def test_waiver_without_a_name_is_the_owners_in_every_place(tmp_path, capsys, monkeypatch):
-    """Without FEDEMB_ACTOR, the record names the key only."""
-    monkeypatch.delenv("FEDEMB_ACTOR", raising=False)
-    run = without_gain(honest_run.start(tmp_path / "run").until_gate())
-    run.waive("no_gain_over_public", REASON)
-    run.do_account()
-    run.do_gate()
-    run.do_release()
-    folder = run_folder(run, tmp_path / "runs")
-    reports = collect_reports(folder)
-    shown = [path.read_text() for path in reports.values()]
-    shown += [(bundle(run) / "README.md").read_text(), render_index(folder)]
-    shown += [(run.root / "verdict.md").read_text()]
-    assert not [text for text in shown if "unnamed" in text]
-    assert f"Waived by the policy owner: `no_gain_over_public`, {REASON}" in shown[-3]
-    assert f"waived by the policy owner: {REASON}" in shown[-1]

@@ -1,13 +1,9 @@
 """Runs of a cluster in MLflow: the last step of a run writes it, and can never fail by it."""
 
-import json
-import socket
-import time
-
 import pytest
 
 from fedemb.errors import AwaitingApproval
-from fedemb.reports.mlflow import log_in_time, settings_of
+from fedemb.reports.mlflow import settings_of
 from fedemb.steps import show_outcome
 from tests.kit.kubeflow_run import KubeflowRun
 from tests.kit.pipeline_runs import honest_run
@@ -88,26 +84,3 @@ def test_server_that_does_not_answer_changes_nothing(released, capfd, address, s
     assert page.startswith("# Released\n")
     assert figures["exit_code"] == 0
     assert said in capfd.readouterr().err
-
-
-def test_parameters_that_are_not_a_configuration_still_give_a_page(released, capfd):
-    page, _ = released.show(mlflow="http://127.0.0.1:9", mechanism="{", policy="[]")
-    assert page.startswith("# Released\n")
-    assert "the parameters are not a valid configuration" in capfd.readouterr().err
-
-
-def test_output_of_an_earlier_run_that_cannot_be_read_is_left_out(released, tmp_path):
-    lost = {"audit_report": f"{tmp_path}/none/audit_report", "privacy_report": "ftp://x/y"}
-    page, _ = released.show(reused=json.dumps(lost))
-    assert page.startswith("# Released\n")
-
-
-def test_server_that_never_answers_costs_a_limited_time(released, monkeypatch):
-    found = []
-    monkeypatch.setattr(show_outcome, "log_in_time", lambda run, _: found.append(run) or "")
-    released.show(mlflow="http://mlflow.example")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        started = time.monotonic()
-        problem = log_in_time(found[0], f"http://127.0.0.1:{silent.getsockname()[1]}", 0.5)
-    assert time.monotonic() - started < 5
-    assert "within 0.5 seconds" in problem

@@ -1,17 +1,12 @@
 """Commands take the names that `fedemb runs` lists, and pages link the files they name."""
 
-import json
-import re
 from dataclasses import replace
-from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.pages import collect_reports, render_index
-from fedemb.reports.report import link
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 
@@ -59,26 +54,3 @@ def test_unknown_name_is_answered_with_the_command_that_lists_names(
     key = ("--key", "ada") if command == "approve" else ()
     with pytest.raises(InputError, match=r"No run at tuesday.*`fedemb runs --runs runs` lists"):
         call(capsys, command, "tuesday", *key)
-
-
-def test_card_states_the_whole_embedding_space_id(released):
-    card = (released.root / "releases" / "glyphs" / "1.0" / "README.md").read_text()
-    space = json.loads(released.utility.read_text())["embedding_space_id"]
-    assert f"the space of this one is `{space}`." in card
-
-
-def test_index_links_every_file_that_it_names(folder):
-    page = folder.index.read_text()
-    links = [unquote(href) for href in re.findall(r'<a href="([^"#]+)"', page)]
-    assert {"config.yaml", "run.log", "releases/glyphs/1.0"} <= set(links)
-    assert len([href for href in links if href.startswith("public/")]) >= 8
-    for href in links:
-        assert (folder.root / href).exists(), href
-
-
-def test_link_goes_where_a_browser_can_go():
-    assert link("a b", "releases/a b") == '<a href="releases/a%20b">a b</a>'
-    console = "https://console.cloud.google.com/storage/browser"
-    assert link("gs://t/r", "gs://t/r") == f'<a href="{console}/t/r">gs://t/r</a>'
-    assert link("s3://t/<r>", "s3://t/<r>") == "s3://t/&lt;r&gt;"
-    assert Path(unquote(link("x", "/a/<b>").split('"')[1])) == Path("/a/<b>")

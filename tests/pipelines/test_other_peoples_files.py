@@ -136,27 +136,7 @@ def test_cut_shard_is_a_sentence_however_it_is_packed(tmp_path, pack, cut):
         list(iter_tfrecord(Part(str(tmp_path), "a.tfrecord")))
 
 
-def test_format_is_named_where_names_do_not_tell(tmp_path):
-    (tmp_path / "export.bin").write_bytes(tfrecord(examples()))
-    assert users_of(tmp_path / "export.bin", tmp_path, "--alike=user", "--format=tfrecord") == USERS
-    with pytest.raises(ConfigError, match="--format is tar"):
-        init(tmp_path / "export.bin", tmp_path, "--alike=user", "--format", "tar")
-
-
 # ---- Parquet -------------------------------------------------------------------------------------
-
-
-def test_shard_without_rows_and_types_is_read(tmp_path):
-    as_parquet(tmp_path / "d.parquet" / "part-1.parquet")
-    empty = pa.table({name: pa.nulls(0) for name in ("image", "user_id", "label")})
-    pq.write_table(empty, tmp_path / "d.parquet" / "part-0.parquet")
-    assert users_of(tmp_path / "d.parquet", tmp_path) == USERS
-
-
-def test_folder_of_parquet_shards_needs_no_name(tmp_path):
-    as_parquet(tmp_path / "shards" / "0.parquet")
-    assert users_of(tmp_path / "shards", tmp_path) == USERS
-    assert load_config(tmp_path / "made.yaml").data.source.format == "parquet"
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "view", "large", "struct"])
@@ -213,19 +193,6 @@ def test_list_of_classes_that_no_photo_has_is_refused_with_the_labels(tmp_path, 
 # ---- paths ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("glob", ["p.parquet", "*.parquet", ""])
-def test_path_with_brackets_that_exists_is_no_pattern(tmp_path, glob):
-    folder = tmp_path / "photos [2024] (a*b?)"
-    as_parquet(folder / "p.parquet")
-    assert users_of(folder / glob, tmp_path) == USERS
-
-
-def test_part_that_does_not_exist_is_a_pattern_and_its_folder_is_not_left(tmp_path):
-    place = locate(f"{tmp_path}/nowhere/*.parquet")
-    assert (place.root, place.rest, place.pattern) == (f"{tmp_path}/nowhere", "*.parquet", True)
-    assert not list(place.entries())
-
-
 def as_csv(folder: Path, spelled) -> Path:
     (folder / "Bilder é").mkdir()
     lines = ["file_name,user_id"]
@@ -250,13 +217,6 @@ def test_names_of_a_table_are_found_however_they_are_written(tmp_path, form):
         "bare": lambda name: name.removesuffix(".jpg"),
     }
     assert users_of(as_csv(tmp_path, ways[form]), tmp_path) == USERS
-
-
-def test_names_that_are_not_there_are_refused_with_an_example(tmp_path):
-    path = as_csv(tmp_path, lambda name: f"C:\\export\\{Path(name).name}")
-    with pytest.raises(InputError, match=r"No file 'C:.*export.*0\.jpg' below") as refused:
-        init(path, tmp_path)
-    assert str(tmp_path) in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -290,17 +250,6 @@ def test_recycle_bins_and_thumbnails_are_no_users_and_are_counted(tmp_path):
     said = init(root, tmp_path)
     assert f"{USERS} usable users" in said
     assert "6 not usable: film, raw photo, sidecar, thumbnail, recycle bin" in said
-
-
-def test_photos_of_several_users_and_of_none_are_said(tmp_path):
-    root = as_folders(tmp_path / "in")
-    (root / "user-01" / "copy.jpg").write_bytes(photo(0, 0))
-    (root / "loose.jpg").write_bytes(photo(600, 0))
-    (root / "notes.txt").write_text("beside")
-    init(root, tmp_path)
-    found = check(load_config(tmp_path / "made.yaml"))
-    assert any(text.startswith("1 photo of several users") for text in found.warnings)
-    assert any(text.startswith("1 file beside the folders of users") for text in found.warnings)
 
 
 def test_written_configuration_has_no_count_of_the_photos(tmp_path):

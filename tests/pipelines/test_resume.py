@@ -1,7 +1,6 @@
 """A training is paid for once and measured as often as wanted; nothing else may change in a run."""
 
 import json
-import re
 
 import pytest
 
@@ -15,7 +14,6 @@ from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.local import (
     changed_config,
-    closing_lines,
     paths_taken_over,
     steps_taken_over,
 )
@@ -60,19 +58,6 @@ def _finish(run, steps):
         for name in DP_FEDEMB.published()[step]:
             (folder / name).write_text("{}")
     run.write_state(RunState(seconds=dict.fromkeys(steps, 1.0)))
-
-
-def test_run_typed_again_says_what_to_type_to_go_on(run, monkeypatch):
-    elsewhere = run.root.parent / "has a blank"
-    elsewhere.mkdir()
-    for here, place in ((run.root.parent, run.run_id), (elsewhere, str(run.root))):
-        monkeypatch.chdir(here)
-        with pytest.raises(InputError, match=re.escape(f"`fedemb run --resume {place}`")):
-            RunDirectory.create(run.root.parent, run.run_id, run.config())
-    within = RunDirectory.create(elsewhere, "one", run.config())
-    assert within.resumed_by == "fedemb run --resume one"
-    monkeypatch.chdir(run.root.parent)
-    assert within.resumed_by == "fedemb run --resume 'has a blank/one'"
 
 
 @pytest.mark.parametrize(
@@ -154,15 +139,6 @@ def test_release_of_the_same_version_is_refused(run):
         changed_config(run, ["evaluation.bootstrap_samples=77"])
     other = ["evaluation.bootstrap_samples=77", "release.version=v2"]
     assert changed_config(run, other).release.version == "v2"
-
-
-def test_run_whose_ledger_is_damaged_still_says_how_it_ended(run):
-    ledger = run.root / "policy" / "ledger"
-    ledger.mkdir(parents=True)
-    (ledger / "trust.json").write_text("{}")
-    lines = closing_lines(run, RunState(4, failed_step="account_privacy", message="no disk"))
-    assert lines[0].startswith("guarantee: not known (")
-    assert lines[-1] == "release: none (account_privacy stopped: no disk)"
 
 
 # ---- the gate -----------------------------------------------------------------------------------

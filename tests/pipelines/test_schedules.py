@@ -9,7 +9,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedemb.config import RunConfig
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.pipelines.cli.cluster import objects
@@ -18,8 +17,8 @@ from fedemb.pipelines.cluster.kubeflow import Kubeflow
 from fedemb.pipelines.cluster.package import checked_digest
 from fedemb.pipelines.cluster.schedule import load_schedule, load_schedules
 from fedemb.pipelines.run.load_config import load_config
-from tests.kit.schedule_kit import IMAGE, SCHEDULES, change_schedule
-from tests.kit.servers.kfp_stand_in import AGENT_TTL, Fault, schedule_of, time_to_live
+from tests.kit.schedule_kit import IMAGE, change_schedule
+from tests.kit.servers.kfp_stand_in import Fault, schedule_of
 
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
 RUNNING = datetime(2027, 1, 13, 12, tzinfo=UTC)
@@ -88,32 +87,6 @@ def _epsilons(loaded):
     return float(found[1]), float(found[2])
 
 
-def _epsilon_by_hand(config, runs):
-    """Epsilon of so many runs, from the numbers of the configuration and the accounting library."""
-    from dp_accounting import (
-        GaussianDpEvent,
-        NeighboringRelation,
-        PoissonSampledDpEvent,
-        SelfComposedDpEvent,
-    )
-    from dp_accounting.pld import PLDAccountant
-
-    mechanism = config.mechanism
-    accountant = PLDAccountant(NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3)
-    round_event = PoissonSampledDpEvent(
-        mechanism.sampling_probability, GaussianDpEvent(mechanism.noise_multiplier)
-    )
-    accountant.compose(SelfComposedDpEvent(round_event, mechanism.rounds * runs))
-    return accountant.get_epsilon(config.policy.delta)
-
-
-def test_price_of_a_schedule_is_that_of_an_independent_computation(folder):
-    loaded = load_schedule(folder / "weekly.yaml")
-    whole, one = _epsilons(loaded)
-    assert whole == pytest.approx(_epsilon_by_hand(loaded.config, 13), rel=0.01)
-    assert one == pytest.approx(_epsilon_by_hand(loaded.config, 1), rel=0.01)
-
-
 def test_too_dear_a_schedule_is_refused(folder):
     with pytest.raises(BudgetExceeded, match=r"its budget allows 0\.100"):
         load_schedule(change_schedule(folder, "dear", budget={"epsilon": 0.1}))
@@ -166,22 +139,6 @@ def test_schedule_needs_an_end(folder):
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match="end"):
         load_schedule(path)
-
-
-def test_schedule_that_says_two_things_is_refused(folder):
-    path = folder / "weekly.yaml"
-    path.write_text(path.read_text() + "budget: {epsilon: 1000000.0}\n")
-    with pytest.raises(ConfigError, match=r"weekly\.yaml is wrong: .*'budget' twice, again"):
-        load_schedule(path)
-    path.write_bytes(b"name: \xff")
-    with pytest.raises(ConfigError, match=r"weekly\.yaml is wrong"):
-        load_schedule(path)
-
-
-def test_name_must_be_that_of_the_file(folder):
-    (folder / "weekly.yaml").rename(folder / "other.yaml")
-    with pytest.raises(ConfigError, match="must be the same"):
-        load_schedule(folder / "other.yaml")
 
 
 def test_package_with_a_mutable_image_is_refused(folder):
@@ -407,29 +364,6 @@ def test_an_object_that_is_not_ours_is_left(folder, cluster, part, field, value)
     assert _actions(_plan(cluster, folder)) == [("keep", "weekly")]
 
 
-def test_scheduled_runs_are_named_by_policy_and_model(folder, cluster):
-    _apply(cluster, folder)
-    cluster.tick(RUNNING)
-    cluster.tick(RUNNING + timedelta(days=5))
-    assert len(set(cluster.scheduled_names)) == 2
-    assert all(name.startswith("glyphs-2027-glyphs-") for name in cluster.scheduled_names)
-
-
-def test_a_schedule_that_may_be_stopped_is_said(folder, kfp, monkeypatch):
-    _apply(kfp, folder)
-    change_schedule(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
-
-    def gone(*_):
-        raise StorageError("gone")
-
-    monkeypatch.setattr(Kubeflow, "enable", gone)
-    with pytest.raises(StorageError, match=r"is stopped, .* Run `fedemb schedule` again"):
-        _apply(kfp, folder)
-    monkeypatch.undo()
-    _apply(kfp, folder)
-    assert len(kfp.enabled("team-a", "weekly")) == 1
-
-
 def test_namespaces_do_not_see_each_other_nor_what_is_shared(folder, kfp):
     kfp.pipelines["shared"] = {
         "pipeline_id": "shared",
@@ -457,33 +391,6 @@ def test_no_slot_that_lies_behind_is_ever_run(folder, kfp):
     assert kfp.tick(RUNNING) == []
     assert kfp.tick(RUNNING + timedelta(days=5)) == ["weekly 2027-01-18 04:00"]
     assert kfp.tick(RUNNING + timedelta(days=5)) == []
-
-
-def test_one_that_was_disabled_is_replaced(folder, kfp):
-    _apply(kfp, folder)
-    (run,) = kfp.recurring.values()
-    run["mode"] = "DISABLE"
-    assert _actions(_plan(kfp, folder)) == [("replace", "weekly")]
-    _apply(kfp, folder, RUNNING)
-    assert run["recurring_run_id"] not in kfp.recurring
-    assert kfp.tick(RUNNING) == []
-
-
-def test_a_schedule_that_is_over_is_left_and_never_created(folder, kfp):
-    over = datetime(2027, 4, 2, tzinfo=UTC)
-    assert _actions(_plan(kfp, folder, over)) == [("keep", "weekly")]
-    _apply(kfp, folder)
-    _apply(kfp, folder, over)
-    assert kfp.enabled("team-a", "weekly") == []
-    assert _actions(_plan(kfp, folder, over)) == [("keep", "weekly")]
-
-
-def test_argo_would_keep_workflows_two_weeks_and_the_persistence_agent_deletes_them(folder, kfp):
-    """A compiled pipeline names all three times of Argo's; Kubeflow's own agent has another."""
-    _apply(kfp, folder)
-    workflow = kfp.workflow(next(iter(kfp.recurring.values())))
-    assert set(workflow["ttlStrategy"].values()) == {14 * 24 * 3600}
-    assert [time_to_live(workflow, outcome) for outcome in (True, False)] == [AGENT_TTL] * 2
 
 
 def test_only_the_public_step_is_retried_whatever_the_controllers_default(folder, kfp):
@@ -562,14 +469,6 @@ def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(fol
     assert len(kfp.versions) == uploads + 1, "it would bear the name of the first policy"
 
 
-def test_a_version_says_policy_and_package(folder, kfp):
-    loaded = load_schedule(folder / "weekly.yaml")
-    _apply(kfp, folder)
-    (version,) = kfp.versions.values()
-    policy, package = loaded.config.policy.policy_id, file_digest(loaded.package)
-    assert version["display_name"] == f"{policy} {package[:16]}"
-
-
 def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):
     kubeflow = _kubeflow(kfp)
     kfp.fail_with = 403
@@ -597,26 +496,6 @@ def test_commands_print_cost_and_changes(folder, kfp):
     assert len(kfp.enabled("fedemb", "weekly")) == 1
 
 
-def test_config_prints_the_configuration_of_a_schedule_with_its_overrides(folder):
-    from fedemb.pipelines.cli.main import app
-
-    printed = CliRunner().invoke(app, ["config", "-c", str(folder / "weekly.yaml")]).output
-    assert RunConfig.model_validate(yaml.safe_load(printed)) == load_schedules(folder)[0].config
-
-
-def test_namespace_is_the_named_one_the_profiles_the_pods_or_that_of_infra(tmp_path, monkeypatch):
-    from fedemb.pipelines.cli import cluster
-
-    profile, pod = tmp_path / "ours.yaml", tmp_path / "namespace"
-    profile.write_text("namespace: vision")
-    monkeypatch.setattr(cluster, "POD_NAMESPACE", pod)
-    assert cluster.namespace_of(None, None) == "fedemb"
-    pod.write_text("jobs\n")
-    assert cluster.namespace_of(None, ["cpu"]) == "jobs"
-    assert cluster.namespace_of(None, ["cpu", str(profile)]) == "vision"
-    assert cluster.namespace_of("mine", ["cpu", str(profile)]) == "mine"
-
-
 def test_submit_prints_the_digest_of_the_package_and_a_profile_pins_it(folder, tmp_path):
     """The rules of compilation do not see whether the code of a step was changed."""
     loaded = load_schedule(folder / "weekly.yaml")
@@ -630,29 +509,6 @@ def test_submit_prints_the_digest_of_the_package_and_a_profile_pins_it(folder, t
     assert checked_digest(changed, ("cpu",)) != digest
     with pytest.raises(ConfigError, match="which the profile does not list"):
         checked_digest(changed, ("cpu", str(pins)))
-
-
-def test_example_works_as_its_first_lines_say(tmp_path, package):
-    text = (SCHEDULES / "example" / "weekly.yaml").read_text()
-    tree = yaml.safe_load(text)
-    pinned = tmp_path / "schedules" / tree["package"]["path"]
-    assert str(pinned.relative_to(tmp_path)) in text, "what is compiled is what is pinned"
-    pinned.parent.mkdir(parents=True)
-    pinned.write_bytes(package.read_bytes())
-    (tmp_path / "schedules" / "weekly.yaml").write_text(
-        text.replace(tree["package"]["sha256"], file_digest(pinned))
-    )
-    assert [item.schedule.name for item in load_schedules(tmp_path / "schedules")] == ["weekly"]
-    pinned.rename(tmp_path / "schedules" / pinned.name)
-    with pytest.raises(
-        ConfigError, match="is a compiled pipeline, and its folder is for schedules"
-    ):
-        load_schedules(tmp_path / "schedules")
-
-
-def test_beam_options_reach_the_step_that_partitions(folder):
-    path = change_schedule(folder, "weekly", beam_options=["--runner=DataflowRunner"])
-    assert load_schedule(path).arguments["beam_options"] == ["--runner=DataflowRunner"]
 
 
 def test_an_object_without_enabled_is_disabled_as_go_omits_false(kfp, cluster, folder):

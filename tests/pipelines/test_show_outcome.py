@@ -13,15 +13,14 @@ import fedemb.runtime.outcome
 import fedemb.steps.show_outcome
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
-from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.utility import Classified, ClassifierReport, ComparedClassifier, UtilityReport
+from fedemb.documents.utility import UtilityReport
 from fedemb.errors import Superseded
 from fedemb.foundation.document import read
 from fedemb.keys.trust import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.reports.headline import privacy_figures, utility_figures
-from fedemb.runtime.outcome import keep_outcome, outcomes, run_folder
+from fedemb.runtime.outcome import keep_outcome
 from fedemb.runtime.step import declared, step_process
 from fedemb.storage import LocalStore, open_store
 from fedemb.storage.fencing import FencingToken
@@ -195,46 +194,6 @@ def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compar
     }
 
 
-def _exactly(value):
-    return Interval(value=value, low=value, high=value)
-
-
-def test_figures_of_a_classifier_have_their_own_name_and_none_that_was_not_measured():
-    start = {"top_1": _exactly(0.5), "difference": _exactly(0.4)}
-    common = {"top_1": _exactly(0.6), "difference": _exactly(0.3)}
-    report = ClassifierReport.model_construct(
-        model=Classified.model_construct(top_1=_exactly(0.9), top_5=_exactly(1.0)),
-        public_backbone=ComparedClassifier.model_construct(**start),
-        most_frequent=ComparedClassifier.model_construct(**common),
-        untrained=None,
-    )
-    gain = {"top_1_public_start": 0.5, "top_1_best_start": 0.6, "gain": 0.3}
-    gain |= {"gain_low": 0.3, "gain_high": 0.3}
-    assert utility_figures(report) == {"top_1": 0.9, "top_5": 1.0, **gain}
-    nothing = dict.fromkeys(("model", "public_backbone", "most_frequent"))
-    assert utility_figures(report.model_copy(update=nothing)) == {}
-
-
-def test_figures_leave_out_an_infinite_epsilon(tmp_path):
-    run = honest_run.start(tmp_path / "run").until_gate()
-    report = read(run.report, PrivacyReport).body
-    update = {"epsilon": None}
-    infinite = report.model_copy(
-        update={
-            "accounting": report.accounting.model_copy(update=update),
-            "cumulative": report.cumulative.model_copy(update={"max_block_epsilon": None}),
-        }
-    )
-    cap = {"epsilon_cap": run.config.policy.epsilon_cap}
-    assert privacy_figures(infinite) == {"delta": report.accounting.delta, **cap}
-
-
-def test_run_without_a_word_from_a_step_says_so(bucket, tmp_path):
-    page, figures = _show(tmp_path, "tuesday", "FAILED")
-    assert page.startswith("# Stopped: no step reported an error\n")
-    assert figures == {"exit_code": 1}
-
-
 def _upload(bucket: Path, run: str, task: str, **files: Path) -> Path:
     """What the launcher does after a step that succeeded."""
     place = bucket / "runs" / "dp-fedemb" / run / task / "1bf2"
@@ -271,19 +230,6 @@ def test_headline_comes_from_the_documents_and_not_from_the_state(released, tmp_
     assert f'class="value">{epsilon}<' in html
     assert "gs://public/runs/dp-fedemb/monday/account-privacy/1bf2/privacy_page" in html
     assert "https://storage.cloud.google.com/public/runs/dp-fedemb/monday/account" in page
-
-
-@pytest.mark.parametrize("state", ["COMPLETE", "SUCCEEDED"])
-def test_both_names_of_success_are_understood_where_there_is_no_document(bucket, tmp_path, state):
-    page, figures = _show(tmp_path, "monday", state)
-    assert page.startswith("# Unknown: completed without a verdict\n")
-    assert figures == {"exit_code": 0}
-
-
-def test_a_state_nobody_knows_is_unknown_and_has_no_exit_code(bucket, tmp_path):
-    page, figures = _show(tmp_path, "monday", "SOMETHING_NEW")
-    assert page.startswith("# Unknown: ")
-    assert figures == {}
 
 
 def _die_in_turn(*stores: str) -> None:
@@ -363,10 +309,3 @@ def test_raw_output_is_never_kept(bucket, tmp_path):
     keep_outcome({"diagnostics": object}, pod, {"step": "train_dp_fedemb", "exit_code": 3})
     names = open_store(bucket).list()
     assert [Path(name).name for name in names] == ["outcome.json"]
-
-
-def test_folder_of_a_run_is_found_on_a_cluster_and_on_one_machine():
-    cluster = "gs://b/runs/dp-fedemb/1f/show-outcome/9c/outcome"
-    assert run_folder(cluster, "show-outcome") == "gs://b/runs/dp-fedemb/1f"
-    assert run_folder("/runs/p-1/show-outcome/outcome", "show-outcome") == "/runs/p-1"
-    assert list(outcomes("/nowhere/at/all", lambda _: ())) == []

@@ -142,19 +142,6 @@ def test_input_that_nobody_gives_or_two_give_is_refused():
         build_pipeline(twice)
 
 
-def test_what_a_step_takes_and_gives_is_described():
-    for found in steps.all_steps().values():
-        spec = found.component.component_spec
-        for name, item in (*(spec.inputs or {}).items(), *(spec.outputs or {}).items()):
-            assert item.description, f"{found.name}: say what {name} is, in DESCRIPTIONS"
-
-
-def test_titles_read_as_people_write():
-    titles = {found.name: found.title for found in steps.all_steps().values()}
-    assert titles["train_dp_fedemb"] == "Train DP FedEmb"
-    assert titles["reserve_budget"] == "Reserve budget"
-
-
 def test_steps_of_one_service_account_declare_the_same_rights(monkeypatch):
     train = declared("train_dp_fedemb")
     other = replace(train, name="train_otherwise", rights=Rights(keys={"policy": "read"}))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.errors import ConfigError, InputError
+from fedemb.errors import InputError
 from fedemb.partition.check import Check, check
 from fedemb.pipelines.run.load_config import load_config
 from tests.kit.pipeline_runs.partition_run import Partitioner
@@ -53,20 +53,6 @@ def test_header_with_spaces_or_capitals_is_understood(tmp_path, head, comma):
     assert checked(tmp_path).used == PHOTOS
 
 
-def test_column_that_differs_by_a_space_is_named_with_its_space(tmp_path):
-    path = table(tmp_path, "file_name, user_id,label", plain)
-    users_of(path, tmp_path)
-    path.write_text(path.read_text().replace(", user_id", ",user_id"))
-    with pytest.raises(InputError, match=r"no column ' user_id'\. It has 'user_id'"):
-        checked(tmp_path)
-
-
-def test_header_that_is_not_understood_is_shown_as_it_was_read(tmp_path):
-    path = table(tmp_path, "file_name, besitzer,label", plain)
-    with pytest.raises(InputError, match="it has ' besitzer', 'file_name', 'label'"):
-        init(path, tmp_path)
-
-
 @pytest.mark.parametrize(("encoding", "name"), [("latin-1", "latin1"), ("utf-16", "utf-16")])
 def test_header_in_another_encoding_is_refused_with_a_command(tmp_path, encoding, name):
     path = table(tmp_path, "file_name,user_id,Käfer", plain, encoding)
@@ -90,15 +76,6 @@ def test_classes_in_latin_1_are_bad_records_and_shown(tmp_path):
     found = checked(tmp_path)
     assert [(text[:14], count) for text, count in found.bad] == [("class of bytes", USERS)]
     assert any(r"b'K\xe4fer' (as Latin-1 'Käfer')" in text for text in found.warnings)
-
-
-def test_names_of_images_in_latin_1_are_bad_records_and_shown(tmp_path):
-    path = table(tmp_path, "file_name,user_id,label", plain)
-    path.write_text(path.read_text().replace("\n0.jpg", "\nfôto.jpg"), "latin-1")
-    said = init(path, tmp_path)
-    assert r"image name of bytes that are not UTF-8 text; write UTF-8 text, for" not in said
-    assert r"b'f\xf4to.jpg' (as Latin-1 'fôto.jpg')" in said
-    assert "1 not usable: image name of bytes" in said
 
 
 def test_comma_outside_quotes_is_a_bad_record_and_shown(tmp_path):
@@ -137,11 +114,6 @@ def partition_of(tmp_path):
     return run
 
 
-def test_quote_of_a_caption_that_is_not_closed_is_said(tmp_path):
-    path = table(tmp_path, "file_name,user_id,label,caption", open_quote(40, "caption"))
-    assert f"{PHOTOS - 41} lines of the table inside quotes" in init(path, tmp_path)
-
-
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
 def test_table_with_another_sign_between_columns_is_refused_with_it(tmp_path, sign):
     path = table(
@@ -152,13 +124,6 @@ def test_table_with_another_sign_between_columns_is_refused_with_it(tmp_path, si
     with pytest.raises(InputError, match="separated by") as refused:
         init(path, tmp_path)
     assert repr(sign) in str(refused.value)
-
-
-def test_missing_column_of_a_role_is_not_guessed_from_its_letters(tmp_path):
-    path = table(tmp_path, "file_name,user,label", plain)
-    assert users_of(path, tmp_path) == USERS
-    with pytest.raises(ConfigError, match="--column is owner"):
-        init(path, tmp_path, "--column", "owner=user")
 
 
 LOCALES = (

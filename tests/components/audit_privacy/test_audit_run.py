@@ -152,21 +152,3 @@ def found(plain, calibrated, **more):
         "mechanism": None,
     }
     return AuditReport.of_fields({**fields, **more})
-
-
-WILD = {**honest_run.SELF_TEST, "no_leak": {"auroc": 0.5, "alarms": 20, "trials": 40}}
-
-
-@pytest.mark.parametrize(
-    ("report", "words"),
-    [
-        (found("leak", "leak"), "better than by chance"),
-        (found("leak", "leak", split_by_value=True), "another population"),
-        (found("nothing", "reversed"), "LOWER"),
-        (found("leak", "nothing"), "as they did before private training"),
-        (found("nothing", "nothing"), "does not distinguish"),
-        (found("leak", "leak", self_test=WILD), "failed its self-test (no_leak)"),
-    ],
-)
-def test_sentence_fits_the_finding(report, words):
-    assert words in audit_sentence(report)

@@ -1,7 +1,5 @@
 """The parameters of a pipeline say the whole configuration, each part of it once."""
 
-import json
-
 import pytest
 from google.protobuf import json_format
 
@@ -10,7 +8,7 @@ from fedemb.config.parameters import PARAMETERS, STORES, parameters_of, public_s
 from fedemb.errors import ConfigError
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.load_config import PRESETS, load_config
-from fedemb.pipelines.steps import PIPELINES, pipeline_of
+from fedemb.pipelines.steps import PIPELINES
 
 STORE = {name: f"gs://here/{name}" for name in STORES}
 
@@ -50,17 +48,6 @@ def test_both_pipelines_show_every_parameter_with_its_description_and_default(pi
     assert not {"config", "public_start"} & set(shown), "one text beside its own parts"
 
 
-def test_only_what_must_be_said_has_no_default():
-    needed = {name for name, item in PARAMETERS.items() if item.default is None}
-    assert needed == {"purpose", "policy", "mechanism", "data", "partition", *STORES}
-    given = {name: item.default for name, item in PARAMETERS.items()} | STORE
-    least = parameters_of(preset("quickstart").updated({"purpose": "simulation"}))
-    least = {name: value for name, value in least.items() if name in needed}
-    sections = {name: json.loads(value) for name, value in least.items() if name != "purpose"}
-    config = RunConfig.model_validate({**sections, "purpose": "simulation"})
-    assert run_config({**given, **least}) == config
-
-
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
@@ -75,7 +62,3 @@ def test_what_is_no_configuration_is_refused_with_a_sentence(name, value, senten
     given = {**parameters_of(preset("quickstart")), **STORE, name: value}
     with pytest.raises(ConfigError, match=sentence):
         run_config(given)
-
-
-def test_the_pipeline_of_a_preset_is_the_one_that_runs_it():
-    assert pipeline_of(preset("dp_sgd_quickstart")).name == "dp-sgd"

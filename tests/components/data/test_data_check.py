@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
-from fedemb.partition.check import check, other_spellings
+from fedemb.partition.check import check
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 
 
@@ -55,17 +55,6 @@ def test_classes_that_cross_the_split_and_too_few_users_are_problems(tmp_path: P
     problems = " ".join(check(config).problems)
     assert "1 classes are in training and in evaluation" in problems
     assert "fewer than policy.users_lower_bound" in problems
-
-
-def test_ten_shared_classes_are_not_left_to_coins(tmp_path: Path) -> None:
-    rows = [{**row, "label": str(n % 10)} for n, row in enumerate(rows_of(40))]
-    source = write_parquet(tmp_path / "rows.parquet", rows)
-    coins = make_config(source, data__source__label_scope="global")
-    found = check(coins)
-    assert "under 74 % of keys fewer than 2" in " ".join(found.problems)
-    by_hash = {"by": "hash", "fraction": 0.1, "classes": list("0123456789")}
-    listed = make_config(source, data__source__label_scope="global", partition__evaluation=by_hash)
-    assert check(listed).problems == ()
 
 
 def test_every_record_is_used_bad_or_left_out(tmp_path: Path) -> None:
@@ -166,35 +155,6 @@ def test_images_that_are_units_are_counted_as_images(tmp_path: Path) -> None:
     assert "images would train, fewer than" in problem
     assert "images would train" in found.facts[0]
     assert not any("user" in fact for fact in found.facts)
-
-
-def test_classifier_has_no_virtual_clients(tmp_path: Path) -> None:
-    rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(30))]
-    source = write_parquet(tmp_path / "rows.parquet", rows)
-    assert not any("virtual client" in fact for fact in check(classifier(source)).facts)
-
-
-@pytest.mark.parametrize(
-    ("labels", "listed", "hint"),
-    [
-        (("cat", "dog"), ("Cat", "dog"), "The data have 'cat' for 'Cat'."),
-        (("hot_dog", "dog"), ("hot dog", "dog"), "The data have 'hot_dog' for 'hot dog'."),
-        (("0", "1"), ("cat", "dog"), "All labels are numbers (0, 1, ...)"),
-        (("cat", "cow"), ("cat", "dog"), ""),
-    ],
-)
-def test_listed_class_in_another_spelling_is_named(labels, listed, hint):
-    assert hint in other_spellings(listed, frozenset(labels))
-    assert bool(other_spellings(listed, frozenset(labels))) == bool(hint)
-
-
-def test_empty_data_is_a_problem(tmp_path: Path) -> None:
-    config = make_config(
-        write_parquet(tmp_path / "rows.parquet", rows_of(3)),
-        data__source__where={"label": ["none of them"]},
-    )
-    problems = " ".join(check(config).problems)
-    assert "No record passes" in problems
 
 
 @pytest.mark.long

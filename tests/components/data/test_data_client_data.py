@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,14 +21,11 @@ from fedemb.data.user_layout import (
     group_files,
     groups_in_file,
     groups_name,
-    shard_name,
 )
 from fedemb.errors import ArtifactError
 from fedemb.foundation.document import write_json
-from tests.kit.pipeline_runs.partition_run import SIZE, Partitioner, rows_of, write_index_files
+from tests.kit.pipeline_runs.partition_run import SIZE, Partitioner, rows_of
 from tests.kit.verified_folder import as_committed
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +53,6 @@ def test_users_are_read_in_the_order_asked_for_from_many_threads(folder: Path) -
     assert store.read([]) == []
 
 
-@pytest.mark.parametrize("row", [-1, 1000])
-def test_row_that_does_not_exist_is_an_index_error(folder: Path, row: int) -> None:
-    with pytest.raises(IndexError):
-        UserStore(as_committed(folder)).read([row])
-
-
 def test_examples_do_not_depend_on_the_order_of_rows(folder: Path) -> None:
     store = UserStore(as_committed(folder))
     size = {"image_size": SIZE, "channels": 1}
@@ -84,14 +71,6 @@ def test_truncation_takes_something_of_every_user_first(folder: Path) -> None:
     _, labels = load_examples(store, [3, 5, 7], max_examples=7, image_size=SIZE, channels=1)
     kept = [users[0].labels[:3], users[1].labels[:2], users[2].labels[:2]]
     assert labels.tolist() == [label for some in kept for label in some]
-
-
-def test_no_users_give_no_examples(folder: Path) -> None:
-    images, labels = load_examples(
-        UserStore(as_committed(folder)), [], max_examples=9, image_size=SIZE, channels=1
-    )
-    assert images.shape == (0, SIZE, SIZE, 1)
-    assert labels.shape == (0,)
 
 
 def test_images_of_another_size_are_refused(folder: Path) -> None:
@@ -121,19 +100,6 @@ def test_incomplete_folder_is_one_sentence(tmp_path: Path) -> None:
     for opened in (UserStore, GroupIndex.load):
         with pytest.raises(ArtifactError):
             opened(as_committed(tmp_path))
-
-
-def test_group_that_does_not_exist_is_an_index_error(folder: Path) -> None:
-    index = GroupIndex.load(as_committed(folder))
-    for grouping, group in ((0, 5), (2, 0), (0, -1)):
-        with pytest.raises(IndexError):
-            index.members(grouping, group)
-
-
-def test_manifest_of_the_store_holds_what_readers_need(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert manifest["counts"]["users_users"] == len(UserStore(as_committed(folder)))
-    assert len(manifest["shards"]) == 3
 
 
 @given(
@@ -191,44 +157,3 @@ def test_files_of_groups_stay_small_and_cover_all_groups() -> None:
         sizes = [groups_in_file(part, clients) for part in range(group_files(clients))]
         assert sum(sizes) == clients
         assert 1 <= min(sizes) <= max(sizes) <= GROUPS_PER_FILE
-
-
-@pytest.mark.slow
-def test_index_of_a_million_groups_opens_in_two_seconds_within_200_megabytes(
-    tmp_path: Path,
-) -> None:
-    users, groups = 5_000_000, 1_000_000
-    chosen = np.random.default_rng(0).integers(0, groups, users, dtype=np.uint32)
-    nobody = np.empty((0,), np.uint64)
-    entries = write_index_files(
-        tmp_path,
-        shard_name("users", 0, 1),
-        keys=nobody,
-        images=nobody,
-        groups=np.stack([chosen, chosen]),
-        clients=groups,
-    )
-    entries["shards"][0]["users"] = users
-    write_json(tmp_path / "manifest.json", STORE_SCHEMA, entries)
-    code = f"""
-import time, pathlib, pyarrow.parquet
-from fedemb.data.client_data import GroupIndex
-from tests.kit.verified_folder import as_committed
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
-folder = as_committed(pathlib.Path({str(tmp_path)!r}))
-before, started = resident(), time.process_time()
-index = GroupIndex.load(folder)
-members = index.members(1, 12345).tolist()
-for group in range(0, {groups}, 7):
-    index.members(1, group)
-print(time.process_time() - started, resident() - before, members)
-"""
-    started = time.monotonic()
-    output = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True
-    )
-    seconds, megabytes, members = output.stdout.split(" ", 2)
-    assert json.loads(members) == np.flatnonzero(chosen == 12345).tolist()
-    assert float(seconds) <= 2, time.monotonic() - started
-    assert float(megabytes) <= 200

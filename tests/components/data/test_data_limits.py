@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import struct
 import warnings
 from decimal import Decimal
@@ -18,14 +17,13 @@ from pydantic import ValidationError
 
 from fedemb.config import DataConfig
 from fedemb.data import photos
-from fedemb.data.columns import guess_source
 from fedemb.data.formats import parquet_files, tfrecord_files
-from fedemb.data.formats.csv_files import LARGEST_ROW, csv_columns, lines_in_quotes, open_csv
+from fedemb.data.formats.csv_files import LARGEST_ROW, lines_in_quotes, open_csv
 from fedemb.data.formats.parquet_files import open_parquet
 from fedemb.data.formats.parts import Part
 from fedemb.data.formats.tfrecord_files import LARGEST_RECORD, iter_tfrecord
 from fedemb.data.identity import name_problem, name_text
-from fedemb.data.photos import MAX_PIXELS, BadImageError, PhotoReader
+from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.errors import InputError
 from tests.components.partition_users.test_partition_sources import write_tfrecord
 
@@ -146,13 +144,6 @@ def test_columns_nested_deeper_than_pyarrow_reads_are_named(tmp_path):
         pass
 
 
-def test_metadata_of_hugging_face_nested_without_end_names_no_class(tmp_path):
-    names = "[" * 200_000 + "]" * 200_000
-    part = parquet(tmp_path, {"huggingface": names})
-    found = guess_source(f"{tmp_path}/{part.name}", {"label": "n"}, "parquet")
-    assert found.label_names == ()
-
-
 # ---- TFRecord ------------------------------------------------------------------------------------
 
 
@@ -193,11 +184,6 @@ def test_row_above_our_limit_is_named(tmp_path, text):
         list(reader)
 
 
-def test_empty_table_is_said_to_be_empty(tmp_path):
-    with pytest.raises(InputError, match=r"t\.csv is empty"):
-        csv_columns(csv(tmp_path, ""))
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("odd", ["Zoë,a,b", "a,b,Zoë,c", "Zoë"])
 def test_row_that_is_not_utf_8_and_not_a_row_is_skipped_alone(tmp_path, odd):
@@ -225,11 +211,6 @@ def test_row_up_to_our_limit_is_read_in_any_encoding(tmp_path, character):
         assert [row["user_id"] for block in table for row in block.to_pylist()] == [b"ada", b"bo"]
 
 
-def test_lines_are_counted_where_a_number_becomes_a_text_far_below(tmp_path):
-    text = "image_id,user_id\n" + "1,ada\n" * 3_000_000 + "x,ada\n"
-    assert lines_in_quotes(csv(tmp_path, text)) == 0
-
-
 @pytest.mark.parametrize(
     ("rows", "lines"),
     [
@@ -253,27 +234,3 @@ def test_lines_inside_quotes_are_counted(tmp_path, rows, lines, end):
 def test_number_with_more_digits_than_python_converts_is_no_name(number):
     assert name_text(number) is None
     assert name_problem(number) == "user_id_inexact"
-
-
-def test_every_limit_is_in_the_reference():
-    page = Path("docs/reference/photos.md").read_text()
-    limits = dict(
-        re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", page.partition("## Limits")[2], re.M)
-    )
-    expected = {
-        "bytes of an image file": (photos.MAX_BYTES, "MiB", 1 << 20),
-        "bytes of the texts or the colour profile of a PNG": (
-            photos.MAX_TEXT_BYTES,
-            "MiB",
-            1 << 20,
-        ),
-        "bytes of a TFRecord record, or of a text in Parquet metadata": (
-            LARGEST_RECORD,
-            "GiB",
-            1 << 30,
-        ),
-        "bytes of a CSV row": (LARGEST_ROW, "MiB", 1 << 20),
-        "pixels of an image": (MAX_PIXELS, "million", 1_000_000),
-    }
-    for name, (value, unit, size) in expected.items():
-        assert f"{value // size} {unit}" in limits[name], name

@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -209,26 +207,10 @@ def test_column_whose_name_is_not_utf_8_is_a_sentence(tmp_path, name):
             use(tmp_path / "t.parquet")
 
 
-def test_times_in_an_unknown_time_zone_are_counted(tmp_path):
-    rows = rows_of(3)
-    when = pa.array([0] * len(rows), pa.timestamp("us", "Mars/Phobos"))
-    table = {"image": [row["image"] for row in rows], "user_id": when, "label": when}
-    pq.write_table(pa.table(table), tmp_path / "t.parquet")
-    assert read_and_prepare(tmp_path / "t.parquet") == len(rows)
-
-
 @pytest.mark.parametrize("write", WRITERS)
 @given(damage=damages())
 @short
 def test_damaged_file_is_a_sentence_or_counted(write, damage):
-    damaged_file(write, damage)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("write", WRITERS)
-@given(damage=damages())
-@long
-def test_many_damaged_files_are_sentences_or_counted(write, damage):
     damaged_file(write, damage)
 
 
@@ -269,13 +251,6 @@ TABLES = st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=6)
 @example(rows=[["", '"'], ['"', ""]], encoding="utf-8")
 @short
 def test_no_line_of_a_table_is_lost(rows, encoding):
-    table_of_cells(rows, encoding)
-
-
-@pytest.mark.slow
-@given(rows=TABLES, encoding=st.sampled_from(["utf-8", "latin-1"]))
-@long
-def test_no_line_of_many_tables_is_lost(rows, encoding):
     table_of_cells(rows, encoding)
 
 
@@ -328,17 +303,9 @@ def test_members_of_any_name_and_kind_are_records(members, dialect):
     archive_of_members(members, dialect)
 
 
-@pytest.mark.slow
-@given(members=MEMBERS, dialect=DIALECTS)
-@long
-def test_members_of_many_names_and_kinds_are_records(members, dialect):
-    archive_of_members(members, dialect)
-
-
 PARTS = st.binary(min_size=1, max_size=8).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
 )
-TREE_KINDS = ["photo", "junk", "link", "pipe"]
 TREES = st.lists(
     st.tuples(
         st.lists(PARTS, min_size=1, max_size=4), st.sampled_from(["photo", "junk", "link", "pipe"])
@@ -373,13 +340,6 @@ def tree_of_files(files: list[tuple[list[bytes], str]]) -> None:
 @given(files=TREES)
 @short
 def test_folder_of_any_names_and_kinds_is_read(files):
-    tree_of_files(files)
-
-
-@pytest.mark.slow
-@given(files=TREES)
-@long
-def test_many_folders_of_any_names_and_kinds_are_read(files):
     tree_of_files(files)
 
 
@@ -460,23 +420,8 @@ def test_damaged_file_of_groups_is_a_sentence(damage):
     damaged_groups(damage)
 
 
-@pytest.mark.slow
-@given(damage=damages())
-@long
-def test_many_damaged_files_of_groups_are_sentences(damage):
-    damaged_groups(damage)
-
-
 @pytest.mark.parametrize("kind", ["user_key", "images"])
 @given(damage=damages())
 @short
 def test_damaged_index_of_users_is_a_sentence(kind, damage):
-    damaged_index(damage, kind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["user_key", "images"])
-@given(damage=damages())
-@long
-def test_many_damaged_indexes_of_users_are_sentences(kind, damage):
     damaged_index(damage, kind)

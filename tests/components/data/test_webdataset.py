@@ -16,7 +16,7 @@ from fedemb.config import SourceConfig
 from fedemb.data.columns import guess_source
 from fedemb.data.formats import webdataset_files
 from fedemb.data.formats.bad_records import BadRecord
-from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.photos import PhotoReader
 from fedemb.data.source_parts import braces, fingerprint_input
 from fedemb.data.sources import find_parts, read_part
 from fedemb.errors import InputError
@@ -141,16 +141,6 @@ def test_image_of_several_is_named_by_its_ending(tmp_path):
     assert [batch.images for batch in batches] == [[b"right"]]
 
 
-def test_guess_reads_fields_and_endings(tmp_path):
-    row = rows_of(1)[0]
-    files = [("0.png", row["image"]), ("0.cls", b"3"), ("0.json", b'{"owner": "ada", "url": 1}')]
-    found = guess_source(str(shard(tmp_path / "a.tar", files)), {})
-    assert (found.columns.user_id, found.columns.label) == ("owner", "cls")
-    files = [("0.png", row["image"]), ("0.class.txt", b"3"), ("0.user.txt", b"ada")]
-    found = guess_source(str(shard(tmp_path / "b.tar", files)), {})
-    assert (found.columns.user_id, found.columns.label) == ("user", "class")
-
-
 @pytest.mark.parametrize(
     ("files", "says"),
     [
@@ -235,16 +225,6 @@ def test_bad_records_pass_the_filter_of_the_source_and_are_counted(tmp_path):
     files: Files = [("0.jpg", b"x"), ("0.json", b'{"user_id": 1, "part": "b"}'), ("../1.jpg", b"x")]
     path = shard(tmp_path / "a.tar", files)
     assert read(path, where={"part": ["a"]}) == [("member_name", None)]
-
-
-def test_dot_in_the_key_is_not_an_ending(tmp_path):
-    rows = rows_of(1)
-    files = [*sample("0.v1", rows[0]), *sample("1.a.b", rows[1]), *sample("2", rows[2])]
-    path = shard(tmp_path / "a.tar", files)
-    found = read(path, ("user_id", "__key__"))
-    assert [row[1:] for row in found] == [
-        (row["user_id"], key) for row, key in zip(rows[:3], ("0.v1", "1.a.b", "2"), strict=True)
-    ]
 
 
 def test_sparse_member_is_not_read(tmp_path):
@@ -390,8 +370,3 @@ def test_embed_gives_each_key_a_row_or_a_reason(tmp_path, address):
     assert names[0].endswith("s-0.tar/a/0")
     assert len(set(names)) == len(names)
     assert len(pixels) == (1 if address == "s-0.tar" else 2)
-
-
-def test_image_of_a_bad_record_is_never_decoded():
-    with pytest.raises(BadImageError, match="image_missing"):
-        PhotoReader(8, 1).read(BadRecord("member_name"))

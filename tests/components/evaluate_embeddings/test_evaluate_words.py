@@ -10,7 +10,6 @@ from fedemb.documents.utility import (
     Evaluated,
     Recall,
     UtilityReport,
-    rate_name,
 )
 from fedemb.evaluation.held_out import Subjects
 from fedemb.reports.utility_words import best_start, compared, utility_sentence
@@ -36,32 +35,6 @@ def estimate(value, low, high):
 )
 def test_only_an_interval_without_zero_is_called_a_difference(difference, words):
     assert compared(difference, "x") == words
-
-
-def test_utility_drop_is_a_printed_number():
-    report = UtilityReport.model_construct(
-        headline_rate="0.001",
-        recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
-        evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
-        bootstrap=DRAWN,
-        public_kind="supervised",
-        public_backbone=Compared.model_construct(
-            recall_at_far={"0.001": Recall(value=0.2, low=0.1, high=0.3, threshold=0.7)},
-            difference={"0.001": estimate(0.2, 0.1, 0.3)},
-        ),
-        frozen_features=None,
-        untrained=None,
-        raw_pixels=None,
-        centralized=Compared.model_construct(difference={"0.001": estimate(-0.05, -0.08, -0.02)}),
-        utility_drop={"0.001": estimate(0.05, 0.02, 0.08)},
-    )
-    sentence = utility_sentence(report)
-    assert "On 1,200 identities" in sentence
-    assert "5.0 points [2.0, 8.0] less than central training without privacy" in sentence
-    assert "fewer than 6" not in sentence
-    five = Evaluated(images=9, identities=5, positive_pairs=1, negative_pairs=1)
-    few = report.model_copy(update={"evaluated": five})
-    assert "No interval is shown for fewer than 6 identities" in utility_sentence(few)
 
 
 def test_the_gain_is_over_the_best_start_and_the_public_one_is_named_beside_it():
@@ -98,37 +71,6 @@ def test_the_gain_is_over_the_best_start_and_the_public_one_is_named_beside_it()
     )
 
 
-@pytest.mark.parametrize(
-    ("frozen", "raw_low", "kind", "warned"),
-    [
-        (0.1, 0.15, "import", True),
-        (0.2, 0.15, "import", False),
-        (0.15, 0.15, "import", False),
-        (0.1, 0.15, "none", False),
-    ],
-)
-def test_backbone_below_raw_pixels_is_said_not_to_suit_the_photos(frozen, raw_low, kind, warned):
-    def at(value, low):
-        return Compared.model_construct(
-            recall_at_far={"0.01": Recall(value=value, low=low, high=1, threshold=0)},
-            difference={"0.01": estimate(0.1, 0.0, 0.2)},
-        )
-
-    report = UtilityReport.model_construct(
-        headline_rate="0.01",
-        recall_at_far={"0.01": Recall(value=0.3, low=0.2, high=0.4, threshold=0.7)},
-        evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
-        bootstrap=DRAWN,
-        public_kind=kind,
-        public_backbone=at(0.05, 0.01),
-        frozen_features=at(frozen, 0.0),
-        untrained=None,
-        raw_pixels=at(0.18, raw_low),
-        centralized=None,
-    )
-    assert ("does not suit these photos" in utility_sentence(report)) == warned
-
-
 def test_subgroups_are_drawn_where_each_holds_whole_identities():
     def groups(*names):
         labels = np.array([1, 1, 2, 3], np.int64)
@@ -147,7 +89,3 @@ def subjects(labels, users):
 def test_users_are_resampled_unless_they_share_classes():
     assert subjects([1, 1, 2, 3], [7, 7, 8, 8]).identity_kind == "user"
     assert subjects([1, 1, 2, 1], [7, 7, 8, 8]).identity_kind == "class"
-
-
-def test_rates_are_written_as_people_write_them():
-    assert [rate_name(rate) for rate in (0.001, 0.1, 1e-6)] == ["0.001", "0.1", "1e-06"]

@@ -14,8 +14,6 @@ from fedemb.gate.decide import decide
 from fedemb.keys.trust import Signer
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cli.review import runs_table
-from fedemb.pipelines.run.pages import render_index, run_headline
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 
@@ -118,31 +116,6 @@ def test_gate_exits_with_the_code_of_a_refusal_after_the_deadline(run, later, de
     assert denied.value.exit_code == 3
     assert f"no approval by {deadline:%Y-%m-%d %H:%M} UTC" in str(denied.value)
     assert not (run.root / "releases").exists()
-
-
-@pytest.mark.long
-def test_pages_say_waiting_then_refused_with_the_date(run, tmp_path, deadline, request):
-    with pytest.raises(AwaitingApproval):
-        run.do_gate()
-    folder = run_folder(run, tmp_path / "runs", **WAITS)
-    date = f"{deadline:%Y-%m-%d %H:%M} UTC"
-    assert run_headline(folder).title == f"Waiting for approval: 0 of 1 given until {date}"
-    assert f"Waiting for approval: 0 of 1 given until {date}" in render_index(folder)
-    request.getfixturevalue("later")
-    found = run_headline(folder)
-    assert found.title == f"Refused: no approval by {date}"
-    assert found.exit_code == 3
-    assert f"Refused: no approval by {date}" in runs_table([folder])[1]
-    assert f"Refused: no approval by {date}" in render_index(folder)
-
-
-def test_approved_run_that_was_not_resumed_is_not_shown_as_refused(run, tmp_path, request):
-    with pytest.raises(AwaitingApproval):
-        run.do_gate()
-    approve(run)
-    folder = run_folder(run, tmp_path / "runs", **WAITS)
-    request.getfixturevalue("later")
-    assert run_headline(folder).state == "Waiting for approval"
 
 
 def test_nobody_is_asked_to_sign_after_the_deadline(run, tmp_path, later):

@@ -430,16 +430,6 @@ def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
             run.do_gate()
 
 
-def test_terms_of_the_release_are_said_before_somebody_approves(tmp_path, capsys):
-    policy = tmp_path / "policy"
-    run = started(tmp_path / "run", policy_root=policy)
-    key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
-    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
-    call("approve", waiting(run, tmp_path / "runs"), "--key", key, "--yes")
-    out = capsys.readouterr().out
-    assert "a gain over the best baseline with an interval above 0 points" in out
-
-
 def test_policy_that_wants_no_approvals_takes_none(tmp_path):
     run = honest_run.start(tmp_path / "run").until_gate()
     run.do_gate()
@@ -469,12 +459,6 @@ def test_folder_that_holds_the_report_of_another_run_is_not_approved(run, tmp_pa
     assert run.ledger().head == named != head
 
 
-def test_key_is_looked_at_before_anybody_is_asked(run, tmp_path):
-    (tmp_path / "photo.jpg").write_bytes(b"no key")
-    with pytest.raises(InputError, match="not a readable OpenSSH private key"):
-        call("approve", waiting(run, tmp_path / "runs"), "--key", tmp_path / "photo.jpg")
-
-
 def test_approval_asks_the_rollback_anchor_of_the_policy(tmp_path):
     rollback_anchor = str(tmp_path / "anchor")
     run = started(tmp_path / "run", **{"storage.rollback_anchor": rollback_anchor})
@@ -494,11 +478,3 @@ def test_approval_asks_the_rollback_anchor_of_the_policy(tmp_path):
     for act in acts:
         with pytest.raises(LedgerError, match="older than its markers"):
             call("approve", folder, *act)
-
-
-@pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
-def test_file_that_is_no_key_is_said_so(run, tmp_path, content):
-    path = tmp_path / "key"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match="not a readable OpenSSH private key"):
-        call("approve", waiting(run, tmp_path / "runs"), "--key", path, "--yes")

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from fedemb.documents.evidence import Evidence
-from fedemb.errors import FedEmbError, GateDenied, LedgerError, Refused, SignatureInvalid
+from fedemb.errors import FedEmbError, GateDenied, LedgerError, SignatureInvalid
 from fedemb.errors import StorageError as Retry
 from fedemb.keys.trust import ROLES, Signer, TrustedKey, TrustStore
-from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
+from fedemb.ledger import Ledger, begin_policy, open_ledger, rotate_keys
 from fedemb.ledger.records import RecordContent, encode_record, record_name
-from fedemb.pipelines.run.directory import RunDirectory, signed_utility
-from fedemb.storage import open_store
 from tests.kit import ledger_kit as kit_
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.verified import problems_of
@@ -276,21 +274,6 @@ def test_what_no_record_names_counts_under_no_key_retired_before_the_report(tmp_
     run.do_gate()
 
 
-def test_listing_shows_nothing_of_a_key_retired_before_the_report(tmp_path):
-    run = honest_run.start(tmp_path / "run")
-    for step in STEPS[: STEPS.index("account")]:
-        getattr(run, f"do_{step}")()
-    places = {"storage.ledger": run.ledger_uri, "storage.keys": run.keys_uri}
-    listed = RunDirectory.create(tmp_path / "runs", run.run_id, run.config.updated(places))
-    written = listed.public / "dp-fedemb-1" / "evaluate-embeddings" / "utility_report"
-    written.parent.mkdir(parents=True)
-    shutil.copy(run.utility, written)
-    assert signed_utility(listed)
-    rotate_keys(run.ledger_uri, run.keys, REASON)
-    with pytest.raises(SignatureInvalid, match="had retired"):
-        signed_utility(listed)
-
-
 # ---- releases ---------------------------------------------------------------------------------
 
 
@@ -362,18 +345,6 @@ def test_all_policies_of_a_root_are_rotated_and_a_cut_short_rotation_is_made_goo
         trusted = open_ledger(kit.ledger_uri, name, trust=kit.trust).chain.trust
         found = {role: trusted.current(role).generation for role in ROLES}
         assert found == {**dict.fromkeys(ROLES, 2), "report": 3}
-
-
-def test_new_policy_does_not_trust_retired_keys(kit, tmp_path):
-    rotate(kit, ["report"])
-    empty = open_ledger(kit.ledger_uri, "monthly", trust=kit.trust)
-    with pytest.raises(Refused, match=r"report.*retired.*new ledger root"):
-        begin_policy(empty, kit_.terms(), kit.keys)
-    root = str(tmp_path / "another")
-    trust = ensure_trust(open_store(root), kit.keys)
-    assert trust.current("report").generation == 2
-    begin_policy(open_ledger(root, "monthly", trust=trust), kit_.terms(), kit.keys)
-    open_ledger(root, "monthly", trust=trust).verify()
 
 
 def test_key_store_of_another_ledger_rotates_nothing(kit, tmp_path):

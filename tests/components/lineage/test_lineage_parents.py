@@ -1,9 +1,6 @@
 """Lineage joins runs by itself, and needs nothing of Kubeflow's."""
 
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +10,6 @@ from fedemb.foundation.document import encode
 from fedemb.foundation.files import write_bytes
 from fedemb.reports import lineage
 from tests.kit.pipeline_runs import honest_run
-
-ROOT = Path(__file__).parents[3]
-METADATA = re.compile(r"ml[_-]metadata|metadata[_-](store|grpc|envoy)|\bmlmd\b", re.IGNORECASE)
 
 
 def _shared(path) -> dict[str, tuple[str | None, str]]:
@@ -69,43 +63,3 @@ def test_a_denied_run_names_no_parents(tmp_path):
     with pytest.raises(GateDenied):
         run.do_gate()
     assert _shared(run.lineage) == {}
-
-
-BLOCKED = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("ml_metadata", "kfp", "kfp_server_api", "kubernetes"):
-            raise ImportError(f"{name} is not there")
-sys.meta_path.insert(0, Blocked())
-from fedemb.reports import lineage
-print(len(list(lineage.step_lines(lineage.read_steps(sys.argv[1])))))
-"""
-
-
-def test_lineage_is_read_without_kubeflow_and_its_metadata(tmp_path):
-    run = honest_run.start(tmp_path / "run").until_gate()
-    run.do_gate()
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, str(run.lineage)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 40
-
-
-def test_no_code_and_no_lock_names_ml_metadata():
-    files = [
-        *(path for room in ("components", "pipelines") for path in (ROOT / room).rglob("*.py")),
-        *(ROOT / "requirements").glob("*.txt"),
-    ]
-    assert len(files) > 300
-    found = {
-        f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in files
-        for line in path.read_text().splitlines()
-        if METADATA.search(line)
-    }
-    assert found == set()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import struct
 import time
 import zlib
@@ -18,7 +16,7 @@ from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
 from fedemb.documents.model import UsersManifest
-from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
+from fedemb.errors import ArtifactError, InputError, PlanMismatch, StorageError
 from fedemb.foundation.document import read
 from fedemb.partition.prepare import Preparer
 from tests.kit.pipeline_runs.partition_run import (
@@ -173,14 +171,6 @@ def test_user_with_nine_tenths_of_all_images_is_capped(partition: Partitioner) -
     assert result.counts["dropped_over_cap"] == 170
 
 
-def test_one_user_only_and_classes_of_one_image(partition: Partitioner) -> None:
-    rows = [{"image": picture(n), "user_id": "only", "label": f"class {n}"} for n in range(6)]
-    result = partition(rows, partition__evaluation={"by": "hash", "fraction": 1e-9})
-    (record,) = result.records().values()
-    assert len(set(record.labels)) == 6
-    assert [sum(map(len, groups)) for groups in result.groups()] == [1, 1]
-
-
 def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner) -> None:
     result = partition([{"image": b"x", "user_id": "a", "label": "b"}])
     assert result.counts["not_decodable"] == 1
@@ -189,24 +179,6 @@ def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner)
     assert index.user_count == 0
     assert len(index.user_keys) == 0
     assert index.members(1, 4).tolist() == []
-
-
-def test_missing_column_is_one_sentence(partition: Partitioner) -> None:
-    with pytest.raises(InputError) as error:
-        partition(rows_of(2), data__source__columns={"user_id": "owner"})
-    assert "no column 'owner'" in sentence(error)
-
-
-def test_column_of_another_type_is_one_sentence(partition: Partitioner) -> None:
-    with pytest.raises(InputError) as error:
-        partition(rows_of(2), data__source__columns={"image": "label"})
-    assert "expected encoded image bytes" in sentence(error)
-
-
-def test_missing_file_is_one_sentence(partition: Partitioner) -> None:
-    with pytest.raises(InputError) as error:
-        partition("/nowhere/rows.parquet")
-    assert "data.source.uri" in sentence(error)
 
 
 def test_parquet_cut_at_its_end_is_one_sentence(partition: Partitioner, tmp_path: Path) -> None:
@@ -245,23 +217,6 @@ def test_gs_without_credentials_fails_within_seconds(
     assert time.monotonic() - started < 20
 
 
-def test_full_disk_is_one_sentence_and_nothing_is_published(
-    partition: Partitioner, tmp_path: Path
-) -> None:
-    source = write_parquet(tmp_path / "rows.parquet", rows_of(400, images=4))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
-    try:
-        with pytest.raises(StorageError) as error:
-            partition(source)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    sentence(error)
-    assert not list(tmp_path.rglob("manifest.json"))
-
-
 def test_unexpected_failure_of_a_worker_quotes_no_data(
     partition: Partitioner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,20 +244,6 @@ def test_artifact_of_another_schema_version_is_one_sentence(
         with pytest.raises(ArtifactError) as error:
             reader(as_committed(folder))
         assert "expected 'fedemb/user_store/1'" in sentence(error)
-
-
-@pytest.mark.parametrize("option", ["--runner=NoSuchRunner", "--direct_num_workers=many"])
-def test_options_that_beam_does_not_take_are_one_sentence(
-    partition: Partitioner, option: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"docs/how_to/partition\.md") as error:
-        partition(rows_of(1), options=[option])
-    sentence(error)
-
-
-def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitioner) -> None:
-    with pytest.raises(ConfigError, match="name the column"):
-        partition(rows_of(2), partition__cohorts=["a", "b"])
 
 
 # ---- the step itself ----------------------------------------------------------------------------

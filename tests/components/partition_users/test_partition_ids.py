@@ -109,11 +109,6 @@ def test_decimal_ids_that_lost_digits_are_left_out_and_refused_before_a_run(
     assert any("2**53 = 9007199254740992" in text for text in found.problems)
 
 
-def test_raw_uuids_are_named_as_the_cause(partition: Partitioner, tmp_path: Path) -> None:
-    uri = parquet(tmp_path / "a.parquet", pa.array([b"\xff" * 16, b"\xfe" * 16], pa.binary(16)))
-    assert partition(uri, **ALL_TRAIN).counts["user_id_not_text"] == 2
-
-
 @pytest.mark.parametrize("value", [7, 7.0, 7.5, float(2**60), -3, b"7.0", b"\xff", None])
 def test_worker_hands_on_what_the_rule_reads_in_the_value(value: Any) -> None:
     handed = _as_bytes(value)

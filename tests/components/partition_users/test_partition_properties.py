@@ -60,13 +60,6 @@ def test_output_is_the_same_bytes_in_any_order_and_split(partition: Partitioner)
     assert partition(shuffled, row_group_size=11, options=threads).files == first.files
 
 
-@pytest.mark.slow
-def test_output_is_the_same_bytes_with_worker_processes(partition: Partitioner) -> None:
-    rows = rows_of(25)
-    processes = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    assert partition(rows, options=processes).files == partition(rows).files
-
-
 def test_step_repeated_leaves_the_same_bytes_and_no_leftovers(partition: Partitioner) -> None:
     from fedemb.steps.partition_users import partition_images
 

@@ -16,9 +16,9 @@ import pytest
 from fedemb.config import SourceConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.records import encode_example, example_class
-from fedemb.data.sources import Part, find_parts, read_part, read_public_images
+from fedemb.data.sources import find_parts, read_part, read_public_images
 from fedemb.errors import InputError
-from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of, user_key
+from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of
 
 
 def write_tfrecord(path: Path, records: list[bytes]) -> str:
@@ -139,26 +139,6 @@ def test_line_of_a_csv_that_is_no_row_is_counted_whatever_where_says(
     assert result.counts["rows"] == len(rows) + 2
 
 
-def test_worker_refuses_a_table_that_names_two_columns_alike(tmp_path: Path) -> None:
-    """Of files in a bucket the driver looks into the first only."""
-    (tmp_path / "2.csv").write_text("user_id,image_id,user_id\nada,1.png,album\n")
-    source = SourceConfig(uri=str(tmp_path / "2.csv"))
-    with pytest.raises(InputError, match="'user_id' more than once; rename the others"):
-        list(read_part(source, Part(str(tmp_path), "2.csv"), ["user_id"]))
-
-
-@pytest.mark.parametrize("name", ["a  b.jpg", "IMG_\uff11.jpg", "e\u0301.jpg", "\u5c71\u3000.png"])
-def test_csv_names_a_file_as_it_is_on_disk(
-    partition: Partitioner, tmp_path: Path, name: str
-) -> None:
-    row = rows_of(1)[0]
-    (tmp_path / name).write_bytes(row["image"])
-    text = f"user_id,image_id,label\n{row['user_id']},{name},{row['label']}\n"
-    (tmp_path / "map.csv").write_text(text)
-    result = partition(str(tmp_path / "map.csv"), data__source__image_root=str(tmp_path))
-    assert same_users(result, partition([row]))
-
-
 STRANGE = ("\u5c71\u7530\u3000\u592a\u90ce", "CORP\\ada", "no\u00a0break")
 """Names of folders that a laptop has and a bucket refuses."""
 
@@ -224,13 +204,6 @@ def test_globs_and_folders_of_files_are_found(tmp_path: Path) -> None:
         assert [len(batch) for part in parts for batch in read_part(source, part, [])] == [1, 1]
 
 
-def test_format_follows_the_ending() -> None:
-    endings = {"a.parquet": "parquet", "a.tfrecord.gz": "tfrecord", "a.CSV": "csv", "a/b": ""}
-    for name, kind in endings.items():
-        assert SourceConfig(uri=name).file_format == (kind or "image_folder")
-    assert SourceConfig(uri="a.csv", format="parquet").file_format == "parquet"
-
-
 def test_omniglot_alphabets_held_out_never_train(partition: Partitioner, data_dir: Path) -> None:
     source = str(data_dir / "omniglot_small.parquet")
     result = partition(
@@ -255,15 +228,3 @@ def test_public_images_are_read_with_dense_labels(data_dir: Path) -> None:
     assert images.shape[1:] == (32, 32, 3)
     assert len(images) == len(labels) > 100
     assert set(labels.tolist()) == set(range(10))
-
-
-def test_jpegs_of_real_users_come_through(partition: Partitioner, data_dir: Path) -> None:
-    result = partition(
-        str(data_dir / "signdigits.parquet"),
-        data__source__label_scope="global",
-        model__channels=3,
-        partition__evaluation={"by": "hash", "fraction": 0.3},
-    )
-    everyone = {**result.records(), **result.records("evaluation")}
-    assert 150 < len(everyone) <= 207
-    assert user_key("unknown") not in everyone

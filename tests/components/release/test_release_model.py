@@ -15,7 +15,6 @@ from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
-from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
 from fedemb.documents.verdict import BundleManifest
 from fedemb.engine import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
@@ -25,7 +24,6 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, trust_of
 from fedemb.pipelines.cli.main import app
-from fedemb.reports import privacy_words as words
 from fedemb.serving import bundle
 from fedemb.serving.saved_model import load_whitelisted, save_preprocessing
 from fedemb.steps import release_model
@@ -313,19 +311,6 @@ def test_raw_artifact_cannot_get_into_a_bundle(tmp_path):
         bundle.place(Raw(tmp_path / "scores.parquet"), tmp_path, "scores.parquet")
 
 
-def test_model_card_says_the_guarantee_in_header_and_words(released):
-    import yaml
-
-    text = Path(released.document["uri"], "README.md").read_text()
-    header = yaml.safe_load(text.split("---")[1])
-    report = json.loads(released.report.read_text())
-    assert header["epsilon"] == report["accounting"]["epsilon"]
-    assert words.report_sentence(read(released.report, PrivacyReport).body) in text
-    assert all(item.source in text and item.epsilon in text for item in words.DEPLOYMENTS)
-    for line in (*limitations("user").values(), *assumptions("user").values()):
-        assert line in text
-
-
 def test_model_card_is_one_the_hub_reads(released):
     from huggingface_hub import ModelCard
     from huggingface_hub.repocard_data import ModelCardData, model_index_to_eval_results
@@ -349,23 +334,6 @@ def test_model_card_is_one_the_hub_reads(released):
     name, results = model_index_to_eval_results(again.to_dict()["model-index"])
     assert name == "glyphs"
     assert len(results) == 3
-
-
-@pytest.mark.parametrize(
-    ("licence", "expected"),
-    [
-        ("Apache-2.0", {"license": "apache-2.0"}),
-        ("cc-by-4.0", {"license": "cc-by-4.0"}),
-        ("", {"license": "other", "license_name": "not-stated"}),
-        ("ACME, inside only: v2", {"license": "other", "license_name": "acme-inside-only-v2"}),
-    ],
-)
-def test_licence_of_the_card_is_one_the_hub_knows_or_a_named_other(licence, expected):
-    from fedemb.serving.model_card import licence_fields
-
-    found = licence_fields(licence)
-    assert {key: found[key] for key in expected} == expected
-    assert ("license_link" in found) == (found["license"] == "other")
 
 
 def test_text_of_others_in_the_card_has_no_markup_of_its_own():

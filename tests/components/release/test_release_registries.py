@@ -3,13 +3,12 @@
 import http.server
 import json
 import os
-import socket
 import threading
 from urllib.request import urlopen
 
 import pytest
 
-from fedemb.errors import GateDenied, InputError
+from fedemb.errors import GateDenied
 from fedemb.pipelines.cli.main import app
 from fedemb.serving.registries import BUNDLE, Release, register
 from tests.kit.pipeline_runs import honest_run
@@ -98,23 +97,6 @@ def test_mlflow_knows_the_release_once_with_its_price_and_its_gain(release, mlfl
     assert tracked.info.run_id == version.run_id
 
 
-@pytest.mark.slow
-def test_another_bundle_of_the_name_is_another_version_at_mlflow(release, mlflow_server):
-    from dataclasses import replace
-
-    from mlflow import MlflowClient
-
-    for version, uri in (("1.0", "s3://releases/leaves/1.0"), ("2.0", "/a folder/leaves/2.0")):
-        properties = {**release.properties, BUNDLE: version * 8}
-        other = replace(release, name="leaves", version=version, uri=uri, properties=properties)
-        assert register(other, f"mlflow+{mlflow_server}") == ""
-    found = MlflowClient(mlflow_server, mlflow_server).search_model_versions("name = 'leaves'")
-    assert sorted(item.tags["fedemb.serving.bundle"] for item in found) == [
-        "/a folder/leaves/2.0",
-        "s3://releases/leaves/1.0",
-    ]
-
-
 KUBEFLOW = os.environ.get("FEDEMB_MODEL_REGISTRY")
 
 
@@ -158,31 +140,6 @@ def test_no_token_follows_to_where_a_registry_sends_on(  # noqa: PLR0917
     assert stranger.posts == []
     assert register(release, f"kubeflow+{receiver.url}") != ""
     assert "secret" not in repr(stranger.posts)
-
-
-def test_server_that_answers_with_something_else_is_a_problem_and_no_crash(release, receiver):
-    assert register(release, f"mlflow+{receiver.url}") != ""
-    assert register(release, f"kubeflow+{receiver.url}") != ""
-
-
-def test_server_that_never_answers_is_left_after_a_while(release, monkeypatch, tmp_path):
-    from fedemb.serving import registries
-
-    monkeypatch.setattr(registries, "SECONDS", 0.5)
-    (tmp_path / "token").write_text("secret")
-    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        for kind in ("mlflow", "kubeflow"):
-            assert "did not answer within" in register(release, f"{kind}+{url}")
-
-
-@pytest.mark.parametrize("address", ["ftp://host", "mlflow+ftp://host", "https://host", ""])
-def test_address_with_another_scheme_is_bad_input(release, address):
-    with pytest.raises(InputError, match="not supported; use mlflow"):
-        register(release, address)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedemb.config import PretrainingConfig, RunConfig
+from fedemb.config import RunConfig
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
@@ -15,7 +15,6 @@ from fedemb.gate.plan import warnings
 from fedemb.pipelines.cli.planned import lines, priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.reports.privacy_words import start_licence
 from fedemb.reports.utility_words import covers
 from fedemb.serving.model_card import model_card
 from tests.kit.pipeline_runs import honest_run
@@ -65,25 +64,6 @@ def said(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("kind", "stated", "said"),
-    [
-        ("none", "unknown", "none needed"),
-        ("none", "generated, no rights reserved", "generated, no rights reserved"),
-        ("import", "unknown", "unknown"),
-    ],
-)
-def test_a_start_without_public_images_needs_no_licence(kind, stated, said):
-    start = PretrainingConfig.model_construct(kind=kind, licence=stated)
-    assert start_licence(start) == said
-
-
-def test_page_and_card_ask_no_licence_where_nothing_public_was_used(said):
-    _, texts = said
-    assert "licence: none needed" in texts["card"]
-    assert "licence none needed" in re.sub(r"\s+", " ", texts["page"])
-
-
-@pytest.mark.parametrize(
     ("kind", "clipped", "grouped"),
     [
         ("group_poisson_gaussian", "virtual_client", "keyed_hash_of_user_id"),
@@ -102,22 +82,9 @@ def test_page_and_card_name_the_unit_in_its_one_sentence(said):
         assert UNITS[unit].covered in re.sub(r"\s+", " ", texts[name]), name
 
 
-def test_page_and_card_name_the_backend_that_trained(said):
-    unit, texts = said
-    assert f"{unit}-level differential privacy by `dp_" in texts["card"]
-    assert "on TensorFlow." in texts["card"]
-    assert re.search(r"gradients by\W.*TensorFlow", texts["page"], re.DOTALL)
-
-
 def test_no_text_speaks_of_the_other_unit(said):
     unit, texts = said
     for name, text in texts.items():
         rest = text.replace(UNITS[unit].covered, "")
         found = re.search(rf".{{0,40}}({OTHER[unit]}).{{0,40}}", rest)
         assert not found, (name, found)
-
-
-def test_page_prices_both_ways_to_sample_images_of_users(said):
-    unit, texts = said
-    assert ("epsilon if images were sampled" in texts["page"]) == (unit == "user")
-    assert "virtual client" not in texts["page"]
