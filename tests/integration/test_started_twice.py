@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from fedemb.storage import fencing as turns
-from tests.kit.pipeline_runs import evaluation_run, honest_run, killed_step
+from tests.kit.pipeline_runs import evaluation_run, honest_run
 from tests.kit.pipeline_runs.forked import Forked
 from tests.kit.pipeline_runs.partition_run import reserve_for, reserved_config
+from tests.kit.pipeline_runs.stopped_step import ACTS
 
-LEDGER_ACTS = ("reserve", "bind", "commit", "account", "release")
 QUICK = {("commit", "before record"), ("release", "before marker")}
 
 
@@ -142,14 +142,13 @@ def ready(tmp_path_factory):
     ("act", "point"),
     [
         pytest.param(act, point, marks=[] if (act, point) in QUICK else pytest.mark.slow)
-        for act in LEDGER_ACTS
-        for point in killed_step.POINTS[act]
+        for act, points in ACTS.items()
+        for point in points
     ],
 )
 def test_two_of_one_act_leave_one_record_and_the_same_documents(ready, tmp_path, act, point):
     root = tmp_path / "run"
     shutil.copytree(ready / act, root)
-    command = ["tests.kit.pipeline_runs.killed_step", act]
-    code, said = _race([*command, point, root, "SIGSTOP"], [*command, "-", root, "SIGSTOP"], root)
+    code, said = _race_of(act, point, root, "")
     assert code == 0, said
     honest_run.at(root).ledger().verify()

@@ -21,7 +21,6 @@ from PIL import Image
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
-from tests.architecture.structure import REPOSITORY, modules
 
 BOUND = "--users-lower-bound 1000 --public none"
 CHARGE = "ledger charge one --ledger {d}/policy/ledger --keys {d}/policy/keys --reason r"
@@ -187,19 +186,6 @@ ELSEWHERE = {
 a finished run."""
 
 
-def naming_options() -> dict[str, str]:
-    """Returns the text of each raised error that names an option, by its place; X for values."""
-    found: dict[str, str] = {}
-    for module in modules().values():
-        for node in ast.walk(module.tree):
-            if not isinstance(node, ast.Raise) or node.exc is None:
-                continue
-            text = "".join(_texts(node.exc))
-            if re.search(r"(?<![\w-])--[a-z]", text):
-                found[f"{module.path.relative_to(REPOSITORY)}:{node.lineno}"] = text
-    return found
-
-
 def _texts(node: ast.AST):
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
@@ -265,24 +251,3 @@ def test_remedy_of_an_error_is_accepted(folder, tmp_path, monkeypatch, message):
     assert re.search(message, refused), refused
     again = run(right)
     assert not re.search(message, again), again
-
-
-def test_every_error_that_names_an_option_is_tried():
-    patterns = [*WRONG, *ELSEWHERE]
-    missing = {
-        place: text
-        for place, text in naming_options().items()
-        if not any(re.search(pattern, text) for pattern in patterns)
-    }
-    assert not missing
-
-
-def test_no_pattern_is_left_over():
-    texts = naming_options().values()
-    patterns = [*WRONG, *(part for pattern in ELSEWHERE for part in pattern.split("|"))]
-    assert not [part for part in patterns if not any(re.search(part, text) for text in texts)]
-
-
-def test_places_where_other_remedies_are_applied_exist():
-    for place in ELSEWHERE.values():
-        assert (REPOSITORY / "tests" / place).exists(), place

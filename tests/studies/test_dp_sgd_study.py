@@ -1,7 +1,6 @@
 """The study of DP-SGD: its rows, one training of each part on a few images, tables and pictures."""
 
 import io
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 from PIL import Image
 
 from studies.dp_sgd import train
-from studies.dp_sgd.grid import TITLES, rows
-from studies.dp_sgd.page import write_page
+from studies.dp_sgd.grid import rows
 
 LONG = [pytest.param(part, marks=pytest.mark.slow) for part in ("squares", "layers", "units")]
 FEW = {"batch": 20, "rounds": 2, "rate": 1.0}
@@ -48,14 +46,6 @@ def _small(row):
     return replace(row, settings={**row.settings, **changes})
 
 
-def test_every_row_has_a_name_of_its_own_and_every_part_has_rows():
-    found = rows(seeds=2)
-    assert len({row.digest for row in found}) == len(found)
-    assert {row.part for row in found} == TITLES.keys()
-    prices = [row for row in found if row.part == "samplers"]
-    assert {row.seed for row in prices} == {0}  # a price has no seed
-
-
 def test_a_shuffled_run_may_claim_less_than_the_two_secret_orders():
     found = {}
     for row in rows():
@@ -72,16 +62,3 @@ def test_one_row_of_each_part_trains(data, part):
         found = train.run_row(_small(row), data)
         assert 0 <= found["value"] <= 1
         assert found["noise"] > 0
-
-
-def test_page_has_a_table_for_each_part_and_pictures_that_parse(tmp_path):
-    results = {
-        row: {"value": 0.1 + 0.01 * number} for number, row in enumerate(rows()) if number % 2
-    }
-    write_page(tmp_path, results, missing=3)
-    text = (tmp_path / "dp_sgd_study.md").read_text()
-    assert "3 rows have not been run." in text
-    for part, title in TITLES.items():
-        assert f"## {title}" in text
-        if part != "ladder":
-            ET.parse(tmp_path / "images" / f"dp_sgd_study_{part}.svg")

@@ -1,8 +1,6 @@
 """The study: who is read when, what is cached, what a table says, what noise is equal."""
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -10,23 +8,17 @@ import numpy as np
 import pytest
 
 from fedemb.config import RunConfig
-from fedemb.errors import ArtifactError, InputError
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from studies.cohort import Cohort
 from studies.utility import grid
-from studies.utility.certify import LEAST_NOISE, TARGET, certify, cohorts
-from studies.utility.decide import Decided, people_who_train, run_study
-from studies.utility.execute import Study, estimate, execute
+from studies.utility.decide import Decided, run_study
+from studies.utility.execute import Study, execute
 from studies.utility.page import verdict
 from studies.utility.protocol import OMNIGLOT, Protocol
-from studies.utility.rows import CENTRALIZED, METHODS, NETS, Row
+from studies.utility.rows import NETS, Row
 from studies.utility.table import (
     HEADER,
-    ablation_cells,
     cells,
-    contest_cells,
     markdown,
     price_cells,
     summarise,
@@ -102,17 +94,6 @@ def test_selection_never_sees_the_test_alphabets():
     assert all(row.stage == "selection" for row in [*tried, *grid.ablation_rows(tried[-1])])
 
 
-def test_the_draw_of_the_test_alphabets_is_fixed():
-    assert OMNIGLOT.test == (
-        "Armenian",
-        "Asomtavruli_(Georgian)",
-        "Braille",
-        "Japanese_(katakana)",
-        "Malay_(Jawi_-_Arabic)",
-        "Tifinagh",
-    )
-
-
 @pytest.fixture(scope="module")
 def recorded():
     """What the last study found, as its command wrote it."""
@@ -166,72 +147,6 @@ def every_contest():
     return [*public, *grid.contests(starts, PEOPLE["selection"])]
 
 
-def passes(row, base, people):
-    """Average visits of a row to every image, by groups as the partition makes them."""
-    if row.method in CENTRALIZED:
-        return row.settings[grid.PASSES]
-    config = row.config(base, people)
-    share = row.clients_per_round / config.partition.virtual_clients
-    return config.mechanism.rounds * share * config.training.local.epochs
-
-
-def test_every_contest_tries_as_many_different_recipes(study):
-    for contest in every_contest():
-        assert len({study.key(row) for row in contest.tries}) == grid.TRIES
-        assert len({row.label for row in contest.tries}) == grid.TRIES
-        assert {(r.net, r.method, r.noise) for r in contest.tries} == {
-            (contest.net, contest.method, contest.noise)
-        }
-    told = {(contest.net, contest.method) for contest in every_contest()}
-    assert told >= {(net, m) for net in NETS for m in ("public_only", *CENTRALIZED, "fedemb")}
-
-
-def test_all_but_centralized_at_its_best_look_at_as_many_images(data_dir):
-    base = grid.base_config(str(data_dir / "omniglot_small.parquet"))
-    for contest in every_contest():
-        for row in contest.tries:
-            if contest.method not in ("public_only", "centralized_best"):
-                found = passes(row, base, PEOPLE["selection"])
-                assert found == pytest.approx(80 / 3, rel=0.03)
-    won = [contest.tries[0] for contest in every_contest()]
-    for row in grid.final_rows(won, PEOPLE):
-        if row.method not in ("untrained", "public_only", "centralized_best"):
-            assert passes(row, base, PEOPLE["final"]) == 20
-
-
-def test_centralized_at_its_best_keeps_its_multiple_of_visits():
-    twice = next(one for one in every_contest() if one.method == "centralized_best").tries[-1]
-    assert twice.settings[grid.PASSES] == 2 * grid.equal_passes(PEOPLE["selection"])
-    seeds = grid.final_rows([twice], PEOPLE)
-    assert {row.settings[grid.PASSES] for row in seeds} == {40}
-
-
-def test_the_best_try_wins_when_all_are_there():
-    contest = every_contest()[0]
-    first, second, third = contest.tries
-    assert contest.winner({first: 0.3, second: 0.4}) is None
-    assert contest.winner({first: 0.3, second: 0.4, third: 0.4}) is second
-
-
-def test_all_begin_from_the_start_that_won_for_their_net():
-    public = grid.public_contests()
-    starts = {contest.net: contest.tries[-1] for contest in public}
-    for contest in grid.contests(starts, PEOPLE["selection"]):
-        for row in contest.tries:
-            assert starts[contest.net].settings.items() <= row.settings.items()
-    assert {one.net for one in grid.contests({"lenet": starts["lenet"]}, 399)} == {"lenet"}
-
-
-def test_final_rows_are_the_winners_for_three_seeds(study):
-    won = [contest.tries[1] for contest in every_contest()]
-    final = grid.final_rows(won, PEOPLE)
-    assert len(final) == len(grid.SEEDS) * (len(won) + len(NETS) + 1)
-    assert {row.noise for row in final} == {0.0, 1e-3, 1e-2, grid.BEYOND}
-    assert {row.seed for row in final} == set(grid.SEEDS)
-    assert {row.stage for row in final} == {"final"}
-    assert {row.method for row in final} == set(METHODS)
-
-
 def test_test_people_are_read_only_when_every_contest_is_decided(study, monkeypatch):
     monkeypatch.setattr("studies.utility.decide.execute", fill(ran := []))
     decided = run_study(study, budget=10.0, jobs=1, say=lambda _: None)
@@ -259,11 +174,6 @@ def fill(ran, most=10**6):
     return execute
 
 
-def test_people_who_train_are_counted_in_the_data(study):
-    assert people_who_train(study, "selection") == 22
-    assert people_who_train(study, "final") == 46
-
-
 # ---- cache --------------------------------------------------------------------------------------
 
 
@@ -288,65 +198,7 @@ def test_a_row_is_found_again_by_what_decides_it_and_by_nothing_else(study):
     assert len({study.key(one) for one in [row, *changed]}) == len(changed) + 1
 
 
-def test_baselines_do_not_depend_on_settings_of_rounds(study):
-    for method in ("untrained", "public_only", "centralized"):
-        row = Row(method=method)
-        assert study.key(replace(row, settings={"mechanism.rounds": 7})) == study.key(row)
-    more = replace(Row(method="centralized"), settings={"evaluation.centralized_epochs": 2})
-    assert study.key(more) != study.key(Row(method="centralized"))
-    best = replace(Row(method="centralized"), method="centralized_best")
-    assert study.key(best) == study.key(Row(method="centralized")), "one training, two contests"
-    slow = replace(best, learning_rate=0.01)
-    assert study.key(slow) != study.key(best)
-
-
-def test_another_file_of_images_is_another_study(base, study, tmp_path):
-    path = tmp_path / "other.parquet"
-    path.write_bytes(b"other")
-    other = Study(base.updated({"data.source.uri": str(path)}), TINY, study.cache)
-    row = Row(method="untrained")
-    assert other.key(row) != study.key(row)
-
-
-def test_a_damaged_row_is_named(study):
-    row = Row(method="untrained")
-    put(study, row)
-    with study.table.path.open("a") as file:
-        file.write("{\n")
-    with pytest.raises(ArtifactError, match=r"line 2 of rows\.jsonl"):
-        study.result(row)
-
-
-@pytest.mark.long
-def test_missing_images_are_an_input_error(base, tmp_path):
-    with pytest.raises(InputError, match="--data"):
-        Study(base.updated({"data.source.uri": str(tmp_path / "none")}), TINY, tmp_path)
-    command = [sys.executable, "-m", "studies.utility", "--data", str(tmp_path / "none.parquet")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    assert done.returncode == InputError.exit_code
-    assert done.stderr.startswith("InputError: the study reads one local file")
-
-
 # ---- budget -------------------------------------------------------------------------------------
-
-
-def test_a_row_is_expected_to_take_as_long_as_the_longest_of_its_method(study):
-    rows = [Row(method="fedemb", seed=seed) for seed in range(3)]
-    assert estimate(study, rows[2], rows) == 0.0
-    put(study, rows[0], seconds=20.0)
-    put(study, rows[1], seconds=30.0)
-    assert estimate(study, rows[2], rows) == 30.0
-    assert estimate(study, Row(method="fedavg"), rows) == 30.0
-
-
-def test_a_row_that_would_pass_the_budget_is_not_started(study):
-    rows = [Row(method="fedemb", seed=seed) for seed in range(3)]
-    put(study, rows[0], seconds=1000.0)
-    said = []
-    left = execute(study, rows, budget=900.0, jobs=1, say=said.append)
-    assert left == rows[1:]
-    assert "2 rows left" in said[-1]
-    assert study.result(rows[1]) is None
 
 
 # ---- table --------------------------------------------------------------------------------------
@@ -403,50 +255,7 @@ def test_table_arithmetic():
     assert "are missing" in verdict([])[0]
 
 
-def test_every_recipe_is_listed_with_the_one_that_was_chosen():
-    contest = every_contest()[2]
-    first, second, third = contest.tries
-    cells = contest_cells([(contest.tries, None)], {first: 0.3, second: 0.4})
-    assert [row[-1] for row in cells] == ["0.300", "0.400"]
-    recall = {first: 0.3, second: 0.4, third: 0.2}
-    cells = contest_cells([(contest.tries, contest.winner(recall))], recall)
-    assert [row[-1] for row in cells] == ["0.300", "0.400, chosen", "0.200"]
-    assert cells[0][:4] == ("lenet", "centralized, equal visits", "-", first.label)
-
-
-def test_ablations_are_compared_with_the_first_row():
-    found = [(Row(label="a", method="fedemb"), result(0.4))]
-    found += [(Row(label="b", method="fedemb", seed=1), result(0.3))]
-    assert [row[-1] for row in ablation_cells(found)] == ["+0.000", "-0.100"]
-
-
 # ---- price --------------------------------------------------------------------------------------
-
-
-def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
-    from fedemb.privacy.accounting.accounting import price
-
-    found = certify(GroupPoissonGaussian, 1e-2, 10, 32, 1_000_000)
-    assert found.noise_multiplier == pytest.approx(1e-2 * found.clients_per_round)
-    assert found.epsilon <= TARGET
-    tried = cohorts(1e-2, 1_000_000 // 32)
-    assert tried[0] == int(LEAST_NOISE / 1e-2)
-    assert tried == sorted(set(tried))
-    before = tried[tried.index(found.clients_per_round) - 1]
-    for clients, wanted in ((found.clients_per_round, True), (before, False)):
-        cohort = Cohort(
-            population=1_000_000,
-            users_per_client=32,
-            clients_per_round=clients,
-            noise_multiplier=1e-2 * clients,
-            rounds=10,
-        )
-        plan = cohort.plan(GroupPoissonGaussian)
-        epsilon = price(plan.event(), plan.relation, found.delta).epsilon
-        assert (epsilon <= TARGET) is wanted
-    assert found.examples(users_per_client=32, images_per_user=20, visits=20) == (
-        found.clients_per_round * 32 * 20 * 20
-    )
 
 
 @pytest.mark.statistical

@@ -3,8 +3,8 @@
     python -m tests.kit.pipeline_runs.stopped_step STEP POINT FOLDER
 
 The points are set from here by wrapping functions of the package; it has no hook for them. Without
-a point (`-`) the step runs through. SIGCONT resumes it. The acts of the ledger have theirs in
-killed_step.py.
+a point (`-`) the step runs through. SIGCONT resumes it. STEP may be an act on the ledger of an
+honest run, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,76 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.errors import FedEmbError
+from fedemb.keys import LocalKeyStore
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps import audit_privacy, evaluate_embeddings, partition_users
+from fedemb.steps import (
+    account_privacy,
+    audit_privacy,
+    evaluate_embeddings,
+    partition_users,
+    release_model,
+    reserve_budget,
+)
+from fedemb.storage.local import LocalStore
+from tests.kit.pipeline_runs import honest_run
+
+Chosen = Callable[..., bool]
+
+
+def _record(number: int) -> Chosen:
+    return lambda self, name, data: name == f"weekly/{number:08d}.json"
+
+
+def _root_key(self: LocalKeyStore, name: str, key: object = None) -> bool:
+    return name.startswith("reservation/")
+
+
+def _marker(self: LocalStore, name: str, data: bytes) -> bool:
+    return name == "glyphs/1.0.json"
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+ACTS: dict[str, dict[str, tuple[Any, str, Chosen]]] = {
+    "reserve": {
+        "before record": (LocalStore, "create", _record(1)),
+        "after record": (LocalStore, "create", _record(1)),
+        "before key": (LocalKeyStore, "create", _root_key),
+        "after key": (LocalKeyStore, "create", _root_key),
+        "before document": (reserve_budget, "write_bytes", _always),
+        "after document": (reserve_budget, "write_bytes", _always),
+    },
+    "bind": {
+        "before record": (LocalStore, "create", _record(2)),
+        "after record": (LocalStore, "create", _record(2)),
+    },
+    "commit": {
+        "before record": (LocalStore, "create", _record(3)),
+        "after record": (LocalStore, "create", _record(3)),
+        "before key is destroyed": (LocalKeyStore, "destroy", _always),
+        "after key is destroyed": (LocalKeyStore, "destroy", _always),
+    },
+    "account": {
+        "before report": (account_privacy, "build_report", _always),
+        "before signature": (account_privacy, "write_signed", _always),
+        "before lineage": (account_privacy, "write_run", _always),
+        "before page": (account_privacy, "write_bytes", _always),
+    },
+    "release": {
+        "before bundle": (release_model.parts, "place", _always),
+        "before signature": (release_model.parts, "write_manifest", _always),
+        "before tree": (LocalStore, "create_tree", _always),
+        "after tree": (LocalStore, "create_tree", _always),
+        "before marker": (LocalStore, "create", _marker),
+        "after marker": (LocalStore, "create", _marker),
+        "before ledger": (LocalStore, "create", _record(4)),
+        "after ledger": (LocalStore, "create", _record(4)),
+        "before document": (release_model, "write_bytes", lambda p, _: p.stem == "release"),
+    },
+}
+"""Act -> point, named by whether it stops before or after -> the first such call of a function."""
 
 
 def context_of(step: str, folder: Path) -> StepContext:
@@ -52,7 +120,6 @@ def _logic(step: str) -> Callable[[StepContext], Any]:
 
 def _points() -> dict[str, tuple[Any, str, int]]:
     """Name -> owner and name of a function, and before which call of it to stop."""
-    from fedemb.keys import LocalKeyStore
     from fedemb.ledger import Ledger
     from fedemb.partition import shards
     from fedemb.steps import evaluate_classifier
@@ -81,26 +148,39 @@ def _points() -> dict[str, tuple[Any, str, int]]:
     }
 
 
-def _arm(owner: Any, name: str, stop_at: int) -> None:
+def _arm(
+    owner: Any, name: str, *, stop_at: int = 1, after: bool = False, chosen: Chosen = _always
+) -> None:
     original: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
     def stopping(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        calls += 1
-        if calls == stop_at:
+        calls += chosen(*args, **kwargs)
+        stops = chosen(*args, **kwargs) and calls == stop_at
+        if stops and not after:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return original(*args, **kwargs)
+        answer = original(*args, **kwargs)
+        if stops and after:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return answer
 
     setattr(owner, name, stopping)
 
 
 def main(step: str, point: str, folder: str) -> None:
     """See the module."""
-    if point != "-":
-        _arm(*_points()[point])
+    if point != "-" and step in ACTS:
+        owner, name, chosen = ACTS[step][point]
+        _arm(owner, name, after=point.startswith("after"), chosen=chosen)
+    elif point != "-":
+        owner, name, stop_at = _points()[point]
+        _arm(owner, name, stop_at=stop_at)
     try:
-        _logic(step)(context_of(step, Path(folder)))
+        if step in ACTS:
+            getattr(honest_run.at(Path(folder)), f"do_{step}")()
+        else:
+            _logic(step)(context_of(step, Path(folder)))
     except FedEmbError as error:
         sys.stdout.write(f"{type(error).__name__}: {error}\n")
         sys.exit(error.exit_code)

@@ -48,8 +48,6 @@ PAGE = 2
 LONGEST = 255
 """Characters of a description or name of a run or recurring run: columns of Kubeflow's database."""
 LONGEST_NAME = {"pipeline": 128, "version": 127, "experiment": 128}
-AGENT_TTL = 86400
-"""Seconds after which the persistence agent deletes a finished Workflow, as Kubeflow ships it."""
 ROUTE = re.compile(
     r"/apis/v2beta1/([a-z_]+)(?:/([^/:]+))?(?:/([a-z]+))?(?:/([^/:]+))?(?::([a-z]+))?$"
 )
@@ -214,13 +212,6 @@ def _retries(spec: dict) -> dict[str, int]:
         if "dag" in group
         for name, task in group["dag"]["tasks"].items()
     }
-
-
-def time_to_live(workflow: dict, succeeded: bool) -> int:
-    """Seconds a finished Workflow is kept: Argo's time or the persistence agent's, if shorter."""
-    ttl = workflow["ttlStrategy"]
-    particular = ttl.get("secondsAfterSuccess" if succeeded else "secondsAfterFailure")
-    return min(particular or ttl["secondsAfterCompletion"], AGENT_TTL)
 
 
 def schedule_of(run: dict) -> str:
