@@ -32,7 +32,7 @@ from typer.testing import CliRunner
 from fedemb.errors import FedEmbError
 from fedemb.foundation.files import remove_leftovers
 from fedemb.keys import LocalKeyStore, reservation_key_name
-from fedemb.ledger import chain
+from fedemb.ledger import records
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import lineage
 from tests.kit.pipeline_runs import honest_run
@@ -162,7 +162,7 @@ def _fix(root: Path) -> None:
         def now(cls, tz=None):
             return NOW
 
-    chain.datetime = lineage.datetime = Fixed
+    records.datetime = lineage.datetime = Fixed
     create = LocalKeyStore.create
     LocalKeyStore.create = lambda self, name, key=None: create(self, name, key or _key_bytes(name))
     tempfile.tempdir = str(root / "tmp")

@@ -24,7 +24,6 @@ from fedemb.data.formats.parts import Part
 from fedemb.data.formats.tfrecord_files import iter_tfrecord
 from fedemb.data.photos import BadImageError
 from fedemb.data.records import encode_example
-from fedemb.data.source_parts import locate
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.partition.check import check
 from fedemb.pipelines.cli.main import app
