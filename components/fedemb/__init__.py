@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from fedemb.config import RunConfig as RunConfig
     from fedemb.config import ServerConfig as ServerConfig
     from fedemb.config import TrainingConfig as TrainingConfig
-    from fedemb.data.array_users import ArrayUsers as ArrayUsers
-    from fedemb.data.glyphs import glyphs as glyphs
+    from fedemb.data.builtin import ArrayUsers as ArrayUsers
+    from fedemb.data.builtin import glyphs as glyphs
     from fedemb.engine import ClientExamples as ClientExamples
     from fedemb.engine import Feed as Feed
     from fedemb.engine import Round as Round
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from fedemb.engine import train_centralized as train_centralized
     from fedemb.engine import trainable_variables as trainable_variables
     from fedemb.errors import FedEmbError as FedEmbError
-    from fedemb.evaluation.bootstrap import Estimate as Estimate
     from fedemb.evaluation.metrics import arrange as arrange
     from fedemb.evaluation.metrics import recall as recall
+    from fedemb.evaluation.metrics import retrieve as retrieve
     from fedemb.evaluation.metrics import verify as verify
-    from fedemb.evaluation.retrieval import retrieve as retrieve
+    from fedemb.evaluation.pairs import Estimate as Estimate
     from fedemb.pipelines.run.command import run as run
     from fedemb.pipelines.run.load_config import load_config as load_config
     from fedemb.privacy.accounting.accounting import price as price
@@ -94,8 +94,7 @@ _NAMES = {
         "AugmentationConfig EvaluationConfig LocalTrainingConfig LossConfig MechanismConfig "
         "ModelConfig PretrainingConfig RunConfig ServerConfig TrainingConfig"
     ),
-    "data.array_users": "ArrayUsers",
-    "data.glyphs": "glyphs",
+    "data.builtin": "ArrayUsers glyphs",
     "engine": (
         "ClientExamples Feed Round RoundFunction RoundSums assign_weights build_backbone "
         "build_loss configure_threads embed initial_state load_backbone pretrain "
@@ -103,9 +102,8 @@ _NAMES = {
         "trainable_variables"
     ),
     "errors": "FedEmbError",
-    "evaluation.bootstrap": "Estimate",
-    "evaluation.metrics": "arrange recall verify",
-    "evaluation.retrieval": "retrieve",
+    "evaluation.metrics": "arrange recall retrieve verify",
+    "evaluation.pairs": "Estimate",
     "pipelines.run.command": "run",
     "pipelines.run.load_config": "load_config",
     "privacy.accounting.accounting": "price",

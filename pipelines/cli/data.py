@@ -83,7 +83,7 @@ def make_data(
     from pydantic import ValidationError
 
     from fedemb.config import BuiltinData
-    from fedemb.data.glyphs import write_builtin
+    from fedemb.data.builtin import write_builtin
 
     try:
         builtin = BuiltinData(

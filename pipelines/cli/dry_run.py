@@ -9,7 +9,7 @@ from fedemb.config.data import BUILTIN
 from fedemb.data.sources import find_parts
 from fedemb.gate.plan import check_first_run, check_noise
 from fedemb.ledger import Ledger, policies
-from fedemb.partition.assignment import columns_of
+from fedemb.partition.prepare import columns_of
 from fedemb.pipelines.cli.ledger_summary import (
     admission,
     content_of,

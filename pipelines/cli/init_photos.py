@@ -9,17 +9,18 @@ from pathlib import Path
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import ENDINGS, Columns
 from fedemb.data.columns import guess_source
-from fedemb.data.formats.image_files import is_side_file
+from fedemb.data.image_files import is_side_file
 from fedemb.data.sources import find_parts, split_part
 from fedemb.errors import ConfigError, InputError
-from fedemb.partition.census import Census, take_census
 from fedemb.partition.check import (
     BAD,
     LEFT_OUT,
+    Census,
     examples,
     folded_ids,
     inexact_ids,
     looked_for,
+    take_census,
 )
 from fedemb.pipelines.cli.init_options import InitOptions
 from fedemb.pipelines.output import say

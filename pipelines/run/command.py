@@ -241,7 +241,7 @@ def _stated(config: RunConfig) -> list[str]:
 
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
-    from fedemb.data.glyphs import write_builtin
+    from fedemb.data.builtin import write_builtin
 
     size = config.model.image_size
     digest = json_digest({**config.data.builtin.model_dump(), "size": size})[:12]

@@ -31,8 +31,8 @@ from fedemb.pipelines.run.directory import (
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.audit_words import audit_answer
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
+from fedemb.reports.measured_words import audit_answer
 from fedemb.reports.mlflow import TrackedRun
 from fedemb.reports.pages import audit_page, checklist_page, utility_page
 from fedemb.reports.report import WAY_BACK, link, render

@@ -23,8 +23,7 @@ from fedemb.config import (
     SourceConfig,
     UnitGradientConfig,
 )
-from fedemb.data.drawn_images import drawn_images
-from fedemb.data.glyphs import PRIVATE, draw_classes
+from fedemb.data.builtin import PRIVATE, draw_classes, drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.engine import assign_weights, build_backbone, configure_threads, pretrain

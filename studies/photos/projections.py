@@ -27,7 +27,7 @@ from fedemb.engine.micro_batches import MicroBatches
 from fedemb.engine.round_loop import run_rounds
 from fedemb.engine.rounds import ClientExamples, RoundFunction, assign_weights
 from fedemb.engine.server import initial_state, released_weights
-from fedemb.evaluation import measure as m
+from fedemb.evaluation import held_out as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbones import cut
 from fedemb.models.imported import import_backbone

@@ -26,8 +26,7 @@ from fedemb.engine import (
     pretrain,
     train_centralized,
 )
-from fedemb.evaluation.held_out import Subjects
-from fedemb.evaluation.measure import measure, rate_name
+from fedemb.evaluation.held_out import Subjects, measure, rate_name
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.registry import plan_mechanism

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.config import SourceConfig, StorageConfig
-from fedemb.data.formats.image_files import ImageFiles
+from fedemb.data.image_files import ImageFiles
 from fedemb.data.photos import BadImageError
 from fedemb.data.sources import find_parts, image_files, read_part, split_part
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError

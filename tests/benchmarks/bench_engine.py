@@ -232,8 +232,7 @@ def _child(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
     """Opens an index of a million virtual clients of two users each and asks for a thousand."""
-    from fedemb.data.group_index import GroupIndex
-    from fedemb.data.user_layout import STORE_SCHEMA
+    from fedemb.data.client_data import STORE_SCHEMA, GroupIndex
     from fedemb.foundation.document import write_json
     from tests.kit.pipeline_runs.partition_run import write_index_files
     from tests.kit.verified_folder import as_committed

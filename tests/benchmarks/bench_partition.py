@@ -66,7 +66,7 @@ def draw(folder: Path, users: int, images: int) -> None:
 def partition(folder: Path, users: int, images: int, options: list[str]) -> dict[str, Any]:
     """Partitions the files in `folder / "in"`; returns what it took."""
     from fedemb.config import RunConfig
-    from fedemb.data.hashing import KeyRef
+    from fedemb.data.identity import KeyRef
     from fedemb.steps.partition_users import partition_images
 
     config = RunConfig.model_validate(

@@ -138,9 +138,8 @@ def records(rounds: int) -> Callable[[], object]:
 
 def evaluation(images: int) -> Callable[[], object]:
     """Counts all pairs and ranks all images of users with four each."""
-    from fedemb.evaluation.metrics import arrange
+    from fedemb.evaluation.metrics import arrange, retrieve
     from fedemb.evaluation.pairs import count_pairs
-    from fedemb.evaluation.retrieval import retrieve
 
     random = np.random.default_rng(0)
     users = np.repeat(np.arange(images // 4), 4)

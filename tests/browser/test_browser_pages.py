@@ -5,10 +5,9 @@ import pytest
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.utility import UtilityReport
 from fedemb.foundation.document import read
-from fedemb.reports.audit_words import attack_sentences
 from fedemb.reports.headline import Failure, RunFacts, headline
+from fedemb.reports.measured_words import attack_sentences, utility_sentence
 from fedemb.reports.report import render
-from fedemb.reports.utility_words import utility_sentence
 from tests.kit.pipeline_runs.evaluation_run import config, shared_run
 from tests.kit.sealed_bundle import seal
 

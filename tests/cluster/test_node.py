@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from world import EXIT, IMAGE, USER, PodRun, World
 
 from fedemb.config.parameters import parameters_of
-from fedemb.data.glyphs import write_builtin
+from fedemb.data.builtin import write_builtin
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.model import ModelCard
 from fedemb.documents.utility import UtilityReport

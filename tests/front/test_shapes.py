@@ -5,7 +5,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from fedemb.engine import embed
-from fedemb.evaluation.bootstrap import weighted_mean
+from fedemb.evaluation.pairs import weighted_mean
 from fedemb.models import losses
 from fedemb.privacy.randomness.noise import heads
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.data.hashing import KeyRef
+from fedemb.data.identity import KeyRef
 from fedemb.foundation.canonical_json import tree_digest
 from fedemb.steps.partition_users import partition_images
 from fedemb.storage import join, local_tree, open_store

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedemb.data.verified_folder import VerifiedFolder
+from fedemb.data.client_data import VerifiedFolder
 
 
 def as_committed(folder: Path) -> VerifiedFolder:

@@ -69,7 +69,7 @@ def test_verify_without_tensorflow_says_so_and_does_not_pass(capsys, run, monkey
     import sys
 
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.delitem(sys.modules, "fedemb.serving.saved_model", raising=False)
+    monkeypatch.delitem(sys.modules, "fedemb.serving.released", raising=False)
     bundle = run.root / "releases" / "glyphs" / "1.0"
     code, _, error = call(capsys, "verify", bundle, *_trust(run))
     assert code == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedemb.data.columns import guess_source
-from fedemb.data.formats.image_files import is_side_file
+from fedemb.data.image_files import is_side_file
 from fedemb.errors import InputError
 from fedemb.pipelines.run.load_config import load_config
 from tests.components.data.test_webdataset import shard

@@ -19,11 +19,10 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedemb.data.formats.image_files import ImageFiles
-from fedemb.data.formats.parts import Part
-from fedemb.data.formats.tfrecord_files import iter_tfrecord
+from fedemb.data.image_files import ImageFiles
 from fedemb.data.photos import BadImageError
 from fedemb.data.records import encode_example
+from fedemb.data.tables import Part, iter_tfrecord
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.partition.check import check
 from fedemb.pipelines.cli.main import app

@@ -21,10 +21,8 @@ from urllib.parse import unquote
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import ENDINGS
-from fedemb.data.formats.csv_files import csv_columns
-from fedemb.data.formats.image_files import is_side_file
-from fedemb.data.formats.parquet_files import open_parquet
-from fedemb.data.formats.parts import Part, check_columns, path_values
+from fedemb.data.image_files import is_side_file
+from fedemb.data.tables import Part, check_columns, csv_columns, open_parquet, path_values
 from fedemb.errors import InputError
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import commit_to

@@ -17,17 +17,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedemb.config import SourceConfig
-from fedemb.data.formats.bad_records import BadRecord
-from fedemb.data.formats.csv_files import bad_csv, lines_of, open_csv
-from fedemb.data.formats.image_files import ImageFiles, plain_name
-from fedemb.data.formats.parquet_files import open_parquet
-from fedemb.data.formats.parts import Part, path_values
-from fedemb.data.formats.tfrecord_files import iter_tfrecord
-from fedemb.data.formats.webdataset_files import iter_samples
 from fedemb.data.identity import Cell, SinglePrecision, name_text
+from fedemb.data.image_files import BadRecord, ImageFiles, iter_samples, plain_name
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.records import example_values
 from fedemb.data.source_parts import check_parquet, csv_image_root, find_parts, split_part
+from fedemb.data.tables import (
+    Part,
+    bad_csv,
+    iter_tfrecord,
+    lines_of,
+    open_csv,
+    open_parquet,
+    path_values,
+)
 from fedemb.errors import InputError
 from fedemb.storage import open_store
 

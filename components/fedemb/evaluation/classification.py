@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
 from fedemb.evaluation.held_out import Subjects, shown_group
 from fedemb.evaluation.metrics import require_finite
+from fedemb.evaluation.pairs import Estimate, draw_weights, weighted_mean
 from fedemb.foundation.document import Fields
 
 SMALLEST = 10

@@ -13,7 +13,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.audit import Attack, SelfTest, attack_on, finding
 from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
-from fedemb.evaluation.bootstrap import Estimate, draw_weights
+from fedemb.evaluation.pairs import Estimate, draw_weights
 from fedemb.foundation.canonical_json import JsonFields
 from fedemb.models.arrays import Model
 

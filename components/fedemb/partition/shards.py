@@ -23,10 +23,12 @@ from typing import BinaryIO
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.data.group_index import GroupPiece, encode_groups, encode_index
-from fedemb.data.user_layout import (
+from fedemb.data.client_data import (
     STORE_SCHEMA,
     WRITER_OPTIONS,
+    GroupPiece,
+    encode_groups,
+    encode_index,
     group_files,
     groups_in_file,
     groups_name,

@@ -4,31 +4,261 @@ Its shape is what makes it scale (asserted in tests on the graph): nothing of da
 input; users are capped by a combiner before anything is grouped by them; what is grouped at the end
 is a hash range of users, whose size `partition.shards` decides. Elements are batches until users
 are known, so that per-element costs are paid per user and not per image.
+
+Reading a source with Beam: the graph names files, and workers find what is in them.
+
+TFRecord files of tf.train.Example, through tfx-bsl's TFXIO into Arrow record batches.
+
+The columnar decoder stops at a feature that changes its type from record to record, and data must
+never stop the step. So each record is first parsed leniently and its few named features are written
+again as bytes; what is not an Example becomes an empty one, and is dropped and counted like any
+record without an image.
+
+The digests of the public images: a pass of its own writes sorted ranges, workers map them.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import io
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import PValue, TaggedOutput
+import numpy as np
+from apache_beam.pvalue import PCollection, PValue, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
-from fedemb.data.group_index import split_groups
-from fedemb.data.hashing import KEY_BYTES, Hasher, shard_of
-from fedemb.data.records import UserRecord, encode_user
-from fedemb.data.sources import Batch, Part
-from fedemb.data.user_layout import group_files
+from fedemb.config import RunConfig, SourceConfig
+from fedemb.data.client_data import group_files, split_groups
+from fedemb.data.identity import KEY_BYTES, Cell, Hasher, KeyRef, name_text, shard_of
+from fedemb.data.photos import PhotoReader
+from fedemb.data.records import UserRecord, encode_example, encode_user, example_values
+from fedemb.data.sources import (
+    Batch,
+    Part,
+    apply_where,
+    image_files,
+    named_labels,
+    passing,
+    read_part,
+    split_part,
+)
+from fedemb.data.tables import iter_tfrecord
 from fedemb.partition import shards
-from fedemb.partition.assignment import Assigner, columns_of
-from fedemb.partition.prepare import Preparer, UserPart, merge, new_part, settle
-from fedemb.partition.public_set import PublicSet
-from fedemb.partition.reading import Job, read_batches
+from fedemb.partition.prepare import (
+    Assigner,
+    Preparer,
+    UserPart,
+    columns_of,
+    image_digests,
+    merge,
+    new_part,
+    settle,
+)
+from fedemb.partition.shards import WORK, Place
+from fedemb.storage import Store, open_store
+
+
+@dataclass(frozen=True)
+class Job:
+    """Configuration and addresses that all workers have; no key and no data."""
+
+    config: RunConfig
+    keys: KeyRef
+    place: Place
+    """Where the run's private folders are."""
+    blocks: frozenset[str] | None
+    """Ledger blocks whose users may train; None: all."""
+    has_public_set: bool = False
+    spread: bool = False
+    """Whether there are workers to spread the batches over."""
+
+
+def read_batches(
+    pipeline: beam.Pipeline,
+    source: SourceConfig,
+    parts: list[Part],
+    columns: list[str],
+    name: str,
+    *,
+    spread: bool,
+) -> PValue:
+    """Batches of a source, as `(images, columns)`.
+
+    The graph names files; row groups and folders of users are found by workers. `name` starts the
+    names of the transforms. With `spread`, batches are distributed over all workers; in one process
+    that would only hold all files in memory.
+    """
+    listed = (
+        pipeline
+        | f"{name}Files" >> beam.Create(parts, reshuffle=False)
+        | f"{name}Split" >> beam.FlatMap(split_part)
+        | f"{name}Parts" >> beam.Reshuffle()
+    )
+    if source.file_format == "tfrecord":
+        batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)
+    else:
+        batches = listed | f"{name}Read" >> beam.ParDo(_Read(source, columns))
+    return batches | f"{name}Spread" >> beam.Reshuffle() if spread else batches
+
+
+class _Read(beam.DoFn):
+    """Part -> batches."""
+
+    def __init__(self, source: SourceConfig, columns: list[str]):
+        self._source, self._columns = source, columns
+
+    def process(self, part: Part) -> Iterator[tuple[list[Any], dict[str, list[Any]]]]:
+        for batch in read_part(self._source, part, self._columns):
+            yield [*batch.images], {name: [*values] for name, values in batch.columns.items()}
+
+
+ROWS = 256
+
+
+class _Records(beam.DoFn):
+    """Part -> serialised Examples with the named features only, all of them bytes."""
+
+    def __init__(self, source: SourceConfig, columns: list[str]):
+        self._image, self._columns = source.columns.image, columns
+        self._passing = passing(source)
+
+    def process(self, part: Part) -> Iterator[bytes]:
+        for record in iter_tfrecord(part):
+            values = example_values(record, [self._image, *self._columns]) or self._passing
+            features = {
+                name: [data]
+                for name in self._columns
+                if (data := _as_bytes(values.get(name))) is not None
+            }
+            if isinstance(image := values.get(self._image), bytes):
+                features[self._image] = [image]
+            yield encode_example(features)
+
+
+def _as_bytes(value: Cell) -> bytes | None:
+    """A value as bytes that are read as the value is."""
+    if isinstance(value, bytes) or value is None:
+        return value
+    text = name_text(value)
+    return (f"{value:e}" if text is None and isinstance(value, float) else text or "").encode()
+
+
+def _to_batch(record_batch: Any, source: SourceConfig, columns: list[str]) -> Iterator[Any]:
+    names = record_batch.schema.names
+
+    def first(name: str) -> list[bytes | None]:
+        if name not in names:
+            return [None] * record_batch.num_rows
+        values = record_batch.column(names.index(name)).to_pylist()
+        return [value[0] if value else None for value in values]
+
+    batch = Batch(first(source.columns.image), {name: first(name) for name in columns})
+    kept = apply_where(source, named_labels(source, batch))
+    if len(kept):
+        yield kept.images, kept.columns
+
+
+@beam.ptransform_fn
+def read_tfrecords(parts: PCollection[Part], source: SourceConfig, columns: list[str]) -> PValue:
+    """Reads parts of TFRecord files into `(images, columns)` batches."""
+    from tensorflow_metadata.proto.v0 import schema_pb2 as generated
+    from tfx_bsl.public import tfxio
+
+    wanted = list(dict.fromkeys([*columns, *source.where]))
+    schema_pb2: Any = generated  # made at run time, so that type checkers see nothing of it
+    schema = schema_pb2.Schema()
+    for name in dict.fromkeys([source.columns.image, *wanted]):
+        schema.feature.add(name=name, type=schema_pb2.BYTES)
+    records = tfxio.TFExampleBeamRecord(
+        physical_format="tfrecord", telemetry_descriptors=["fedemb"], schema=schema
+    )
+    return (
+        parts
+        | "Records" >> beam.ParDo(_Records(source, wanted)).with_output_types(bytes)
+        | "Decode" >> records.BeamSource(batch_size=ROWS)
+        | "Batches" >> beam.FlatMap(_to_batch, source, wanted)
+    )
+
+
+def write_public_digests(place: Place, shard: int, digests: Iterable[bytes]) -> None:
+    """Writes a sorted range of the digests of public images, as an array to be mapped."""
+    sink = io.BytesIO()
+    np.save(sink, np.frombuffer(b"".join(sorted(set(digests))), ">u8").astype(np.uint64))
+    place.store.write(f"{WORK}/public-{shard:05d}.npy", sink.getvalue())
+
+
+class PublicSet:
+    """Digests of the public images, in files mapped into memory: a lookup touches a few pages."""
+
+    def __init__(self, root: str, shards: int):
+        """Opens the files below `root`; remote ones are copied to a temporary folder first."""
+        store = open_store(root)
+        self._copies = tempfile.TemporaryDirectory(prefix="fedemb-")
+        self._shards = shards
+        names = [f"{WORK}/public-{shard:05d}.npy" for shard in range(shards)]
+        self._ranges = [np.load(self._local(store, name), mmap_mode="r") for name in names]
+
+    def _local(self, store: Store, name: str) -> Path:
+        if store.local_root is not None:
+            return store.local_root / name
+        path = Path(self._copies.name, Path(name).name)
+        path.write_bytes(store.read(name))
+        return path
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether an image with this digest is public. By 64 bits: a false hit drops one image."""
+        word = int.from_bytes(digest[:8], "big")
+        values = self._ranges[word * self._shards >> 64]
+        place = int(np.searchsorted(values, np.uint64(word)))
+        return place < len(values) and int(values[place]) == word
+
+
+class _Digest(beam.DoFn):
+    """Public batch -> (shard, first bytes of the digest)."""
+
+    def __init__(self, job: Job, source: SourceConfig):
+        self._job, self._source = job, source
+
+    def setup(self) -> None:
+        self._hasher = self._job.keys.hasher()
+        self._files = image_files(self._source)
+
+    def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[tuple[int, bytes]]:
+        config = self._job.config
+        reader = PhotoReader.of(config.model, config.data.max_pixels)
+        for digest in image_digests(batch[0], self._files, reader, self._hasher):
+            yield shard_of(digest, config.partition.shards), digest[:8]
+
+
+def build_public(
+    pipeline: beam.Pipeline, job: Job, source: SourceConfig, parts: list[Part]
+) -> None:
+    """Adds the digests of the public images to a pipeline: sorted ranges in the work folder."""
+    place, number = job.place, job.config.partition.shards
+    empty = (
+        pipeline
+        | "DigestStart" >> beam.Impulse()
+        | "EveryDigestRange" >> beam.FlatMap(lambda _: ((shard, b"") for shard in range(number)))
+    )
+    batches = read_batches(pipeline, source, parts, [], "Public", spread=job.spread)
+    digests = batches | "Digest" >> beam.ParDo(_Digest(job, source))
+    _ = (
+        (digests, empty)
+        | "Digests" >> beam.Flatten()
+        | "ByRange" >> beam.GroupByKey()
+        | "WriteDigests"
+        >> beam.MapTuple(
+            lambda shard, found: write_public_digests(place, shard, filter(None, found))
+        )
+    )
 
 
 class _Prepare(beam.DoFn):

@@ -18,8 +18,8 @@ from fedemb.documents.fields import Interval, points
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.documents.verdict import NO_APPROVAL_IN_TIME, AppliedWaiver, VerdictDocument
-from fedemb.reports.formats import signer_name, significant
-from fedemb.reports.utility_words import best_start
+from fedemb.reports.measured_words import best_start
+from fedemb.reports.report import signer_name, significant
 
 State = Literal[
     "Released",

@@ -29,12 +29,19 @@ from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_words as words
-from fedemb.reports.audit_words import LIMITATIONS, attack_sentences, audit_answer, audit_sentence
 from fedemb.reports.charts import Axis, Line, bar_chart, line_chart
-from fedemb.reports.formats import figure
 from fedemb.reports.headline import RunFacts, headline
-from fedemb.reports.report import render, tone_of
-from fedemb.reports.utility_words import cost_of_privacy, covers, floors_sentence, utility_sentence
+from fedemb.reports.measured_words import (
+    LIMITATIONS,
+    attack_sentences,
+    audit_answer,
+    audit_sentence,
+    cost_of_privacy,
+    covers,
+    floors_sentence,
+    utility_sentence,
+)
+from fedemb.reports.report import figure, render, tone_of
 
 if TYPE_CHECKING:
     from fedemb.reports.lineage import StepLineage

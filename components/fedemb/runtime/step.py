@@ -25,8 +25,7 @@ from fedemb.documents.artifacts import DESCRIPTIONS, Artifact
 from fedemb.errors import FedEmbError, Superseded
 from fedemb.foundation.canonical_json import ToJson
 from fedemb.foundation.step_logging import log_event, log_places, step_log
-from fedemb.runtime.outcome import keep_outcome
-from fedemb.runtime.step_context import StepContext
+from fedemb.runtime.step_context import StepContext, keep_outcome
 from fedemb.storage.fencing import FencingToken, turns_taken
 
 if TYPE_CHECKING:

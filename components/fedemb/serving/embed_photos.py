@@ -1,24 +1,196 @@
 """Embeds a set of photos with a released model into one Parquet file.
 
-Rows are in the order of the source, see `photo_rows.py`. `embed_beam.py` spreads the photos over
-workers.
+Rows are in the order of the source. Beam spreads the photos over workers.
+
+Rows are `name`, `embedding` (null if the file is not a readable photo) and `reason` (null if it
+is). The embedding-space id is in the metadata of the file, because embeddings of two releases must
+not be compared.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedemb.errors import InputError
+import apache_beam as beam
+import numpy as np
+from apache_beam.io.parquetio import WriteToParquet
+from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
+
+from fedemb.data.beam_engine import run_on_beam
+from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.errors import InputError, Refused
+from fedemb.foundation.canonical_json import tree_digests
 from fedemb.foundation.files import require_output
-from fedemb.serving.photo_rows import decoded, rows, schema
-from fedemb.serving.photo_source import PhotoSource
-from fedemb.storage import open_store
+from fedemb.serving.photo_source import Photo, PhotoSource
+from fedemb.serving.released import ReleasedModel
+from fedemb.storage import join, local_tree, open_store, put_tree
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fedemb.serving.released import ReleasedModel
+
+SPACE = b"embedding_space_id"
+MOST_PHOTOS = 256
+"""Photos of a batch."""
+MOST_BYTES = 1 << 26
+"""Bytes of the files of a batch, which bound the memory."""
+
+
+class Pixels(NamedTuple):
+    """A batch of decoded photos."""
+
+    names: list[str]
+    """Names as written; characters of a file name that are not Unicode become `?`."""
+    images: np.ndarray
+    """uint8 [readable photos, size, size, channels]."""
+    reasons: list[str | None]
+    """Error of each unreadable photo; None if readable."""
+
+
+def decoded(photos: Iterable[Photo], reader: PhotoReader) -> Iterator[Pixels]:
+    """Yields batches of decoded photos; for unreadable photos, the reason."""
+    names, images, reasons, size = list[str](), list[np.ndarray](), list[str | None](), 0
+    for name, data in photos:
+        names.append(name.encode(errors="replace").decode())
+        size += len(data) if isinstance(data, bytes) else 0
+        try:
+            if isinstance(data, BadImageError):
+                raise data
+            images.append(reader.read(data))
+            reasons.append(None)
+        except BadImageError as error:
+            reasons.append(error.reason)
+        if len(names) == MOST_PHOTOS or size >= MOST_BYTES:
+            yield Pixels(names, _stacked(images, reader), reasons)
+            names, images, reasons, size = [], [], [], 0
+    if names:
+        yield Pixels(names, _stacked(images, reader), reasons)
+
+
+def _stacked(images: Sequence[np.ndarray], reader: PhotoReader) -> np.ndarray:
+    none = np.zeros((0, reader.image_size, reader.image_size, reader.channels), np.uint8)
+    return np.stack(images) if images else none
+
+
+def schema(model: ReleasedModel) -> pa.Schema:
+    """Returns the columns of the output; `probabilities` and `class` for a classifier."""
+    import pyarrow as pa
+
+    classes = model.config.model.classes
+    columns = [
+        ("name", pa.string()),
+        ("probabilities" if classes else "embedding", pa.list_(pa.float32())),
+        ("reason", pa.string()),
+        *([("class", pa.string())] if classes else []),
+    ]
+    metadata = {b"classes": json.dumps(classes).encode()} if classes else {}
+    return pa.schema(columns, {SPACE: model.space_id.encode(), **metadata})
+
+
+def rows(model: ReleasedModel, pixels: Pixels, outputs: np.ndarray) -> pa.Table:
+    """Returns the rows of a batch; `outputs` are those of its readable photos."""
+    import pyarrow as pa
+
+    found = iter(outputs)
+    values = [None if reason else next(found) for reason in pixels.reasons]
+    columns: list[Sequence[object]] = [pixels.names, values, pixels.reasons]
+    if classes := model.config.model.classes:
+        columns.append([None if row is None else classes[int(row.argmax())] for row in values])
+    form = schema(model)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, form, strict=True)], form)
+
+
+_COUNTS = "counts.json"
+
+
+def embed_on_beam(
+    source: PhotoSource, model: ReleasedModel, output: str, options: Sequence[str]
+) -> tuple[int, int]:
+    """Embeds every photo; all workers must reach photos and output.
+
+    Returns:
+      The numbers of rows and of rows without an embedding.
+    """
+    prefix = output.removesuffix(".parquet")
+    work = f"{prefix}.work"
+    put_tree(model.bundle, join(work, "model"))
+    handler = _Released(join(work, "model"), tree_digests(model.bundle))
+    reader, form = model.reader, schema(model)
+
+    def build(pipeline: Any) -> None:
+        found = (
+            pipeline
+            | "Start" >> beam.Impulse()
+            | "List" >> beam.FlatMap(lambda _: source.units())
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> beam.FlatMap(lambda unit: decoded(source.photos(unit), reader))
+            | "Embed" >> RunInference(handler)
+            | "Rows" >> beam.FlatMap(lambda result: result.inference)
+        )
+        _ = found | "Write" >> WriteToParquet(prefix, form, file_name_suffix=".parquet")
+        _ = (
+            found
+            | "Outcome" >> beam.Map(lambda row: "bad" if row["reason"] else "good")
+            | "Count" >> beam.combiners.Count.PerElement()
+            | "Collect" >> beam.combiners.ToDict()
+            | "Store" >> beam.Map(_store_counts, work)
+        )
+
+    store = open_store(work)
+    try:
+        run_on_beam(build, options, "embedding photos")
+        counts = json.loads(store.read(_COUNTS))
+    finally:
+        for name in [*store.list(), "model.tree"]:
+            store.delete(name)
+        if store.local_root is not None:
+            shutil.rmtree(store.local_root, ignore_errors=True)
+    return sum(counts.values()), counts.get("bad", 0)
+
+
+def _store_counts(counts: Mapping[str, int], uri: str) -> None:
+    open_store(uri).write(_COUNTS, json.dumps(counts).encode())
+
+
+class _Released(ModelHandler[Pixels, PredictionResult, ReleasedModel]):
+    """Loads the model for RunInference; an element is a batch of photos."""
+
+    def __init__(self, uri: str, digests: Mapping[str, str]):
+        self._uri, self._digests = uri, dict(digests)
+
+    def load_model(self) -> ReleasedModel:
+        with local_tree(self._uri) as bundle:
+            if tree_digests(bundle) != self._digests:
+                raise Refused(
+                    f"the copy of the model at {self._uri} is not the one that was verified; "
+                    "remove it, and embed again"
+                )
+            model = ReleasedModel(bundle)
+            model.check_parity()
+        return model
+
+    def run_inference(
+        self,
+        batch: Sequence[Pixels],
+        model: ReleasedModel,
+        inference_args: dict[str, Any] | None = None,
+    ) -> Iterator[PredictionResult]:
+        del inference_args
+        for pixels in batch:
+            table = rows(model, pixels, model.embed(pixels.images))
+            yield PredictionResult(pixels.names, table.to_pylist())
+
+    def get_num_bytes(self, batch: Sequence[Pixels]) -> int:
+        return sum(pixels.images.nbytes for pixels in batch)
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        return {"min_batch_size": 1, "max_batch_size": 1}
 
 
 class Embedded(NamedTuple):
@@ -70,8 +242,6 @@ def embed_photos(
     model.check_parity()
     source = PhotoSource(uri, id_column)
     if beam_options:
-        from fedemb.serving.embed_beam import embed_on_beam
-
         photos, bad = embed_on_beam(source, model, address, beam_options)
     else:
         with tempfile.TemporaryDirectory(prefix="fedemb-") as scratch:

@@ -18,14 +18,28 @@ from fedemb.documents.privacy_report import (
 )
 from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.foundation.document import Written
+from fedemb.gate.decide import applied_waivers
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_words
-from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.headline import Headline, RunFacts, headline
+from fedemb.reports.measured_words import (
+    audit_sentence,
+    best_start,
+    floors_sentence,
+    utility_sentence,
+)
 from fedemb.reports.report import render
-from fedemb.reports.utility_words import best_start, floors_sentence, utility_sentence
-from fedemb.serving.headline import release_headline
+
+
+def release_headline(
+    evidence: Evidence, report: Written[PrivacyReport], waived: Sequence[str], ledger: Ledger
+) -> Headline:
+    """Returns the headline of a model that the gate allowed."""
+    facts = RunFacts(report=report.body, utility=evidence.utility.body, released=True)
+    return headline(facts, waivers=applied_waivers(ledger, waived, report.body))
+
 
 HUB_LICENCES = frozenset(
     (

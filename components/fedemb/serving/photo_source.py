@@ -10,15 +10,12 @@ from itertools import islice
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.columns import format_of_files, guess_image_column, names_in_folder
-from fedemb.data.formats.bad_records import BadRecord
-from fedemb.data.formats.image_files import ImageFiles, is_side_file
-from fedemb.data.formats.parquet_files import open_parquet
-from fedemb.data.formats.parts import Part
-from fedemb.data.formats.webdataset_files import ANY_IMAGE, KEY
 from fedemb.data.identity import Cell
+from fedemb.data.image_files import ANY_IMAGE, KEY, BadRecord, ImageFiles, is_side_file
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
+from fedemb.data.tables import Part, open_parquet
 from fedemb.errors import InputError
 from fedemb.foundation.addresses import split_address
 from fedemb.storage import open_store

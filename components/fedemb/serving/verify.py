@@ -28,7 +28,7 @@ from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_words import all_runs, report_sentence
 from fedemb.serving import bundle as parts
-from fedemb.serving.headline import release_headline
+from fedemb.serving.model_card import release_headline
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _check_serving(bundle: Path) -> None:
     )
     saved = bundle / parts.SAVED_MODEL
     try:
-        from fedemb.serving.saved_model import check_parity, serving_problem
+        from fedemb.serving.released import check_parity, serving_problem
 
         problem = serving_problem(saved, bundle / "backbone.keras", config.model)
         if problem is None:

@@ -30,11 +30,10 @@ from fedemb.foundation.document import written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.measured_words import audit_sentence
 from fedemb.reports.pages import audit_page
-from fedemb.runtime.private_inputs import People, open_private
+from fedemb.runtime.inputs import People, open_private, read_model, read_start, read_users
 from fedemb.runtime.provenance import code_digest
-from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store

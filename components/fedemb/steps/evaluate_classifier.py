@@ -38,13 +38,12 @@ from fedemb.models.arrays import Model
 from fedemb.models.inference import classify
 from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import load_backbone
+from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
-from fedemb.reports.utility_words import utility_sentence
-from fedemb.runtime.private_inputs import open_private
-from fedemb.runtime.signed_inputs import read_model, read_start, read_users
+from fedemb.runtime.inputs import open_private, read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
-from fedemb.serving.previous_release import read_release
+from fedemb.serving.bundle import read_release
 
 
 @step(

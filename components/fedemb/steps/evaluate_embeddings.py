@@ -20,8 +20,16 @@ from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import Public
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.errors import FedEmbError
-from fedemb.evaluation.held_out import Subjects, apply_models, models_of_run, train_without_privacy
-from fedemb.evaluation.measure import by_subgroup, differences, measure, roc_points
+from fedemb.evaluation.held_out import (
+    Subjects,
+    apply_models,
+    by_subgroup,
+    differences,
+    measure,
+    models_of_run,
+    roc_points,
+    train_without_privacy,
+)
 from fedemb.foundation import step_logging as events
 from fedemb.foundation.canonical_json import JsonFields, file_digest
 from fedemb.foundation.document import Fields, Written
@@ -30,13 +38,12 @@ from fedemb.keys.trust import Signer, write_signed
 from fedemb.models.inference import embed
 from fedemb.models.keras_backend import load_keras
 from fedemb.models.loading import load_backbone
+from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
-from fedemb.reports.utility_words import utility_sentence
-from fedemb.runtime.private_inputs import open_private
-from fedemb.runtime.signed_inputs import read_model, read_start, read_users
+from fedemb.runtime.inputs import open_private, read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
-from fedemb.serving.previous_release import read_release
+from fedemb.serving.bundle import read_release
 
 
 @step(

@@ -71,7 +71,7 @@ def run(context: StepContext) -> JsonObject:
     """Decides, writes the signed `verdict` and `verdict_page`, and raises on a denial.
 
     Also writes `lineage`, unless the evidence cannot be read. On a cluster, kfp keeps these outputs
-    only if the gate allows; see `fedemb.runtime.outcome` for the outputs of a denied run.
+    only if the gate allows; see `fedemb.runtime.step_context` for the outputs of a denied run.
 
     Returns:
       The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,

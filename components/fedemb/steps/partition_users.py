@@ -25,7 +25,7 @@ from kfp import dsl
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
 from fedemb.data.beam_engine import run_on_beam
-from fedemb.data.hashing import KeyRef
+from fedemb.data.identity import KeyRef
 from fedemb.data.source_parts import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import Public
@@ -38,8 +38,7 @@ from fedemb.keys import commit_to_people, commitment_key
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.partition import shards
-from fedemb.runtime.private_inputs import People, commitment_to
-from fedemb.runtime.signed_inputs import read_reserved
+from fedemb.runtime.inputs import People, commitment_to, read_reserved
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 
@@ -200,10 +199,8 @@ def partition_images(
     Raises:
       InputError, StorageError: as `run`.
     """
-    from fedemb.partition.assignment import columns_of
-    from fedemb.partition.public_set import build_public
-    from fedemb.partition.reading import Job
-    from fedemb.partition.transforms import build
+    from fedemb.partition.prepare import columns_of
+    from fedemb.partition.transforms import Job, build, build_public
 
     _check(config)
     place = shards.Place.take(root)

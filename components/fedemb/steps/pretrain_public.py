@@ -14,7 +14,7 @@ from jaxtyping import Int, UInt8
 from kfp import dsl
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
-from fedemb.data.drawn_images import drawn_images
+from fedemb.data.builtin import drawn_images
 from fedemb.documents.artifacts import Public
 from fedemb.documents.model import Pretrained, PublicTraining
 from fedemb.engine import build_backbone, embed, pretrain, save_backbone

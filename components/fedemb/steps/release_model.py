@@ -33,7 +33,7 @@ from fedemb.reports.pages import report_page
 from fedemb.runtime.step import Rights, leading_to, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving import bundle as parts
-from fedemb.serving.marker import Identity, Marker
+from fedemb.serving.bundle import Identity, Marker
 from fedemb.serving.model_card import model_card
 from fedemb.serving.registries import Release, register
 from fedemb.storage import join, local_tree, open_store
@@ -243,7 +243,7 @@ def _complete(
     start: Path,
 ) -> None:
     """Adds files created at release: serving model, card, ledger copy, lineage."""
-    from fedemb.serving.saved_model import (
+    from fedemb.serving.released import (
         load_whitelisted,
         save_for_serving,
         save_preprocessing,

@@ -46,8 +46,8 @@ from fedemb.ledger import (
 from fedemb.ledger.state import Attempt
 from fedemb.ledger.terms import ReservedContent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.runtime.inputs import check_start
 from fedemb.runtime.provenance import code_digest
-from fedemb.runtime.signed_inputs import check_start
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import open_store

@@ -31,9 +31,8 @@ from fedemb.reports.headline import Failure, Headline, RunFacts, headline
 from fedemb.reports.lineage import StepLineage, read_steps
 from fedemb.reports.mlflow import TrackedRun, log_in_time
 from fedemb.reports.report import render
-from fedemb.runtime.outcome import StepFailure, outcomes, run_folder
 from fedemb.runtime.step import declared, step
-from fedemb.runtime.step_context import StepContext
+from fedemb.runtime.step_context import StepContext, StepFailure, outcomes, run_folder
 from fedemb.storage import join, open_store
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from kfp import dsl
 
 from fedemb.config import RunConfig
-from fedemb.data.client_data import UserStore, load_examples
-from fedemb.data.verified_folder import VerifiedFolder
+from fedemb.data.client_data import UserStore, VerifiedFolder, load_examples
 from fedemb.documents.artifacts import Noised
 from fedemb.engine.backend_rounds import client_rounds, covariance_rounds
 from fedemb.engine.central import train_centralized

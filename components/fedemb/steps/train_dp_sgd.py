@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from kfp import dsl
 
 from fedemb.config import RunConfig
-from fedemb.data.client_data import UserStore
-from fedemb.data.verified_folder import VerifiedFolder
+from fedemb.data.client_data import UserStore, VerifiedFolder
 from fedemb.documents.artifacts import Noised
 from fedemb.engine.backend_rounds import unit_rounds
 from fedemb.engine.feature_cache import UnitFeatures

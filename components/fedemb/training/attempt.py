@@ -27,7 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from fedemb.config import RunConfig, TrainingConfig
-from fedemb.data.verified_folder import VerifiedFolder
+from fedemb.data.client_data import VerifiedFolder
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import ModelCard
 from fedemb.engine.audit.attempt_keys import AttemptKeys
@@ -51,7 +51,7 @@ from fedemb.models.keras_backend import load_keras, use_backend
 from fedemb.models.loading import load_backbone, save_backbone
 from fedemb.models.standardized import plain_form
 from fedemb.privacy.queries import KeylessMechanism, Mechanism, build_mechanism
-from fedemb.runtime.private_inputs import open_private
+from fedemb.runtime.inputs import open_private
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
 from fedemb.storage.fencing import FencedStore, FencingToken

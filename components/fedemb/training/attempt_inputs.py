@@ -13,8 +13,8 @@ from fedemb.errors import PlanMismatch
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.ledger import Reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.runtime.inputs import read_reserved, read_start, read_users
 from fedemb.runtime.provenance import code_digest
-from fedemb.runtime.signed_inputs import read_reserved, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 
 

@@ -23,11 +23,11 @@ from jaxtyping import Float32, Int, UInt8
 from pydantic import Field, PositiveInt
 
 from fedemb.config import AnyMechanism, ModelConfig, RunConfig, Section, TrainingConfig
-from fedemb.data.array_users import ArrayUsers, check_images
+from fedemb.data.builtin import ArrayUsers, check_images
 from fedemb.engine.round_loop import Round
 from fedemb.errors import ConfigError
-from fedemb.evaluation.bootstrap import Estimate
 from fedemb.evaluation.metrics import recall
+from fedemb.evaluation.pairs import Estimate
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.keys import derive
 from fedemb.models.arrays import Model

@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, cast
 
-from fedemb.data.group_index import GroupIndex
-from fedemb.data.verified_folder import VerifiedFolder
+from fedemb.data.client_data import GroupIndex, VerifiedFolder
 from fedemb.engine.audit.round_audit import RoundAudit
 from fedemb.engine.feature_cache import FeatureCache, FeatureProgress, UnitFeatures, unit_key
 from fedemb.engine.feed import Feed

@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from fedemb.data.verified_folder import FolderCommitment, verified_copy
+from fedemb.data.client_data import FolderCommitment, verified_copy
 from fedemb.documents.model import stored_tensors, tensor_problem
 from fedemb.foundation.canonical_json import file_digest, tree_digest
 from fedemb.keys import commit_to_people

@@ -11,7 +11,7 @@ import stat
 import unicodedata
 from pathlib import Path
 
-from fedemb.data.formats.image_files import ImageFiles
+from fedemb.data.image_files import ImageFiles
 from fedemb.data.photos import BadImageError
 from fedemb.errors import FedEmbError
 from fedemb.foundation import files

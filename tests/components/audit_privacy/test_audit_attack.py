@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemb.errors import InputError
-from fedemb.evaluation.bootstrap import Estimate
 from fedemb.evaluation.membership import (
     AttackResult,
     ConfidenceScore,
@@ -15,6 +14,7 @@ from fedemb.evaluation.membership import (
     self_test,
     verification_scores,
 )
+from fedemb.evaluation.pairs import Estimate
 
 finite = st.floats(-3, 3, width=16)
 side = st.lists(finite, min_size=10, max_size=30).map(np.array)

@@ -14,7 +14,7 @@ from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import parse, read
 from fedemb.models.loading import load_backbone
-from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.measured_words import audit_sentence
 from fedemb.steps import audit_privacy
 from fedemb.steps.audit_privacy import run
 from tests.kit.pipeline_runs import honest_run

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedemb.data.array_users import ArrayUsers
+from fedemb.data.builtin import ArrayUsers
 from fedemb.errors import InputError
 
 KEY = bytes(range(32))

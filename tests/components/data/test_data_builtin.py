@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from fedemb.config import BuiltinData, SourceConfig
-from fedemb.data.glyphs import PRIVATE, Style, draw, write_builtin
+from fedemb.data.builtin import PRIVATE, Style, draw, write_builtin
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.foundation.canonical_json import file_digest

@@ -13,14 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.data.client_data import GroupIndex, UserStore, load_examples
-from fedemb.data.group_index import encode_groups, split_groups
-from fedemb.data.user_layout import (
+from fedemb.data.client_data import (
     GROUPS_PER_FILE,
     STORE_SCHEMA,
+    GroupIndex,
+    UserStore,
+    encode_groups,
     group_files,
     groups_in_file,
     groups_name,
+    load_examples,
+    split_groups,
 )
 from fedemb.errors import ArtifactError
 from fedemb.foundation.document import write_json

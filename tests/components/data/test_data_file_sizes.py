@@ -8,12 +8,11 @@ import sys
 import pytest
 from PIL import Image
 
-from fedemb.data import photos
-from fedemb.data.formats import image_files
-from fedemb.data.formats.image_files import ImageFiles
+from fedemb.data import image_files, photos
+from fedemb.data.image_files import ImageFiles
 from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
 from fedemb.partition.check import check
-from fedemb.serving.photo_rows import decoded
+from fedemb.serving.embed_photos import decoded
 from fedemb.serving.photo_source import PhotoSource
 from fedemb.storage import open_store
 from tests.kit.pipeline_runs.partition_run import make_config, picture
@@ -58,7 +57,7 @@ def test_embed_gives_a_huge_file_a_row_with_its_reason(folder):
 def test_huge_file_takes_no_memory(folder):
     code = (
         "import resource\n"
-        "from fedemb.data.formats.image_files import ImageFiles\n"
+        "from fedemb.data.image_files import ImageFiles\n"
         "from fedemb.data.photos import BadImageError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
         f"files = ImageFiles({str(folder)!r})\n"

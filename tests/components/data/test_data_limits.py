@@ -16,14 +16,18 @@ from PIL import Image, PngImagePlugin
 from pydantic import ValidationError
 
 from fedemb.config import DataConfig
-from fedemb.data import photos
-from fedemb.data.formats import parquet_files, tfrecord_files
-from fedemb.data.formats.csv_files import LARGEST_ROW, lines_in_quotes, open_csv
-from fedemb.data.formats.parquet_files import open_parquet
-from fedemb.data.formats.parts import Part
-from fedemb.data.formats.tfrecord_files import LARGEST_RECORD, iter_tfrecord
+from fedemb.data import photos, tables
 from fedemb.data.identity import name_problem, name_text
 from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.tables import (
+    LARGEST_RECORD,
+    LARGEST_ROW,
+    Part,
+    iter_tfrecord,
+    lines_in_quotes,
+    open_csv,
+    open_parquet,
+)
 from fedemb.errors import InputError
 from tests.components.partition_users.test_partition_sources import write_tfrecord
 
@@ -116,7 +120,7 @@ def test_parquet_with_more_metadata_than_pyarrow_reads_is_read(tmp_path):
 
 
 def test_parquet_metadata_above_our_limit_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_files, "LARGEST_TEXT", 1 << 20)
+    monkeypatch.setattr(tables, "LARGEST_TEXT", 1 << 20)
     refused = pytest.raises(InputError, match="a text of more than 1,048,576 bytes")
     with refused, open_parquet(parquet(tmp_path, {"big": "x" * (2 << 20)})):
         pass
@@ -126,7 +130,7 @@ def test_list_of_parquet_above_our_limit_is_named(tmp_path, monkeypatch):
     pq.write_table(pa.table({"n": range(9)}), tmp_path / "a.parquet", row_group_size=1)
     part = Part(str(tmp_path), "a.parquet", said="a.parquet")
     for limit, read in ((9, True), (8, False)):
-        monkeypatch.setattr(parquet_files, "MOST_ITEMS", limit)
+        monkeypatch.setattr(tables, "MOST_ITEMS", limit)
         if read:
             with open_parquet(part) as file:
                 assert file.metadata.num_row_groups == 9
@@ -149,7 +153,7 @@ def test_columns_nested_deeper_than_pyarrow_reads_are_named(tmp_path):
 
 def test_record_above_our_limit_is_named_before_it_is_read(tmp_path):
     length = struct.pack("<Q", LARGEST_RECORD + 1)
-    masked = tfrecord_files._masked(length)
+    masked = tables._masked(length)
     (tmp_path / "a.tfrecord").write_bytes(length + struct.pack("<I", masked))
     with pytest.raises(InputError, match=r"a record of 1,073,741,825 bytes.*smaller records"):
         list(iter_tfrecord(Part(str(tmp_path), "a.tfrecord")))

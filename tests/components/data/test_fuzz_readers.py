@@ -20,20 +20,21 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedemb.config import SourceConfig
-from fedemb.data.columns import guess_source
-from fedemb.data.formats.bad_records import BadRecord
-from fedemb.data.group_index import (
+from fedemb.data.client_data import (
+    STORE_SCHEMA,
     GroupIndex,
     encode_groups,
     encode_index,
+    groups_name,
+    index_name,
     read_index,
     split_groups,
 )
-from fedemb.data.hashing import Hasher
-from fedemb.data.identity import name_problem, name_text
+from fedemb.data.columns import guess_source
+from fedemb.data.identity import Hasher, name_problem, name_text
+from fedemb.data.image_files import BadRecord
 from fedemb.data.photos import BadImageError
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
-from fedemb.data.user_layout import STORE_SCHEMA, groups_name, index_name
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.document import write_json
 from fedemb.partition.prepare import Preparer

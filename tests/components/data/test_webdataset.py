@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from fedemb.config import SourceConfig
+from fedemb.data import image_files
 from fedemb.data.columns import guess_source
-from fedemb.data.formats import webdataset_files
-from fedemb.data.formats.bad_records import BadRecord
+from fedemb.data.image_files import BadRecord
 from fedemb.data.photos import PhotoReader
 from fedemb.data.source_parts import braces, fingerprint_input
 from fedemb.data.sources import find_parts, read_part
 from fedemb.errors import InputError
 from fedemb.partition.check import BAD, LEFT_OUT
-from fedemb.serving.photo_rows import decoded
+from fedemb.serving.embed_photos import decoded
 from fedemb.serving.photo_source import PhotoSource
 from tests.components.partition_users.test_partition_sources import same_users
 from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of
@@ -241,7 +241,7 @@ def test_sparse_member_is_not_read(tmp_path):
 
 
 def test_large_member_is_counted_without_being_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(webdataset_files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(image_files, "MAX_BYTES", 1000)
     files: Files = [
         ("0.png", bytes(1001)),
         ("0.json", b"{}"),
@@ -308,7 +308,7 @@ def test_file_that_is_not_one_whole_archive_is_refused(tmp_path, change, says):
 @pytest.mark.parametrize(("more", "is_read"), [(-100, True), (1, False)])
 def test_extended_header_above_our_limit_is_refused(tmp_path, more, is_read):
     info = tarfile.TarInfo("0.png")
-    info.size, info.pax_headers = 1, {"comment": "x" * (webdataset_files.LARGEST_HEADER + more)}
+    info.size, info.pax_headers = 1, {"comment": "x" * (image_files.LARGEST_HEADER + more)}
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(info, io.BytesIO(b"x"))
     if is_read:

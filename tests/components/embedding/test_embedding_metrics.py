@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from fedemb.errors import Diverged, InputError
 from fedemb.evaluation import metrics, pairs
-from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
-from fedemb.evaluation.metrics import arrange, rates_at, verify
-from fedemb.evaluation.retrieval import retrieve
+from fedemb.evaluation.metrics import arrange, rates_at, retrieve, verify
+from fedemb.evaluation.pairs import Estimate, draw_weights, weighted_mean
 
 FARS = (0.02, 0.2, 0.5)
 
@@ -325,7 +324,7 @@ def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
     program = (
         "import numpy as np, resource\n"
         "from fedemb.evaluation.metrics import arrange, verify\n"
-        "from fedemb.evaluation.retrieval import retrieve\n"
+        "from fedemb.evaluation.metrics import retrieve\n"
         "random = np.random.default_rng(0)\n"
         "x = random.normal(size=(25000, 128)).astype(np.float32).repeat(4, 0)\n"
         "x += 1.4 * random.normal(size=x.shape).astype(np.float32)\n"

@@ -21,7 +21,7 @@ from fedemb.config import (
 )
 from fedemb.config.data import SourceConfig
 from fedemb.data import sources
-from fedemb.data.drawn_images import drawn_images
+from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.engine import build_backbone, load_backbone, save_backbone
 from fedemb.engine.backend_rounds import client_rounds
@@ -41,7 +41,7 @@ from fedemb.models.public_features import (
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
-from fedemb.serving.saved_model import load_whitelisted, save_for_serving
+from fedemb.serving.released import load_whitelisted, save_for_serving
 from fedemb.steps import pretrain_public
 
 COMPONENTS = Path(pretrain_public.__file__).resolve().parents[1]

@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.errors import ArtifactError, InputError, Refused
 from fedemb.pipelines.cli.embed import embed
-from fedemb.serving import photo_rows as module
-from fedemb.serving.embed_photos import embed_photos
-from fedemb.serving.photo_rows import SPACE
+from fedemb.serving import embed_photos as module
+from fedemb.serving.embed_photos import SPACE, embed_photos
 from fedemb.serving.photo_source import PhotoSource
 from fedemb.serving.released import ReleasedModel
 
@@ -152,12 +151,11 @@ def test_beam_writes_the_same_rows_in_shards(model, folder, tmp_path):
 
 
 def test_workers_take_no_model_but_the_one_that_was_verified(model, folder, tmp_path, monkeypatch):
-    from fedemb.serving import embed_beam
 
-    honest, other = embed_beam.put_tree, tmp_path / "other"
+    honest, other = module.put_tree, tmp_path / "other"
     shutil.copytree(model.bundle, other)
     (other / "extra.txt").write_text("not of the release")
-    monkeypatch.setattr(embed_beam, "put_tree", lambda _, uri: honest(other, uri))
+    monkeypatch.setattr(module, "put_tree", lambda _, uri: honest(other, uri))
     with pytest.raises(Refused, match="not the one that was verified"):
         embed_photos(
             str(folder), model, tmp_path / "e.parquet", beam_options=["--direct_num_workers=1"]
@@ -204,7 +202,7 @@ def classifier(tmp_path_factory):
     """What a release of a classifier holds, as far as it is used here."""
     from fedemb.engine import build_backbone
     from fedemb.models.loading import save_backbone
-    from fedemb.serving.saved_model import save_for_serving
+    from fedemb.serving.released import save_for_serving
     from tests.kit.pipeline_runs.training_run import classifier_config
 
     config, bundle = classifier_config(), tmp_path_factory.mktemp("classifier")

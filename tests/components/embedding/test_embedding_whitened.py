@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
-from fedemb.data.drawn_images import drawn_images
+from fedemb.data.builtin import drawn_images
 from fedemb.engine import build_backbone, load_backbone, save_backbone
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store

@@ -9,7 +9,7 @@ from fedemb.documents.utility import UtilityReport, embedding_space_id
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.foundation.document import read
 from fedemb.ledger import Ledger
-from fedemb.reports.utility_words import utility_sentence
+from fedemb.reports.measured_words import utility_sentence
 from fedemb.steps import evaluate_embeddings
 from fedemb.steps.evaluate_embeddings import run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config

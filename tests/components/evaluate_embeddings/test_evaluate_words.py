@@ -12,7 +12,7 @@ from fedemb.documents.utility import (
     UtilityReport,
 )
 from fedemb.evaluation.held_out import Subjects
-from fedemb.reports.utility_words import best_start, compared, utility_sentence
+from fedemb.reports.measured_words import best_start, compared, utility_sentence
 
 DRAWN = Bootstrap(samples=200, unit="class", groups=None)
 

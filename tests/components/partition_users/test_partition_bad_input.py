@@ -13,7 +13,7 @@ import pytest
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
-from fedemb.data.hashing import Hasher
+from fedemb.data.identity import Hasher
 from fedemb.data.sources import Batch
 from fedemb.documents.model import UsersManifest
 from fedemb.errors import ArtifactError, InputError, PlanMismatch, StorageError
@@ -234,7 +234,7 @@ def test_artifact_of_another_schema_version_is_one_sentence(
     partition: Partitioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = partition(rows_of(5)).root / "users"
-    monkeypatch.setattr("fedemb.data.group_index.GROUPS_SCHEMA", "fedemb/groups/9")
+    monkeypatch.setattr("fedemb.data.client_data.GROUPS_SCHEMA", "fedemb/groups/9")
     with pytest.raises(ArtifactError) as error:
         GroupIndex.load(as_committed(folder)).members(0, 0)
     assert "expected 'fedemb/groups/9'" in sentence(error)

@@ -15,11 +15,10 @@ import pytest
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.pvalue import AsDict, AsIter, AsList, AsSingleton
 
-from fedemb.data.hashing import KeyRef
+from fedemb.data.identity import KeyRef
 from fedemb.data.sources import Part
 from fedemb.partition import shards, transforms
-from fedemb.partition.public_set import build_public
-from fedemb.partition.reading import Job
+from fedemb.partition.transforms import Job, build_public
 from tests.kit.pipeline_runs.partition_run import KEY, make_config
 
 BY_CONSTANTS = {"ByShard", "ByGroups", "ByFolder", "ByRejectShard", "ByRange"}

@@ -14,7 +14,7 @@ import pytest
 from fedemb.data.identity import name_problem, name_text
 from fedemb.data.records import example_class
 from fedemb.partition.check import check
-from fedemb.partition.tfrecords import _as_bytes
+from fedemb.partition.transforms import _as_bytes
 from tests.kit.pipeline_runs.partition_run import Partitioner, make_config, picture, user_key
 
 ALL_TRAIN = {"partition__evaluation": {"by": "hash", "fraction": 1e-9}}

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.data.hashing import Hasher, KeyRef, shard_of
-from fedemb.partition.assignment import Assigner
-from fedemb.partition.prepare import UserPart, merge, new_part
+from fedemb.data.identity import Hasher, KeyRef, shard_of
+from fedemb.partition.prepare import Assigner, UserPart, merge, new_part
 from tests.kit.pipeline_runs.partition_run import (
     KEY,
     Partitioner,

@@ -4,9 +4,8 @@ from collections import Counter
 
 import pytest
 
-from fedemb.data.hashing import Hasher
-from fedemb.partition.assignment import Assigner
-from fedemb.partition.prepare import settle
+from fedemb.data.identity import Hasher
+from fedemb.partition.prepare import Assigner, settle
 from tests.kit.pipeline_runs.partition_run import make_config
 
 USER = bytes(range(16))

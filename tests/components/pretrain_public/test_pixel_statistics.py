@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart, SourceConfig
-from fedemb.data.drawn_images import drawn_images
+from fedemb.data.builtin import drawn_images
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
 from fedemb.models.pixel_formats import rescaled

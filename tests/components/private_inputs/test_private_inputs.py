@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from fedemb.data import verified_folder
+from fedemb.data import client_data
 from fedemb.data.client_data import UserStore
 from fedemb.errors import FedEmbError, PlanMismatch, Refused, StorageError
-from fedemb.runtime import private_inputs
-from fedemb.runtime.private_inputs import open_private
+from fedemb.runtime import inputs
+from fedemb.runtime.inputs import open_private
 from fedemb.steps import audit_privacy, evaluate_classifier, evaluate_embeddings
 from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, shared_run, write_users
@@ -166,7 +166,7 @@ def test_folder_changed_at_any_moment_is_refused_or_the_committed_bytes_are_read
 ):
     with open_private(finished.context(config()), "evaluation") as folder:
         committed = _everything(folder)
-    honest, moments, outcomes = verified_folder._pieces, iter(()), set()
+    honest, moments, outcomes = client_data._pieces, iter(()), set()
 
     def pieces(path):
         next(moments, None)  # before the file is opened
@@ -178,8 +178,8 @@ def test_folder_changed_at_any_moment_is_refused_or_the_committed_bytes_are_read
         yield from range(moment)
         attack(run)
 
-    monkeypatch.setattr(verified_folder, "_pieces", pieces)
-    monkeypatch.setattr(verified_folder, "_PIECE", 4096)
+    monkeypatch.setattr(client_data, "_pieces", pieces)
+    monkeypatch.setattr(client_data, "_PIECE", 4096)
     for moment in range(200):
         root = shutil.copytree(finished.root, tmp_path / str(moment))
         moments = at(moment, FinishedRun(root))
@@ -205,7 +205,7 @@ def ready(request, tmp_path_factory):
 @pytest.fixture
 def nothing_else(monkeypatch):
     """While a step uses people, their folder in the private root is gone."""
-    honest = private_inputs.verified_copy
+    honest = inputs.verified_copy
 
     @contextmanager
     def verified(source, commitment):
@@ -214,7 +214,7 @@ def nothing_else(monkeypatch):
             yield folder
             aside.rename(source)
 
-    return lambda: monkeypatch.setattr(private_inputs, "verified_copy", verified)
+    return lambda: monkeypatch.setattr(inputs, "verified_copy", verified)
 
 
 def test_training_and_its_evaluation_use_nothing_but_what_was_compared(

@@ -19,18 +19,18 @@ SOURCES = sorted(
 
 ALLOWED = {
     # The shared reader.
-    ("components/fedemb/runtime/private_inputs.py", "open_private", "context.private(people)"),
-    ("components/fedemb/runtime/private_inputs.py", "commitment_to", "context.private(people)"),
-    ("components/fedemb/runtime/private_inputs.py", "open_private", "verified_copy"),
-    ("components/fedemb/data/verified_folder.py", "verified_copy", "VerifiedFolder"),
-    ("components/fedemb/runtime/private_inputs.py", "_commitment", "FolderCommitment"),
+    ("components/fedemb/runtime/inputs.py", "open_private", "context.private(people)"),
+    ("components/fedemb/runtime/inputs.py", "commitment_to", "context.private(people)"),
+    ("components/fedemb/runtime/inputs.py", "open_private", "verified_copy"),
+    ("components/fedemb/data/client_data.py", "verified_copy", "VerifiedFolder"),
+    ("components/fedemb/runtime/inputs.py", "_commitment", "FolderCommitment"),
     # Opens a verified folder.
     ("components/fedemb/data/client_data.py", "read", "decode_user"),
     ("components/fedemb/data/client_data.py", "_reader", "ArrayRecordReader"),
     ("components/fedemb/data/client_data.py", "user_keys", "read_index"),
     ("components/fedemb/data/client_data.py", "image_counts", "read_index"),
-    ("components/fedemb/data/group_index.py", "user_keys", "read_index"),
-    ("components/fedemb/data/group_index.py", "_map", "memory_map"),
+    ("components/fedemb/data/client_data.py", "user_keys", "read_index"),
+    ("components/fedemb/data/client_data.py", "_map", "memory_map"),
     # Working state: claimed in the ledger, and signed from there on.
     (
         "components/fedemb/training/attempt.py",

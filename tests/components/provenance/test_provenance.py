@@ -25,12 +25,12 @@ def package(tmp_path, monkeypatch):
 
 BOUND = (
     "config/run.py",
-    "data/hashing.py",
+    "data/identity.py",
     "engine/units/unit_gradient.py",
     "foundation/canonical_json.py",
     "keys/stores.py",
     "models/keras_backend.py",
-    "partition/assignment.py",
+    "partition/prepare.py",
     "steps/partition_users.py",
     "steps/reserve_budget.py",
     "steps/train_dp_fedemb.py",

@@ -25,7 +25,7 @@ from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, trust_of
 from fedemb.pipelines.cli.main import app
 from fedemb.serving import bundle
-from fedemb.serving.saved_model import load_whitelisted, save_preprocessing
+from fedemb.serving.released import load_whitelisted, save_preprocessing
 from fedemb.steps import release_model
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
@@ -337,7 +337,7 @@ def test_model_card_is_one_the_hub_reads(released):
 
 
 def test_text_of_others_in_the_card_has_no_markup_of_its_own():
-    from fedemb.reports.formats import as_text
+    from fedemb.reports.report import as_text
 
     words = "mine\n## Privacy\r\nepsilon 0 <script>[x](https://evil) `a` \x1b[2J**b**"
     expected = r"mine \#\# Privacy epsilon 0 &lt;script&gt;\[x\](https://evil) \`a\` \[2J\*\*b\*\*"

@@ -25,7 +25,7 @@ def saved(tmp_path_factory):
     """A backbone, and its SavedModel."""
     from fedemb.engine import build_backbone
     from fedemb.models.loading import save_backbone
-    from fedemb.serving.saved_model import save_for_serving
+    from fedemb.serving.released import save_for_serving
 
     folder = tmp_path_factory.mktemp("saved")
     backbone = build_backbone(MODEL, seed=0)
@@ -35,7 +35,7 @@ def saved(tmp_path_factory):
 
 
 def _problem(folder, graph=None, backbone="backbone.keras"):
-    from fedemb.serving.saved_model import serving_problem
+    from fedemb.serving.released import serving_problem
 
     path = folder / "saved_model" / "saved_model.pb"
     original = path.read_bytes()
@@ -70,7 +70,7 @@ def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypat
     import tensorflow as tf
 
     from fedemb import engine as embedding
-    from fedemb.serving.saved_model import save_for_serving
+    from fedemb.serving.released import save_for_serving
 
     folder, backbone = saved
     honest = embedding.preprocess
@@ -167,7 +167,7 @@ tf.config.optimizer.set_jit(True)
 for _ in range(20):
     tf.function(lambda x: x + 1)(tf.constant(1.0))
 from fedemb.config import ModelConfig
-from fedemb.serving.saved_model import serving_problem
+from fedemb.serving.released import serving_problem
 folder = Path(sys.argv[1])
 model = ModelConfig.model_validate_json(sys.argv[2])
 print(serving_problem(folder / "saved_model", folder / "backbone.keras", model))
@@ -195,7 +195,7 @@ def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
     call."""
     from fedemb.engine import build_backbone
     from fedemb.models.loading import save_backbone
-    from fedemb.serving.saved_model import save_for_serving, serving_problem
+    from fedemb.serving.released import save_for_serving, serving_problem
 
     model = MODEL.model_copy(update={"backbone": name, "image_size": 32})
     backbone = build_backbone(model, seed=0)

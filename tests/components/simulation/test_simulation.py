@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from fedemb import Simulation
 from fedemb.config import LocalTrainingConfig, ModelConfig, TrainingConfig
-from fedemb.data.array_users import ArrayUsers
+from fedemb.data.builtin import ArrayUsers
 from fedemb.engine import (
     ClientExamples,
     RoundFunction,

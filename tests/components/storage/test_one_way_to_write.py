@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedemb.config import BuiltinData
-from fedemb.data.glyphs import write_builtin
+from fedemb.data.builtin import write_builtin
 from fedemb.errors import InputError
 from fedemb.foundation.files import create_bytes, new_file, open_log, write_bytes
 from fedemb.pipelines.cli import main as cli
@@ -19,10 +19,10 @@ PACKAGES = [ROOT / "components", ROOT / "pipelines"]
 MEMORY, SCRATCH = "into memory", "into a temporary folder of its own"
 ELSEWHERE = {
     "components/fedemb/steps/audit_privacy.py write_table": MEMORY,
-    "components/fedemb/data/glyphs.py ParquetWriter": "into a file of fedemb.foundation.files",
-    "components/fedemb/data/glyphs.py write_table": "into a file of fedemb.foundation.files",
-    "components/fedemb/data/group_index.py new_file": MEMORY,
-    "components/fedemb/data/group_index.py write_table": MEMORY,
+    "components/fedemb/data/builtin.py ParquetWriter": "into a file of fedemb.foundation.files",
+    "components/fedemb/data/builtin.py write_table": "into a file of fedemb.foundation.files",
+    "components/fedemb/data/client_data.py new_file": MEMORY,
+    "components/fedemb/data/client_data.py write_table": MEMORY,
     "components/fedemb/data/hostile_photos.py save": MEMORY,
     "components/fedemb/engine/feature_cache.py save": "features, through a store",
     "components/fedemb/engine/feature_cache.py savez": MEMORY,
@@ -35,18 +35,18 @@ ELSEWHERE = {
     "components/fedemb/foundation/step_logging.py fdopen": "standard output",
     "components/fedemb/foundation/step_logging.py open": "the null device",
     "components/fedemb/reports/mlflow.py write_bytes": SCRATCH,
-    "components/fedemb/data/verified_folder.py open": SCRATCH,
+    "components/fedemb/data/client_data.py open": SCRATCH,
     "components/fedemb/storage/local.py copyfile": "a download into a temporary folder",
     "components/fedemb/storage/local.py rename": "a finished folder to a name that must be free",
     "components/fedemb/keys/stores.py open": "destroys a key in place",
     "components/fedemb/training/trainer.py save": "checkpoints, through a store",
     "components/fedemb/steps/train_dp_fedemb.py save": "checkpoints, through a store",
     "components/fedemb/training/hosts.py write_bytes": SCRATCH,
-    "components/fedemb/partition/public_set.py save": MEMORY,
-    "components/fedemb/partition/public_set.py write_bytes": SCRATCH,
+    "components/fedemb/partition/transforms.py save": MEMORY,
+    "components/fedemb/partition/transforms.py write_bytes": SCRATCH,
     "components/fedemb/partition/shards.py write_table": MEMORY,
     "components/fedemb/steps/plan_privacy.py write_text": "KFP names the path and uploads the file",
-    "components/fedemb/serving/saved_model.py save": SCRATCH,
+    "components/fedemb/serving/released.py save": SCRATCH,
     "pipelines/cli/ledger.py save": "TrustStore.save goes through foundation.files",
     "pipelines/cli/options.py open": "the null device",
     "pipelines/run/directory.py open": "an empty lock file of mode 0600",

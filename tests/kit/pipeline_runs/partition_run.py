@@ -12,12 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedemb.config import RunConfig
-from fedemb.data.client_data import GroupIndex, UserStore
-from fedemb.data.group_index import encode_groups, encode_index, split_groups
-from fedemb.data.hashing import Hasher, KeyRef
+from fedemb.data.client_data import (
+    GroupIndex,
+    UserStore,
+    encode_groups,
+    encode_index,
+    group_files,
+    groups_in_file,
+    groups_name,
+    index_name,
+    split_groups,
+)
+from fedemb.data.identity import Hasher, KeyRef
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord
-from fedemb.data.user_layout import group_files, groups_in_file, groups_name, index_name
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.runtime.step_context import StepContext

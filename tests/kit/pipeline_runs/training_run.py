@@ -21,9 +21,9 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
+from fedemb.data.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
-from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import UsersManifest
 from fedemb.foundation.canonical_json import file_digest, tree_digest

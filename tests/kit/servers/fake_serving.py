@@ -1,4 +1,4 @@
-"""Stands in for fedemb.serving.saved_model where a test needs no TensorFlow."""
+"""Stands in for fedemb.serving.released where a test needs no TensorFlow."""
 
 from types import SimpleNamespace
 

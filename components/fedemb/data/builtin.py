@@ -1,4 +1,4 @@
-"""Generated images for `make run`: every identity is a random glyph of a few pen strokes.
+"""Images that are made here: drawings of glyphs, noise, and users from arrays.
 
 Private identities have curved strokes of a thin pen. Public classes have straight strokes of a
 broad pen, because public data usually differs from private data. Every image shows the glyph in
@@ -6,6 +6,10 @@ another pose: jittered control points, rotation, scale, shear, shift, pen width,
 
 A stroke is a row of Gaussian dots. A dot is separable in x and y, so the ink of a whole image is
 one matrix product [height, dots] x [dots, width], and thousands of images render per second.
+
+They have two properties of photographs: the 1/f spectrum and sharp borders (Field, 1987; Baradad et
+al., arXiv 2106.05963). Scattering features scaled by them give a head the accuracy that overlapping
+leaves gave: 65.5 and 65.1 % on CIFAR-10, and 60.6 % without constants (studies/dp_sgd).
 """
 
 from __future__ import annotations
@@ -13,13 +17,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int, UInt8
 
 from fedemb.config import BuiltinData
+from fedemb.data.client_data import choose_examples
+from fedemb.data.identity import KEY_BYTES, Hasher
 from fedemb.data.pixels import encode_png
+from fedemb.errors import InputError
 from fedemb.foundation.files import new_file
+
+
+def drawn_images(count: int, size: int, channels: int, seed: int) -> np.ndarray:
+    """Draws images: two fields of 1/f noise, joined along a level line of a third.
+
+    Args:
+      count: number of images.
+      size: height and width in pixels.
+      channels: 1 or 3.
+      seed: seed of the images.
+
+    Returns:
+      uint8 `[count, size, size, channels]`.
+    """
+    random = np.random.default_rng(seed)
+    frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(size), np.fft.fftfreq(size)))
+    frequency[0, 0] = 1 / size
+    pixels = np.empty((count, size, size, channels), np.uint8)
+
+    def field(power: float) -> np.ndarray:
+        white = random.normal(size=(channels, size, size))
+        white = np.sqrt(channels) * white.mean(0) + 0.4 * white  # channels are alike
+        found = np.fft.ifft2(np.fft.fft2(white) / frequency**power).real.transpose(1, 2, 0)
+        return found / found.std()
+
+    for image in pixels:
+        first, second = (random.uniform(0.1, 0.3) * field(1.0) for _ in range(2))
+        joined = np.where(field(1.5)[..., :1] > 0, first, second)
+        image[:] = np.rint(255 * np.clip(joined + 0.5, 0, 1))
+    return pixels
+
 
 _CHUNK = 500
 """Identities per random stream; fixed, so that the first N never depend on the rest."""
@@ -274,3 +314,103 @@ def _write_private(builtin: BuiltinData, image_size: int, path: Path) -> int:
         )
         private = ((chunk, None) for chunk in drawn)
     return _write(path, private, "glyph-")
+
+
+class ArrayUsers:
+    """Images by user, and users by virtual client; a `sampling.Index`.
+
+    A user's virtual clients depend only on the key and on the user's ID, as in a pipeline. So
+    adding or removing a user does not affect other users (docs/privacy/sensitivity.md).
+
+    >>> images = np.zeros((4, 8, 8, 1), np.uint8)
+    >>> people = ArrayUsers(
+    ...     images, np.array([5, 5, 6, 7]), np.array(["ada", "ada", "ben", "cleo"]),
+    ...     virtual_clients=1, groupings=1, key=bytes(32))
+    >>> _, labels = people.examples(people.members(grouping=0, group=0), max_examples=3)
+    >>> sorted(labels.tolist())  # everyone's first image before anyone's second
+    [5, 6, 7]
+
+    Args:
+      images: uint8 `[images, size, size, channels]`.
+      labels: `[images]` whole numbers, any values.
+      users: `[images]`, owner of each image: numbers or text.
+      virtual_clients: number of virtual clients per grouping.
+      groupings: number of independent groupings.
+      key: key of the keyed hash.
+
+    Raises:
+      InputError: the shapes or types of the arrays do not match.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        users: np.ndarray,
+        *,
+        virtual_clients: int,
+        groupings: int,
+        key: bytes,
+    ) -> None:
+        images, labels, users = (np.asarray(array) for array in (images, labels, users))
+        check_images(images)
+        for name, array in (("labels", labels), ("users", users)):
+            if array.shape != (len(images),):
+                raise InputError(
+                    f"{name} must have the shape ({len(images)},), got {array.shape}. Pass one "
+                    "value for each image."
+                )
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise InputError(
+                f"Labels must be whole numbers, one per class, got {labels.dtype}. Convert the "
+                "labels to integers."
+            )
+        self.virtual_clients, self.groupings = virtual_clients, groupings
+        ids, owners = np.unique(users, return_inverse=True)
+        hasher = Hasher(key)
+        keys = [hasher.user_key(str(one)) for one in ids.tolist()]
+        # Rows in the order of keys, which are big-endian words of 8 bytes.
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        keys = [keys[row] for row in order]
+        self.user_count = len(ids)
+        self.user_keys = np.frombuffer(b"".join(keys), f">u{KEY_BYTES}").astype(np.uint64)
+        self._groups = np.stack(list(hasher.groups(keys, groupings, virtual_clients)))
+        rows = np.empty(len(ids), np.int64)
+        rows[order] = np.arange(len(ids))
+        owners = rows[owners]
+        by_user = np.argsort(owners, kind="stable")
+        self.images, self.labels = images, labels.astype(np.int64)
+        self._places = np.split(by_user, np.cumsum(np.bincount(owners))[:-1])
+
+    @cached_property
+    def classes(self) -> Int[np.ndarray, " classes"]:
+        """Returns all labels, ascending."""
+        return np.unique(self.labels)
+
+    def members(self, grouping: int, group: int) -> Int[np.ndarray, " members"]:
+        """Returns the rows of the users of one virtual client, ascending."""
+        return np.flatnonzero(self._groups[grouping] == group)
+
+    def examples(
+        self, rows: Int[np.ndarray, " members"], max_examples: int
+    ) -> tuple[UInt8[np.ndarray, "examples size size channels"], Int[np.ndarray, " examples"]]:
+        """Returns at most `max_examples` images and labels, chosen as by `load_examples`."""
+        places = [self._places[row] for row in rows]
+        chosen = choose_examples([len(one) for one in places], max_examples)
+        found = np.array([places[user][turn] for user, turn in chosen], np.int64)
+        return self.images[found], self.labels[found]
+
+
+def check_images(images: np.ndarray, size: int | None = None, channels: int | None = None) -> None:
+    """Refuses arrays that are not square uint8 images of the given size and channels.
+
+    Raises:
+      InputError: the array has another type or shape.
+    """
+    square = images.ndim == 4 and images.shape[1] == images.shape[2] and images.dtype == np.uint8
+    wanted = f"[n, {size or 'size'}, {size or 'size'}, {channels or 'channels'}]"
+    if not square or (size and images.shape[1:] != (size, size, channels)):
+        raise InputError(
+            f"images are {images.dtype} {list(images.shape)}, wanted uint8 {wanted}; resize them, "
+            "or set image_size and channels of the model"
+        )
