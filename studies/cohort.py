@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fedemb.privacy.accounting.units import Unit
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan, PublicNumbers
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation, even_round_robin
+from fedemb.privacy.group_mechanisms import TreeAggregation, even_round_robin
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.section import PublicNumbers, Unit
 
 Plan = TypeVar("Plan", bound=MechanismPlan)
 

@@ -62,30 +62,29 @@ if TYPE_CHECKING:
     from fedemb.evaluation.pairs import Estimate as Estimate
     from fedemb.pipelines.run.command import run as run
     from fedemb.pipelines.run.load_config import load_config as load_config
-    from fedemb.privacy.accounting.accounting import price as price
-    from fedemb.privacy.accounting.guarantee import PrivacyGuarantee as PrivacyGuarantee
-    from fedemb.privacy.mechanisms.capped_image_poisson import (
-        CappedImagePoissonConfig as CappedImagePoissonConfig,
-    )
-    from fedemb.privacy.mechanisms.covariance import CovarianceConfig as CovarianceConfig
-    from fedemb.privacy.mechanisms.group_poisson_gaussian import (
+    from fedemb.privacy.accounting import price as price
+    from fedemb.privacy.group_mechanisms import (
         GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
     )
-    from fedemb.privacy.mechanisms.least_squares import LeastSquaresConfig as LeastSquaresConfig
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan as MechanismPlan
-    from fedemb.privacy.mechanisms.not_private import NotPrivateConfig as NotPrivateConfig
-    from fedemb.privacy.mechanisms.poisson_gaussian import (
-        PoissonGaussianConfig as PoissonGaussianConfig,
-    )
-    from fedemb.privacy.mechanisms.tree_aggregation import (
+    from fedemb.privacy.group_mechanisms import NotPrivateConfig as NotPrivateConfig
+    from fedemb.privacy.group_mechanisms import (
         TreeAggregationConfig as TreeAggregationConfig,
     )
-    from fedemb.privacy.planning.plan import epsilon as epsilon
-    from fedemb.privacy.planning.plan import guarantee as guarantee
-    from fedemb.privacy.planning.plan import plan as plan
-    from fedemb.privacy.queries import Mechanism as Mechanism
-    from fedemb.privacy.queries import build_mechanism as build_mechanism
-    from fedemb.privacy.queries.dp_query import ClippedSumQuery as ClippedSumQuery
+    from fedemb.privacy.guarantee import PrivacyGuarantee as PrivacyGuarantee
+    from fedemb.privacy.mechanism import MechanismPlan as MechanismPlan
+    from fedemb.privacy.planning import epsilon as epsilon
+    from fedemb.privacy.planning import guarantee as guarantee
+    from fedemb.privacy.planning import plan as plan
+    from fedemb.privacy.running import Mechanism as Mechanism
+    from fedemb.privacy.running import build_mechanism as build_mechanism
+    from fedemb.privacy.unit_mechanisms import (
+        CappedImagePoissonConfig as CappedImagePoissonConfig,
+    )
+    from fedemb.privacy.unit_mechanisms import CovarianceConfig as CovarianceConfig
+    from fedemb.privacy.unit_mechanisms import LeastSquaresConfig as LeastSquaresConfig
+    from fedemb.privacy.unit_mechanisms import (
+        PoissonGaussianConfig as PoissonGaussianConfig,
+    )
     from fedemb.training.simulation import Simulation as Simulation
     from fedemb.training.simulation import SimulationResult as SimulationResult
 
@@ -106,19 +105,17 @@ _NAMES = {
     "evaluation.pairs": "Estimate",
     "pipelines.run.command": "run",
     "pipelines.run.load_config": "load_config",
-    "privacy.accounting.accounting": "price",
-    "privacy.accounting.guarantee": "PrivacyGuarantee",
-    "privacy.mechanisms.capped_image_poisson": "CappedImagePoissonConfig",
-    "privacy.mechanisms.group_poisson_gaussian": "GroupPoissonGaussianConfig",
-    "privacy.mechanisms.covariance": "CovarianceConfig",
-    "privacy.mechanisms.least_squares": "LeastSquaresConfig",
-    "privacy.mechanisms.mechanism": "MechanismPlan",
-    "privacy.mechanisms.not_private": "NotPrivateConfig",
-    "privacy.mechanisms.poisson_gaussian": "PoissonGaussianConfig",
-    "privacy.mechanisms.tree_aggregation": "TreeAggregationConfig",
-    "privacy.planning.plan": "epsilon guarantee plan",
-    "privacy.queries": "Mechanism build_mechanism",
-    "privacy.queries.dp_query": "ClippedSumQuery",
+    "privacy.accounting": "price",
+    "privacy.guarantee": "PrivacyGuarantee",
+    "privacy.group_mechanisms": (
+        "GroupPoissonGaussianConfig NotPrivateConfig TreeAggregationConfig"
+    ),
+    "privacy.mechanism": "MechanismPlan",
+    "privacy.unit_mechanisms": (
+        "CappedImagePoissonConfig CovarianceConfig LeastSquaresConfig PoissonGaussianConfig"
+    ),
+    "privacy.planning": "epsilon guarantee plan",
+    "privacy.running": "Mechanism build_mechanism",
     "training.simulation": "Simulation SimulationResult",
 }
 """Module to the public names in it; the imports above say the same to type checkers."""

@@ -37,7 +37,7 @@ def get(
 
     Example: fedemb backbone get efficientnet_lite0 -o lite0.keras --size 128
     """
-    from fedemb.models.public_backbone.catalogue import write_named
+    from fedemb.models.public_backbones import write_named
 
     require_output(output)
     with quiet():
@@ -58,7 +58,7 @@ def show(
 
     Example: fedemb backbone show lite0.keras
     """
-    from fedemb.models.public_backbone.card import read_card
+    from fedemb.models.backbone_files import read_card
 
     if file is None:
         _list_names(json_)
@@ -93,7 +93,7 @@ def show(
 
 
 def _list_names(json_: bool) -> None:
-    from fedemb.models.public_backbone.catalogue import installed, named_backbones
+    from fedemb.models.public_backbones import installed, named_backbones
 
     with quiet():
         found = named_backbones()

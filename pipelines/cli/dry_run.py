@@ -18,8 +18,8 @@ from fedemb.pipelines.cli.ledger_summary import (
     would_admit,
 )
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.privacy.prices import guarantee_of
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.storage import open_store
 
 

@@ -25,8 +25,8 @@ from fedemb.partition.check import (
 from fedemb.pipelines.cli.init_options import InitOptions
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
-from fedemb.privacy.accounting.units import UNITS, UnitWords, count_of
-from fedemb.privacy.mechanisms.registry import PoissonGaussian
+from fedemb.privacy.section import UNITS, UnitWords, count_of
+from fedemb.privacy.unit_mechanisms import PoissonGaussian
 
 _SIZES = (28, 32, 48, 64)
 """Image sizes of the model to choose from; the largest that most photos have is chosen."""

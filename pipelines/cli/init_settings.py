@@ -24,13 +24,13 @@ from fedemb.gate.plan import (
     training_noise,
     warnings,
 )
+from fedemb.models.backbone_files import BackboneCard, read_card
 from fedemb.models.imported import check_import, image_shape, known_pixels, with_card
-from fedemb.models.public_backbone.card import BackboneCard, read_card
 from fedemb.pipelines.cli.init_photos import Photos, absolute
 from fedemb.pipelines.cli.planned import PROTECTS_UP_TO, calibrated
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.privacy_words import participants
 
 Section = dict[str, object]

@@ -269,7 +269,7 @@ def init(
     )
     from fedemb.pipelines.cli.ledger_summary import composition, planned_series
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.registry import plan_mechanism
     from fedemb.storage import open_store
 
     settings = load_config(config, set_ or [])

@@ -24,8 +24,8 @@ from fedemb.ledger.budget import spent
 from fedemb.ledger.records import Chain
 from fedemb.ledger.state import admit
 from fedemb.ledger.terms import ChargedContent
-from fedemb.privacy.accounting.units import count_of
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.privacy.section import count_of
 from fedemb.storage import Store, open_store
 
 RUNS_SHOWN = 20

@@ -51,7 +51,7 @@ class PlanNumbers:
           ConfigError: numbers are missing or contradict one another.
         """
         from fedemb.pipelines.run.load_config import validate
-        from fedemb.privacy.mechanisms.registry import GroupPoissonGaussian
+        from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 
         population, chosen, rounds = self.population, self.clients_per_round, self.rounds
         if population is None or chosen is None or rounds is None:

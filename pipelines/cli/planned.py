@@ -10,11 +10,11 @@ from fedemb.documents.plan import PrivacyPlan
 from fedemb.foundation.document import Written, written
 from fedemb.gate.plan import document, warnings
 from fedemb.pipelines.cli.ledger_summary import planned_series
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import plan_from_json, plan_mechanism
-from fedemb.privacy.planning.calibration import with_target_epsilon
-from fedemb.privacy.planning.prices import finite
+from fedemb.privacy.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.planning import with_target_epsilon
+from fedemb.privacy.prices import finite
+from fedemb.privacy.registry import plan_from_json, plan_mechanism
 from fedemb.reports.privacy_words import BACKENDS, comparison, participants
 
 

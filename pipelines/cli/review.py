@@ -126,7 +126,7 @@ def _price(run: RunDirectory) -> tuple[str, str]:
 
 def price(purpose: str, plan: PrivacyPlan) -> tuple[str, str]:
     """How many units a plan is priced for, and its epsilon."""
-    from fedemb.privacy.accounting.units import count_of
+    from fedemb.privacy.section import count_of
 
     if purpose == "release":
         units = count_of(plan.users_lower_bound, plan.guarantee.unit)

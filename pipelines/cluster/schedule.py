@@ -32,7 +32,7 @@ from fedemb.ledger import charged_content, series_of, terms_of
 from fedemb.ledger.budget import Charge, spent
 from fedemb.pipelines.cluster.package import as_utc, check_package, fitted, run_arguments
 from fedemb.pipelines.run.load_config import load_config, updated
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 
 _PART = re.compile(r"(?:\*|(\d{1,2})-(\d{1,2}))(?:/([1-9]\d?))?|(\d{1,2})", re.ASCII)
 _FIELDS = {

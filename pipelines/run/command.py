@@ -36,7 +36,7 @@ from fedemb.pipelines.run.local import (
 )
 from fedemb.pipelines.run.pages import collect_reports
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.privacy.accounting.units import UNITS, count_of
+from fedemb.privacy.section import UNITS, count_of
 from fedemb.storage import open_store
 
 

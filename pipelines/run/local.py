@@ -47,7 +47,7 @@ from fedemb.pipelines.run.directory import (
 )
 from fedemb.pipelines.run.load_config import overridden
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.section import UNITS
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.privacy_words import all_runs, guarantee_sentence, report_sentence
 from fedemb.storage import join

@@ -29,8 +29,8 @@ from fedemb.pipelines.run.directory import (
     signed_verdict,
 )
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.privacy.section import UNITS
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
 from fedemb.reports.measured_words import audit_answer
 from fedemb.reports.mlflow import TrackedRun

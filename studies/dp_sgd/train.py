@@ -27,24 +27,21 @@ from fedemb.data.builtin import PRIVATE, draw_classes, drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.engine import assign_weights, build_backbone, configure_threads, pretrain
-from fedemb.engine.feature_cache import UnitFeatures, rows_of
-from fedemb.engine.feed import Feed
-from fedemb.engine.round_loop import run_rounds
-from fedemb.engine.rounds import ClientExamples
+from fedemb.engine.feature_cache import rows_of
+from fedemb.engine.heads import HeadGradientFunction, LeastSquaresFunction
+from fedemb.engine.rounds import ClientExamples, Feed, UnitFeatures, run_rounds
 from fedemb.engine.server import initial_state, released_weights
-from fedemb.engine.units.head_gradient import HeadGradientFunction
-from fedemb.engine.units.least_squares_head import LeastSquaresFunction
-from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.engine.units import UnitGradientFunction
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.models.classifier import without_head
+from fedemb.models.backbones import without_head
 from fedemb.models.inference import classify
-from fedemb.models.preprocessing import preprocess
-from fedemb.models.whitened import fit_constants
-from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.planning.calibration import with_target_epsilon
-from fedemb.privacy.queries import build_mechanism
+from fedemb.models.keras_backend import preprocess
+from fedemb.models.layers import fit_constants
+from fedemb.privacy.accounting import price
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.planning import with_target_epsilon
+from fedemb.privacy.registry import MECHANISMS
+from fedemb.privacy.running import build_mechanism
 from studies.dp_sgd.grid import DELTA, HELD_OUT, TRAIN, Row
 
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -260,7 +257,7 @@ def linear_head(dim: int) -> Any:
     """Returns a classifier of features that starts at zero."""
     import keras
 
-    from fedemb.models.classifier import HEAD
+    from fedemb.models.backbones import HEAD
 
     inputs = keras.Input((dim,))
     head = keras.layers.Dense(len(CLASSES), kernel_initializer="zeros", name=HEAD)

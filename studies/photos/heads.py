@@ -19,13 +19,12 @@ from fedemb.config import ModelConfig, ServerConfig, SourceConfig
 from fedemb.config.training import UnitGradientConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images, read_some_public_images
-from fedemb.engine.feature_cache import UnitFeatures, rows_of
-from fedemb.engine.micro_batches import MicroBatches
-from fedemb.engine.units.head_gradient import HeadGradientFunction
-from fedemb.engine.units.least_squares_head import LeastSquaresFunction
+from fedemb.engine.feature_cache import MicroBatches, rows_of
+from fedemb.engine.heads import HeadGradientFunction, LeastSquaresFunction
+from fedemb.engine.rounds import UnitFeatures
+from fedemb.models.backbone_files import read_card
 from fedemb.models.imported import import_backbone
-from fedemb.models.public_backbone.card import read_card
-from fedemb.models.whitened import fit, whitened_layer
+from fedemb.models.layers import fit, whitened_layer
 from studies.dp_sgd.train import Units, linear_head, mechanism_of, planned, rounds
 
 CLIP = 0.1

@@ -22,11 +22,10 @@ import numpy as np
 from fedemb.config import EvaluationConfig, RunConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images, read_some_public_images
-from fedemb.engine.feed import Feed
-from fedemb.engine.micro_batches import MicroBatches
-from fedemb.engine.round_loop import run_rounds
-from fedemb.engine.rounds import ClientExamples, RoundFunction, assign_weights
+from fedemb.engine.feature_cache import MicroBatches
+from fedemb.engine.rounds import ClientExamples, Feed, assign_weights, run_rounds
 from fedemb.engine.server import initial_state, released_weights
+from fedemb.engine.tensorflow_clients import RoundFunction
 from fedemb.evaluation import held_out as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbones import cut
@@ -34,8 +33,8 @@ from fedemb.models.imported import import_backbone
 from fedemb.models.losses import unit_rows
 from fedemb.models.public_features import fit_features
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.registry import MECHANISMS
+from fedemb.privacy.running import build_mechanism
 
 VALIDATION = 19
 Photos = dict[str, tuple[np.ndarray, np.ndarray]]

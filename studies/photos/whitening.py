@@ -20,13 +20,10 @@ import numpy as np
 from fedemb.config import EvaluationConfig, RunConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images, read_some_public_images
-from fedemb.engine.feature_cache import UnitFeatures, plain_rows
-from fedemb.engine.feed import Feed
-from fedemb.engine.micro_batches import MicroBatches
-from fedemb.engine.round_loop import run_rounds
-from fedemb.engine.rounds import assign_weights
+from fedemb.engine.feature_cache import MicroBatches, plain_rows
+from fedemb.engine.heads import CovarianceFunction
+from fedemb.engine.rounds import Feed, UnitFeatures, assign_weights, run_rounds
 from fedemb.engine.server import initial_state, released_weights
-from fedemb.engine.units.covariance_projection import CovarianceFunction
 from fedemb.evaluation import held_out as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbones import cut
@@ -34,8 +31,8 @@ from fedemb.models.imported import import_backbone
 from fedemb.models.losses import unit_rows
 from fedemb.models.public_features import fit_features
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.registry import MECHANISMS
+from fedemb.privacy.running import build_mechanism
 from studies.photos.projections import Groups, print_row
 
 FILES = {"cars": "cars140_160.parquet", "groceries": "grocery_96.parquet"}

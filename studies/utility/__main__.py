@@ -28,7 +28,7 @@ def study(
 ) -> None:
     """Choose recipes on validation users, then compare methods on unused test users."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from fedemb.engine.threads import available_cores
+    from fedemb.models.keras_backend import available_cores
     from studies.utility.decide import run_study
     from studies.utility.execute import Study
     from studies.utility.grid import base_config

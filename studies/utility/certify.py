@@ -14,10 +14,9 @@ from functools import cache
 from typing import Any
 
 from fedemb.errors import ConfigError, UnsupportedAccounting
-from fedemb.privacy.accounting.accounting import upper_bound
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from fedemb.privacy.accounting import upper_bound
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation
+from fedemb.privacy.mechanism import MechanismPlan
 from studies.cohort import Cohort, at_equal_utility
 from studies.utility.rows import Method, Row
 

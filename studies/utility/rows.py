@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from fedemb.config import RunConfig
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, NotPrivate, TreeAggregation
 from studies.cohort import Cohort
 from studies.utility.protocol import Split, Stage
 

@@ -29,14 +29,14 @@ from fedemb.engine import (
 from fedemb.evaluation.held_out import Subjects, measure, rate_name
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.files import write_bytes
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.runtime.provenance import code_digest
 from fedemb.training.simulation import Simulation
 from studies.cohort import at_equal_utility
 from studies.utility.protocol import Split
 from studies.utility.rows import CENTRALIZED, Row
 
-LIBRARIES = ("tensorflow", "keras", "numpy", "dp-accounting", "tensorflow-privacy")
+LIBRARIES = ("tensorflow", "keras", "numpy", "dp-accounting")
 LAST_ROUNDS = 10
 """Rounds whose norms and clipping a row reports."""
 

@@ -45,7 +45,7 @@ class Module:
     """A module of the product.
 
     Attributes:
-      name: as it is imported, such as `fedemb.privacy.accounting.events`.
+      name: as it is imported, such as `fedemb.privacy.guarantee`.
       path: of its file.
     """
 

@@ -42,7 +42,7 @@ UNITS = {"W3": (2, 1), "W3-views16": (1, 16)} if TINY else {"W3": (64, 1), "W3-v
 
 def _clients(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[Any]]:
     from fedemb.config import LocalTrainingConfig, ModelConfig, TrainingConfig
-    from fedemb.engine.backend_rounds import client_rounds
+    from fedemb.engine.backend_rounds import build_rounds
     from fedemb.engine.rounds import ClientExamples
     from fedemb.models.backbones import build_backbone
 
@@ -52,7 +52,7 @@ def _clients(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, lis
         batch_size=batch, epochs=epochs, max_examples_per_client=examples, client_learning_rate=0.02
     )
     training = TrainingConfig(backend=backend, local=local, parallel_clients=SHARE)
-    function, _ = client_rounds(build_backbone(model, 0), _mechanism(), model, training, workers=1)
+    function, _ = build_rounds(build_backbone(model, 0), _mechanism(), model, training, workers=1)
     random = np.random.default_rng(0)
     shape = (examples, size, size, channels)
     return function, [
@@ -63,7 +63,7 @@ def _clients(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, lis
 
 def _units(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[Any]]:
     from fedemb.config import ModelConfig, TrainingConfig, UnitGradientConfig
-    from fedemb.engine.backend_rounds import unit_rounds
+    from fedemb.engine.backend_rounds import build_rounds
     from fedemb.engine.rounds import ClientExamples
     from fedemb.models.backbones import build_backbone
 
@@ -80,7 +80,7 @@ def _units(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[
         microbatch=min(64, count), views=views, flip=views > 1, crop_padding=4 * (views > 1)
     )
     training = TrainingConfig(backend=backend, algorithm="dp_sgd", unit_gradient=unit)
-    function = unit_rounds(build_backbone(model, 0), _mechanism(), model, training, workers=1)
+    function, _ = build_rounds(build_backbone(model, 0), _mechanism(), model, training, workers=1)
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (count, 1, 32, 32, 3), np.uint8)
     return function, [
@@ -89,8 +89,8 @@ def _units(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[
 
 
 def _mechanism() -> Any:
-    from fedemb.privacy.mechanisms.registry import MECHANISMS
-    from fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.registry import MECHANISMS
+    from fedemb.privacy.running import build_mechanism
     from studies.cohort import Cohort
 
     cohort = Cohort(
@@ -106,7 +106,7 @@ def _work(name: str, backend: Literal["tensorflow", "jax"]) -> Callable[[], None
 
     use_backend(backend)
     if backend == "tensorflow":
-        from fedemb.engine.threads import configure_threads
+        from fedemb.models.keras_backend import configure_threads
 
         configure_threads(1)
     function, units = (_clients if name in CLIENTS else _units)(name, backend)
@@ -114,7 +114,7 @@ def _work(name: str, backend: Literal["tensorflow", "jax"]) -> Callable[[], None
     slabs = list(function.slabs(units, 0))
 
     def act() -> None:
-        function.run(weights, slabs, function.mechanism.clip)
+        function.run(weights, slabs)
 
     return act
 

@@ -114,7 +114,7 @@ class Bench:
         """One whole round: local training, clip, exact sum, noise."""
         sums = self.function(self.weights, self.clients, 0)
         start = time.perf_counter()
-        self.mechanism.aggregate(0, sums.sample_state)
+        self.mechanism.aggregate(0, sums.total)
         self.noise_seconds = time.perf_counter() - start
 
     def plain_loop(self) -> Any:
@@ -136,16 +136,14 @@ class Bench:
         """Clipping and summing all updates of a round, alone, on one core."""
         import tensorflow as tf
 
-        query, parameters = self.mechanism.query, self.mechanism.clip
         update = [tf.random.stateless_normal(s, [1, 2]) for s in self.function.objective.shapes]
 
         @tf.function
         def add(state: Any, parts: Any) -> Any:
-            record = query.preprocess_record(parameters, parts)
-            return query.accumulate_preprocessed_record(state, record)
+            return state + self.mechanism.record(parts)
 
         def all_clients() -> float:
-            state = self.mechanism.initial_sample_state(self.function.dim)
+            state = np.zeros(self.function.dim, np.int64)
             start = time.perf_counter()
             for _ in self.clients:
                 state = add(state, update)

@@ -42,8 +42,8 @@ def _noise(rounds: int) -> float:
 
 
 def _sampled(rounds: int, virtual_clients: int = 10_000, probability: float = 0.01):
-    from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussianConfig
-    from fedemb.privacy.planning.plan import plan
+    from fedemb.privacy.group_mechanisms import GroupPoissonGaussianConfig
+    from fedemb.privacy.planning import plan
 
     section = GroupPoissonGaussianConfig(
         rounds=rounds, sampling_probability=probability, noise_multiplier=_noise(rounds)
@@ -53,7 +53,7 @@ def _sampled(rounds: int, virtual_clients: int = 10_000, probability: float = 0.
 
 def coins(units: int) -> Callable[[], object]:
     """Draws the coins of one round; each virtual client has one."""
-    from fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.running import build_mechanism
 
     class Everyone:
         virtual_clients, groupings, user_count = units, 1, units
@@ -69,7 +69,7 @@ def coins(units: int) -> Callable[[], object]:
 
 def accounting(rounds: int) -> Callable[[], object]:
     """Computes epsilon of sampled rounds."""
-    from fedemb.privacy.planning.prices import guarantee_of
+    from fedemb.privacy.prices import guarantee_of
 
     planned = _sampled(rounds)
     return lambda: guarantee_of(planned, 1e-8)
@@ -77,9 +77,9 @@ def accounting(rounds: int) -> Callable[[], object]:
 
 def correlated(rounds: int) -> Callable[[], object]:
     """Plans and prices correlated noise."""
-    from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregationConfig
-    from fedemb.privacy.planning.plan import plan
-    from fedemb.privacy.planning.prices import guarantee_of
+    from fedemb.privacy.group_mechanisms import TreeAggregationConfig
+    from fedemb.privacy.planning import plan
+    from fedemb.privacy.prices import guarantee_of
 
     section = TreeAggregationConfig(
         rounds=rounds,
@@ -95,7 +95,7 @@ def round_log(rounds: int) -> Callable[[], object]:
     """Reads the public lines of a run, as accounting, gate and verification do."""
     from fedemb.documents.evidence import read_rounds, write_rounds
     from fedemb.documents.model import RoundLine
-    from fedemb.privacy.accounting.events import event_to_json
+    from fedemb.privacy.guarantee import event_to_json
 
     event = event_to_json(_sampled(10).round_event)
     lines = [
@@ -109,11 +109,11 @@ def round_log(rounds: int) -> Callable[[], object]:
 
 def records(rounds: int) -> Callable[[], object]:
     """Commits the records of rounds with correlated noise, and reads them as the last step does."""
-    from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregationConfig
-    from fedemb.privacy.planning.plan import plan
-    from fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.group_mechanisms import TreeAggregationConfig
+    from fedemb.privacy.planning import plan
+    from fedemb.privacy.running import build_mechanism
     from fedemb.storage import open_store
-    from fedemb.training.round_log import RoundLog
+    from fedemb.training.working_state import RoundLog
 
     section = TreeAggregationConfig(
         rounds=rounds,

@@ -41,8 +41,8 @@ RATE = 0.02
 
 
 def _mechanism(rounds: int = 1000) -> Any:
-    from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-    from fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
+    from fedemb.privacy.running import build_mechanism
 
     plan = GroupPoissonGaussian(
         rounds=rounds,
@@ -61,8 +61,8 @@ class NetBench:
     def __init__(self, cores: int, *, units: int, views: int, microbatch: int) -> None:
         from fedemb.config import ModelConfig, UnitGradientConfig
         from fedemb.engine import ClientExamples, build_backbone
-        from fedemb.engine.threads import configure_threads
-        from fedemb.engine.units.unit_gradient import UnitGradientFunction
+        from fedemb.engine.units import UnitGradientFunction
+        from fedemb.models.keras_backend import configure_threads
 
         workers = configure_threads(cores)
         model = ModelConfig(
@@ -94,7 +94,7 @@ class NetBench:
 
     def ours(self) -> None:
         sums = self.function(self.weights, self.units, 0)
-        self.mechanism.aggregate(0, sums.sample_state)
+        self.mechanism.aggregate(0, sums.total)
 
     def plain(self) -> Callable[[], None]:
         from tests.benchmarks.plain_loop import PlainLoop
@@ -121,9 +121,9 @@ class HeadBench:
 
         from fedemb.config import UnitGradientConfig
         from fedemb.engine.feature_cache import rows_of
-        from fedemb.engine.threads import configure_threads
-        from fedemb.engine.units.head_gradient import HeadGradientFunction
-        from fedemb.models.classifier import HEAD
+        from fedemb.engine.heads import HeadGradientFunction
+        from fedemb.models.backbones import HEAD
+        from fedemb.models.keras_backend import configure_threads
 
         configure_threads(cores)
         random = np.random.default_rng(0)
@@ -141,7 +141,7 @@ class HeadBench:
 
     def ours(self) -> None:
         sums = self.function(self.weights, self.units, 0)
-        self.mechanism.aggregate(0, sums.sample_state)
+        self.mechanism.aggregate(0, sums.total)
 
     def plain(self) -> Callable[[], None]:
         import tensorflow as tf

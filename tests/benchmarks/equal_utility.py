@@ -28,10 +28,9 @@ from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from dp_accounting import pld
 
-from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms import tree_sensitivity
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation, even_round_robin
+from fedemb.privacy import group_mechanisms as tree_sensitivity
+from fedemb.privacy.accounting import price
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation, even_round_robin
 from studies.cohort import Cohort, at_equal_utility
 
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16

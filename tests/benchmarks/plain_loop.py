@@ -41,7 +41,7 @@ class PlainLoop:
     ) -> None:
         import tensorflow as tf
 
-        from fedemb.models.preprocessing import preprocess
+        from fedemb.models.keras_backend import preprocess
 
         flat, wanted = images.reshape(-1, *images.shape[2:]), labels.reshape(-1)
         per_epoch = len(flat) // batch_size

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 
-from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms import tree_sensitivity
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy import group_mechanisms as tree_sensitivity
+from fedemb.privacy.accounting import price
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from tests.benchmarks import equal_utility
 
 POPULATION, DELTA, ROUNDS, USERS = 10_000_000, 1e-7, 800, 2048 * 64

@@ -8,9 +8,9 @@ from dp_accounting import dp_event as dpe
 import fedemb
 from fedemb.errors import ConfigError
 from fedemb.foundation.section import Probability
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.mechanisms.section import NoisedConfig
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.registry import MECHANISMS
+from fedemb.privacy.section import NoisedConfig
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 
@@ -36,7 +36,7 @@ class Halves(HalvesConfig, MechanismPlan):
         return self.weight
 
     def sample(self, round_key, round_index, index):
-        from fedemb.privacy.randomness.sampling import sample_groups
+        from fedemb.privacy.sampling import sample_groups
 
         return sample_groups(self, self.share, round_key, round_index, index)
 

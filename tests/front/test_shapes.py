@@ -7,7 +7,7 @@ from jaxtyping import TypeCheckError
 from fedemb.engine import embed
 from fedemb.evaluation.pairs import weighted_mean
 from fedemb.models import losses
-from fedemb.privacy.randomness.noise import heads
+from fedemb.privacy.noise import heads
 
 
 def test_wrong_shapes_and_types_are_refused():

@@ -16,7 +16,6 @@ OURS = ("fedemb",)
 NOT_IN_LIGHT = {}
 NOT_IN_TRAINER = {
     "tensorflow": "training.backend: tensorflow, which such an image refuses by name",
-    "tensorflow_privacy": "the same",
 }
 """Of gpu and tpu, where JAX trains."""
 
@@ -138,4 +137,4 @@ def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_impo
 def test_light_steps_never_come_near_tensorflow_or_beam():
     tops = {name.partition(".")[0] for name in needed(roots("light"))}
     assert {"dp_accounting", "cryptography"} <= tops
-    assert not tops & {"tensorflow", "keras", "apache_beam", "tfx_bsl", "tensorflow_privacy"}
+    assert not tops & {"tensorflow", "keras", "apache_beam", "tfx_bsl"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedemb.training import train_job
+from fedemb.engine import hosts as train_job
 
 celpy = pytest.importorskip("celpy", reason="the package cel-python is not installed")
 
@@ -109,7 +109,7 @@ def job(monkeypatch):
     variables = {train_job.HOSTS: "3", train_job.RUNTIME: "fedemb-hosts-0123456789"}
     for name, value in {**variables, **dict.fromkeys(train_job.POD, "x")}.items():
         monkeypatch.setenv(name, value)
-    return train_job.train_job()
+    return train_job.train_job()[2]
 
 
 def test_the_hosts_of_a_training_step_are_admitted(job):

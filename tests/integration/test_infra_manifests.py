@@ -112,8 +112,8 @@ def test_gke_accounts_are_bound_to_google_accounts_of_the_same_name():
 
 
 def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(manifests):
+    from fedemb.engine import hosts as train_job
     from fedemb.pipelines.steps import all_steps
-    from fedemb.training import train_job
 
     policies = _of_kind([item for item in manifests], "NetworkPolicy")
     closed = policies["fedemb-nothing-else"]["spec"]

@@ -17,7 +17,7 @@ from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import StorageError
 from fedemb.keys import open_key_store, secret_manager
 from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import evaluate_classifier, evaluate_embeddings
 from fedemb.storage import buckets, open_store, put_tree

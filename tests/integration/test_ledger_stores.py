@@ -31,7 +31,7 @@ def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, 
 
 
 def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.registry import plan_mechanism
     from fedemb.steps.reserve_budget import open_or_create
     from tests.kit.pipeline_runs import honest_run
 

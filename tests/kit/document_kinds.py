@@ -42,7 +42,7 @@ def all_documents() -> Iterator[type[Document]]:
     """Every kind of document, in order of its name; imports the modules that hold them."""
     for module in pkgutil.iter_modules(room.__path__):
         importlib.import_module(f"{room.__name__}.{module.name}")
-    importlib.import_module("fedemb.models.public_backbone.card")
+    importlib.import_module("fedemb.models.backbone_files")
     yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
 
 

@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from fedemb.keys import KeyStore, open_key_store, policy_key_name
 from fedemb.keys.trust import Signer
 from fedemb.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger, read_trust
-from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.guarantee import event_to_json
 from fedemb.storage import open_store
 
 DELTA = 1e-5

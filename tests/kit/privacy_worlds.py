@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import MECHANISMS
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.registry import MECHANISMS
 from studies.cohort import Cohort
 
 ROOT = bytes(range(32))

@@ -9,10 +9,10 @@ from fedemb.gate.plan import (
     temperature_for_noise,
     training_noise,
 )
-from fedemb.models.public_backbone.catalogue import write_named
+from fedemb.models.public_backbones import write_named
 from fedemb.pipelines.cli.init_settings import PROJECTIONS, head_learning_rate, recipes
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 from tests.pipelines.test_cli_init import as_parquet, call
 
 CLASSIFY = ("--task", "classification", "--classes", "c0,c1,c2,c3")

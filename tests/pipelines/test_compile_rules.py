@@ -12,7 +12,7 @@ from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images, vio
 from fedemb.pipelines.cluster.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.steps import PIPELINES, pipeline_named
-from fedemb.training import train_job
+from fedemb.training import hosts as train_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = [pipeline.name for pipeline in PIPELINES]

@@ -9,8 +9,8 @@ from fedemb.foundation.canonical_json import canonical_json
 from fedemb.ledger import series_of, terms_of
 from fedemb.ledger.budget import Charge, spent
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.guarantee import event_to_json
+from fedemb.privacy.registry import plan_mechanism
 
 FOLDER = Path(fedemb.pipelines.__file__).parent / "configs"
 RELEASES = [

@@ -169,7 +169,6 @@ ELSEWHERE = {
     r"does not fit .* which takes": "components/public_backbone",
     r"--size is|Pass a larger --size": "components/public_backbone",
     r"--pixels is .*Pass one of|has no card: it was not written by": "components/public_backbone",
-    r"tensorflow-privacy==": "front/test_install_by_need.py",
     r"differs from what was planned": "pipelines/test_pipelines_cli_plan.py",
     r"A waiver is signed by|--key to approve": "components/gate",
     r"pass --skip-saved-model": "pipelines/test_cli_verify.py",

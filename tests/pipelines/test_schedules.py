@@ -67,9 +67,9 @@ def _actions(changes):
 
 
 def test_whole_schedule_is_priced_as_the_ledger_will(folder):
-    from fedemb.privacy.accounting.accounting import price
-    from fedemb.privacy.accounting.events import repeated
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.accounting import price
+    from fedemb.privacy.guarantee import repeated
+    from fedemb.privacy.registry import plan_mechanism
 
     loaded = load_schedule(folder / "weekly.yaml")
     plan = plan_mechanism(loaded.config)

@@ -140,7 +140,7 @@ def main() -> None:
     from dp_accounting import NeighboringRelation as Relation
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.accounting.accounting import price
+    from fedemb.privacy.accounting import price
 
     sys.stdout.write("| relation | q | sigma | rounds | delta | independent | fedemb |\n")
     sys.stdout.write("|---|---|---|---|---|---|---|\n")

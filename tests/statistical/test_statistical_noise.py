@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
 
-from fedemb.privacy.randomness import noise
+from fedemb.privacy import noise
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical
@@ -74,18 +74,17 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from tests.kit.privacy_worlds import ROOT, make_plan
 import tensorflow as tf
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.running import build_mechanism
 tf.random.set_seed(0)
 root = bytes.fromhex(sys.argv[2])
 m = build_mechanism(make_plan(), root, "run", 0, "inputs")
 jit = sys.argv[3] == "jit"
 
 @tf.function(jit_compile=jit)
-def clip(params, update):
-    return m.query.preprocess_record(params, [update])
+def clip(update):
+    return m.record([update])
 
-record = clip(m.clip, tf.constant(np.linspace(-1, 1, 1000), tf.float32))
-state = m.query.accumulate_preprocessed_record(m.initial_sample_state(1000), record)
+state = clip(tf.constant(np.linspace(-1, 1, 1000), tf.float32))
 print(hashlib.sha256(m.aggregate(0, state).mean.tobytes()).hexdigest())
 """
 

@@ -14,8 +14,8 @@ import pytest
 from dp_accounting import NeighboringRelation as Relation
 from scipy.stats import norm
 
-from fedemb.privacy.accounting.loss_grid import pld_of
-from fedemb.privacy.randomness.noise import coins, gaussian
+from fedemb.privacy.losses import pld_of
+from fedemb.privacy.noise import coins, gaussian
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical

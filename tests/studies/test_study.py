@@ -9,7 +9,7 @@ import pytest
 
 from fedemb.config import RunConfig
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 from studies.utility import grid
 from studies.utility.decide import Decided, run_study
 from studies.utility.execute import Study, execute
@@ -261,7 +261,7 @@ def test_table_arithmetic():
 @pytest.mark.statistical
 def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
     """Root mean square over rounds within 5 %; 5,000 independent numbers give 1 %. Fixed key."""
-    from fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.running import build_mechanism
     from studies.utility.train import with_noise
 
     size, rounds, noise = 5000, 12, 1e-2
@@ -270,7 +270,7 @@ def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
         row = Row(method=method, noise=noise, settings={"mechanism.rounds": rounds})
         plan = plan_mechanism(with_noise(row.config(base, 640), noise))
         mechanism = build_mechanism(plan, bytes(32), method, 1, "")
-        zeros = mechanism.initial_sample_state(size)
+        zeros = np.zeros(size, np.int64)
         means = np.stack([mechanism.aggregate(r, zeros).mean for r in range(rounds)])
         strength[method] = np.sqrt(np.square(np.cumsum(means, axis=0)).mean())
     expected = noise * np.sqrt((rounds + 1) / 2)

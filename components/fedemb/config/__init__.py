@@ -32,4 +32,4 @@ from fedemb.config.training import TrainingConfig as TrainingConfig
 from fedemb.config.training import UnitGradientConfig as UnitGradientConfig
 from fedemb.foundation.section import Name as Name
 from fedemb.foundation.section import Section as Section
-from fedemb.privacy.mechanisms.section import MechanismConfig as MechanismConfig
+from fedemb.privacy.section import MechanismConfig as MechanismConfig

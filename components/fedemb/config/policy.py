@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from fedemb.foundation.section import Address, Name, Section, WebAddress
-from fedemb.privacy.accounting.units import Unit
+from fedemb.privacy.section import Unit
 
 PRIVATE_FOLDERS = {
     "users",

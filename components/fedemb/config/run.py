@@ -20,8 +20,8 @@ from fedemb.config.policy import (
 from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.section import Section
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.mechanisms.section import MechanismConfig, PublicNumbers
+from fedemb.privacy.registry import MECHANISMS
+from fedemb.privacy.section import MechanismConfig, PublicNumbers
 
 
 def mechanism_sections() -> dict[str, type[MechanismConfig]]:

@@ -12,7 +12,7 @@ from fedemb.documents.fields import Code, Count, Interval, Name, Rate, Sha
 from fedemb.foundation.document import Document, Part
 
 if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.mechanism import MechanismPlan
 
 SIGMAS = 6.0
 """Tolerance in standard deviations: a false alarm has probability 2e-9 per estimate."""

@@ -22,8 +22,8 @@ from fedemb.documents.fields import (
 from fedemb.errors import PlanMismatch
 from fedemb.foundation.document import Document, Part, Written, read
 from fedemb.foundation.environment import Backend
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import plan_from_json
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.registry import plan_from_json
 
 
 class Projected(Part):

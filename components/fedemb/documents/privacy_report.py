@@ -32,7 +32,7 @@ from fedemb.documents.model import Commitments
 from fedemb.documents.utility import Recall, SpaceId
 from fedemb.foundation.document import Document, Part
 from fedemb.foundation.environment import Backend
-from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.section import UNITS
 
 TRUST = {
     "training_operator": "the operator of the training job, who sees the private images",

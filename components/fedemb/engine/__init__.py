@@ -20,7 +20,7 @@ The mechanism does all clipping, summation, noise and accounting:
     ...     return ClientExamples(0, group, images, labels=np.array([7, 7, 9, 9, 9, 5]))
     >>> for number in range(plan.rounds):
     ...     sums = train_round(state.weights, [example_client(0), example_client(3)], number)
-    ...     output = mechanism.aggregate(number, sums.sample_state)  # noised
+    ...     output = mechanism.aggregate(number, sums.total)  # noised
     ...     state = server_step(server, state, output.mean, rounds=plan.rounds)
     >>> assign_weights(backbone.trainable_variables, released_weights(server, state))
     >>> embed(backbone, random.integers(0, 256, (5, 12, 12, 1), np.uint8)).shape
@@ -33,25 +33,25 @@ result as `workers`. TensorFlow is imported when a function is called, not with 
 
 from fedemb.engine.central import pretrain as pretrain
 from fedemb.engine.central import train_centralized as train_centralized
-from fedemb.engine.feed import Feed as Feed
-from fedemb.engine.round_loop import Round as Round
-from fedemb.engine.round_loop import run_rounds as run_rounds
 from fedemb.engine.rounds import ClientExamples as ClientExamples
-from fedemb.engine.rounds import RoundFunction as RoundFunction
+from fedemb.engine.rounds import Feed as Feed
+from fedemb.engine.rounds import Round as Round
 from fedemb.engine.rounds import RoundSums as RoundSums
 from fedemb.engine.rounds import assign_weights as assign_weights
+from fedemb.engine.rounds import run_rounds as run_rounds
 from fedemb.engine.server import initial_state as initial_state
 from fedemb.engine.server import released_weights as released_weights
 from fedemb.engine.server import server_step as server_step
-from fedemb.engine.threads import configure_threads as configure_threads
+from fedemb.engine.tensorflow_clients import RoundFunction as RoundFunction
+from fedemb.models.backbone_files import load_backbone as load_backbone
+from fedemb.models.backbone_files import save_backbone as save_backbone
 from fedemb.models.backbones import build_backbone as build_backbone
 from fedemb.models.backbones import check_backbone as check_backbone
 from fedemb.models.backbones import trainable_variables as trainable_variables
 from fedemb.models.inference import embed as embed
+from fedemb.models.keras_backend import configure_threads as configure_threads
+from fedemb.models.keras_backend import preprocess as preprocess
 from fedemb.models.keras_backend import take_installed_backend
-from fedemb.models.loading import load_backbone as load_backbone
-from fedemb.models.loading import save_backbone as save_backbone
 from fedemb.models.losses import build_loss as build_loss
-from fedemb.models.preprocessing import preprocess as preprocess
 
 take_installed_backend()

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedemb.config import ModelConfig, TrainingConfig
-from fedemb.engine.feature_cache import UnitFeatures, keeps_features
-from fedemb.engine.rounds import ClientExamples, RoundFunction
-from fedemb.engine.training_round import TrainingRound
-from fedemb.engine.units.covariance_projection import CovarianceFunction
-from fedemb.engine.units.unit_gradient import UnitGradientFunction
-from fedemb.models.arrays import Model
-from fedemb.models.backbones import cut, trainable_variables, with_bfloat16
+from fedemb.engine.feature_cache import keeps_features
+from fedemb.engine.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
+from fedemb.engine.rounds import TrainingRound
+from fedemb.engine.tensorflow_clients import RoundFunction
+from fedemb.engine.units import UnitGradientFunction
+from fedemb.models.backbones import cut, trainable_variables, with_bfloat16, without_head
+from fedemb.models.keras_backend import Model, Variable
 from fedemb.models.public_features import without_public_features
-from fedemb.privacy.queries import Mechanism
+from fedemb.privacy.running import Mechanism
 
 
-def client_rounds(
-    backbone: Model,
+def build_rounds(
+    model: Model,
     mechanism: Mechanism,
-    model: ModelConfig,
+    settings: ModelConfig,
     training: TrainingConfig,
     *,
-    workers: int,
+    workers: int = 1,
     devices: Sequence[str] | None = None,
     shared_head_rows: int = 0,
-) -> tuple[TrainingRound[ClientExamples], Model | None]:
-    """Returns the rounds of virtual clients.
+) -> tuple[TrainingRound, Model | None]:
+    """Returns the rounds of an algorithm.
 
     Args:
-      backbone: `keras.Model` from `build_backbone`; not changed by rounds.
-      mechanism: clips and rounds each update.
-      model: selects the trained variables.
-      training: backend, local training, seed.
+      model: backbone, or classifier for DP-SGD; not changed by rounds.
+      mechanism: clips and rounds each record.
+      settings: selects the trained variables.
+      training: algorithm, backend, local training or units, seed.
       workers: TensorFlow only, see `RoundFunction`.
       devices: TensorFlow only; JAX uses all devices.
       shared_head_rows: DP-FedAvg, see `Objective`.
@@ -40,18 +40,54 @@ def client_rounds(
     Returns:
       The rounds, and the frozen trunk whose features replace images, or None.
     """
-    trunk = None
-    backbone = without_public_features(backbone)
+    by_unit, on_jax, trunk = training.algorithm == "dp_sgd", training.backend == "jax", None
+    if not by_unit:
+        model = without_public_features(model)
     if training.mixed_precision:
-        backbone = with_bfloat16(backbone)
-    if keeps_features(model, training.local):
-        trunk, backbone = cut(backbone, model.trainable)
-    variables = trainable_variables(backbone, model.trainable)
-    if training.backend == "jax":
-        from fedemb.engine.jax.client_rounds import JaxRoundFunction
+        model = with_bfloat16(model)
+    if by_unit and settings.trainable == "head":
+        kind = LeastSquaresFunction if mechanism.plan.solves == "head" else HeadGradientFunction
+        return kind(model, mechanism, training.unit_gradient), without_head(model)
+    if training.algorithm == "dp_covariance":
+        trunk, projection = cut(model, settings.trainable)
+        return CovarianceFunction(projection, mechanism), trunk
+    if not by_unit and keeps_features(settings, training.local):
+        trunk, model = cut(model, settings.trainable)
+    variables, seed = trainable_variables(model, settings.trainable), training.seed
+    unit = training.unit_gradient
+    if by_unit and on_jax:
+        from fedemb.engine.jax_rounds import JaxUnitGradientFunction
 
-        function: TrainingRound[ClientExamples] = JaxRoundFunction(
-            backbone,
+        return JaxUnitGradientFunction(model, mechanism, unit, variables=variables, seed=seed), None
+    if by_unit:
+        on_units = UnitGradientFunction(
+            model, mechanism, unit, variables=variables, seed=seed, workers=workers, devices=devices
+        )
+        return on_units, None
+    rounds = _client_rounds(
+        *(model, mechanism, training, variables),
+        workers=workers,
+        devices=devices,
+        shared_head_rows=shared_head_rows,
+    )
+    return rounds, trunk
+
+
+def _client_rounds(
+    model: Model,
+    mechanism: Mechanism,
+    training: TrainingConfig,
+    variables: Sequence[Variable],
+    *,
+    workers: int,
+    devices: Sequence[str] | None,
+    shared_head_rows: int,
+) -> TrainingRound:
+    if training.backend == "jax":
+        from fedemb.engine.jax_clients import JaxRoundFunction
+
+        return JaxRoundFunction(
+            model,
             mechanism,
             training.local,
             variables=variables,
@@ -59,72 +95,13 @@ def client_rounds(
             parallel_clients=training.parallel_clients,
             shared_head_rows=shared_head_rows,
         )
-    else:
-        function = RoundFunction(
-            backbone,
-            mechanism,
-            training.local,
-            variables=variables,
-            seed=training.seed,
-            workers=workers,
-            devices=devices,
-            shared_head_rows=shared_head_rows,
-        )
-    return function, trunk
-
-
-def covariance_rounds(
-    backbone: Model, mechanism: Mechanism, model: ModelConfig, training: TrainingConfig
-) -> tuple[TrainingRound[UnitFeatures], Model]:
-    """Returns the only round of a projection solved from covariances, and the frozen trunk.
-
-    Args:
-      backbone: `keras.Model` from `build_backbone`; not changed by rounds.
-      mechanism: of kind covariance.
-      model: selects the projection.
-      training: precision of the trunk.
-    """
-    backbone = without_public_features(backbone)
-    if training.mixed_precision:
-        backbone = with_bfloat16(backbone)
-    trunk, projection = cut(backbone, model.trainable)
-    return CovarianceFunction(projection, mechanism), trunk
-
-
-def unit_rounds(
-    classifier: Model,
-    mechanism: Mechanism,
-    model: ModelConfig,
-    training: TrainingConfig,
-    *,
-    workers: int,
-    devices: Sequence[str] | None = None,
-) -> TrainingRound[ClientExamples]:
-    """Returns the rounds of unit gradients.
-
-    Args:
-      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
-      mechanism: clips and rounds each record.
-      model: selects the trained variables.
-      training: backend, units, seed.
-      workers: TensorFlow only.
-      devices: TensorFlow only.
-    """
-    if training.mixed_precision:
-        classifier = with_bfloat16(classifier)
-    variables = trainable_variables(classifier, model.trainable)
-    if training.backend == "jax":
-        from fedemb.engine.jax.unit_gradient import JaxUnitGradientFunction
-
-        return JaxUnitGradientFunction(
-            classifier, mechanism, training.unit_gradient, variables=variables, seed=training.seed
-        )
-    return UnitGradientFunction(
-        classifier,
+    return RoundFunction(
+        model,
         mechanism,
-        training.unit_gradient,
+        training.local,
         variables=variables,
         seed=training.seed,
         workers=workers,
         devices=devices,
+        shared_head_rows=shared_head_rows,
     )

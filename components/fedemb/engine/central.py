@@ -21,13 +21,11 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
-from fedemb.engine.clients.augmentation import augment, stateless_draws
-from fedemb.engine.clients.client_draws import glorot_head
-from fedemb.engine.gradient_sums import gradients_summed_in_order
-from fedemb.models.arrays import Model, TfTensor
+from fedemb.engine.clients import augment, glorot_head, stateless_draws
+from fedemb.engine.tensorflow_clients import gradients_summed_in_order
 from fedemb.models.backbones import with_bfloat16
+from fedemb.models.keras_backend import Model, TfTensor, preprocess
 from fedemb.models.losses import build_loss
-from fedemb.models.preprocessing import preprocess
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,23 +1,31 @@
 """Cache of frozen trunk features, computed once for each unit or user of a run."""
 
+# The numeric libraries are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
+from jaxtyping import Float32, UInt8
 
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
-from fedemb.engine.micro_batches import MicroBatches
-from fedemb.engine.rounds import ClientExamples
+from fedemb.engine.rounds import ClientExamples, UnitFeatures
 from fedemb.foundation import step_logging as events
-from fedemb.models.arrays import Model
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.queries.product_sum import whole_features
-from fedemb.privacy.randomness.sampling import VirtualClient
+from fedemb.foundation.canonical_json import JsonObject, json_digest
+from fedemb.models.keras_backend import Model, available_cores, traced
+from fedemb.privacy.feature_sums import whole_features
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.sampling import VirtualClient
 from fedemb.storage import Store
 
 _LOG = logging.getLogger(__name__)
@@ -28,11 +36,6 @@ _BLOCK = 1024
 """Units of one file."""
 _TOGETHER, _TOGETHER_BYTES = 256, 64 << 20
 """Images read before their features are computed, and their bytes."""
-
-
-UnitFeatures = np.ndarray
-"""The features of one unit, a row for each image, see `rows_of` and `plain_rows`: one piece of
-memory, so that a batch of units is put together at once. Raw."""
 
 
 def row_type(features: int) -> np.dtype:
@@ -266,3 +269,121 @@ def _unpacked(data: bytes) -> dict[bytes, UnitFeatures]:
     with np.load(io.BytesIO(data), allow_pickle=False) as packed:
         units = np.split(packed["rows"], np.cumsum(packed["counts"])[:-1])
         return {key.tobytes(): unit for key, unit in zip(packed["keys"], units, strict=True)}
+
+
+# Features of a frozen backbone in micro-batches, with the same bits for an image anywhere.
+
+
+SIZE = 16
+"""Images of a micro-batch. Always full: the last one is padded with black images."""
+
+
+class MicroBatches:
+    """Computes features of images; no feature depends on the other images or on the position.
+
+    A probe with random images compares bits for several neighbours and positions before the first
+    private image is read. If they differ, features are computed one image at a time, and the log
+    says so.
+
+    Args:
+      trunk: `keras.Model`, frozen, images to features.
+    """
+
+    def __init__(self, trunk: Model) -> None:
+        from fedemb.models.keras_backend import preprocess
+
+        self.dim = int(trunk.output_shape[-1])
+        self._compute = traced(lambda images: trunk(preprocess(images), training=False))
+        self.size = SIZE
+        """Images computed together: `SIZE`, or 1 if the probe failed."""
+        if not same_bits_anywhere(self._together, tuple(trunk.input_shape[1:])):
+            _LOG.warning(events.ONE_BY_ONE)
+            self.size = 1
+        self._threads = ThreadPoolExecutor(available_cores(), thread_name_prefix="features")
+
+    def __call__(
+        self, images: UInt8[np.ndarray, "images size size channels"]
+    ) -> Float32[np.ndarray, "images features"]:
+        """Returns the features of images."""
+        found = np.zeros((len(images), self.dim), np.float32)
+        starts = range(0, len(images), self.size)
+        batches = self._threads.map(self._together, (images[s : s + self.size] for s in starts))
+        for start, batch in zip(starts, batches, strict=True):
+            found[start : start + self.size] = batch
+        return found
+
+    def _together(self, images: np.ndarray) -> np.ndarray:
+        """Returns the features of at most `size` images, computed as one full micro-batch."""
+        full = np.zeros((self.size, *images.shape[1:]), np.uint8)
+        full[: len(images)] = images
+        found: np.ndarray = np.asarray(self._compute(full))
+        return found[: len(images)]
+
+
+def same_bits_anywhere(
+    compute: Callable[[np.ndarray], np.ndarray], shape: Sequence[int], size: int = SIZE
+) -> bool:
+    """Returns whether the features of random images have the same bits in any position.
+
+    Args:
+      compute: uint8 `[at most size, *shape]` to features.
+      shape: height, width and channels of an image.
+      size: images of a micro-batch.
+    """
+    images = np.random.default_rng(0).integers(0, 256, (2 * size, *shape), np.uint8)
+    first = np.concatenate([compute(images[:size]), compute(images[size:])])
+    for order in _orders(size):
+        again = np.concatenate([compute(images[order[at : at + size]]) for at in (0, size)])
+        if (again != first[order]).any():
+            return False
+    return all((compute(images[at : at + 1])[0] == first[at]).all() for at in (0, size - 1))
+
+
+def _orders(size: int) -> Iterator[np.ndarray]:
+    """Orders of two micro-batches: each image has other neighbours and other positions."""
+    random = np.random.default_rng(1)
+    yield np.arange(2 * size)  # the same order again: bits do not depend on timing
+    yield np.roll(np.arange(2 * size), 1)
+    yield np.arange(2 * size)[::-1]
+    yield random.permutation(2 * size)
+
+
+def open_features(
+    store: Store,
+    inputs_sha: str,
+    trunk: Model,
+    images: JsonObject,
+    rows: Callable[[np.ndarray, np.ndarray], UnitFeatures],
+) -> FeatureCache:
+    """Returns the cache of a training; its inputs select it.
+
+    Features follow from the images and the frozen trunk only: no key, coin or noise is part of
+    them.
+
+    Args:
+      store: signed working state of the attempt.
+      inputs_sha: digest of the inputs of the attempt: users, code, configuration, public backbone.
+      trunk: `keras.Model`, frozen, images to features.
+      images: settings that select and decode the images, see `ClientLoader.settings`.
+      rows: see `FeatureCache`.
+    """
+    content = ["features/1", inputs_sha, trunk_digest(trunk), images, rows.__name__]
+    return FeatureCache(trunk, store, json_digest(content), rows)
+
+
+def delete_features(store: Store) -> None:
+    """Deletes all features of an attempt, also those of other inputs."""
+    for name in store.list(FOLDER):
+        store.delete(name)
+
+
+def trunk_digest(trunk: Model) -> str:
+    """Returns a digest of layers, precision and weights of a trunk, without the trunk's name."""
+    layers = json.loads(trunk.to_json())
+    layers["config"].pop("name", None)  # numbered by Keras in each process
+    digest = hashlib.sha256(json.dumps(layers, sort_keys=True).encode())
+    weights: list[np.ndarray] = trunk.get_weights()
+    for values in weights:
+        digest.update(f"{values.dtype.str}{values.shape}".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()

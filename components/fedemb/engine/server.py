@@ -1,21 +1,22 @@
-"""Server step on the noised mean update: post-processing, at no privacy cost.
+"""The server step, and the working state of an attempt as one file."""
 
-Uses NumPy on one flat vector in a fixed order, so that a resumed run computes the same bits.
-"""
-
-# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# The numeric libraries are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32
 
 from fedemb.config import ServerConfig
+from fedemb.foundation.canonical_json import JsonObject
 
 
 def learning_rate(config: ServerConfig, round_index: int, rounds: int) -> float:
@@ -94,32 +95,10 @@ def server_step(
     )
 
 
-class ServerRule(Protocol):
-    """Rule that computes the next server state from a noised mean.
-
-    The rule contains only public numbers. Applying it again verifies that the noised mean trained
-    the model.
-    """
-
-    def __call__(
-        self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
-    ) -> ServerState:
-        """Returns the state after the round."""
-        ...
-
-
-@dataclass(frozen=True)
-class MeanStep:
-    """`server_step` with the public numbers of a plan."""
-
-    rounds: int
-    l2_norm_clip: float
-
-    def __call__(
-        self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
-    ) -> ServerState:
-        """See `ServerRule`."""
-        return server_step(server, state, mean, **vars(self))
+def only_state(config: ServerConfig, weights: Float32[np.ndarray, " dim"]) -> ServerState:
+    """Returns the state after the only round, which gave weights instead of a step."""
+    share = np.float32(1.0) - np.float32(config.ema_decay)
+    return ServerState(weights, np.zeros_like(weights), share * weights, 1)
 
 
 def released_weights(config: ServerConfig, state: ServerState) -> Float32[np.ndarray, " dim"]:
@@ -146,3 +125,30 @@ def mean_shares(config: ServerConfig, rounds: int) -> Float32[np.ndarray, " roun
     for mean in np.eye(rounds, dtype=np.float32):
         state = server_step(config, state, mean, rounds=rounds)
     return released_weights(config, state)
+
+
+# Working state of an attempt as one file: what JSON can say, and arrays beside it.
+
+
+_HEAD = "head"
+
+
+def pack(head: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Packs a JSON object and arrays; no array is called `head`."""
+    packed = io.BytesIO()
+    text = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    np.savez(packed, allow_pickle=False, **{_HEAD: text}, **arrays)
+    return packed.getvalue()
+
+
+def unpack(data: bytes, *names: str) -> tuple[JsonObject, dict[str, np.ndarray]]:
+    """The object of `pack`, and the arrays of these names.
+
+    Raises:
+      ValueError: it was cut or changed, or lacks an array.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as packed:
+            return json.loads(packed[_HEAD].tobytes()), {name: packed[name] for name in names}
+    except (KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError("the bytes are not a packed state") from error

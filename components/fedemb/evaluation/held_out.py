@@ -20,7 +20,7 @@ from fedemb.errors import InputError
 from fedemb.evaluation.metrics import Retrieval, Verification, arrange, rates_at, retrieve, verify
 from fedemb.evaluation.pairs import MAX_UNITS, Estimate
 from fedemb.foundation.canonical_json import JsonFields
-from fedemb.models.arrays import Model
+from fedemb.models.keras_backend import Model
 
 PIECE = 512
 """Number of users read at once, so that memory does not grow with the set."""
@@ -80,10 +80,10 @@ class Subjects:
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model]:
     """Returns the trained model and those baselines of `starts_of` that are models."""
     from fedemb.engine import build_backbone
+    from fedemb.models.backbone_files import load_backbone
     from fedemb.models.backbones import cut
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.inference import raw_pixels
     from fedemb.models.public_features import with_public_features
-    from fedemb.models.raw_pixels import raw_pixels
 
     start = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
     untrained_seed = config.training.seed + UNTRAINED_SEED
@@ -102,7 +102,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model
 def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Model:
     """Trains the non-private baseline of a simulation from the same public backbone."""
     from fedemb.engine import train_centralized
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.backbone_files import load_backbone
     from fedemb.models.public_features import without_public_features
 
     backbone = load_backbone(pretrained / "backbone.keras", config.model)

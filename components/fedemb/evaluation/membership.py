@@ -15,7 +15,7 @@ from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
 from fedemb.evaluation.pairs import Estimate, draw_weights
 from fedemb.foundation.canonical_json import JsonFields
-from fedemb.models.arrays import Model
+from fedemb.models.keras_backend import Model
 
 MIN_USERS = 10
 """Minimum number of users per side; with fewer, an interval is meaningless."""

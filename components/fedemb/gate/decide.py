@@ -26,7 +26,7 @@ from fedemb.foundation.document import Written
 from fedemb.gate import model_rules, privacy_rules
 from fedemb.gate.rule import RERUN, Case, Charge, Reason, Rule, Verdict
 from fedemb.ledger import Ledger
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanism import MechanismPlan
 
 LENGTH = 200
 """Maximum number of characters of a value or limit."""

@@ -20,13 +20,13 @@ from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.document import Fields
 from fedemb.ledger import Charge, charged_content, series_of, terms_of
 from fedemb.ledger.budget import spent
-from fedemb.privacy.accounting.accounting import library_version, supports
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
-from fedemb.privacy.planning.projection import Projection, project
+from fedemb.privacy.accounting import library_version, supports
+from fedemb.privacy.guarantee import event_to_json
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.planning import Projection, project
+from fedemb.privacy.prices import figures, guarantee_of, privacy_curve
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.privacy.section import UNITS
 
 Recipe = Literal["whole_net", "projection", "whitening", "head", "all_layers"]
 LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {

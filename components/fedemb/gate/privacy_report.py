@@ -21,11 +21,10 @@ from fedemb.foundation.canonical_json import json_digest, sha256_hex
 from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.records import Record
 from fedemb.ledger.state import Attempt, LedgerState
-from fedemb.privacy.accounting import accounting, loss_grid
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
+from fedemb.privacy import accounting, losses
+from fedemb.privacy.guarantee import PrivacyGuarantee, event_to_json
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.prices import figures, finite, guarantee_of, privacy_curve
 
 
 def covers_change_own_data(config: RunConfig, plan: MechanismPlan) -> bool:
@@ -207,7 +206,7 @@ def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, o
         "library": "dp-accounting",
         "version": accounting.library_version(),
         "accountant": guarantee.accountant,
-        "discretisation": loss_grid.discretisation(plan.event()),
+        "discretisation": losses.discretisation(plan.event()),
         "event": event_to_json(plan.event()),
         "rounds_priced": plan.rounds,
         "epsilon": finite(guarantee.epsilon),

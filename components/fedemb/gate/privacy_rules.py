@@ -13,11 +13,11 @@ from fedemb.gate.privacy_report import block_table, covers_change_own_data
 from fedemb.gate.rule import Case, Charge, Rule, differences
 from fedemb.ledger import Anchor, terms_of
 from fedemb.ledger.records import check_record
-from fedemb.privacy.accounting import accounting
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.planning.prices import epsilon_rdp
+from fedemb.privacy import accounting
+from fedemb.privacy.guarantee import event_to_json
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.prices import epsilon_rdp
+from fedemb.privacy.registry import MECHANISMS
 
 _NEW_RUN = "start a run with a new id"
 _TRAINED = "use the model artifact of the training step"

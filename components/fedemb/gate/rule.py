@@ -27,9 +27,9 @@ from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.privacy.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.prices import guarantee_of
 
 RERUN = "run account_privacy again on the artifacts of this run"
 """Remedy for faults of the report only."""

@@ -39,8 +39,7 @@ from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.errors import LedgerError, Refused
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.ledger.terms import ChargedContent, PolicyTerms
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.accounting.sampler_share import with_sampler_share
+from fedemb.privacy.guarantee import event_to_json, with_sampler_share
 
 LEAST_DELTA = 2.0**-49
 """Least delta per charge, above the share of a noise sampler; below it no epsilon is certified."""
@@ -121,7 +120,7 @@ def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _divergence(event: bytes, relation: str, order: float, rounds: int, charged: int) -> float:
-    from fedemb.privacy.accounting.accounting import rdp_of
+    from fedemb.privacy.accounting import rdp_of
 
     part = lowered(_event(event), rounds, charged)
     value = float(rdp_of(part, NeighboringRelation[relation], [order])[0])
@@ -135,15 +134,15 @@ def _divergence(event: bytes, relation: str, order: float, rounds: int, charged:
 
 @lru_cache(maxsize=256)
 def _series_epsilon(event: bytes, relation: str, runs: int, delta: float) -> float:
-    from fedemb.privacy.accounting.accounting import price
-    from fedemb.privacy.accounting.events import repeated
+    from fedemb.privacy.accounting import price
+    from fedemb.privacy.guarantee import repeated
 
     series = repeated(_event(event), runs)
     return price(series, NeighboringRelation[relation], delta, runs=runs).epsilon
 
 
 def _event(data: bytes) -> DpEvent:
-    from fedemb.privacy.accounting.events import event_from_json
+    from fedemb.privacy.guarantee import event_from_json
 
     return event_from_json(json.loads(data))
 

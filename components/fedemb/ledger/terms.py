@@ -14,8 +14,8 @@ from fedemb.data.identity import RULE
 from fedemb.documents.fields import Purpose
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import Json, JsonObject, json_digest
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.guarantee import event_to_json
+from fedemb.privacy.mechanism import MechanismPlan
 
 _SETTINGS = {
     "user_id_column": "data.source.columns.user_id",

@@ -16,67 +16,24 @@ from typing import Any
 from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import strict_json
-from fedemb.models.arrays import Model
-from fedemb.models.backbones import blocks
-from fedemb.models.backbones.build import check_backbone, reinitialize
-from fedemb.models.backbones.networks import NETWORKS
-from fedemb.models.classifier import HEAD, without_head
-from fedemb.models.keras_backend import all_layers
-from fedemb.models.loading import load_model, require_finite
+from fedemb.models.backbone_files import load_model, read_card, require_finite
+from fedemb.models.backbones import HEAD, check_backbone, reinitialize, without_head
+from fedemb.models.keras_backend import Model, all_layers
+from fedemb.models.layers import whitened_layer
+from fedemb.models.networks import NETWORKS, embedding
 from fedemb.models.pixel_formats import rescaled, told_pixels
-from fedemb.models.public_backbone.card import read_card
 from fedemb.models.public_features import changes_features, features_of, tapped
-from fedemb.models.whitened import whitened_layer
 
-ALLOWED_LAYERS = frozenset(
-    {
-        "Activation",
-        "Add",
-        "Average",
-        "AveragePooling2D",
-        "Concatenate",
-        "Conv2D",
-        "Cropping1D",
-        "Cropping2D",
-        "CustomScaleLayer",
-        "Dense",
-        "DepthwiseConv2D",
-        "Flatten",
-        "Functional",
-        "GainConv2D",
-        "GlobalAveragePooling1D",
-        "GlobalAveragePooling2D",
-        "GlobalMaxPooling2D",
-        "GroupNormalization",
-        "Identity",
-        "InputLayer",
-        "LayerNormalization",
-        "LayerScale",
-        "LeakyReLU",
-        "MaxPooling2D",
-        "MirrorImage",
-        "MultiHeadAttention",
-        "Multiply",
-        "Normalization",
-        "PReLU",
-        "ReLU",
-        "Rescaling",
-        "Reshape",
-        "SeparableConv2D",
-        "Scattering",
-        "Sequential",
-        "Softmax",
-        "StandardizedConv2D",
-        "UnitNormalization",
-        "Whitened",
-        "ZeroPadding2D",
-        "fedemb>GainConv2D",
-        "fedemb>MirrorImage",
-        "fedemb>Scattering",
-        "fedemb>StandardizedConv2D",
-        "fedemb>Whitened",
-    }
-)
+_OWN = ("GainConv2D", "MirrorImage", "Scattering", "StandardizedConv2D", "Whitened")
+_PLAIN = """
+Activation Add Average AveragePooling2D Concatenate Conv2D Cropping1D Cropping2D
+CustomScaleLayer Dense DepthwiseConv2D Flatten Functional GlobalAveragePooling1D
+GlobalAveragePooling2D GlobalMaxPooling2D GroupNormalization Identity InputLayer
+LayerNormalization LayerScale LeakyReLU MaxPooling2D MultiHeadAttention Multiply Normalization
+PReLU ReLU Rescaling Reshape SeparableConv2D Sequential Softmax UnitNormalization ZeroPadding2D
+"""
+"""Layers of Keras and keras-hub."""
+ALLOWED_LAYERS = frozenset((*_PLAIN.split(), *_OWN, *(f"fedemb>{name}" for name in _OWN)))
 """Layers allowed in an imported backbone: no custom code, no state, no mixing of images."""
 IF_FROZEN = frozenset({"BatchNormalization", "Dropout"})
 """Layers also allowed in a backbone that never trains: constants, or without effect."""
@@ -299,7 +256,7 @@ def import_backbone(
             (model.image_size, model.image_size, model.channels), name="images"
         )
         features = features_of(backbone, rescaled(inputs, pixels), model, mirror=mirror)
-        outputs = blocks.embedding(features, model) if project else features
+        outputs = embedding(features, model) if project else features
         whole = keras.Model(inputs, outputs, name=backbone.name)
         if project:
             reinitialize(whole, seed)  # the file's layers are in an inner model, unchanged

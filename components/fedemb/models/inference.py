@@ -1,4 +1,4 @@
-"""Inference with finished models."""
+"""Inference with finished models, and the baseline of raw pixels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float32, Num, UInt8
 
+from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import sha256_hex
-from fedemb.models.arrays import Model, Tensor
-from fedemb.models.keras_backend import keras_ops, traced
+from fedemb.models.keras_backend import Model, Tensor, keras_ops, traced
 from fedemb.models.losses import unit_rows
 
 _TRACED: WeakKeyDictionary[Model, Callable[[np.ndarray], Tensor]] = WeakKeyDictionary()
@@ -33,7 +33,7 @@ def outputs(
           does not depend on the number of images after it.
       last: function applied to the outputs of a batch, including padding, for the same reason.
     """
-    from fedemb.models.preprocessing import input_of
+    from fedemb.models.keras_backend import input_of
 
     def forward(batch: np.ndarray) -> Tensor:
         return keras_ops().cast(model(input_of(model, batch), training=False), "float32")
@@ -127,3 +127,23 @@ class SharedFeatures:
             name: self._apply(rest, images if trunk is None else features[trunk], batch_size)
             for name, (trunk, rest) in self._parts.items()
         }
+
+
+# Baseline that uses the image itself as its embedding; a backbone must outperform it.
+
+
+MOST_VALUES = 1024
+"""Maximum number of values of one image; larger images are first averaged over squares."""
+
+
+def raw_pixels(model: ModelConfig) -> Model:
+    """Returns a model without weights: float32 `[n, size, size, channels]` to `[n, values]`."""
+    import keras
+
+    size, channels = model.image_size, model.channels
+    square = 1
+    while (-(-size // square)) ** 2 * channels > MOST_VALUES:
+        square += 1
+    pixels = keras.Input((size, size, channels))
+    small = keras.layers.AveragePooling2D(square, padding="same")(pixels)
+    return keras.Model(pixels, keras.layers.Flatten()(small), name="raw_pixels")

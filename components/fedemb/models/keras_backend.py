@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -10,12 +11,23 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import ParamSpec, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
+
+from jaxtyping import Float32, Num
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.environment import ACCELERATOR, light_import, require_backend
-from fedemb.models.arrays import JaxDevice, Layer, Model, Node
 
+_LOG = logging.getLogger(__name__)
 ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
 """Device files of accelerators in a container: one of NVIDIA, two of Google."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -176,3 +188,117 @@ def _unseen(why: str) -> str:
         f"{why}, but JAX finds only the CPU ({driver}). Use the image gpu or tpu on a node with a "
         "matching driver, or a profile without accelerators."
     )
+
+
+# Types of arrays and models that cross packages.
+#
+# No framework is imported at run time: the names then mean any type, and tests check shapes.
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import jax
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    TfTensor: TypeAlias = tf.Tensor
+    TfVariable: TypeAlias = tf.Variable
+    JaxArray: TypeAlias = jax.Array
+
+    Tensor: TypeAlias = tf.Tensor | jax.Array | np.ndarray
+    """Array of a training backend, concrete or traced."""
+    AnyTensor = TypeVar("AnyTensor", tf.Tensor, jax.Array, np.ndarray)
+    """Array of one backend, the same in a whole signature."""
+    Model: TypeAlias = keras.Model
+    """Backbone or classifier."""
+    Layer: TypeAlias = keras.layers.Layer
+    """Layer of a model."""
+    LayerMaker: TypeAlias = Callable[..., keras.layers.Layer]
+    """Class of a layer, called with the settings of the layer."""
+    Node: TypeAlias = keras.KerasTensor
+    """Output of a layer while a model is built."""
+    Variable: TypeAlias = keras.Variable
+    """Variable of a model."""
+else:
+    AnyTensor = TypeVar("AnyTensor")
+    TfTensor = TfVariable = JaxArray = Tensor = Model = Layer = LayerMaker = Node = Variable = Any
+
+
+Part = TypeVar("Part")
+"""Array of a named tuple: of NumPy on the host, or a tensor of a graph, or its specification."""
+
+
+@runtime_checkable
+class JaxDevice(Protocol):
+    """Device of JAX."""
+
+    @property
+    def platform(self) -> str:
+        """Platform, such as `cpu` or `gpu`."""
+        ...
+
+    def memory_stats(self) -> dict[str, int] | None:
+        """Returns memory figures in bytes; None if the device reports none."""
+        ...
+
+
+# Scales pixels to a backbone's input range; `data/photos.py` decodes the pixels.
+
+
+def preprocess(
+    images: Num[Tensor, "*batch height width channels"],
+) -> Float32[Tensor, "*batch height width channels"]:
+    """Scales pixels to the range the backbones are trained on: `x / 128 - 1`.
+
+    Args:
+      images: uint8 (or any number) `[..., height, width, channels]` in 0..255.
+
+    Returns:
+      float32 of the same shape in [-1, 0.992].
+    """
+    ops = keras_ops()
+    return ops.cast(images, "float32") * (1.0 / 128.0) - 1.0
+
+
+def input_of(model: Model, examples: Tensor) -> Tensor:
+    """Returns a model's input: scaled pixels, or the features of its trunk if it has been cut."""
+    return preprocess(examples) if len(model.input_shape) == 4 else examples
+
+
+# Threads and devices, configured once per process before TensorFlow starts.
+
+
+def available_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def configure_threads(parallel_clients: int = 0) -> int:
+    """Configures one thread per virtual client; returns the number of parallel clients.
+
+    The intra-op threads of the process cannot be changed after TensorFlow has started. Parallel
+    clients with one thread each are faster than one client with many threads, and the bits of a
+    client then do not depend on the number of parallel clients.
+
+    Args:
+      parallel_clients: number from the configuration; 0: one per core, or per accelerator.
+    """
+    import tensorflow as tf
+
+    workers = parallel_clients or len(tf.config.list_physical_devices("GPU")) or available_cores()
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, workers))
+    except RuntimeError:
+        if tf.config.threading.get_intra_op_parallelism_threads() != 1:
+            _LOG.info("TensorFlow has already started; its thread settings are unchanged")
+    return workers
+
+
+def accelerators() -> list[str] | None:
+    """Returns the names of accelerators for clients; None on a machine without accelerators."""
+    import tensorflow as tf
+
+    return [device.name for device in tf.config.list_logical_devices("GPU")] or None

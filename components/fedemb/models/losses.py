@@ -17,8 +17,7 @@ from typing import Generic, Protocol
 from jaxtyping import Float32, Int32
 
 from fedemb.config import LossConfig
-from fedemb.models.arrays import AnyTensor, Part
-from fedemb.models.keras_backend import keras_ops
+from fedemb.models.keras_backend import AnyTensor, Part, keras_ops
 
 NEVER = -1e30
 """Logit of a class that no example has: its softmax and its gradient are 0."""

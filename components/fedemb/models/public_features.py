@@ -14,11 +14,9 @@ from jaxtyping import UInt8
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
-from fedemb.models.arrays import Model, Node
-from fedemb.models.mirror_image import mirror_layer
-from fedemb.models.preprocessing import preprocess
-from fedemb.models.public_backbone.card import read_card
-from fedemb.models.whitened import fit, whitened_layer
+from fedemb.models.backbone_files import read_card
+from fedemb.models.keras_backend import Model, Node, preprocess
+from fedemb.models.layers import fit, mirror_layer, whitened_layer
 
 _FITTED = "public_constants"
 """Name of the layer whose constants `fit_features` computes."""

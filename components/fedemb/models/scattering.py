@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.models.arrays import LayerMaker, Tensor
-from fedemb.models.keras_backend import keras_ops
+from fedemb.models.keras_backend import LayerMaker, Tensor, keras_ops
 
 OCTAVES, DIRECTIONS = 2, 8
 PATHS = 1 + OCTAVES * DIRECTIONS + DIRECTIONS**2 * OCTAVES * (OCTAVES - 1) // 2

@@ -40,7 +40,7 @@ from fedemb.partition.prepare import (
     new_part,
     settle,
 )
-from fedemb.privacy.accounting.units import UNITS, count_of
+from fedemb.privacy.section import UNITS, count_of
 
 _GREY = 12
 """How far the channels of a grey photo may lie apart, as JPEG leaves them."""

@@ -12,8 +12,8 @@ from fedemb.documents.utility import (
     ClassifierReport,
     UtilityReport,
 )
-from fedemb.privacy.accounting.units import UNITS, count_of
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.section import UNITS, count_of
 from fedemb.reports.report import figure
 
 STARTS = {

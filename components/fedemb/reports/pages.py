@@ -25,9 +25,9 @@ from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.budget import spent
 from fedemb.ledger.state import PricePoint
-from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import plan_from_json
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.registry import plan_from_json
+from fedemb.privacy.section import UNITS
 from fedemb.reports import privacy_words as words
 from fedemb.reports.charts import Axis, Line, bar_chart, line_chart
 from fedemb.reports.headline import RunFacts, headline

@@ -1,6 +1,6 @@
 """Text of a guarantee: its sentence, the meaning of its epsilon, and the participants of a round.
 
-The classes of `fedemb.privacy.mechanisms` contain only mathematics. To add a mechanism, add an
+The classes of mechanisms contain only mathematics. To add a mechanism, add an
 entry to `TEXTS`.
 """
 
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Never, TypeVar, cast
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.environment import Backend
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
-from fedemb.privacy.mechanisms.covariance import Covariance
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.least_squares import LeastSquares
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, NotPrivate, TreeAggregation
+from fedemb.privacy.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.section import UNITS
+from fedemb.privacy.unit_mechanisms import (
+    CappedImagePoisson,
+    Covariance,
+    LeastSquares,
+    PoissonGaussian,
+)
 
 if TYPE_CHECKING:
     from fedemb.config import PretrainingConfig
@@ -147,8 +147,7 @@ class Meaning:
 
 def meaning(plan: MechanismPlan, guarantee: PrivacyGuarantee | Guarantee) -> Meaning | None:
     """Returns the meaning of a run's guarantee; None without a finite epsilon."""
-    from fedemb.privacy.accounting.attack_rates import gaussian_mu, rounded_up
-    from fedemb.privacy.planning.prices import plan_attack_rates
+    from fedemb.privacy.prices import gaussian_mu, plan_attack_rates, rounded_up
 
     epsilon, unit = guarantee.epsilon, UNITS[plan.unit]
     if not plan.private or epsilon is None or not math.isfinite(epsilon):

@@ -20,8 +20,8 @@ from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.foundation.document import Written
 from fedemb.gate.decide import applied_waivers
 from fedemb.ledger import Ledger
-from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.mechanisms.registry import plan_from_json
+from fedemb.privacy.registry import plan_from_json
+from fedemb.privacy.section import UNITS
 from fedemb.reports import privacy_words
 from fedemb.reports.headline import Headline, RunFacts, headline
 from fedemb.reports.measured_words import (

@@ -33,10 +33,9 @@ from fedemb.documents.utility import embedding_space_id
 from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.canonical_json import canonical_json, file_digest, sha256_hex
 from fedemb.foundation.files import write_bytes
-from fedemb.models.arrays import Model, Variable
+from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import classify, embed
-from fedemb.models.keras_backend import all_layers
-from fedemb.models.loading import load_backbone
+from fedemb.models.keras_backend import Model, Variable, all_layers
 from fedemb.serving.bundle import PARITY, SAVED_MODEL_FILES
 
 _REMEDY = "Install the versions in requirements/"
@@ -174,7 +173,7 @@ def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Model:
     Raises:
       Refused: a tensor is missing, extra, or has another shape, or a frozen one has other values.
     """
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.backbone_files import load_backbone
 
     backbone, initial = load_backbone(path, model), load_backbone(start, model)
     allowed = {_variable(item) for item in initial.weights}
@@ -287,7 +286,7 @@ def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | N
     """
     import tensorflow as tf
 
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.backbone_files import load_backbone
 
     with tempfile.TemporaryDirectory(prefix="fedemb-serving-") as scratch:
         again = Path(scratch, folder.name)

@@ -29,7 +29,7 @@ from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.measured_words import audit_sentence
 from fedemb.reports.pages import audit_page
 from fedemb.runtime.inputs import People, open_private, read_model, read_start, read_users
@@ -134,7 +134,7 @@ def _attack_real_users(
     context: StepContext, scoring: Scoring, private: Store
 ) -> AttackFigures | None:
     """Scores both sides, stores the scores in the private root, returns the figures. Raw."""
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.backbone_files import load_backbone
 
     config = context.config
     backbones = [

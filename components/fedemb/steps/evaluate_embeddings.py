@@ -35,9 +35,9 @@ from fedemb.foundation.canonical_json import JsonFields, file_digest
 from fedemb.foundation.document import Fields, Written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
+from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import embed
 from fedemb.models.keras_backend import load_keras
-from fedemb.models.loading import load_backbone
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
 from fedemb.runtime.inputs import open_private, read_model, read_start, read_users

@@ -23,19 +23,17 @@ from fedemb.evaluation.metrics import recall
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.keys import KeyStore
 from fedemb.keys.trust import Signer, write_signed
-from fedemb.models.arrays import Model
-from fedemb.models.backbones import cut, trainable_variables
-from fedemb.models.classifier import with_head, without_head
+from fedemb.models.backbone_files import require_finite
+from fedemb.models.backbones import cut, trainable_variables, with_head, without_head
 from fedemb.models.imported import import_backbone
-from fedemb.models.keras_backend import load_keras
-from fedemb.models.loading import require_finite
-from fedemb.models.pixel_statistics import IMAGES, check_pixels
+from fedemb.models.keras_backend import Model, load_keras
+from fedemb.models.layers import fit_constants
+from fedemb.models.pixel_formats import IMAGES, check_pixels
 from fedemb.models.public_features import (
     fit_features,
     needs_public_images,
     with_public_features,
 )
-from fedemb.models.whitened import fit_constants
 from fedemb.runtime.step import Rights, step
 
 _LOG = logging.getLogger(__name__)

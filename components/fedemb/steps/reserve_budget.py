@@ -45,7 +45,7 @@ from fedemb.ledger import (
 )
 from fedemb.ledger.state import Attempt
 from fedemb.ledger.terms import ReservedContent
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.runtime.inputs import check_start
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.step import Rights, step

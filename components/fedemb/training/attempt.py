@@ -10,9 +10,9 @@ The process may be killed at any time: a committed round is replayed from its re
 uncommitted round never left the process.
 """
 
-# Keras is not fully typed; the project's own signatures are checked.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# The numeric libraries are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,40 +30,42 @@ from fedemb.config import RunConfig, TrainingConfig
 from fedemb.data.client_data import VerifiedFolder
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import ModelCard
-from fedemb.engine.audit.attempt_keys import AttemptKeys
-from fedemb.engine.audit.round_audit import RoundAudit
-from fedemb.engine.hosts import connect, is_multi_host
-from fedemb.engine.rounds import assign_weights
+from fedemb.engine.audit import RoundAudit
+from fedemb.engine.backend_rounds import build_rounds
+from fedemb.engine.feature_cache import delete_features
+from fedemb.engine.hosts import connect, hosts_of_the_step, is_multi_host
+from fedemb.engine.replay import AttemptKeys
+from fedemb.engine.rounds import TrainingRound, VectorizedRounds, assign_weights
 from fedemb.engine.server import ServerState, released_weights
-from fedemb.engine.threads import accelerators, configure_threads
-from fedemb.engine.training_round import TrainingRound
-from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError, Refused
-from fedemb.foundation.canonical_json import JsonObject, canonical_json, json_object, sha256_hex
+from fedemb.foundation.canonical_json import (
+    JsonObject,
+    canonical_json,
+    json_object,
+    sha256_hex,
+)
 from fedemb.foundation.document import Written, parse
 from fedemb.foundation.files import remove_leftovers, write_bytes
 from fedemb.keys import KeyStore, commit_to, commitment_key, reservation_key_name
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Ledger
-from fedemb.models.arrays import Model
+from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import trainable_variables
-from fedemb.models.keras_backend import load_keras, use_backend
-from fedemb.models.loading import load_backbone, save_backbone
-from fedemb.models.standardized import plain_form
-from fedemb.privacy.queries import KeylessMechanism, Mechanism, build_mechanism
+from fedemb.models.keras_backend import (
+    Model,
+    accelerators,
+    configure_threads,
+    load_keras,
+    use_backend,
+)
+from fedemb.models.layers import plain_form
+from fedemb.privacy.running import KeylessMechanism, Mechanism, build_mechanism
 from fedemb.runtime.inputs import open_private
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
 from fedemb.storage.fencing import FencedStore, FencingToken
-from fedemb.training import checkpoint
-from fedemb.training.attempt_inputs import AttemptInputs
-from fedemb.training.feature_caches import FeatureCaches
-from fedemb.training.round_log import RoundLog
-from fedemb.training.signed_state import SignedState
-from fedemb.training.train_job import hosts_of_the_step
-
-Unit = TypeVar("Unit")
-"""Examples or features of one virtual client or unit."""
+from fedemb.training import working_state
+from fedemb.training.working_state import AttemptInputs, RoundLog, SignedState
 
 _EVIDENCE = "evidence.json"
 """Name of the mechanism evidence, written after training while the key exists."""
@@ -85,10 +87,8 @@ class Workers(NamedTuple):
     """Devices for the workers, see `RoundFunction`."""
 
 
-Rounds = tuple[TrainingRound[Unit], Model | None]
+Rounds = tuple[TrainingRound, Model | None]
 """Training rounds, and the frozen trunk whose features replace images, or None."""
-BuildRounds = Callable[[RunConfig, Model, Mechanism, int, Sequence[str] | None], Rounds[Unit]]
-"""Builds the rounds from configuration, backbone, mechanism, workers and devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt(Generic[Unit]):
+class Attempt:
     """An attempt that the ledger has bound to its inputs and to one working state.
 
     The working state is `<private_root>/<run_id>/train/attempt-<n>/`.
@@ -112,7 +112,7 @@ class Attempt(Generic[Unit]):
     """Verified inputs."""
     backbone: Model
     """Initial backbone of the rounds."""
-    rounds: Rounds[Unit] | None
+    rounds: Rounds | None
     """Rehearsed rounds; None if the rounds depend on private data."""
     workers: Workers
     ledger: Ledger
@@ -123,8 +123,6 @@ class Attempt(Generic[Unit]):
     """Working state; rejects writes after the step was started again."""
     log: RoundLog
     """Round records in the working state."""
-    features: FeatureCaches
-    """Caches of frozen features in the working state."""
     diagnostics: Store
     """Store for un-noised diagnostics."""
     injected: bytes | None
@@ -152,7 +150,7 @@ class Attempt(Generic[Unit]):
 
     def finished(self) -> ServerState | None:
         """Returns the last state if a trainer was killed between last round and commit."""
-        last = checkpoint.load(self.store)
+        last = working_state.load_checkpoint(self.store)
         return last.state if last and self.store.exists(_EVIDENCE) else None
 
     def released(self, state: ServerState) -> np.ndarray:
@@ -219,9 +217,10 @@ class Attempt(Generic[Unit]):
 def run_attempt(
     context: StepContext,
     step: str,
-    build_rounds: BuildRounds[Unit] | None,
-    train: Callable[[Attempt[Unit], VerifiedFolder], Trained],
+    train: Callable[[Attempt, VerifiedFolder], Trained],
     root_key: bytes | None = None,
+    *,
+    rehearsed: bool,
 ) -> JsonObject:
     """Trains an attempt, or resumes it after its trainer was killed.
 
@@ -229,12 +228,12 @@ def run_attempt(
       context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the private users;
           writes `model`, which is noised.
       step: name of the training step.
-      build_rounds: builds the rounds, which are rehearsed before the attempt is bound. None if the
-          rounds depend on private data; then `train` builds them.
       train: runs the rounds that are not committed yet, and recomputes two of them.
       root_key: 32 bytes that seed coins and noise, for a bit-exact repeatable experiment. Anyone
           with the key can remove the noise, so only a simulation accepts it, and `model.json`
           records it. None uses the secret key of the reservation.
+      rehearsed: whether the rounds are built and rehearsed before the attempt is bound. False if
+          they depend on private data; then `train` builds them.
 
     Returns: The content of `model.json`.
 
@@ -252,7 +251,7 @@ def run_attempt(
     _check_key(context.config, root_key)
     inputs = AttemptInputs.read(context)
     with _workers(inputs.config.training) as workers:
-        backbone, rounds = _rehearsed(context.artifacts, inputs, build_rounds, workers)
+        backbone, rounds = _rehearsed(context.artifacts, inputs, workers, rehearsed=rehearsed)
         attempt = _bound(context, step, inputs, backbone, rounds, workers, root_key)
         state = attempt.finished()
         if state is None:
@@ -261,16 +260,17 @@ def run_attempt(
             state = trained.state
             evidence = trained.audit and trained.audit.evidence(attempt.released(state))
             attempt.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
-        attempt.features.delete()
+        delete_features(attempt.store)
     return attempt.publish(context.artifacts, state)
 
 
 def _rehearsed(
     artifacts: RunArtifacts,
     inputs: AttemptInputs,
-    build_rounds: BuildRounds[Unit] | None,
     workers: Workers,
-) -> tuple[Model, Rounds[Unit] | None]:
+    *,
+    rehearsed: bool,
+) -> tuple[Model, Rounds | None]:
     """Returns the public backbone and the rounds that train it, rehearsed on generated records.
 
     The attempt is not bound yet, so the charge of a run whose rounds are refused can be refunded.
@@ -278,9 +278,15 @@ def _rehearsed(
     config, rounds = inputs.config, None
     try:
         backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
-        if build_rounds is not None:
-            mechanism = KeylessMechanism(inputs.plan)
-            rounds = build_rounds(config, backbone, mechanism, *workers)
+        if rehearsed:
+            rounds = build_rounds(
+                backbone,
+                KeylessMechanism(inputs.plan),
+                config.model,
+                config.training,
+                workers=workers.number,
+                devices=workers.devices,
+            )
             _rehearse(rounds[0], config.training)
     except (ConfigError, Refused) as error:
         raise type(error)(
@@ -295,10 +301,10 @@ def _bound(  # noqa: PLR0917 - all that an attempt holds
     step: str,
     inputs: AttemptInputs,
     backbone: Model,
-    rounds: Rounds[Unit] | None,
+    rounds: Rounds | None,
     workers: Workers,
     root_key: bytes | None,
-) -> Attempt[Unit]:
+) -> Attempt:
     """Binds an attempt in the ledger and opens its working state.
 
     Raises:
@@ -328,7 +334,6 @@ def _bound(  # noqa: PLR0917 - all that an attempt holds
         signer=signer,
         store=store,
         log=RoundLog(store),
-        features=FeatureCaches(store, inputs.inputs_sha),
         diagnostics=FencedStore(open_store(context.private("diagnostics")), token),
         injected=root_key,
     )
@@ -353,7 +358,7 @@ def claim(store: Store, key: bytes) -> str:
     return commit_to(key, canonical_json(["private_root/1", address, store.read(_CLAIM).hex()]))
 
 
-def _rehearse(function: TrainingRound[Unit], training: TrainingConfig) -> None:
+def _rehearse(function: TrainingRound, training: TrainingConfig) -> None:
     """Checks that the noise can be drawn, and that a record does not depend on other records."""
     function.mechanism.require_drawable(function.dim)
     one_host = training.backend == "tensorflow" or not is_multi_host()

@@ -10,7 +10,7 @@ from fedemb.config import ModelConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.engine.rounds import ClientExamples
 from fedemb.foundation.canonical_json import JsonObject
-from fedemb.privacy.randomness.sampling import VirtualClient
+from fedemb.privacy.sampling import VirtualClient
 
 CACHE_BYTES = 256 << 20
 """Maximum bytes of decoded images cached for later rounds."""

@@ -1,15 +1,17 @@
-"""Entry point of a non-chief host: `python -m fedemb.training.hosts`, see `embedding.hosts`.
+"""Entry point of a non-chief host: `python -m fedemb.training.hosts`, see `engine.hosts`.
 
 The host builds the rounds that the chief describes and computes what the chief requests. It reads
 no store and no key.
 """
 
-# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# The numeric libraries are not fully typed; the project's own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Generator
@@ -17,29 +19,37 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIGABRT
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.engine.backend_rounds import client_rounds, unit_rounds
-from fedemb.engine.hosts import LOST, JobHost, Message, connect, is_multi_host, leave, receive, send
-from fedemb.engine.jax.rounds import JaxRounds
-from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.backend_rounds import build_rounds
+from fedemb.engine.hosts import (
+    LOST,
+    JobHost,
+    Message,
+    connect,
+    is_multi_host,
+    leave,
+    receive,
+    send,
+)
+from fedemb.engine.jax_rounds import JaxRounds
+from fedemb.engine.rounds import TrainingRound
 from fedemb.errors import ConfigError, PlanMismatch, StorageError
-from fedemb.models.arrays import Model
-from fedemb.models.keras_backend import use_backend
-from fedemb.models.loading import load_backbone, save_backbone
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.privacy.queries import KeylessMechanism
+from fedemb.models.backbone_files import load_backbone, save_backbone
+from fedemb.models.keras_backend import Model, use_backend
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.privacy.running import KeylessMechanism
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.step import watched
 
-_Unit = TypeVar("_Unit")
+_LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def led(config: RunConfig, backbone: Model, function: TrainingRound[_Unit]) -> Generator[None]:
+def led(config: RunConfig, backbone: Model, function: TrainingRound) -> Generator[None]:
     """Connects all hosts of the job to the chief while entered; does nothing on a single host.
 
     Args:
@@ -84,12 +94,13 @@ def _built(job: bytes) -> JaxRounds[Any, Any]:
         path = Path(folder, "backbone.keras")
         path.write_bytes(file)
         backbone = load_backbone(path, config.model)
-    parts = backbone, KeylessMechanism(plan_mechanism(config)), config.model, config.training
-    if config.training.algorithm == "dp_sgd":
-        rounds = unit_rounds(*parts, workers=1)
-    else:
-        rows = described["shared_head_rows"]
-        rounds = client_rounds(*parts, workers=1, shared_head_rows=rows)[0]
+    rounds, _ = build_rounds(
+        backbone,
+        KeylessMechanism(plan_mechanism(config)),
+        config.model,
+        config.training,
+        shared_head_rows=described["shared_head_rows"],
+    )
     assert isinstance(rounds, JaxRounds), "the chief sends a job only for JAX"
     return rounds
 

@@ -24,23 +24,22 @@ from pydantic import Field, PositiveInt
 
 from fedemb.config import AnyMechanism, ModelConfig, RunConfig, Section, TrainingConfig
 from fedemb.data.builtin import ArrayUsers, check_images
-from fedemb.engine.round_loop import Round
+from fedemb.engine.rounds import Round
 from fedemb.errors import ConfigError
 from fedemb.evaluation.metrics import recall
 from fedemb.evaluation.pairs import Estimate
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.keys import derive
-from fedemb.models.arrays import Model
-from fedemb.models.keras_backend import use_backend
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.plan import guarantee, plan
+from fedemb.models.keras_backend import Model, use_backend
+from fedemb.privacy.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.planning import guarantee, plan
 
 if TYPE_CHECKING:
     from fedemb.engine.rounds import ClientExamples
     from fedemb.engine.server import ServerState
-    from fedemb.privacy.queries import Mechanism
-    from fedemb.privacy.randomness.sampling import VirtualClient
+    from fedemb.privacy.running import Mechanism
+    from fedemb.privacy.sampling import VirtualClient
 
 RUN_ID = "simulation"
 UNCOVERED = {
@@ -233,11 +232,11 @@ class Simulation(Section):
         """Plans the mechanism, trains on the users and returns the result."""
         from fedemb.engine.rounds import assign_weights
         from fedemb.engine.server import released_weights
-        from fedemb.engine.threads import configure_threads
         from fedemb.models.backbones import build_backbone, trainable_variables
+        from fedemb.models.keras_backend import configure_threads
+        from fedemb.models.layers import plain_form
         from fedemb.models.public_features import with_public_features
-        from fedemb.models.standardized import plain_form
-        from fedemb.privacy.queries import build_mechanism
+        from fedemb.privacy.running import build_mechanism
 
         training, model = self.training, self.model
         population = self.population or people.user_count
@@ -277,11 +276,9 @@ class Simulation(Section):
         on_round: Callable[[Round[None]], None] | None,
     ) -> ServerState:
         """Runs all rounds and returns the state after the last one."""
-        from fedemb.engine.backend_rounds import client_rounds
+        from fedemb.engine.backend_rounds import build_rounds
         from fedemb.engine.feature_cache import FeatureCache, FrozenFeatures, plain_rows
-        from fedemb.engine.feed import Feed
-        from fedemb.engine.round_loop import run_rounds
-        from fedemb.engine.rounds import ClientExamples
+        from fedemb.engine.rounds import ClientExamples, Feed, run_rounds
         from fedemb.engine.server import initial_state
 
         training = self.training
@@ -292,7 +289,7 @@ class Simulation(Section):
             rows = np.searchsorted(people.classes, labels) if shared else labels
             return ClientExamples(client.grouping, client.group, images, rows)
 
-        function, trunk = client_rounds(
+        function, trunk = build_rounds(
             backbone,
             mechanism,
             self.model,

@@ -1,69 +1,44 @@
 """The training loop: computes rounds, commits them in order, and resumes."""
 
-# TensorFlow, Keras, JAX and SciPy are not fully typed; the project's own signatures are checked.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# The numeric libraries are not fully typed; the project's own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Generic, cast
+from types import FrameType
+from typing import Any, cast
+
+import numpy as np
 
 from fedemb.data.client_data import GroupIndex, VerifiedFolder
-from fedemb.engine.audit.round_audit import RoundAudit
-from fedemb.engine.feature_cache import FeatureCache, FeatureProgress, UnitFeatures, unit_key
-from fedemb.engine.feed import Feed
-from fedemb.engine.round_loop import run_rounds
-from fedemb.engine.rounds import ClientExamples
+from fedemb.engine.audit import RoundAudit, RoundRecord
+from fedemb.engine.rounds import STATISTICS, Feed, Round, TrainingRound, Unit, run_rounds
 from fedemb.engine.server import ServerState, initial_state
-from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
 from fedemb.foundation import step_logging as events
-from fedemb.privacy.queries import MechanismState, RoundOutput
-from fedemb.privacy.queries.running import with_tags
-from fedemb.privacy.randomness.keyed_noise import TagChain
-from fedemb.privacy.randomness.sampling import Index, VirtualClient
-from fedemb.training import checkpoint
-from fedemb.training.attempt import Attempt, Trained, Unit
-from fedemb.training.checkpoint import Progress
-from fedemb.training.diagnostics import Diagnostics, describe
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.noise import TagChain
+from fedemb.privacy.running import MechanismState, RoundOutput, with_tags
+from fedemb.privacy.sampling import Index, VirtualClient
+from fedemb.storage import Store
+from fedemb.training import working_state
+from fedemb.training.attempt import Attempt, Trained
 from fedemb.training.hosts import led
-from fedemb.training.interrupt import StopRequest
-from fedemb.training.round_log import RoundRecord
+from fedemb.training.working_state import Progress
 
 _LOG = logging.getLogger(__name__)
 
 
-def train_on_features(
-    attempt: Attempt[UnitFeatures],
-    users: VerifiedFolder,
-    function: TrainingRound[UnitFeatures],
-    cache: FeatureCache,
-    load: Callable[[VirtualClient], ClientExamples],
-) -> Trained:
-    """Trains on the features of units that are sampled alone, see `Trainer.train`.
-
-    Args:
-      attempt: inputs and working state of the attempt.
-      users: folder of the users.
-      function: computes the records of units in a round.
-      cache: features of the frozen trunk.
-      load: reads the images of a unit.
-    """
-    progress = FeatureProgress.of(attempt.mechanism.plan)
-
-    def features(client: VirtualClient) -> UnitFeatures:
-        return cache.of(unit_key(client), partial(load, client))
-
-    def fill(clients: Sequence[VirtualClient]) -> None:
-        cache.fill(((unit_key(client), partial(load, client)) for client in clients), progress)
-
-    return Trainer(attempt, users, function, features, fill).train()
-
-
-class Trainer(Generic[Unit]):
+class Trainer:
     """Runs the rounds of one attempt.
 
     Args:
@@ -76,9 +51,9 @@ class Trainer(Generic[Unit]):
 
     def __init__(
         self,
-        attempt: Attempt[Unit],
+        attempt: Attempt,
         users: VerifiedFolder,
-        function: TrainingRound[Unit],
+        function: TrainingRound,
         load: Callable[[VirtualClient], Unit],
         prepare: Callable[[Sequence[VirtualClient]], None] | None = None,
     ) -> None:
@@ -98,7 +73,7 @@ class Trainer(Generic[Unit]):
         """
         log = self._attempt.log
         start = Progress(initial_state(self._function.initial_weights()), None)
-        progress = checkpoint.load(self._attempt.store) or start
+        progress = working_state.load_checkpoint(self._attempt.store) or start
         plan = self._attempt.mechanism.plan
         if plan.private:
             self._audit = RoundAudit(
@@ -196,7 +171,7 @@ class Trainer(Generic[Unit]):
     def _save(self, progress: Progress) -> None:
         if self._audit is not None:
             self._audit.save(self._attempt.store)
-        checkpoint.save(self._attempt.store, progress)
+        working_state.save_checkpoint(self._attempt.store, progress)
         for record in self._uncovered:
             self._attempt.log.cut(record)
         self._uncovered = []
@@ -205,3 +180,147 @@ class Trainer(Generic[Unit]):
 def _resumed(record: RoundRecord, chain: TagChain) -> MechanismState:
     """Returns the mechanism's state after a record; independent rounds need no tags."""
     return with_tags(record.mechanism_state, () if record.tags_sha is None else chain.tags)
+
+
+# Handles SIGTERM and Ctrl-C: the trainer stops after the current round.
+
+
+class StopRequest:
+    """While entered, records the signals instead of exiting; a second Ctrl-C kills the process.
+
+    Outside the main thread, signals cannot be recorded and keep their default behavior.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> StopRequest:
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = {
+                number: signal.signal(number, self._note)
+                for number in (signal.SIGTERM, signal.SIGINT)
+            }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        _LOG.info(events.STOPPING)
+
+
+# Un-noised diagnostics of every round, for the data owner only. Raw.
+#
+# The number of participating clients is secret (publishing it would weaken the guarantee), and so
+# is everything computed from client updates before noise. All of it is written to the private
+# root, as `diagnostics.jsonl` and as TensorBoard event files.
+
+
+_FILE = "diagnostics.jsonl"
+
+
+def describe(done: Round[object], plan: MechanismPlan) -> dict[str, float]:
+    """Returns the diagnostics of one round.
+
+    Args:
+      done: the round, with its un-noised sums.
+      plan: plan of the mechanism.
+    """
+    sums, l2_norm_clip = done.sums, plan.l2_norm_clip
+    columns = dict(zip(STATISTICS, sums.clients.T, strict=True))
+    norms = columns["norm"][np.isfinite(columns["norm"])]
+    clients = len(columns["norm"])
+    figures = {
+        "clients": float(clients),
+        "examples": float(columns["examples"].sum()),
+        "nonfinite": float(clients - len(norms)),
+        "l2_norm_clip": l2_norm_clip,
+    }
+    if len(norms):
+        figures |= {
+            "clipped": float(np.mean(norms > l2_norm_clip)),
+            "norm_median": float(np.median(norms)),
+            "norm_p90": float(np.quantile(norms, 0.9)),
+            "norm_max": float(norms.max()),
+        }
+        for name in ("first_loss", "last_loss"):
+            losses = columns[name][np.isfinite(columns[name])]
+            if len(losses):
+                figures[name] = float(losses.mean())
+    total = np.asarray(sums.total, np.float64)
+    signal = float(np.linalg.norm(total)) / 2.0**plan.grid_bits
+    noise = plan.noise_multiplier * float(np.sqrt(len(total)))
+    figures["mean_norm"] = signal * l2_norm_clip / plan.normalizer
+    figures["noise_to_signal"] = noise / signal if signal else 0.0
+    return figures | {f"seconds_{name}": value for name, value in done.seconds.items()}
+
+
+class Diagnostics:
+    """Writes round diagnostics to the private root.
+
+    Args:
+      store: `<private_root>/<run_id>/diagnostics`; a superseded trainer changes nothing there.
+      first_round: lines of this and later rounds, written by a killed trainer, are dropped.
+    """
+
+    def __init__(self, store: Store, first_round: int) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._store = store
+        try:
+            before = [json.loads(line) for line in store.read(_FILE).splitlines()]
+        except FileNotFoundError:
+            before = []
+        self._lines = [line for line in before if line["round"] < first_round]
+        self._started = time.time()
+        self._events = io.BytesIO()
+        self._writer = RecordWriter(self._events)
+        self._written = 0
+
+    def write(self, index: int, figures: dict[str, float]) -> None:
+        """Adds the diagnostics of a round."""
+        from tensorboard.compat.proto import summary_pb2
+
+        summaries: Any = summary_pb2
+        self._lines.append({"round": index, **figures})
+        if not self._events.tell():
+            self._add_event(wall_time=self._started, file_version="brain.Event:2")
+        values = [
+            summaries.Summary.Value(tag=f"not DP/{name}", simple_value=value)
+            for name, value in figures.items()
+        ]
+        self._add_event(wall_time=time.time(), step=index, summary=summaries.Summary(value=values))
+
+    def flush(self) -> None:
+        """Writes the lines, and the events if they grew by a tenth since they were written.
+
+        Raises:
+          Superseded: the step was started again meanwhile.
+        """
+        lines = (json.dumps(line, sort_keys=True) + "\n" for line in self._lines)
+        self._store.write(_FILE, "".join(lines).encode())
+        if self._events.tell() > 1.1 * self._written:
+            self._write_events()
+
+    def close(self) -> None:
+        """Writes all lines and events; raises as `flush`."""
+        self.flush()
+        if self._events.tell() > self._written:
+            self._write_events()
+
+    def _write_events(self) -> None:
+        name = f"events.out.tfevents.{self._started:.6f}.rounds"  # TensorBoard's pattern
+        self._store.write(f"tensorboard/{name}", self._events.getvalue())
+        self._written = self._events.tell()
+
+    def _add_event(self, **fields: object) -> None:
+        from tensorboard.compat.proto import event_pb2
+
+        kinds: Any = event_pb2
+        self._writer.write(kinds.Event(**fields).SerializeToString())

@@ -13,7 +13,7 @@ from fedemb.documents.model import ModelCard
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import parse, read
-from fedemb.models.loading import load_backbone
+from fedemb.models.backbone_files import load_backbone
 from fedemb.reports.measured_words import audit_sentence
 from fedemb.steps import audit_privacy
 from fedemb.steps.audit_privacy import run

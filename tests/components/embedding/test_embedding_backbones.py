@@ -12,8 +12,7 @@ from fedemb.engine import (
     trainable_variables,
 )
 from fedemb.errors import ConfigError
-from fedemb.models.backbones.channel_norm import channel_group_norm
-from fedemb.models.standardized import plain_form
+from fedemb.models.layers import channel_group_norm, plain_form
 
 
 def _count(variables):

@@ -7,9 +7,9 @@ import pytest
 from fedemb.config import ServerConfig
 from fedemb.engine import initial_state, released_weights
 from fedemb.engine.feature_cache import plain_rows
-from fedemb.engine.units.covariance_projection import CovarianceFunction
+from fedemb.engine.heads import CovarianceFunction
 from fedemb.errors import ConfigError
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.running import build_mechanism
 from tests.kit.privacy_worlds import ROOT, make_plan
 
 DIM, USERS = 12, 400
@@ -48,7 +48,7 @@ def _nearest(embed, count=100):
 def _trained(function, server):
     state = initial_state(function.initial_weights())
     sums = function(state.weights, _units(USERS), 0)
-    output = function.mechanism.aggregate(0, sums.sample_state)
+    output = function.mechanism.aggregate(0, sums.total)
     state = function.advance(server, state, output.mean)
     kernel, bias = state.weights[: DIM * DIM].reshape(DIM, DIM), state.weights[DIM * DIM :]
     return state, lambda features: features @ kernel + bias
@@ -70,7 +70,7 @@ def test_leaving_a_user_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit()
     start = function.initial_weights()
 
     def total(chosen):
-        return np.asarray(function(start, chosen, 0).sample_state[0])
+        return np.asarray(function(start, chosen, 0).total)
 
     whole = total(units)
     np.testing.assert_array_equal(whole, total(units[::-1]))

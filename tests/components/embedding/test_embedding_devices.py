@@ -16,8 +16,8 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.engine import ClientExamples, RoundFunction, build_backbone
 from fedemb.engine import configure_threads
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 
 configure_threads(4)
 names = [device.name for device in tf.config.list_logical_devices("CPU")]
@@ -36,7 +36,7 @@ for count in (1, 2, 4):
                              workers=count, devices=names[:count])
     used = {worker.weights[0].device for worker in function._workers}
     sums = function(function.initial_weights(), clients, 0)
-    digest = mechanism.aggregate(0, sums.sample_state).sums_sha
+    digest = mechanism.aggregate(0, sums.total).sums_sha
     print("devices", len(used), digest)
 """
 

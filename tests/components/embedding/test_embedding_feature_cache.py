@@ -12,15 +12,23 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.engine import ClientExamples, build_backbone, feature_cache, micro_batches
-from fedemb.engine.feature_cache import FeatureCache, FeatureProgress, plain_rows, rows_of
-from fedemb.engine.micro_batches import SIZE, MicroBatches, same_bits_anywhere
+from fedemb.engine import ClientExamples, build_backbone, feature_cache
+from fedemb.engine.feature_cache import (
+    SIZE,
+    FeatureCache,
+    FeatureProgress,
+    MicroBatches,
+    delete_features,
+    open_features,
+    plain_rows,
+    rows_of,
+    same_bits_anywhere,
+)
 from fedemb.errors import StorageError
 from fedemb.foundation import step_logging as events
 from fedemb.models.backbones import with_bfloat16
-from fedemb.models.preprocessing import preprocess
+from fedemb.models.keras_backend import preprocess
 from fedemb.storage import open_store
-from fedemb.training.feature_caches import FeatureCaches
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 
@@ -84,33 +92,17 @@ def test_nothing_stays_behind_a_finished_run(tmp_path):
     """Also features of an earlier process, and of other settings."""
     store, loads = open_store(str(tmp_path)), _Loads()
     for most in (5, 6):
-        caches = FeatureCaches(store, "a" * 8)
-        cache = caches.open(build_backbone(MODEL, 0), {**IMAGES, "max_examples": most})
+        images = {**IMAGES, "max_examples": most}
+        cache = open_features(store, "a" * 8, build_backbone(MODEL, 0), images, rows_of)
         for number in range(6):
             loads.take(cache, number)
     assert len({name.split("/")[1] for name in store.list("features/")}) == 2
-    caches.delete()
+    delete_features(store)
     assert store.list() == []
-    loads.take(caches.open(build_backbone(MODEL, 0), IMAGES), 0)
-    assert loads.seen[12:] == [0], "deleted features are not kept in memory"
-
-
-def test_the_same_inputs_share_features_also_after_a_stop(tmp_path):
-    store, loads = open_store(str(tmp_path)), _Loads()
-    caches = FeatureCaches(store, "a" * 8)
-    cache = caches.open(build_backbone(MODEL, 0), IMAGES)
-    for number in range(5):
-        loads.take(cache, number)
-    assert caches.open(build_backbone(MODEL, 0), IMAGES) is cache
-    caches.open(build_backbone(MODEL, 1), IMAGES)  # writes what is in memory only
-    again = FeatureCaches(store, "a" * 8).open(build_backbone(MODEL, 0), IMAGES)
-    for number in range(5):
-        np.testing.assert_array_equal(loads.take(again, number), cache.of(_key(number), None))
-    assert loads.seen == [*range(5)]
 
 
 def _other(what):
-    """Arguments of `FeatureCaches` and `open` with one other input."""
+    """Arguments of `open_features` with one other input."""
     inputs, trunk, images, rows = "a" * 8, build_backbone(MODEL, 0), IMAGES, rows_of
     if what == "inputs":
         inputs = "b" * 8
@@ -144,10 +136,9 @@ def _other(what):
 def test_other_inputs_of_features_have_another_cache(tmp_path, what, shared):
     store, loads = open_store(str(tmp_path)), _Loads()
     for case in ("nothing", what):
-        inputs, *arguments = _other(case)
-        caches = FeatureCaches(store, inputs)
-        loads.take(caches.open(*arguments), 0)
-        caches.save()
+        cache = open_features(store, *_other(case))
+        loads.take(cache, 0)
+        cache.save()
     assert (loads.seen == [0]) == shared
 
 
@@ -258,7 +249,7 @@ def test_full_disk_ends_the_computation_in_a_sentence_and_a_resumed_run_goes_on(
 def test_features_computed_one_by_one_are_not_mixed_with_others(tmp_path, monkeypatch):
     store, backbone = open_store(str(tmp_path)), build_backbone(MODEL, 0)
     _fill(FeatureCache(backbone, store, "a" * 8), 6)
-    monkeypatch.setattr(micro_batches, "same_bits_anywhere", lambda *_: False)
+    monkeypatch.setattr(feature_cache, "same_bits_anywhere", lambda *_: False)
     loads, resumed = _Loads(), FeatureCache(backbone, store, "a" * 8)
     for number in range(6):
         loads.take(resumed, number)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedemb.engine.feed import Feed
+from fedemb.engine.rounds import Feed
 from fedemb.errors import ArtifactError
 
 

@@ -14,11 +14,11 @@ from fedemb.engine.feature_cache import (
     unit_key,
 )
 from fedemb.errors import ConfigError
+from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import cut
-from fedemb.models.loading import load_backbone, save_backbone
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
-from fedemb.privacy.randomness.sampling import VirtualClient
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
+from fedemb.privacy.sampling import VirtualClient
 from fedemb.storage import open_store
 
 MODEL = ModelConfig(backbone="resnet8", image_size=12, embedding_dim=8, trainable="projection")
@@ -64,7 +64,7 @@ def _mechanism():
 
 
 def _sum(function, clients):
-    total = function(function.initial_weights(), clients, 0).sample_state[0]
+    total = function(function.initial_weights(), clients, 0).total
     return np.asarray(total, np.float64) / 2.0**function.mechanism.plan.grid_bits
 
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig, UnitGradientConfig
-from fedemb.engine import rounds
+from fedemb.engine import tensorflow_clients as rounds
 from fedemb.engine.central import Schedule, train_supervised
-from fedemb.engine.gradient_sums import gradients_summed_in_order
-from fedemb.engine.rounds import RoundFunction
-from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.engine.tensorflow_clients import RoundFunction, gradients_summed_in_order
+from fedemb.engine.units import UnitGradientFunction
 from fedemb.models.backbones import build_backbone, trainable_variables
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 
 MODEL = ModelConfig(
     backbone="resnet8_ws", image_size=8, channels=3, embedding_dim=16, classes=tuple("abc")

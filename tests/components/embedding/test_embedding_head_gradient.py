@@ -6,18 +6,18 @@ import pytest
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.engine import ClientExamples, build_backbone, trainable_variables
 from fedemb.engine.feature_cache import FeatureCache, rows_of
-from fedemb.engine.units.head_gradient import HeadGradientFunction
-from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.engine.heads import HeadGradientFunction
+from fedemb.engine.units import UnitGradientFunction
 from fedemb.errors import ConfigError
-from fedemb.models.classifier import without_head
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
-from fedemb.privacy.queries.product_sum import (
+from fedemb.models.backbones import without_head
+from fedemb.privacy.feature_sums import (
     clipped_product_sum,
     exact_logits,
     whole_features,
     whole_weights,
 )
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 
 SIZE, CLASSES = 12, 5
 MODEL = ModelConfig(
@@ -76,7 +76,7 @@ def test_closed_form_equals_the_sum_of_formed_gradients(clip):
     found = function(weights, _features(classifier, units), 0)
     expected = formed(weights, units, 0)
     scale = clip / 2.0**32
-    one, other = (np.asarray(sums.sample_state[0]) * scale for sums in (found, expected))
+    one, other = (np.asarray(sums.total) * scale for sums in (found, expected))
     assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
     for column in (0, 1, 3):
         np.testing.assert_allclose(
@@ -89,7 +89,7 @@ def test_a_unit_more_moves_its_own_integers_in_and_no_other_bit():
     features, weights = _features(classifier, _units(8)), function.initial_weights()
 
     def total(units):
-        return np.asarray(function(weights, units, 0).sample_state[0])
+        return np.asarray(function(weights, units, 0).total)
 
     whole = total(features)
     function._chunk = 3  # other products, the same bits
@@ -163,7 +163,7 @@ def test_a_feature_that_is_no_number_takes_out_its_unit_and_moves_no_other(value
     broken = rows_of(features, np.zeros(2, np.int64))
 
     def total(units):
-        return np.asarray(function(weights, units, 0).sample_state[0])
+        return np.asarray(function(weights, units, 0).total)
 
     np.testing.assert_array_equal(total([*units[:2], broken, *units[2:]]), total(units))
     assert not total([broken]).any()
@@ -175,8 +175,8 @@ def test_units_of_any_number_of_images_are_summed_exactly_however_many_are_sampl
     classifier, function = _function(0.5, config)
     units = 5 * _features(classifier, _units())
     weights = function.initial_weights()
-    found = function(weights, units, 0).sample_state[0]
-    alone = [function(weights, [unit], 0).sample_state[0] for unit in units]
+    found = function(weights, units, 0).total
+    alone = [function(weights, [unit], 0).total for unit in units]
     np.testing.assert_array_equal(found, np.sum(alone, axis=0))
 
 
@@ -188,7 +188,7 @@ def test_units_without_images_leave_the_others_in(monkeypatch):
     monkeypatch.setattr(function, "_chunk", 2)
     mixed = [*units[:1], *5 * [units[0][:0]], *units[1:], units[0][:0]]
     found = function(weights, mixed, 0)
-    np.testing.assert_array_equal(found.sample_state[0], wanted.sample_state[0])
+    np.testing.assert_array_equal(found.total, wanted.total)
     assert len(found.clients) == len(units)
 
 
@@ -218,7 +218,7 @@ def test_units_of_one_image_are_summed_as_those_of_several_are():
     classifier, one = _function(0.5, UnitGradientConfig(images_per_unit=1))
     _, several = _function(0.5)
     units = [unit[:1] for unit in _features(classifier, _units(8))]
-    sums = [np.asarray(f(f.initial_weights(), units, 0).sample_state[0]) for f in (one, several)]
+    sums = [np.asarray(f(f.initial_weights(), units, 0).total) for f in (one, several)]
     # The slack for several images shortens a record a little.
     assert 0 < np.linalg.norm(sums[0] - sums[1]) < 1e-4 * np.linalg.norm(sums[0])
 

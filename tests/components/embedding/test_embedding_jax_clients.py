@@ -5,11 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fedemb.engine.rounds import RoundFunction
+from fedemb.engine.tensorflow_clients import RoundFunction
+from fedemb.models.backbone_files import save_backbone
 from fedemb.models.backbones import build_backbone
-from fedemb.models.loading import save_backbone
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.without_tensorflow import said_on_jax
 
@@ -50,7 +50,7 @@ def records(backbone):
         clip = float(np.median(first.clients[:, 0]))
         function = _function(backbone, variant, clip)
         weights = function.initial_weights()
-        made = [function(weights, [client], ROUND).sample_state[0] for client in clients()]
+        made = [function(weights, [client], ROUND).total for client in clients()]
         return {
             f"clip_{variant}": clip,
             f"records_{variant}": np.stack(made),

@@ -10,14 +10,14 @@ import pytest
 
 from fedemb.config import ModelConfig, RunConfig, UnitGradientConfig
 from fedemb.engine.rounds import ClientExamples
-from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.engine.units import UnitGradientFunction
 from fedemb.errors import ConfigError
 from fedemb.models import keras_backend as backend
+from fedemb.models.backbone_files import save_backbone
 from fedemb.models.backbones import build_backbone, trainable_variables
 from fedemb.models.keras_backend import use_backend
-from fedemb.models.loading import save_backbone
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 from tests.kit.jax.without_tensorflow import said_on_jax
 from tests.kit.pipeline_runs.training_run import classifier_config
 
@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
     function = _function(classifier, clip)
     records = {
         f"record_{unit.group}": np.asarray(
-            function(function.initial_weights(), [unit], ROUND).sample_state[0]
+            function(function.initial_weights(), [unit], ROUND).total
         )
         for unit in units
     }

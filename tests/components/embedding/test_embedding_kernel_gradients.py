@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedemb.engine.units import kernel_gradients
-from fedemb.engine.units.kernel_gradients import FEWEST_UNITS, kernel_gradients_at_once
+from fedemb.engine import units as kernel_gradients
+from fedemb.engine.units import FEWEST_UNITS, kernel_gradients_at_once
 
 UNITS = FEWEST_UNITS
 LAYERS = {

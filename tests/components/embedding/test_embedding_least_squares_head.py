@@ -6,8 +6,8 @@ import pytest
 from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
 from fedemb.engine import build_backbone, initial_state, released_weights
 from fedemb.engine.feature_cache import rows_of
-from fedemb.engine.units.least_squares_head import LeastSquaresFunction
-from fedemb.privacy.queries import build_mechanism
+from fedemb.engine.heads import LeastSquaresFunction
+from fedemb.privacy.running import build_mechanism
 from tests.kit.privacy_worlds import ROOT, make_plan
 
 CLASSES = 4
@@ -48,7 +48,7 @@ def test_one_noised_round_gives_the_head(noise, low, high):
     units = _units(2000)
     state = initial_state(function.initial_weights())
     sums = function(state.weights, units, 0)
-    output = function.mechanism.aggregate(0, sums.sample_state)
+    output = function.mechanism.aggregate(0, sums.total)
     state = function.advance(server, state, output.mean)
     assert state.rounds == 1
     assert low <= _accuracy(state.weights, units) <= high
@@ -59,7 +59,7 @@ def test_probabilities_of_a_solved_head_are_sharp_enough():
     """Softmax of plain scores, between 0 and 1, would give at most 0.48 of four classes."""
     function, units = _function(), _units(2000)
     state = initial_state(function.initial_weights())
-    output = function.mechanism.aggregate(0, function(state.weights, units, 0).sample_state)
+    output = function.mechanism.aggregate(0, function(state.weights, units, 0).total)
     weights = function.advance(ServerConfig(), state, output.mean).weights
     kernel, bias = weights[:-CLASSES].reshape(16, CLASSES), weights[-CLASSES:]
     rows = np.concatenate(units)
@@ -75,7 +75,7 @@ def test_leaving_a_unit_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit()
     start = function.initial_weights()
 
     def total(chosen):
-        return np.asarray(function(start, chosen, 0).sample_state[0])
+        return np.asarray(function(start, chosen, 0).total)
 
     whole = total(units)
     function._chunk = 7  # other products, the same bits
@@ -93,5 +93,5 @@ def test_units_without_images_and_past_the_cap_are_handled():
     assert with_empty.clients[:, 3].tolist() == [1, 2, 3]
     many = rows_of(np.ones((9, 16), np.float32), np.zeros(9, int))
     first = rows_of(np.ones((3, 16), np.float32), np.zeros(3, int))
-    sums = [np.asarray(function(start, [unit], 0).sample_state[0]) for unit in (many, first)]
+    sums = [np.asarray(function(start, [unit], 0).total) for unit in (many, first)]
     np.testing.assert_array_equal(*sums)

@@ -24,14 +24,13 @@ from fedemb.data import sources
 from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.engine import build_backbone, load_backbone, save_backbone
-from fedemb.engine.backend_rounds import client_rounds
+from fedemb.engine.backend_rounds import build_rounds
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
-from fedemb.models.backbones import cut
-from fedemb.models.backbones.groups import trainable_variables
+from fedemb.models.backbones import cut, trainable_variables
 from fedemb.models.imported import check_import, import_backbone
 from fedemb.models.inference import SharedFeatures, embed
-from fedemb.models.preprocessing import preprocess
+from fedemb.models.keras_backend import preprocess
 from fedemb.models.public_features import (
     fit_features,
     needs_public_images,
@@ -39,8 +38,8 @@ from fedemb.models.public_features import (
     without_public_features,
 )
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 from fedemb.serving.released import load_whitelisted, save_for_serving
 from fedemb.steps import pretrain_public
 
@@ -231,7 +230,7 @@ def test_private_training_changes_the_projection_and_sees_no_other_output(file):
     )
     mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
     training = TrainingConfig(local=LocalTrainingConfig(augmentation=None))
-    function, trunk = client_rounds(whole, mechanism, model, training, workers=1)
+    function, trunk = build_rounds(whole, mechanism, model, training, workers=1)
     assert function.dim == 12 * 8 + 8
     assert trunk.output_shape == (None, 12)
 
@@ -288,5 +287,5 @@ def test_only_the_public_step_computes_constants():
         "steps/pretrain_public.py",
         "data/sources.py",
         "models/public_features.py",
-        "models/whitened.py",
+        "models/layers.py",
     }

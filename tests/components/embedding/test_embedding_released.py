@@ -201,7 +201,7 @@ def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, m
 def classifier(tmp_path_factory):
     """What a release of a classifier holds, as far as it is used here."""
     from fedemb.engine import build_backbone
-    from fedemb.models.loading import save_backbone
+    from fedemb.models.backbone_files import save_backbone
     from fedemb.serving.released import save_for_serving
     from tests.kit.pipeline_runs.training_run import classifier_config
 

@@ -21,13 +21,13 @@ from fedemb.engine import (
     preprocess,
     trainable_variables,
 )
-from fedemb.engine import rounds as rounds_module
-from fedemb.engine.clients.local_training import first_head
-from fedemb.engine.clients.objective import Objective
+from fedemb.engine import tensorflow_clients as rounds_module
+from fedemb.engine.clients import Objective
+from fedemb.engine.tensorflow_clients import first_head
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.losses import build_loss
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 from tests.kit.privacy_worlds import make_plan
 
 SIZE, DIM = 12, 8
@@ -61,7 +61,7 @@ def _clients(count=5, seed=0):
 
 def _sum(function, clients, round_index=3):
     sums = function(function.initial_weights(), clients, round_index)
-    return np.asarray(sums.sample_state[0]), sums
+    return np.asarray(sums.total), sums
 
 
 def _function(local=LOCAL, mechanism=None, **changes):
@@ -232,7 +232,7 @@ def test_nonfinite_update_counts_as_zero():
     weights = function.initial_weights()
     weights[0] = np.nan
     sums = function(weights, clients, 0)
-    assert not np.asarray(sums.sample_state[0]).any()
+    assert not np.asarray(sums.total).any()
     assert not np.isfinite(sums.clients[:, 0]).any()
 
 

@@ -8,14 +8,12 @@ import tensorflow as tf
 
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.engine import ClientExamples, build_backbone, preprocess, trainable_variables
+from fedemb.engine import units as unit_gradient
 from fedemb.engine.rounds import seed_of
-from fedemb.engine.units import unit_gradient
-from fedemb.engine.units.kernel_gradients import FEWEST_UNITS
-from fedemb.engine.units.unit_gradient import UnitGradientFunction
-from fedemb.engine.units.views import apply_moves, draw_moves
+from fedemb.engine.units import FEWEST_UNITS, UnitGradientFunction, apply_moves, draw_moves
 from fedemb.errors import Refused
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 
 SIZE, CLASSES, ROUND = 12, 5, 3
 MODEL = ModelConfig(
@@ -65,7 +63,7 @@ def _function(config=VIEWS, mechanism=None, group="all", model=MODEL, **changes)
 
 def _sum(function, units):
     sums = function(function.initial_weights(), units, ROUND)
-    return np.asarray(sums.sample_state[0]), sums
+    return np.asarray(sums.total), sums
 
 
 def _reference(function, unit, config):
@@ -162,7 +160,6 @@ def test_a_unit_more_moves_its_own_record_in_and_no_other_bit(config, model):
 def test_compiled_clip_is_the_clip_of_the_query_whatever_the_record():
     """Compilers may reorder, fuse, and drop what they think cannot be: numbers that are none."""
     function, clip = _function(), 0.5
-    query, parameters = function.mechanism.query, function.mechanism.clip
     random = np.random.default_rng(0)
     unit = random.normal(size=function.dim)
     unit /= np.linalg.norm(unit)
@@ -170,11 +167,11 @@ def test_compiled_clip_is_the_clip_of_the_query_whatever_the_record():
     for number in (np.nan, np.inf, -np.inf):
         records[number] = unit.copy()
         records[number][random.integers(function.dim)] = number
-    empty = [np.zeros(function.dim, np.int64)]
+    empty = tf.zeros(function.dim, tf.int64)
     for name, record in records.items():
         update = tf.constant(record, tf.float32)
-        (found,), norm = function._add(update, tuple(map(tf.constant, empty)), parameters)
-        (wanted,) = query.preprocess_record(parameters, [update])
+        found, norm = function._add(update, empty)
+        wanted = function.mechanism.record([update])
         far = np.abs(found.numpy() - wanted.numpy()).max()
         assert far <= 1, name  # a sum of squares in another order
         assert np.linalg.norm(found.numpy() / 2.0**function.mechanism.plan.grid_bits) <= 1, name
@@ -196,11 +193,11 @@ def test_records_have_the_same_bits_at_any_place_whatever_the_number_of_classes(
     weights = function.initial_weights()
     weights += random.normal(0.0, 0.05, weights.shape).astype(np.float32)
     function.require_exact(weights)
-    whole = function(weights, units, ROUND).sample_state[0]
+    whole = function(weights, units, ROUND).total
     for turned in (units[1:] + units[:1], units[2:] + units[:2], units[::-1]):
-        found = function(weights, turned, ROUND).sample_state[0]
+        found = function(weights, turned, ROUND).total
         np.testing.assert_array_equal(found, whole)
-    alone = sum(np.asarray(function(weights, [unit], ROUND).sample_state[0]) for unit in units)
+    alone = sum(np.asarray(function(weights, [unit], ROUND).total) for unit in units)
     np.testing.assert_array_equal(alone, whole)
 
 
@@ -245,7 +242,7 @@ def test_a_unit_with_a_value_that_is_no_number_adds_nothing():
     weights = function.initial_weights()
     weights[:] = np.nan
     function._layout_checked = True
-    total = function(weights, units, ROUND).sample_state[0]
+    total = function(weights, units, ROUND).total
     assert not np.asarray(total).any()
 
 
@@ -260,9 +257,8 @@ def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
     function._records = leaking
     read = []
     slabs = iter(lambda: read.append(1) or [], None)
-    parameters = function.mechanism.clip
     with pytest.raises(Refused, match="position in a batch of 4"):
-        function.run(function.initial_weights(), slabs, parameters)
+        function.run(function.initial_weights(), slabs)
     assert not read
 
 

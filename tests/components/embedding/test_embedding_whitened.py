@@ -8,10 +8,10 @@ from fedemb.data.builtin import drawn_images
 from fedemb.engine import build_backbone, load_backbone, save_backbone
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
-from fedemb.models.classifier import without_head
+from fedemb.models.backbones import without_head
 from fedemb.models.imported import import_backbone
-from fedemb.models.preprocessing import preprocess
-from fedemb.models.whitened import constants, fit_constants
+from fedemb.models.keras_backend import preprocess
+from fedemb.models.layers import constants, fit_constants
 from fedemb.steps import pretrain_public
 
 MODEL = ModelConfig(

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
+from fedemb.models.backbone_files import save_backbone
 from fedemb.models.backbones import build_backbone
-from fedemb.models.backbones.networks import NETWORKS
 from fedemb.models.inference import embed
-from fedemb.models.loading import save_backbone
+from fedemb.models.networks import NETWORKS
 from tests.conftest import REPOSITORY
 
 SMALL = ("lenet", "resnet8_ws", "scatter_linear", "wrn_16_4")

@@ -7,8 +7,7 @@ from fedemb.config import ModelConfig
 from fedemb.engine import build_backbone
 from fedemb.models import inference
 from fedemb.models.backbones import cut
-from fedemb.models.inference import SharedFeatures, classify, embed
-from fedemb.models.raw_pixels import raw_pixels
+from fedemb.models.inference import SharedFeatures, classify, embed, raw_pixels
 
 CLASSES = ("a", "b", "c")
 

@@ -13,7 +13,7 @@ from fedemb.foundation.canonical_json import file_digest, sha256_hex
 from fedemb.foundation.files import write_bytes
 from fedemb.gate import privacy_rules, rule
 from fedemb.gate.decide import RULES, check_before_charge
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import plan_privacy, reserve_budget
 from fedemb.steps.reserve_budget import open_or_create

@@ -9,7 +9,7 @@ from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import BudgetExceeded, GateDenied
 from fedemb.foundation.document import read
 from fedemb.keys.trust import Signer
-from fedemb.privacy.accounting.accounting import rdp_of
+from fedemb.privacy.accounting import rdp_of
 from fedemb.reports.privacy_words import all_runs
 from tests.components.ledger.test_ledger_external import recomputed
 from tests.kit.pipeline_runs import honest_run
@@ -42,7 +42,7 @@ def later(first, tmp_path):
 
 def divergences(first, rhos):
     """Renyi divergences of two equal runs and of the declared losses, without the ledger."""
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.registry import plan_mechanism
 
     plan = plan_mechanism(first.config)
     run = float(rdp_of(plan.event(), plan.relation, [ORDER])[0])

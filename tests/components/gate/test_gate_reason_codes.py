@@ -21,8 +21,8 @@ from fedemb.gate.privacy_report import build_report
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.ledger.records import RecordContent, encode_record
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.guarantee import event_to_json
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.steps import reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run

@@ -24,7 +24,7 @@ from fedemb.gate.privacy_report import build_report, covers_change_own_data
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.ledger.records import RecordContent, encode_record
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.steps import reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run

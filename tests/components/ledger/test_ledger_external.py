@@ -13,7 +13,7 @@ from fedemb.gate.privacy_report import block_table
 from fedemb.keys.trust import Signer
 from fedemb.ledger import PlannedSeries, check_high_water
 from fedemb.pipelines.cli.ledger import app
-from fedemb.privacy.accounting.accounting import rdp_of
+from fedemb.privacy.accounting import rdp_of
 from tests.kit import ledger_kit as kit_
 
 ORDER = 8.0

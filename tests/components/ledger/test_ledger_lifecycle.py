@@ -27,7 +27,7 @@ from fedemb.ledger import Anchor, Charge, PlannedSeries
 from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import lowered, renyi_epsilon, spent
 from fedemb.ledger.records import Chain, RecordContent, encode_record
-from fedemb.privacy.accounting.accounting import price, rdp_of
+from fedemb.privacy.accounting import price, rdp_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
 from tests.kit import ledger_kit as kit_

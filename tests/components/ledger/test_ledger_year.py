@@ -7,7 +7,7 @@ from dp_accounting import NeighboringRelation
 from fedemb.errors import BudgetExceeded
 from fedemb.keys import reservation_key_name
 from fedemb.ledger.budget import renyi_epsilon
-from fedemb.privacy.accounting.accounting import rdp_of
+from fedemb.privacy.accounting import rdp_of
 from tests.kit import ledger_kit as kit_
 
 ORDER = 8.0
@@ -81,7 +81,7 @@ def test_fifty_two_runs_are_not_one(tmp_path):
 
     See docs/explanation/ledger.md#blocks-and-cumulative-epsilon.
     """
-    from fedemb.privacy.accounting.accounting import price
+    from fedemb.privacy.accounting import price
 
     delta = 1e6**-1.1
     one = price(kit_.event(2.0, 1000, 0.0082), REPLACE_ONE, delta).epsilon

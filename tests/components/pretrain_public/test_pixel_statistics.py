@@ -12,9 +12,8 @@ from fedemb.config import ModelConfig, PretrainingConfig, PublicStart, SourceCon
 from fedemb.data.builtin import drawn_images
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
-from fedemb.models.pixel_formats import rescaled
-from fedemb.models.pixel_statistics import check_pixels, format_distances
-from fedemb.models.preprocessing import preprocess
+from fedemb.models.keras_backend import preprocess
+from fedemb.models.pixel_formats import check_pixels, format_distances, rescaled
 from fedemb.steps.pretrain_public import run
 
 FORMATS = ("-1..1", "0..1", "0..255", "imagenet", "caffe")

@@ -249,7 +249,7 @@ PROJECTED = ModelConfig(
 
 @pytest.mark.long
 def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, tmp_path):
-    from fedemb.models.backbones.groups import trainable_variables
+    from fedemb.models.backbones import trainable_variables
 
     path, model = application
     settings = PretrainingConfig(kind="import", import_path=str(path))

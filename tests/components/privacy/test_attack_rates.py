@@ -8,16 +8,16 @@ from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from scipy.special import ndtr, ndtri
 
-from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.accounting.attack_rates import (
+from fedemb.privacy.accounting import price
+from fedemb.privacy.prices import (
     FALSE_POSITIVE_RATES,
     attack_bound,
     attack_rates,
     gaussian_mu,
+    guarantee_of,
     rounded_up,
 )
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.privacy_words import meaning
 from tests.kit.pipeline_runs import honest_run
 from tests.statistical.independent_epsilon import Composed, Pair

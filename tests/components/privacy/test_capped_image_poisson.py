@@ -10,14 +10,14 @@ from scipy import stats
 
 import fedemb
 from fedemb.errors import ConfigError, UnsupportedAccounting
-from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.accounting.events import event_from_json, event_to_json
-from fedemb.privacy.accounting.loss_grid import DISCRETISATION, PrivacyLosses, discretisation
-from fedemb.privacy.mechanisms.capped_image_poisson import (
+from fedemb.privacy.accounting import price
+from fedemb.privacy.guarantee import event_from_json, event_to_json
+from fedemb.privacy.losses import DISCRETISATION, PrivacyLosses, discretisation
+from fedemb.privacy.unit_mechanisms import (
     CappedImagePoissonConfig,
+    PoissonGaussianConfig,
     binomial_mixture,
 )
-from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussianConfig
 from tests.kit.pipeline_runs.training_run import classifier_config, prepare
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 

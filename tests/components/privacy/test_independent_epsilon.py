@@ -15,10 +15,8 @@ from dp_accounting import get_epsilon_gaussian, pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.privacy.accounting.accounting import price, upper_bound
-from fedemb.privacy.accounting.composed_losses import ComposedLosses
-from fedemb.privacy.accounting.gaussian_losses import gaussian_losses
-from fedemb.privacy.accounting.loss_grid import DISCRETISATION, PrivacyLosses
+from fedemb.privacy.accounting import price, upper_bound
+from fedemb.privacy.losses import DISCRETISATION, ComposedLosses, PrivacyLosses, gaussian_losses
 from tests.statistical.independent_epsilon import add_or_remove, replace
 
 ADD, ONE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE

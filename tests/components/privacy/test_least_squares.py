@@ -5,9 +5,9 @@ import pytest
 from scipy.stats import norm
 
 from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.least_squares import LeastSquares
-from fedemb.privacy.planning.prices import guarantee_of
-from fedemb.privacy.queries import moment_sum as moments
+from fedemb.privacy import feature_sums as moments
+from fedemb.privacy.prices import guarantee_of
+from fedemb.privacy.unit_mechanisms import LeastSquares
 from studies.cohort import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.pipelines.cli.main import app
-from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
-from fedemb.privacy.mechanisms.section import NoisedConfig
+from fedemb.privacy.accounting import price
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.registry import MECHANISMS, plan_from_json
+from fedemb.privacy.section import NoisedConfig
 from fedemb.reports.privacy_words import TEXTS, MechanismText, participants
 from fedemb.steps import gate_release
 from tests.conftest import REPOSITORY
@@ -40,7 +40,7 @@ class Everyone(EveryoneConfig, MechanismPlan):
         return float(self.virtual_clients)
 
     def sample(self, round_key, round_index, index):
-        from fedemb.privacy.randomness.sampling import sample_groups
+        from fedemb.privacy.sampling import sample_groups
 
         return sample_groups(self, 1.0, round_key, round_index, index)
 

@@ -21,7 +21,7 @@ from fedemb.gate.plan import (
 )
 from fedemb.models.backbones import build_backbone
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.registry import plan_mechanism
 
 
 def with_noise(preset: str, noise: float, **settings: object):

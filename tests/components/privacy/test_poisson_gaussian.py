@@ -9,9 +9,9 @@ from scipy import stats
 
 from fedemb.config import RunConfig
 from fedemb.ledger.terms import terms_of
-from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
-from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
+from fedemb.privacy.accounting import price
+from fedemb.privacy.prices import epsilon_rdp, figures, guarantee_of
+from fedemb.privacy.unit_mechanisms import PoissonGaussian
 from fedemb.reports.privacy_words import participants
 from studies.cohort import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan

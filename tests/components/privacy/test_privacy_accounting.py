@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 
 from fedemb.errors import ArtifactError, ConfigError, UnsupportedAccounting
 from fedemb.ledger.budget import renyi_epsilon
-from fedemb.privacy.accounting import accounting, loss_grid, renyi
-from fedemb.privacy.accounting.accounting import curve, price, rdp_of, supports, upper_bound
-from fedemb.privacy.accounting.binomial_mixture import binomial_mixture
-from fedemb.privacy.accounting.events import event_from_json, event_to_json
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.accounting.loss_grid import pld_of
-from fedemb.privacy.accounting.renyi import group_pair_rdp
-from fedemb.privacy.accounting.sampler_share import (
+from fedemb.privacy import accounting, losses, noise
+from fedemb.privacy.accounting import curve, group_pair_rdp, price, rdp_of, supports, upper_bound
+from fedemb.privacy.guarantee import (
     SAMPLER_TOTAL_VARIATION,
+    PrivacyGuarantee,
+    event_from_json,
+    event_to_json,
     largest_epsilon,
     sampler_delta,
     with_sampler_share,
 )
-from fedemb.privacy.planning.calibration import with_target_epsilon
-from fedemb.privacy.randomness import noise
+from fedemb.privacy.losses import pld_of
+from fedemb.privacy.planning import with_target_epsilon
+from fedemb.privacy.unit_mechanisms import binomial_mixture
 from tests.kit.privacy_worlds import KINDS, make_plan
 
 
@@ -456,7 +455,7 @@ QUICK = [
 def test_quick_bound_is_never_optimistic_and_close(event, relation):
     exact, quick = price(event, relation, 1e-6).epsilon, upper_bound(event, relation, 1e-6)
     # Each is an upper bound; the truth is below the fine grid's by less than its own error.
-    assert exact * (1 - 1e-5) <= quick <= exact * (1 + loss_grid.QUICK_TOLERANCE)
+    assert exact * (1 - 1e-5) <= quick <= exact * (1 + losses.QUICK_TOLERANCE)
     if isinstance(event, dpe.GaussianDpEvent):
         assert quick >= get_epsilon_gaussian(event.noise_multiplier, 1e-6)
 
@@ -476,16 +475,16 @@ def test_quick_bound_keeps_the_dispatch_table_and_the_sampler_share():
 def test_grid_is_the_fine_one_for_noise_that_protects():
     for noise_multiplier in (0.3, 1.0, 20.0):
         event = dpe.SelfComposedDpEvent(dpe.GaussianDpEvent(noise_multiplier), 1000)
-        assert loss_grid.discretisation(event) == loss_grid.DISCRETISATION
+        assert losses.discretisation(event) == losses.DISCRETISATION
 
 
 @pytest.mark.parametrize("order", [1.01, 1.5, 2.0, 20.0])
 @pytest.mark.parametrize("q", [1e-3, 0.2, 0.9])
 def test_almost_no_noise_has_the_divergence_of_the_quadrature(q, order, monkeypatch):
     """At noise multiplier 0.003 the quadrature would take gigabytes; where both can, they agree."""
-    one_order = renyi._one_order.__wrapped__
+    one_order = accounting._one_order.__wrapped__
     closed = one_order(q, 0.02, order)
-    monkeypatch.setattr(renyi, "_NO_OVERLAP", 0.0)
+    monkeypatch.setattr(accounting, "_NO_OVERLAP", 0.0)
     assert closed == pytest.approx(one_order(q, 0.02, order), rel=1e-12)
     monkeypatch.undo()
     assert np.isfinite(group_pair_rdp(q, 0.003, np.array([order, 1024.0]))).all()

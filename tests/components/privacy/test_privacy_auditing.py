@@ -9,9 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from fedemb.engine.audit.receipts import NoiseReceipts
+from fedemb.engine.replay import NoiseReceipts
 from fedemb.keys import derive
-from fedemb.privacy.randomness.noise import gaussian, tensor_key
+from fedemb.privacy.noise import gaussian, tensor_key
 from tests.kit.privacy_worlds import make_plan
 
 DIM, ROUNDS = 3000, 6

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemb.errors import PlanMismatch
-from fedemb.privacy.planning.projection import project
-from fedemb.privacy.queries import build_mechanism
-from fedemb.privacy.randomness import noise
-from fedemb.privacy.randomness.keyed_noise import KeyedNoise
-from fedemb.privacy.randomness.sampling import user_words
+from fedemb.privacy import noise
+from fedemb.privacy.noise import KeyedNoise
+from fedemb.privacy.planning import project
+from fedemb.privacy.running import build_mechanism
+from fedemb.privacy.sampling import user_words
 from tests.kit.privacy_worlds import KINDS, ROOT, make_plan
 
 KEY = bytes(range(32))
@@ -127,12 +127,11 @@ def test_noise_of_a_round_changes_with_the_last_entry_of_its_sum(kind):
     plan, dim = make_plan(kind), 5_000
     if not plan.private:
         pytest.skip("this mechanism adds no noise")
-    empty = mechanism(plan).initial_sample_state(dim)
-    moved = empty[0].copy()
+    empty = np.zeros(dim, np.int64)
+    moved = empty.copy()
     moved[-1] = 1
     means = [
-        mechanism(plan).aggregate(0, (sums,)).mean[:1_000].astype(float)
-        for sums in (empty[0], moved)
+        mechanism(plan).aggregate(0, sums).mean[:1_000].astype(float) for sums in (empty, moved)
     ]
     assert abs(np.corrcoef(*means)[0, 1]) < 6 / 1_000**0.5
 
@@ -152,14 +151,14 @@ def test_round_that_depends_on_others_is_not_repeated(name, again):
     """A repeated round would add the noise of a later row to an earlier sum."""
     m = mechanism(ORDERED[name])
     for index in range(3):
-        m.aggregate(index, m.initial_sample_state(8))
+        m.aggregate(index, np.zeros(8, np.int64))
     with pytest.raises(PlanMismatch, match=f"^Round {again} is not the next round, 3"):
-        m.aggregate(again, m.initial_sample_state(8))
+        m.aggregate(again, np.zeros(8, np.int64))
 
 
 def test_round_that_stands_for_itself_may_be_repeated_and_gives_the_same_bits():
     m = mechanism(make_plan())
-    first, _, again = (m.aggregate(index, m.initial_sample_state(8)) for index in (0, 1, 0))
+    first, _, again = (m.aggregate(index, np.zeros(8, np.int64)) for index in (0, 1, 0))
     np.testing.assert_array_equal(first.mean, again.mean)
 
 

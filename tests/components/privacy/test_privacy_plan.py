@@ -13,14 +13,12 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.gate.plan import check_composition, document, warnings
-from fedemb.privacy.accounting.accounting import price, supports
-from fedemb.privacy.accounting.events import event_from_json, repeated
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.mechanisms import tree_sensitivity
-from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
-from fedemb.privacy.planning import calibration
-from fedemb.privacy.planning.calibration import with_target_epsilon
-from fedemb.privacy.planning.projection import project
+from fedemb.privacy import group_mechanisms as tree_sensitivity
+from fedemb.privacy import planning as calibration
+from fedemb.privacy.accounting import price, supports
+from fedemb.privacy.guarantee import PrivacyGuarantee, event_from_json, repeated
+from fedemb.privacy.planning import project, with_target_epsilon
+from fedemb.privacy.registry import MECHANISMS, plan_from_json, plan_mechanism
 from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import run

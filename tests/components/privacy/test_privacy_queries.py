@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.keys import derive
-from fedemb.privacy.queries.product_sum import Features, clipped_product_sum, most_units
-from fedemb.privacy.randomness import noise
+from fedemb.privacy import noise
+from fedemb.privacy.feature_sums import Features, clipped_product_sum, most_units
 from tests.kit.privacy_worlds import KINDS, ROOT, World, make_plan
 
 tf = pytest.importorskip("tensorflow")
-queries = pytest.importorskip("fedemb.privacy.queries")
+queries = pytest.importorskip("fedemb.privacy.running")
 
 IDS = ("run", 0, "inputs")
 
@@ -26,19 +26,15 @@ def mechanism(plan=None, ids=IDS, root=ROOT, **changes):
 
 
 def contribution(m, *tensors):
-    return m.query.preprocess_record(m.clip, [tf.constant(t) for t in tensors])
+    return m.record([tf.constant(t) for t in tensors])
 
 
-def summed(m, *records):
-    dim = records[0][0].shape[0]
-    state = m.initial_sample_state(dim)
-    for record in records:
-        state = m.query.accumulate_preprocessed_record(state, record)
-    return state
+def summed(*records):
+    return sum(records[1:], records[0])
 
 
 def grid_norm(record, plan) -> float:
-    return float(np.linalg.norm(record[0].numpy().astype(np.float64))) * 2.0**-plan.grid_bits
+    return float(np.linalg.norm(record.numpy().astype(np.float64))) * 2.0**-plan.grid_bits
 
 
 # ---- clip ---------------------------------------------------------------------------------------
@@ -59,28 +55,28 @@ def test_no_record_contributes_more_than_the_clip(values, clip):
     norm = math.sqrt(sum(float(v) ** 2 for v in values)) if all(map(math.isfinite, values)) else 0
     exact = np.array(values if norm else [0.0] * len(values)) / max(clip, norm)
     if np.isfinite(exact).all():
-        np.testing.assert_allclose(record[0].numpy() * 2.0**-32, exact, atol=2.0**-25)
+        np.testing.assert_allclose(record.numpy() * 2.0**-32, exact, atol=2.0**-25)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
 def test_a_non_finite_update_counts_as_zero(bad):
     m = mechanism()
     record = contribution(m, np.array([0.3, bad, 0.1]), np.ones((2, 2), np.float32))
-    assert not record[0].numpy().any()
+    assert not record.numpy().any()
 
 
 def test_clip_is_one_global_norm_over_all_tensors():
     m = mechanism()
     record = contribution(m, np.full((3, 3), 2.0, np.float32), np.full(16, 2.0, np.float16))
-    assert record[0].dtype == tf.int64
+    assert record.dtype == tf.int64
     assert grid_norm(record, m.plan) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_quantisation_rounds_toward_zero():
     m = mechanism()
-    record = contribution(m, np.array([0.7, -0.7]) * 2.0**-32)[0].numpy()
+    record = contribution(m, np.array([0.7, -0.7]) * 2.0**-32).numpy()
     assert record.tolist() == [0, 0]
-    record = contribution(m, np.array([1.7, -1.7]) * 2.0**-32)[0].numpy()
+    record = contribution(m, np.array([1.7, -1.7]) * 2.0**-32).numpy()
     assert record.tolist() == [1, -1]
 
 
@@ -89,20 +85,20 @@ def test_clip_is_the_same_traced_and_eager_and_sums_have_no_order():
     updates = [np.random.default_rng(i).normal(size=50).astype(np.float32) for i in range(9)]
 
     @tf.function
-    def traced(params, update):
-        return m.query.preprocess_record(params, [update])
+    def traced(update):
+        return m.record([update])
 
     eager = [contribution(m, u) for u in updates]
     for record, update in zip(eager, updates, strict=True):
-        np.testing.assert_array_equal(record[0], traced(m.clip, update)[0])
-    forward, backward = summed(m, *eager)[0], summed(m, *eager[::-1])[0]
+        np.testing.assert_array_equal(record, traced(update))
+    forward, backward = summed(*eager), summed(*eager[::-1])
     np.testing.assert_array_equal(forward, backward)
 
 
 def test_noise_zero_and_wide_clip_is_plain_federated_averaging():
     m = mechanism(make_plan("not_private", l2_norm_clip=1e3))
     updates = [np.random.default_rng(i).normal(size=50).astype(np.float32) for i in range(9)]
-    out = m.aggregate(0, summed(m, *(contribution(m, u) for u in updates)))
+    out = m.aggregate(0, summed(*(contribution(m, u) for u in updates)))
     np.testing.assert_allclose(out.mean, np.sum(updates, axis=0) / 10, atol=1e-6)
 
 
@@ -115,8 +111,8 @@ def test_same_inputs_same_noise_and_any_difference_independent_noise():
     See docs/privacy/noise.md#keys-of-a-round.
     """
     plan, dim = make_plan(), 4000
-    zero = (tf.zeros([dim], tf.int64),)
-    one = (tf.tensor_scatter_nd_add(zero[0], [[7]], tf.constant([1], tf.int64)),)
+    zero = np.zeros(dim, np.int64)
+    one = np.eye(1, dim, 7, np.int64)[0]
     base = mechanism(plan).aggregate(3, zero).mean
     np.testing.assert_array_equal(base, mechanism(plan).aggregate(3, zero).mean)
     others = [
@@ -134,10 +130,10 @@ def test_same_inputs_same_noise_and_any_difference_independent_noise():
 
 def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch):
     m = mechanism()
-    monkeypatch.setattr("fedemb.privacy.randomness.keyed_noise.MAX_NORMALS", 2 * 20 * 10)
-    m.aggregate(0, m.initial_sample_state(10))
+    monkeypatch.setattr("fedemb.privacy.noise.MAX_NORMALS", 2 * 20 * 10)
+    m.aggregate(0, np.zeros(10, np.int64))
     with pytest.raises(PlanMismatch, match="normals"):
-        m.aggregate(1, m.initial_sample_state(11))
+        m.aggregate(1, np.zeros(11, np.int64))
 
 
 def test_labels_of_the_key_cannot_be_shifted_into_each_other():
@@ -171,7 +167,7 @@ def test_noise_does_not_depend_on_threads(monkeypatch):
 
 def test_an_empty_round_is_noised_all_the_same():
     m = mechanism()
-    out = m.aggregate(0, m.initial_sample_state(1000))
+    out = m.aggregate(0, np.zeros(1000, np.int64))
     assert 0.8 < np.std(out.mean) * m.plan.normalizer < 1.2
 
 
@@ -202,7 +198,7 @@ def test_radii_are_right_to_the_last_digits_at_both_ends_of_the_uniform(
 
 
 def cumulative_noise(m, rounds, dim):
-    outs = [m.aggregate(r, m.initial_sample_state(dim)).mean for r in range(rounds)]
+    outs = [m.aggregate(r, np.zeros(dim, np.int64)).mean for r in range(rounds)]
     return np.cumsum(np.array(outs, np.float64) * m.plan.normalizer, axis=0)
 
 
@@ -251,7 +247,7 @@ def play(m, rounds, dim=60):
     outs = []
     for r in rounds:
         update = np.full(dim, 0.01 * (r + 1), np.float32)
-        outs.append(m.aggregate(r, summed(m, contribution(m, update))).mean)
+        outs.append(m.aggregate(r, summed(contribution(m, update))).mean)
     return outs
 
 
@@ -325,48 +321,20 @@ def test_one_object_samples_clips_noises_and_prices():
     m, world = mechanism(), World(range(50), 40)
     clients = m.sample_clients(0, world)
     records = [contribution(m, np.ones(5, np.float32)) for _ in clients]
-    out = m.aggregate(0, summed(m, *records))
+    out = m.aggregate(0, summed(*records))
     assert out.mean.dtype == np.float32
     assert out.event == m.plan.round_event
     assert len(out.sums_sha) == 64
-
-
-def test_queries_follow_the_protocol_step_by_step():
-    """The numbered steps of `dp_query.DPQuery`, without the mechanism around it."""
-    m = mechanism()
-    q, state = m.query, m.query.initial_global_state()
-    params, sums = q.derive_sample_params(state), m.initial_sample_state(3)
-    for _ in range(4):
-        sums = q.accumulate_record(params, sums, [tf.constant([0.1, 0.2, 0.3])])
-    result, state, event = q.get_noised_result(q.merge_sample_states(sums, sums), state)
-    assert event == m.plan.round_event
-    assert int(state.numerator_state.round_index) == 1
-    assert result.dtype == tf.float32, "a float64 shows which values its normals can have"
-    expected = mechanism().aggregate(0, tuple(2 * part for part in sums)).mean
-    np.testing.assert_array_equal(result.numpy().astype(np.float32), expected)
-
-
-def test_clipped_sums_agree_with_the_stock_query():
-    """tensorflow-privacy's GaussianSumQuery without noise is the oracle; it never noises for us."""
-    from tensorflow_privacy.privacy.dp_query import gaussian_query
-
-    stock, m = gaussian_query.GaussianSumQuery(1.0, 0.0), mechanism()
-    updates = [np.random.default_rng(i).normal(size=30).astype(np.float32) / 5 for i in range(8)]
-    state, params = stock.initial_sample_state([tf.zeros(30)]), tf.constant(1.0)
-    for update in updates:
-        state = stock.accumulate_record(params, state, [tf.constant(update)])
-    ours = summed(m, *(contribution(m, update) for update in updates))[0].numpy() * 2.0**-32
-    np.testing.assert_allclose(ours, state[0].numpy(), atol=1e-5)
 
 
 def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():
     """Rehearsed rounds use their own key: noise under a public key protects no user."""
     sound = mechanism()
     keyless, update = queries.KeylessMechanism(sound.plan), [np.full(4, 3.0)]
-    found, wanted = (m.record(m.clip, update)[0] for m in (keyless, sound))
+    found, wanted = (m.record(update) for m in (keyless, sound))
     np.testing.assert_array_equal(found, wanted)
     with pytest.raises(Refused, match="has no keys"):
-        keyless.aggregate(0, keyless.initial_sample_state(4))
+        keyless.aggregate(0, np.zeros(4, np.int64))
     with pytest.raises(Refused, match="has no keys"):
         keyless.sample_clients(0, None)
 

@@ -6,9 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedemb.errors import PlanMismatch
-from fedemb.privacy.randomness import sampling
-from fedemb.privacy.randomness.noise import coin_threshold, coins, heads
-from fedemb.privacy.randomness.sampling import ParticipationLog
+from fedemb.privacy import sampling
+from fedemb.privacy.noise import coin_threshold, coins, heads
+from fedemb.privacy.sampling import ParticipationLog
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 USERS = range(100, 200)

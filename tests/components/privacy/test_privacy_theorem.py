@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedemb.privacy.accounting.loss_grid import pld_of
+from fedemb.privacy.losses import pld_of
 
 
 def hockey_stick(q: float, first: float, second: float, alpha: float) -> float:

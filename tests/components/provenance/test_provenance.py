@@ -26,7 +26,7 @@ def package(tmp_path, monkeypatch):
 BOUND = (
     "config/run.py",
     "data/identity.py",
-    "engine/units/unit_gradient.py",
+    "engine/units.py",
     "foundation/canonical_json.py",
     "keys/stores.py",
     "models/keras_backend.py",
@@ -56,9 +56,9 @@ def test_a_wheel_has_the_digest_of_its_checkout(package):
 @pytest.mark.parametrize(
     ("name", "change", "bound"),
     [
-        ("privacy/randomness/noise.py", lambda text: f"# more\n{text}", False),
-        ("privacy/randomness/noise.py", lambda text: text.replace('"""', '"""Now: ', 1), False),
-        ("privacy/randomness/noise.py", lambda text: f"{text}\nMORE = 1\n", True),
+        ("privacy/noise.py", lambda text: f"# more\n{text}", False),
+        ("privacy/noise.py", lambda text: text.replace('"""', '"""Now: ', 1), False),
+        ("privacy/noise.py", lambda text: f"{text}\nMORE = 1\n", True),
         ("ledger/budget.py", lambda text: text.replace(" / 2", " / 1", 1), True),
         *((name, lambda text: f"{text}\nMORE = 1\n", True) for name in BOUND),
         ("evaluation/metrics.py", lambda text: f"{text}\nMORE = 1\n", False),

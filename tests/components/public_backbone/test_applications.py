@@ -5,11 +5,11 @@ import pytest
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.models.backbone_files import load_model
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.imported import check_import, import_backbone, known_pixels
-from fedemb.models.loading import load_model
-from fedemb.models.preprocessing import preprocess
-from fedemb.models.public_backbone.catalogue import write_named
+from fedemb.models.keras_backend import preprocess
+from fedemb.models.public_backbones import write_named
 
 PIXELS = {
     "ConvNeXtTiny": "0..255",

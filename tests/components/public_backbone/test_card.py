@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedemb.errors import ArtifactError
-from fedemb.models.public_backbone.card import (
+from fedemb.models.backbone_files import (
     CARD,
     read_card,
     write_backbone,

@@ -7,13 +7,12 @@ import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.models.backbone_files import load_model, read_card
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.imported import import_backbone, known_pixels, with_card
-from fedemb.models.loading import load_model
+from fedemb.models.keras_backend import preprocess
 from fedemb.models.pixel_formats import BY_KIND, Pixels, converted
-from fedemb.models.preprocessing import preprocess
-from fedemb.models.public_backbone.card import read_card
-from fedemb.models.public_backbone.catalogue import installed, named_backbones, write_named
+from fedemb.models.public_backbones import installed, named_backbones, write_named
 
 LITES = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 LARGEST = {

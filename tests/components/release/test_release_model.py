@@ -36,7 +36,7 @@ from tests.kit.verified import problems_of
 def released(tmp_path_factory):
     """A released run with a real, tiny backbone."""
     from fedemb.engine import build_backbone
-    from fedemb.models.loading import save_backbone
+    from fedemb.models.backbone_files import save_backbone
 
     run = honest_run.start(tmp_path_factory.mktemp("release") / "run")
     backbone = build_backbone(run.config.model, seed=0)
@@ -294,7 +294,7 @@ def test_release_refuses_another_public_backbone_than_training_started_from(rele
 def test_backbone_with_a_further_layer_is_refused(released, tmp_path):
     import keras
 
-    from fedemb.models.loading import save_backbone
+    from fedemb.models.backbone_files import save_backbone
 
     inputs = keras.Input((28, 28, 1))
     hidden = keras.layers.Dense(4, name="head")(keras.layers.Flatten()(inputs))

@@ -24,7 +24,7 @@ HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
 def saved(tmp_path_factory):
     """A backbone, and its SavedModel."""
     from fedemb.engine import build_backbone
-    from fedemb.models.loading import save_backbone
+    from fedemb.models.backbone_files import save_backbone
     from fedemb.serving.released import save_for_serving
 
     folder = tmp_path_factory.mktemp("saved")
@@ -194,7 +194,7 @@ def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
     """Groups, standardised and fixed filters, a classifier: what one process saves, so does another
     call."""
     from fedemb.engine import build_backbone
-    from fedemb.models.loading import save_backbone
+    from fedemb.models.backbone_files import save_backbone
     from fedemb.serving.released import save_for_serving, serving_problem
 
     model = MODEL.model_copy(update={"backbone": name, "image_size": 32})
@@ -205,7 +205,7 @@ def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
 
 
 def test_other_values_in_the_same_shapes_are_refused(saved):
-    from fedemb.models.loading import save_backbone
+    from fedemb.models.backbone_files import save_backbone
 
     folder, backbone = saved
     first = backbone.weights[0]

@@ -14,7 +14,7 @@ from fedemb.gate import privacy_report
 from fedemb.gate.plan import warnings
 from fedemb.pipelines.cli.planned import lines, priced
 from fedemb.pipelines.run.command import _stated
-from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.section import UNITS
 from fedemb.reports.measured_words import covers
 from fedemb.serving.model_card import model_card
 from tests.kit.pipeline_runs import honest_run

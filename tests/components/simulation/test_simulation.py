@@ -20,7 +20,7 @@ from fedemb.engine import (
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.keys import derive
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.running import build_mechanism
 from fedemb.training.simulation import RUN_ID
 
 KEY = bytes(range(32))
@@ -70,7 +70,7 @@ def test_it_gives_the_bits_of_the_building_blocks(result, seen):
             for one in mechanism.sample_clients(number, people)
         ]
         sums = function(state.weights, clients, number)
-        output = mechanism.aggregate(number, sums.sample_state)
+        output = mechanism.aggregate(number, sums.total)
         state = server_step(TRAINING.server, state, output.mean, rounds=3)
         assert np.array_equal(seen[number].state.weights, state.weights)
     assert np.array_equal(flat(result.model), released_weights(TRAINING.server, state))

@@ -24,10 +24,10 @@ from fedemb.foundation.document import encode, read
 from fedemb.gate.privacy_rules import public_line
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
-from fedemb.privacy import queries
+from fedemb.privacy import running as queries
 from fedemb.steps import train_dp_fedemb
-from fedemb.training import attempt, attempt_inputs, checkpoint, trainer
-from fedemb.training.round_log import RoundLog
+from fedemb.training import algorithms, attempt, trainer, working_state
+from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import (
     RUN_ID,
     ReadyRun,
@@ -161,8 +161,8 @@ class Killed(BaseException):
     [
         ((RoundLog, "commit"), True),
         ((RoundLog, "commit"), False),
-        ((checkpoint, "save"), True),
-        ((checkpoint, "save"), False),
+        ((working_state, "save_checkpoint"), True),
+        ((working_state, "save_checkpoint"), False),
     ],
     ids=["before-record", "after-record", "before-checkpoint", "after-checkpoint"],
 )
@@ -189,7 +189,7 @@ def test_killed_at_an_act_resumes_to_the_same_bits(ready, finished, monkeypatch,
 
 @pytest.mark.long
 def test_committed_round_is_never_computed_again(ready, finished, monkeypatch):
-    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    monkeypatch.setattr(working_state, "save_checkpoint", _raise_killed)
     with pytest.raises(Killed):
         ready.train()
     monkeypatch.undo()
@@ -242,7 +242,7 @@ def test_sigterm_finishes_the_round_and_exits_with_its_own_code(ready, finished,
 
 
 def _interrupted(ready, monkeypatch):
-    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    monkeypatch.setattr(working_state, "save_checkpoint", _raise_killed)
     with pytest.raises(Killed):
         ready.train()
     monkeypatch.undo()
@@ -263,7 +263,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         start = changed.public_start().model_copy(update={"seed": 99})
         pretrain_public.run(start, folder, ready.context().keys)
     elif what == "code":
-        monkeypatch.setattr(attempt_inputs, "code_digest", lambda _config: "f" * 64)
+        monkeypatch.setattr(working_state, "code_digest", lambda _config: "f" * 64)
     elif what == "backend":
         changed = config(**{"training.backend": "jax"})
     else:
@@ -459,11 +459,11 @@ def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeyp
     trained = load_backbone(whole.root / "model" / "backbone.keras", settings.model)
     for one, two in zip(backbone.get_weights(), trained.get_weights(), strict=True):
         np.testing.assert_allclose(two, one, atol=1e-5)
-    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    monkeypatch.setattr(working_state, "save_checkpoint", _raise_killed)
     with pytest.raises(Killed):
         broken.train()
     monkeypatch.undo()
-    monkeypatch.setattr(train_dp_fedemb, "train_centralized", _raise_killed)  # it is on record
+    monkeypatch.setattr(algorithms, "train_centralized", _raise_killed)  # it is on record
     broken.train()
     _same_model(whole, broken)
 
@@ -516,7 +516,7 @@ def test_copied_private_root_is_another_one(ready, twin, monkeypatch):
 @pytest.mark.long
 def test_planted_without_the_claim_both_would_train(ready, twin, monkeypatch):
     """What the claim is for: one charge, and noise drawn twice for the same round."""
-    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    monkeypatch.setattr(working_state, "save_checkpoint", _raise_killed)
     monkeypatch.setattr(attempt, "claim", lambda store, key: "0" * 64)
     for trains in (ready.train, twin):
         with pytest.raises(Killed):

@@ -8,15 +8,15 @@ import pytest
 
 from fedemb.documents.evidence import MODEL_FILES
 from fedemb.engine import load_backbone
-from fedemb.engine.vectorized_rounds import VectorizedRounds
+from fedemb.engine.rounds import VectorizedRounds
 from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.ledger import Reservation
-from fedemb.privacy.randomness import keyed_noise
+from fedemb.privacy import noise as keyed_noise
 from fedemb.runtime.inputs import read_reserved
 from fedemb.steps import train_dp_fedemb, train_dp_sgd
-from fedemb.training import checkpoint
-from fedemb.training.round_log import RoundLog
+from fedemb.training import working_state
+from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, config, prepare
 
 ROUNDS = 3
@@ -84,7 +84,11 @@ def test_round_log_prices_each_round_and_holds_public_fields_only(finished):
         assert entry["event"]["sampling_probability"] == 0.3
 
 
-ACTS = ((RoundLog, "commit", True), (RoundLog, "commit", False), (checkpoint, "save", False))
+ACTS = (
+    (RoundLog, "commit", True),
+    (RoundLog, "commit", False),
+    (working_state, "save_checkpoint", False),
+)
 """Where a kill strikes: before and after a round comes on record, and after its checkpoint."""
 
 

@@ -8,14 +8,13 @@ import pytest
 
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.foundation.canonical_json import canonical_json
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregationConfig
-from fedemb.privacy.planning.plan import plan
-from fedemb.privacy.queries import build_mechanism
-from fedemb.privacy.queries.running import with_tags
-from fedemb.privacy.randomness.keyed_noise import TagChain
+from fedemb.privacy.group_mechanisms import TreeAggregationConfig
+from fedemb.privacy.noise import TagChain
+from fedemb.privacy.planning import plan
+from fedemb.privacy.running import build_mechanism, with_tags
 from fedemb.storage import open_store
-from fedemb.training import checkpoint
-from fedemb.training.round_log import RoundLog
+from fedemb.training import working_state
+from fedemb.training.working_state import RoundLog
 from tests.components.training.test_training_state import _state
 from tests.kit.pipeline_runs.training_run import config, prepare
 
@@ -50,7 +49,7 @@ def committed(folder, rounds=ROUNDS, seed=0):
     log, noised = RoundLog(open_store(str(folder))), mechanism()
     random = np.random.default_rng(seed)
     for index in range(rounds):
-        output = noised.aggregate(index, (random.integers(0, 9, 5),))
+        output = noised.aggregate(index, random.integers(0, 9, 5))
         log.commit(index, noised, output)
     return log, noised
 
@@ -155,9 +154,9 @@ def test_resume_refuses_a_record_that_does_not_follow_the_others(killed, index):
 
 def test_resume_refuses_a_checkpoint_of_another_history(killed):
     store = _state(killed)
-    progress = checkpoint.load(store)
+    progress = working_state.load_checkpoint(store)
     progress.mechanism["tags"][1] = "ab" * 32
-    checkpoint.save(store, progress)
+    working_state.save_checkpoint(store, progress)
     with pytest.raises(ArtifactError, match="record of round 3 does not follow"):
         killed.train()
 

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from fedemb.engine.hosts import CHIEF, JobHost
+from fedemb.engine.hosts import CHIEF, HOSTS, POD, RUNTIME, JobHost, hosts_of_the_step, train_job
 from fedemb.errors import ConfigError, StorageError
-from fedemb.training.train_job import HOSTS, POD, RUNTIME, hosts_of_the_step, train_job
 
 VARIABLES = {
     HOSTS: "3",
@@ -26,7 +25,7 @@ def pod(monkeypatch):
 
 
 def test_the_job_names_its_runtime_the_other_hosts_and_their_chief(pod):
-    job = train_job()
+    _, _, job = train_job()
     assert job["spec"]["runtimeRef"]["name"] == VARIABLES[RUNTIME]
     assert job["spec"]["trainer"]["numNodes"] == 2, "the chief is the step"
     assert job["spec"]["trainer"]["env"] == [{"name": CHIEF, "value": "10.0.0.7:2222"}]
@@ -103,7 +102,7 @@ def test_hosts_come_when_the_step_begins_and_go_however_it_ends(api):
     assert (made, gone) == ("POST", "DELETE")
     assert path == "/apis/trainer.kubeflow.org/v1alpha1/namespaces/fedemb/trainjobs"
     assert name == f"{path}/fedemb-hosts-abcde"
-    assert body == train_job()
+    assert body == train_job()[2]
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,16 @@ import pytest
 import tensorflow as tf
 
 from fedemb.documents.audit import MechanismAudit
-from fedemb.engine.audit import round_replay
-from fedemb.engine.rounds import ParallelRounds
-from fedemb.privacy.mechanisms import group_poisson_gaussian
-from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.privacy.queries import running
-from fedemb.privacy.queries.clipped_sum import ClippedSum
-from fedemb.privacy.queries.running import Mechanism, RoundOutput
-from fedemb.privacy.randomness import sampling
-from fedemb.privacy.randomness.keyed_noise import KeyedNoise
+from fedemb.engine import replay as round_replay
+from fedemb.engine.tensorflow_clients import ParallelRounds
+from fedemb.privacy import group_mechanisms as group_poisson_gaussian
+from fedemb.privacy import running, sampling
+from fedemb.privacy.noise import KeyedNoise
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.privacy.running import ClippedSum, Mechanism, RoundOutput
 from fedemb.steps import train_dp_fedemb as embeddings
 from fedemb.steps import train_dp_sgd as classifier
-from fedemb.training import trainer
+from fedemb.training import trainer, working_state
 from tests.kit.pipeline_runs.training_run import (
     ReadyRun,
     Unaudited,
@@ -129,7 +127,7 @@ def test_sound_training_passes(fresh, name):
 def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, name):
     """The checkpoint is a round older than the evidence, which resumes from the round's record."""
     run, saves = fresh(name), []
-    save = trainer.checkpoint.save
+    save = working_state.save_checkpoint
 
     def killed(*progress):
         saves.append(progress)
@@ -138,7 +136,7 @@ def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, n
         save(*progress)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.checkpoint, "save", killed)
+        patch.setattr(working_state, "save_checkpoint", killed)
         with pytest.raises(KeyboardInterrupt):
             run.train()
     assert failed(run) == set()
@@ -171,7 +169,7 @@ def _weights(data):
 
 def _raw_mean(mechanism, state):
     clip = mechanism.plan.l2_norm_clip
-    total = np.asarray(state[0], np.float64) * clip / 2.0**mechanism.plan.grid_bits
+    total = np.asarray(state, np.float64) * clip / 2.0**mechanism.plan.grid_bits
     return (total / mechanism.plan.normalizer).astype(np.float32)
 
 
@@ -243,9 +241,8 @@ def public_digest_of_the_raw_sum(patch):
 def clip_a_tenth_too_long(patch):
     sound = ClippedSum.record
 
-    def record(self, clip, update):
-        (integers,) = sound(self, clip, update)
-        return (tf.cast(tf.cast(integers, tf.float64) * 1.1, tf.int64),)
+    def record(self, update):
+        return tf.cast(tf.cast(sound(self, update), tf.float64) * 1.1, tf.int64)
 
     patch.setattr(ClippedSum, "record", record)
 
@@ -381,7 +378,7 @@ def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, na
     """The figures of the rounds before a kill are kept; none is checked twice."""
     run, killed = fresh(name), fresh(name, "killed")
     whole, rounds = evidence_of(run), run.config.mechanism.rounds
-    sound = trainer.checkpoint.save
+    sound = working_state.save_checkpoint
 
     def save(store, progress):
         if progress.state.rounds == rounds - 1:
@@ -389,7 +386,7 @@ def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, na
         sound(store, progress)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.checkpoint, "save", save)
+        patch.setattr(working_state, "save_checkpoint", save)
         with pytest.raises(KeyboardInterrupt):
             killed.train()
     found = evidence_of(killed)

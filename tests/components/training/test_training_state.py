@@ -13,8 +13,8 @@ from fedemb.ledger import read_reservation
 from fedemb.storage import LocalStore
 from fedemb.storage.fencing import FencingToken
 from fedemb.training import attempt as training
-from fedemb.training import checkpoint
-from fedemb.training.signed_state import SignedState
+from fedemb.training import working_state
+from fedemb.training.working_state import SignedState
 from tests.kit.pipeline_runs.training_run import RUN_ID, prepare
 
 
@@ -29,7 +29,11 @@ def _raise_killed(*_, **__):
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory):
     """Two rounds are in the checkpoint, a third is on record."""
-    run, saved, sound = prepare(tmp_path_factory.mktemp("stopped")), [], checkpoint.save
+    run, saved, sound = (
+        prepare(tmp_path_factory.mktemp("stopped")),
+        [],
+        working_state.save_checkpoint,
+    )
 
     def save(*arguments):
         saved.append(1)
@@ -38,7 +42,7 @@ def stopped_once(tmp_path_factory):
         sound(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save", save)
+        patch.setattr(working_state, "save_checkpoint", save)
         with pytest.raises(Killed):
             run.train()
     return run

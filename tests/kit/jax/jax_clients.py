@@ -14,9 +14,9 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import numpy as np
 
-from fedemb.engine.jax import local_training as jax_local_training
-from fedemb.engine.jax import rounds as jax_rounds
-from fedemb.engine.jax.client_rounds import JaxRoundFunction
+from fedemb.engine import jax_clients as jax_local_training
+from fedemb.engine import jax_rounds
+from fedemb.engine.jax_clients import JaxRoundFunction
 from fedemb.engine.rounds import ClientExamples
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.jax_units import (
@@ -116,7 +116,7 @@ class UpdatesOfAllDevices(JaxRoundFunction):
     def _records(self, *given):
         import jax
 
-        from fedemb.engine.jax.rounds import _UNITS, on_each_device
+        from fedemb.engine.jax_rounds import _UNITS, on_each_device
 
         updates, rows = super()._records(*given)
         return on_each_device(jax.lax.psum(updates, _UNITS)), rows
@@ -140,7 +140,7 @@ def round_function(net, kind=JaxRoundFunction, devices=1, clip=1e-3, variant="jo
 
 
 def backbone_of(folder):
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.backbone_files import load_backbone
 
     return load_backbone(folder / "backbone.keras", MODEL)
 
@@ -207,7 +207,7 @@ def sound(folder):
     sums = one(one.initial_weights(), units, 3).clients
     found["statistics"] = sums.tolist()
     nothing = one.initial_weights() * np.float32(np.nan)
-    found["nan"] = not np.asarray(one(nothing, units, 3).sample_state[0]).any()
+    found["nan"] = not np.asarray(one(nothing, units, 3).total).any()
 
     jax_rounds.memory_of = lambda _device: 1 << 19
     found["room"] = refusal(function(), units)

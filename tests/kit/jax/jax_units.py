@@ -19,13 +19,13 @@ os.environ["KERAS_BACKEND"] = "jax"
 import numpy as np
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.engine.jax import rounds as jax_rounds
-from fedemb.engine.jax.unit_gradient import JaxUnitGradientFunction
+from fedemb.engine import jax_rounds
+from fedemb.engine.jax_rounds import JaxUnitGradientFunction
 from fedemb.engine.rounds import ClientExamples
 from fedemb.errors import ConfigError, Refused
 from fedemb.models import keras_backend as backend
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.running import build_mechanism
 from tests.kit.jax.without_tensorflow import forbid
 
 ROUND, SEED = 3, 9
@@ -54,7 +54,7 @@ def units_of(folder):
 
 def total(function, units):
     sums = function(function.initial_weights(), units, ROUND)
-    return np.asarray(sums.sample_state[0])
+    return np.asarray(sums.total)
 
 
 def print_found(look, folder):
@@ -79,7 +79,7 @@ def own_draws(function, unit):
     weights, other = function.initial_weights(), replace(unit, group=unit.group + 100)
 
     def record(unit, round_index):
-        return np.asarray(function(weights, [unit], round_index).sample_state[0])
+        return np.asarray(function(weights, [unit], round_index).total)
 
     one = record(unit, ROUND)
     return [
@@ -178,7 +178,7 @@ def beside_jax_privacy(classifier, variables, units, kind=JaxUnitGradientFunctio
     import jax.numpy as jnp
     from jax_privacy import clipped_grad
 
-    from fedemb.models.preprocessing import preprocess
+    from fedemb.models.keras_backend import preprocess
 
     def loss(weights, image, label):
         logits, _ = classifier.stateless_call(weights, [], preprocess(image))
@@ -298,7 +298,7 @@ def other(folder):
 def sound(folder):
     import jax.numpy as jnp
 
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.backbone_files import load_backbone
 
     found = {}
     classifier = load_backbone(folder / "classifier.keras", model_of(folder))
@@ -321,7 +321,7 @@ def sound(folder):
     broken = function()
     broken._layout_checked = True
     nothing = broken.initial_weights() * np.float32(np.nan)
-    found["nan"] = not np.asarray(broken(nothing, units, ROUND).sample_state[0]).any()
+    found["nan"] = not np.asarray(broken(nothing, units, ROUND).total).any()
 
     whole, jax_rounds.memory_of = jax_rounds.memory_of, lambda _device: 1 << 19
     found["room"] = refusal(function(), units)

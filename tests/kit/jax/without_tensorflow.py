@@ -16,7 +16,7 @@ class NoTensorFlow(MetaPathFinder):
     """Refuses to import TensorFlow and packages that need it."""
 
     def find_spec(self, name, path=None, target=None):
-        if name.split(".", maxsplit=1)[0] in ("tensorflow", "tensorflow_privacy", "tensorflow_io"):
+        if name.split(".", maxsplit=1)[0] in ("tensorflow", "tensorflow_io"):
             raise ImportError(f"{name} is not installed here")
 
 
@@ -50,15 +50,15 @@ def main(folder):
     """Prints what was built; raises where TensorFlow is asked for."""
     import numpy as np
 
-    import fedemb.engine.round_loop
-    import fedemb.engine.units.unit_gradient
+    import fedemb.engine.rounds
+    import fedemb.engine.units
     import fedemb.training.attempt
     import fedemb.training.trainer  # noqa: F401
     from fedemb.config import ModelConfig
+    from fedemb.models.backbone_files import load_backbone
     from fedemb.models.backbones import build_backbone
-    from fedemb.models.backbones.networks import NETWORKS
     from fedemb.models.inference import embed
-    from fedemb.models.loading import load_backbone
+    from fedemb.models.networks import NETWORKS
 
     for name in NETWORKS:
         model = ModelConfig(backbone=name, image_size=32, channels=3, projection=True)

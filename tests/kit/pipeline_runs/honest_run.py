@@ -29,8 +29,8 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, sign_document, write_signed
 from fedemb.ledger import read_reservation
-from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.registry import plan_from_json
+from fedemb.privacy.guarantee import event_to_json
+from fedemb.privacy.registry import plan_from_json
 from fedemb.reports import charts, pages
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import account_privacy, gate_release, plan_privacy, release_model, reserve_budget

@@ -77,8 +77,8 @@ def embedded(ready):
     """What the trained model makes of images, on the backend of this process."""
     import numpy as np
 
+    from fedemb.models.backbone_files import load_backbone
     from fedemb.models.inference import embed
-    from fedemb.models.loading import load_backbone
 
     backbone = load_backbone(ready.root / "model" / "backbone.keras", ready.config.model)
     size = ready.config.model.image_size
@@ -110,7 +110,7 @@ def killed(ready):
     def act():
         import jax
 
-        from fedemb.training.round_log import RoundLog
+        from fedemb.training.working_state import RoundLog
 
         jax.config.update("jax_enable_compilation_cache", False)  # a resumed run compiles again
         sound = RoundLog.commit
@@ -208,7 +208,7 @@ def main(folder, task, *names):
     make, changes, users = TASKS[task]
     settings, first = make(**changes, **{"training.backend": "jax"}), Path(folder, "ready")
     first.mkdir()
-    from fedemb.training import attempt_inputs, hosts
+    from fedemb.training import hosts, working_state
 
     for module in ("jax", "keras", "fedemb.steps.train_dp_sgd"):
         importlib.import_module(module)  # before the forks
@@ -216,7 +216,7 @@ def main(folder, task, *names):
     assert ready[0] == 0, ready[1]
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
     reserved = json.loads((first / "reservation.json").read_text())["body"]["code_sha"]
-    for module in (attempt_inputs, hosts):
+    for module in (working_state, hosts):
         module.code_digest = lambda _config: reserved
     found = {}
     for name in names:

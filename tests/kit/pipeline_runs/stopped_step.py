@@ -123,12 +123,12 @@ def _points() -> dict[str, tuple[Any, str, int]]:
     from fedemb.ledger import Ledger
     from fedemb.partition import shards
     from fedemb.steps import evaluate_classifier
-    from fedemb.training import attempt, checkpoint
-    from fedemb.training.round_log import RoundLog
+    from fedemb.training import attempt, working_state
+    from fedemb.training.working_state import RoundLog
 
     return {
         "a round": (RoundLog, "commit", 3),
-        "a checkpoint": (checkpoint, "save", 1),
+        "a checkpoint": (working_state, "save_checkpoint", 1),
         "the weights": (attempt, "save_backbone", 1),
         "the card": (attempt, "write_signed", 1),
         "the commit": (Ledger, "commit", 1),

@@ -274,14 +274,14 @@ def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
 
 def main(folder: str, *times: str) -> None:
     """See the module."""
-    from fedemb.training import attempt_inputs
+    from fedemb.training import working_state
 
     settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())
     ready = ReadyRun(Path(folder), settings)
     importlib.import_module(settings.training.backend)  # before the forks
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
     reserved = json.loads((Path(folder) / "reservation.json").read_text())["body"]["code_sha"]
-    attempt_inputs.code_digest = lambda _config: reserved
+    working_state.code_digest = lambda _config: reserved
     statuses = [_kill_after(ready, float(seconds)) for seconds in times]
     last = _kill_after(ready, None)
     sys.stdout.write(json.dumps({"statuses": statuses, "last": last}) + "\n")

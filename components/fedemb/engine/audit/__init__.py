@@ -1,1 +1,0 @@
-"""Evidence that the planned mechanism is the mechanism that ran."""

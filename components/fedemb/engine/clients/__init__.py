@@ -1,1 +1,0 @@
-"""Local training of virtual clients (DP-FedEmb)."""

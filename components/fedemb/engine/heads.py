@@ -1,0 +1,285 @@
+"""Rounds of the last layer only, on features of a frozen backbone."""
+
+# The numeric libraries are not fully typed; the project's own signatures are checked.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import cast
+
+import numpy as np
+from typing_extensions import override
+
+from fedemb.config import ServerConfig, UnitGradientConfig
+from fedemb.engine.feature_cache import row_type
+from fedemb.engine.rounds import RoundSums, Slab, TrainingRound, Unit, UnitFeatures
+from fedemb.engine.server import ServerState, only_state
+from fedemb.errors import ConfigError
+from fedemb.models.backbones import HEAD
+from fedemb.models.keras_backend import Model
+from fedemb.privacy.feature_sums import (
+    Features,
+    WholeWeights,
+    clipped_product_sum,
+    covariance_record,
+    covariance_size,
+    exact_logits,
+    moment_size,
+    moment_sum,
+    most_units,
+    solve_moments,
+    solve_whitening,
+    whole_weights,
+)
+from fedemb.privacy.running import Mechanism
+from fedemb.privacy.unit_mechanisms import Covariance, LeastSquares
+
+_CHUNK_BYTES = 4 << 20
+"""Bytes of features in one matrix product, float64; about the cache of a core."""
+_Packed = tuple[np.ndarray, np.ndarray]
+"""Rows of images, and their weights in the mean of their unit, `[units, images]` each. Raw."""
+SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Sum of packed units, int64 `[dim]`; their norms and mean losses, `[units]`. Raw."""
+
+
+class HeadGradientFunction(TrainingRound):
+    """Sums the clipped mean gradients of the head over the units of a round.
+
+    Args:
+      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
+      mechanism: mechanism of the training.
+      config: images of a unit.
+
+    Raises:
+      ConfigError: views are configured, or a unit has too many
+        images for an exact sum.
+    """
+
+    def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
+        head = classifier.get_layer(HEAD)
+        if config.views > 1 or config.flip or config.crop_padding:
+            raise ConfigError(
+                "model.trainable=head does not support views, because features are computed once. "
+                "Set training.unit_gradient.views: 1, flip: false and crop_padding: 0."
+            )
+        self._config = config
+        self.variables = [head.kernel, head.bias]
+        self._rows, self._classes = head.kernel.shape[0] + 1, head.kernel.shape[1]
+        super().__init__(mechanism, self._rows * self._classes)
+        images = config.images_per_unit
+        held = max(1, _CHUNK_BYTES // (8 * self._rows * images))
+        self._chunk = min(held, most_units(images, mechanism.plan.grid_bits))
+
+    @override
+    def initial_weights(self) -> np.ndarray:
+        """Returns kernel, then bias, float32 `[dim]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
+
+    @override
+    def slabs(self, units: Iterable[Unit], round_index: int) -> Iterator[Slab]:
+        """Packs the units of a round in chunks; units without images contribute nothing."""
+        del round_index  # nothing here is random
+        waiting = iter(cast("Iterable[UnitFeatures]", units))
+        while taken := list(islice(waiting, self._chunk)):
+            if filled := [unit for unit in taken if len(unit)]:
+                yield Slab(self._pack(filled))
+
+    def _pack(self, units: Sequence[UnitFeatures]) -> _Packed:
+        """Returns image rows and their weights in the mean of their unit, `[units, images]`."""
+        images = self._config.images_per_unit
+        buffers = cast("Sequence[bytes]", units)  # an array is one
+        joined = np.frombuffer(b"".join(buffers), row_type(self._rows - 1))
+        counts = np.fromiter(map(len, units), np.int64, len(units))
+        weights = np.arange(images) < counts[:, None]
+        if images == 1 and len(joined) == len(units):
+            return joined[:, None], weights.astype(np.float64)
+        ends = np.cumsum(counts)
+        number = np.arange(len(joined)) - np.repeat(ends - counts, counts)
+        slab = np.zeros((len(units), images), joined.dtype)
+        slab["scale"] = 1.0
+        slab[weights] = joined[number < images]
+        return slab, weights / weights.sum(1, keepdims=True)
+
+    @override
+    def _sums(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
+        sum_of = self._sum_at(weights)
+        total = np.zeros(self.dim, np.int64)
+        rows = [np.zeros((0, 4), np.float32)]
+        for slab in slabs:
+            images, shares = cast("_Packed", slab)
+            summed, norms, losses = sum_of(images, shares)
+            total += summed
+            counts = np.count_nonzero(shares, axis=1)
+            rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
+        return RoundSums(total, np.concatenate(rows))
+
+    def _sum_at(self, weights: np.ndarray) -> Callable[[np.ndarray, np.ndarray], SlabSum]:
+        """Returns the clipped sum of packed units as a function of images and their weights."""
+        return partial(self._sum, whole_weights(weights.reshape(self._rows, self._classes)))
+
+    def _sum(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+        features = Features(images["mantissas"].astype(np.float64), images["scale"])
+        errors, losses = self._errors(head, features, images["label"], shares)
+        summed, norms = clipped_product_sum(
+            features,
+            errors,
+            l2_norm_clip=self.mechanism.plan.l2_norm_clip,
+            grid_bits=self.mechanism.plan.grid_bits,
+        )
+        return summed, norms, losses
+
+    def _errors(
+        self, head: WholeWeights, features: Features, labels: np.ndarray, shares: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns negative errors `[units, images, classes]` and mean losses `[units]`."""
+        flat = Features(features.mantissas.reshape(-1, self._rows), features.scales.ravel())
+        logits = exact_logits(flat, head).reshape(*labels.shape, self._classes)
+        logits = logits - logits.max(-1, keepdims=True)
+        powers = np.exp(logits)
+        sums = powers.sum(-1, keepdims=True)
+        wanted = labels[..., None] == np.arange(self._classes)
+        losses = np.log(sums[..., 0]) - (logits * wanted).sum(-1)
+        return (wanted - powers / sums) * shares[..., None], (losses * shares).sum(1)
+
+
+# Head solved from one noised sum of second moments, on features of a frozen backbone.
+
+
+SHARPNESS = 12.0
+"""Logits are least-squares scores times this number. Scores are near probabilities, from 0 to 1, so
+their softmax would be almost uniform. Measured in studies/photos."""
+
+
+class LeastSquaresFunction(HeadGradientFunction):
+    """Sums the second moments of units in the only round, and solves for the head.
+
+    The record of the round is the noised mean moment; the server state after it contains the head.
+
+    Args:
+      classifier: `keras.Model` from `build_classifier`; not changed by rounds.
+      mechanism: mechanism of kind least_squares.
+      config: images of a unit.
+    """
+
+    def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
+        super().__init__(classifier, mechanism, config)
+        self._plan = cast("LeastSquares", mechanism.plan)
+        self.dim = moment_size(self._rows - 1, self._classes)
+
+    @override
+    def _sum_at(self, weights: np.ndarray) -> Callable[[np.ndarray, np.ndarray], SlabSum]:
+        """Returns the sum of moments, which do not depend on the weights."""
+        return self._moments
+
+    def _moments(self, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+        """Returns the moments of packed units, with their largest feature norms."""
+        plan = self._plan
+        features = images["mantissas"][..., :-1] / images["scale"][..., None]
+        summed = moment_sum(
+            features,
+            np.where(shares > 0, images["label"], -1),
+            classes=self._classes,
+            grid_bits=plan.grid_bits,
+            feature_norm=plan.feature_norm,
+            label_weight=plan.label_weight,
+        )
+        lengths = np.sqrt(np.square(features).sum(-1)).max(1)
+        return summed, lengths, np.full(len(lengths), np.nan)
+
+    @override
+    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """Solves the noised mean moments for the head."""
+        plan = self._plan
+        noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
+        kernel, bias = solve_moments(
+            mean / plan.l2_norm_clip,
+            classes=self._classes,
+            ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self._rows),
+            label_weight=plan.label_weight,
+        )
+        head = SHARPNESS * np.concatenate([(kernel / plan.feature_norm).ravel(), bias])
+        return only_state(server, head.astype(np.float32))
+
+
+# Projection solved from one noised sum of feature covariances, on a frozen backbone.
+
+
+_TOGETHER = 256
+"""Units of one slab."""
+
+
+class CovarianceFunction(TrainingRound):
+    """Sums the covariance records of users in the only round, and solves for the projection.
+
+    The record of the round is the noised mean record; the server state
+    after it contains the projection.
+
+    Args:
+      projection: `keras.Model`, features to embedding, from `cut`: one square layer with a bias.
+      mechanism: mechanism of kind covariance.
+
+    Raises:
+      ConfigError: the projection has another form.
+    """
+
+    def __init__(self, projection: Model, mechanism: Mechanism) -> None:
+        variables = list(projection.trainable_variables)
+        shapes = [tuple(variable.shape) for variable in variables]
+        self.features = int(projection.input_shape[-1])
+        if shapes != [(self.features, self.features), (self.features,)]:
+            raise ConfigError(
+                f"training.algorithm=dp_covariance solves for one layer of {self.features} x "
+                f"{self.features} weights with a bias, as many as the backbone has features. Set "
+                f"model.embedding_dim: {self.features} and projection_bias: true."
+            )
+        super().__init__(mechanism, covariance_size(self.features))
+        self.variables, self._plan = variables, cast("Covariance", mechanism.plan)
+
+    @override
+    def initial_weights(self) -> np.ndarray:
+        """Returns kernel, then bias, float32 `[features * (features + 1)]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
+
+    @override
+    def slabs(self, units: Iterable[Unit], round_index: int) -> Iterator[Slab]:
+        """Packs the units of a round, some at a time; units without images contribute nothing."""
+        filled = (unit for unit in cast("Iterable[UnitFeatures]", units) if len(unit))
+        while taken := list(islice(filled, _TOGETHER)):
+            yield Slab(taken)
+
+    @override
+    def _sums(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
+        plan, total = self._plan, np.zeros(self.dim, np.int64)
+        rows: list[tuple[float, float, float, float]] = []
+        for slab in slabs:
+            for unit in cast("list[UnitFeatures]", slab):
+                record, norm = covariance_record(
+                    unit["features"],
+                    unit["label"],
+                    grid_bits=plan.grid_bits,
+                    feature_norm=plan.feature_norm,
+                    covariance_norm=plan.covariance_norm,
+                    mean_weight=plan.mean_weight,
+                )
+                total += record
+                rows.append((norm / plan.covariance_norm, math.nan, math.nan, float(len(unit))))
+        return RoundSums(total, np.array(rows, np.float32).reshape(-1, 4))
+
+    @override
+    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """Solves the noised mean record for the projection."""
+        plan = self._plan
+        noise = plan.noise_multiplier / plan.normalizer
+        kernel, bias = solve_whitening(
+            mean / plan.l2_norm_clip,
+            features=self.features,
+            feature_norm=plan.feature_norm,
+            mean_weight=plan.mean_weight,
+            ridge=server.ridge * noise * math.sqrt(self.features),
+        )
+        return only_state(server, np.concatenate([kernel.ravel(), bias]).astype(np.float32))

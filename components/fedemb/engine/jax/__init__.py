@@ -1,1 +1,0 @@
-"""Rounds on JAX."""

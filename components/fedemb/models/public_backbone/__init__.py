@@ -1,1 +1,0 @@
-"""Public backbones by name: reads their weights, builds them in Keras, and describes each file."""

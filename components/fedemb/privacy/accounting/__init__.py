@@ -1,1 +1,0 @@
-"""Privacy accounting of DP events."""

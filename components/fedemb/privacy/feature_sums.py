@@ -1,0 +1,398 @@
+"""Exact sums of clipped records that are made of features of a frozen backbone."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedemb.errors import ConfigError
+from fedemb.privacy.section import MOST_IMAGES
+
+Doubles = npt.NDArray[np.float64]
+_FEATURE_BITS = 15
+_EXACT_BITS = 53
+_CLIP_SLACK = 2.0**-26
+"""Relative margin inside the ball, so that float64 rounding of clipped records cannot leave it."""
+
+
+class Features(NamedTuple):
+    """Features of images as integers, with a constant 1 appended for the bias. Raw."""
+
+    mantissas: npt.NDArray[np.int16] | Doubles
+    """`[..., features + 1]`: int16 in storage, float64 for products."""
+    scales: Doubles
+    """`[...]`, a power of two per image: features are mantissas / scale. NaN if a feature is not
+    finite; the mantissas are zero there."""
+
+
+def whole_features(features: npt.NDArray[np.float32]) -> Features:
+    """Rounds features to 15 bits below the largest of each image.
+
+    Args:
+      features: float32 `[images, features]`.
+    """
+    finite = np.all(np.isfinite(features), axis=1)
+    values = np.ones((len(features), features.shape[1] + 1))
+    values[:, :-1] = np.where(finite[:, None], features, 0.0)
+    top = np.abs(values).max(axis=1)
+    scales = 2.0 ** np.floor(np.log2((2**_FEATURE_BITS - 1) / top))
+    mantissas = np.rint(values * scales[:, None]).astype(np.int16)
+    mantissas[~finite] = 0
+    return Features(mantissas, np.where(finite, scales, np.nan))
+
+
+class WholeWeights(NamedTuple):
+    """Weights of a linear head as integers. Noised."""
+
+    numbers: Doubles
+    """`[features + 1, classes]`, the bias last; NaN if a weight was not finite."""
+    grid: float
+    """Weights are numbers / grid."""
+
+
+def whole_weights(weights: npt.NDArray[np.float32]) -> WholeWeights:
+    """Rounds weights to a grid on which their products with features sum exactly.
+
+    Args:
+      weights: float32 `[features + 1, classes]`.
+    """
+    bits = _EXACT_BITS - 1 - _FEATURE_BITS - math.ceil(math.log2(weights.shape[0]))
+    largest = float(np.abs(weights).max(initial=0.0))
+    if not np.isfinite(largest):
+        return WholeWeights(np.full(weights.shape, math.nan), 1.0)
+    grid = 2.0 ** math.floor(math.log2((2**bits - 1) / largest)) if largest else 1.0
+    return WholeWeights(np.rint(weights.astype(np.float64) * grid), grid)
+
+
+def exact_logits(features: Features, weights: WholeWeights) -> Doubles:
+    """Returns logits of a linear head; the bits do not depend on an image's index in a batch.
+
+    Args:
+      features: features of `images` images, `[images, features + 1]`.
+      weights: result of `whole_weights`.
+
+    Returns:
+      float64 `[images, classes]`.
+    """
+    whole = features.mantissas.astype(np.float64, copy=False)
+    # The reverse product takes twice as long, as the number of classes is small.
+    sums = (weights.numbers.T @ whole.T).T
+    return sums / (features.scales[:, None] * weights.grid)
+
+
+def most_units(images: int, grid_bits: int) -> int:
+    """Returns the maximum number of units of so many images in one exact sum.
+
+    Raises:
+      ConfigError: not even one unit fits.
+    """
+    most = 2 ** max(0, _EXACT_BITS - 1 - grid_bits) // (images * images)
+    if not most:
+        raise ConfigError(
+            f"a unit of {images} images is too large for an exact sum on a grid of {grid_bits} "
+            "bits; lower training.unit_gradient.images_per_unit"
+        )
+    return most
+
+
+def clipped_product_sum(
+    features: Features,
+    errors: Doubles,
+    *,
+    l2_norm_clip: float,
+    grid_bits: int,
+) -> tuple[npt.NDArray[np.int64], Doubles]:
+    """Sums `sum over images of features x error` of units, each clipped, on the mechanism's grid.
+
+    Formal guarantee: the integer matrix of any unit has norm at most 2^grid_bits; a unit with a
+    feature or an error that is not finite contributes zero.
+
+    Args:
+      features: `[units, images, features + 1]`.
+      errors: float64 `[units, images, classes]`, zero for images a unit does not have.
+      l2_norm_clip: the clip.
+      grid_bits: grid bits of the mechanism's plan.
+
+    Returns:
+      int64 `[(features + 1) * classes]`, and the norms before the clip, float64 `[units]`.
+
+    Raises:
+      ValueError: more than `most_units` at once.
+    """
+    units, images, rows = features.mantissas.shape
+    classes = errors.shape[-1]
+    if units > most_units(images, grid_bits):
+        raise ValueError(
+            f"{units} units of {images} images exceed the capacity of one exact sum "
+            f"({most_units(images, grid_bits)} units); use smaller batches"
+        )
+    whole = features.mantissas.astype(np.float64, copy=False)
+    real = errors / features.scales[..., None]  # so that `whole x real` is the record
+    finite = np.all(np.isfinite(real), axis=(1, 2), keepdims=True)
+    real = np.where(finite, real, 0.0)
+    lengths = np.sqrt(np.einsum("uif,uif->ui", whole, whole))  # the sums are exact
+    norms = apart = (lengths * np.sqrt(np.square(real).sum(-1))).sum(1) / images
+    if images > 1:
+        # |sum of x e'|^2 = sum over pairs of (x . x')(e . e'); the first factor is exact. Images #
+        # may cancel in the record and not in its parts, which must also stay integers below 2^53.
+        pairs = (whole @ whole.transpose(0, 2, 1)) * (real @ real.transpose(0, 2, 1))
+        norms = np.sqrt(np.maximum(pairs.sum(axis=(1, 2)), 0.0))
+    largest = np.maximum(norms, apart) * (1.0 + _CLIP_SLACK)
+    # Truncating the errors of several images may increase the norm of their sum by this much.
+    slack = lengths.sum(1) * math.sqrt(classes) if images > 1 else np.zeros(units)
+    target = np.maximum(2.0**grid_bits - slack, 0.0)
+    held = np.maximum(l2_norm_clip, largest)
+    truncated = np.trunc(real * (target / held)[:, None, None])
+    summed = truncated.reshape(-1, classes).T @ whole.reshape(-1, rows)
+    return summed.T.astype(np.int64, order="C").ravel(), norms
+
+
+# Exact sums of second moments, the private statistics of a least-squares head.
+#
+# Mehta et al. (TMLR 2023, arXiv 2211.13403): a ridge solution follows from `sum of u u^T` and
+# `sum of u y^T`, so one noised round is enough for a linear head. A feature vector u is clipped
+# to a ball before any product is computed, and is an integer vector from then on. The sums are
+# matrix products of integers below 2^53, so they are exact and independent of order.
+
+
+CONSTANT = 0.3
+"""Value of the bias feature; the other features have norm at most 1."""
+_EXACT = 2.0**53
+_LARGEST = 1e100
+"""Limit above which features count as not finite, because their squares could overflow."""
+_SLACK = 2.0**-26
+"""Relative margin inside the ball, so that float64 rounding cannot leave it."""
+
+
+def moment_size(features: int, classes: int) -> int:
+    """Returns the entries of a record: `(features + 1)^2 + (features + 1) * classes`."""
+    return (features + 1) * (features + 1 + classes)
+
+
+def moment_sum(
+    features: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.int64],
+    *,
+    classes: int,
+    grid_bits: int,
+    feature_norm: float,
+    label_weight: float,
+) -> npt.NDArray[np.int64]:
+    """Sums the records of units, `(u u^T, label_weight x u y^T)` averaged over a unit's images.
+
+    u is `(x clipped to feature_norm / feature_norm, 0.3) / sqrt(1.09)`, so |u| <= 1, and y is 1 at
+    the label. Formal guarantee: the integer vector of any unit has norm at most 2^grid_bits, both
+    parts together; a unit with a feature that is not finite contributes zero.
+
+    Args:
+      features: `[units, images, features]`.
+      labels: `[units, images]`, below `classes`; negative for missing images.
+      classes: public number of classes.
+      grid_bits: grid bits of the plan: a record of the clip's length is 2^grid_bits long.
+      feature_norm: public norm that longer features are clipped to.
+      label_weight: public weight of the second part.
+
+    Returns:
+      int64 `[moment_size(features, classes)]`.
+
+    Raises:
+      ConfigError: too many images at once for an exact sum.
+    """
+    images = labels >= 0
+    whole, weights = whole_vectors(
+        features, images, grid_bits=grid_bits, feature_norm=feature_norm, label_weight=label_weight
+    )
+    rows = whole.shape[-1]
+    largest = 2.0**grid_bits * max(1.0, label_weight)
+    if labels.size * largest > _EXACT:
+        raise ConfigError(
+            f"{labels.size} images at once are too many for one exact sum; lower "
+            "training.unit_gradient.images_per_unit"
+        )
+    targets = (labels[..., None] == np.arange(classes)) * weights[..., None]
+    flat = whole.reshape(-1, rows)
+    sums = flat.T @ np.concatenate([flat, targets.reshape(-1, classes)], axis=1)
+    parts = [sums[:, :rows].ravel(), sums[:, rows:].ravel()]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def whole_vectors(
+    features: npt.NDArray[np.floating],
+    images: npt.NDArray[np.bool_],
+    *,
+    grid_bits: int,
+    feature_norm: float,
+    label_weight: float,
+) -> tuple[Doubles, Doubles]:
+    """Returns vectors u and label weights as integers, for images of equal share in their unit.
+
+    Returns:
+      float64 `[units, images, features + 1]`, of norm at most r / sqrt(images of the unit), and
+      `[units, images]`, at most `label_weight` times that, with r^2 sqrt(1 + label_weight^2) =
+      2^grid_bits.
+    """
+    exact = features.astype(np.float64)
+    finite = np.all((np.abs(exact) < _LARGEST) | ~images[..., None], axis=(1, 2))
+    taken = images & finite[:, None]
+    exact = np.where(taken[..., None], exact, 0.0)
+    length = np.sqrt(np.square(exact).sum(-1, keepdims=True))
+    shortened = exact / np.maximum(feature_norm, length)
+    constant = np.full((*images.shape, 1), CONSTANT)
+    vectors = np.concatenate([shortened, constant], axis=-1) / math.hypot(1.0, CONSTANT)
+    count = np.maximum(1, images.sum(1, keepdims=True))
+    radius = math.sqrt(2.0**grid_bits / math.hypot(1.0, label_weight)) * (1.0 - _SLACK)
+    share = np.where(taken, radius / np.sqrt(count), 0.0)
+    return np.trunc(vectors * share[..., None]), np.trunc(label_weight * share)
+
+
+def solve_moments(
+    mean: npt.NDArray[np.floating], *, classes: int, ridge: float, label_weight: float
+) -> tuple[Doubles, Doubles]:
+    """Computes the head from a noised mean record; this is post-processing.
+
+    Noise may make eigenvalues of the second moments negative; they are set to at least zero.
+
+    Args:
+      mean: noised mean record in units of the clip, `[moment_size(features, classes)]`.
+      classes: public number of classes.
+      ridge: value added to each eigenvalue, in the same units.
+      label_weight: as in `moment_sum`.
+
+    Returns:
+      Kernel `[features, classes]` on features divided by `feature_norm`, and bias `[classes]`.
+    """
+    rows = round((math.sqrt(classes**2 + 4 * len(mean)) - classes) / 2)
+    exact = mean.astype(np.float64)
+    second = exact[: rows * rows].reshape(rows, rows)
+    # Both triangles have independent noise; their mean has half its variance.
+    values, vectors = np.linalg.eigh((second + second.T) / 2)
+    against = exact[rows * rows :].reshape(rows, classes) / label_weight
+    head = vectors @ ((vectors.T @ against) / (np.maximum(values, 0.0) + ridge)[:, None])
+    head = head / math.hypot(1.0, CONSTANT)
+    return head[:-1], head[-1] * CONSTANT
+
+
+# Exact sums of clipped feature covariances, the private statistics of a whitening projection.
+#
+# Within-class covariance normalisation (Hatch, Kajarekar and Stolcke, Interspeech 2006) divides
+# features by their covariance within a class. Here the classes are users, or the labels of a
+# user. The noised covariance is the mechanism of Dwork et al. (STOC 2014, Analyze Gauss): one
+# Gaussian on the upper triangle.
+#
+# The record of a user is clipped before the sum. Sums of integers do not depend on order, so
+# removing a user removes exactly their own integers.
+
+
+SHRINKAGE = 0.5
+"""Share of the mean eigenvalue that is added to each eigenvalue of the covariance."""
+_COVARIANCE_BITS = 20
+_TINY = 1e-12
+
+
+def covariance_size(features: int) -> int:
+    """Returns the entries of a record: a mean and the upper triangle of a covariance."""
+    return features + features * (features + 1) // 2
+
+
+@cache
+def _triangle(features: int) -> tuple[npt.NDArray[np.intp], Doubles]:
+    """Returns flat indices of the upper triangle, and weights that preserve the Frobenius norm."""
+    rows, columns = np.triu_indices(features)
+    return rows * features + columns, np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
+def covariance_record(
+    features: npt.NDArray[np.floating],
+    labels: npt.NDArray[np.int64],
+    *,
+    grid_bits: int,
+    feature_norm: float,
+    covariance_norm: float,
+    mean_weight: float,
+) -> tuple[npt.NDArray[np.int64], float]:
+    """Returns the record of one user, `(mean_weight x mean, covariance)`, clipped.
+
+    Each feature vector is first clipped to `feature_norm` and divided by it. The covariance is
+    that of images around the mean of their label, and is clipped to `covariance_norm` and divided
+    by it. The parts have norms of at most `mean_weight` and 1, and together at most the clip.
+    Formal guarantee: the integer vector has norm at most 2^grid_bits. A user without images, or
+    with a feature that is not finite, has a record of zeros.
+
+    Args:
+      features: `[images, features]`.
+      labels: `[images]`.
+      grid_bits: grid bits of the plan: a record of the clip's length is 2^grid_bits long.
+      feature_norm: public norm that longer features are clipped to.
+      covariance_norm: public Frobenius norm that larger covariances are clipped to, in units of
+        the squared `feature_norm`.
+      mean_weight: public weight of the mean.
+
+    Returns:
+      int64 `[covariance_size(features)]`, and the norm of the covariance before the clip.
+
+    Raises:
+      ConfigError: too many images for an exact sum.
+    """
+    images, dim = features.shape
+    if images > MOST_IMAGES:
+        raise ConfigError(
+            f"A user with {images} images has more than the {MOST_IMAGES} of an exact sum. Lower "
+            "partition.max_images_per_user"
+        )
+    exact = features.astype(np.float64)
+    if not images or not np.all(np.abs(exact) < _LARGEST):
+        return np.zeros(covariance_size(dim), np.int64), 0.0
+    length = np.sqrt(np.square(exact).sum(1, keepdims=True))
+    whole = np.trunc(exact / np.maximum(feature_norm, length) * 2.0**_COVARIANCE_BITS)
+    within = whole.T @ whole / images
+    for label in np.unique(labels):
+        summed = whole[labels == label].sum(0)
+        within -= np.outer(summed, summed) / (int((labels == label).sum()) * images)
+    entries, weights = _triangle(dim)
+    covariance = within.ravel()[entries] * weights * 2.0 ** (-2 * _COVARIANCE_BITS)
+    norm = float(np.sqrt(np.square(covariance).sum()))
+    mean = whole.sum(0) / (images * 2.0**_COVARIANCE_BITS)
+    record = np.concatenate([mean_weight * mean, covariance / max(covariance_norm, norm)])
+    radius = 2.0**grid_bits / math.hypot(1.0, mean_weight) * (1.0 - _SLACK)
+    return np.trunc(record * radius).astype(np.int64), norm
+
+
+def solve_whitening(
+    mean: npt.NDArray[np.floating],
+    *,
+    features: int,
+    feature_norm: float,
+    mean_weight: float,
+    ridge: float,
+) -> tuple[Doubles, Doubles]:
+    """Computes the projection from a noised mean record; this is post-processing.
+
+    Noise may make eigenvalues of the covariance negative; they are set to at least zero.
+
+    Args:
+      mean: noised mean record in units of the clip, `[covariance_size(features)]`.
+      features: number of features.
+      feature_norm: as in `covariance_record`.
+      mean_weight: as in `covariance_record`.
+      ridge: value added to each eigenvalue, in units of the clip.
+
+    Returns:
+      Kernel `[features, features]`, symmetric, and bias `[features]`: features minus their mean,
+      divided by the square root of the covariance. The largest gain is 1.
+    """
+    exact = mean.astype(np.float64) * math.hypot(1.0, mean_weight)
+    entries, weights = _triangle(features)
+    covariance = np.zeros(features * features)
+    covariance[entries] = exact[features:] / weights
+    covariance = covariance.reshape(features, features)
+    covariance = covariance + np.triu(covariance, 1).T
+    values, vectors = np.linalg.eigh(covariance)
+    level = SHRINKAGE * max(float(np.trace(covariance)), 0.0) / features
+    level += ridge * math.hypot(1.0, mean_weight)
+    values = np.maximum(values, 0.0) + max(level, _TINY)
+    kernel = (vectors * np.sqrt(values.min() / values)) @ vectors.T
+    return kernel, -(exact[:features] * (feature_norm / mean_weight)) @ kernel

@@ -1,1 +1,0 @@
-"""One module per mechanism: its section, plan and event."""

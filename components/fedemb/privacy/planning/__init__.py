@@ -1,1 +1,0 @@
-"""Noise for a target epsilon, and projections."""

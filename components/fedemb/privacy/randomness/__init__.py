@@ -1,1 +1,0 @@
-"""Noise and coins from ciphers, and the samplers that use them."""
