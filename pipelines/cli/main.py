@@ -30,14 +30,14 @@ from fedemb.pipelines.cli.init import init
 from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.options import ConfigOption, SetOption
 from fedemb.pipelines.cli.plan import plan
-from fedemb.pipelines.cli.review import lineage, register, show_runs, verify_release
+from fedemb.pipelines.cli.review import register, show_runs, verify_release
 from fedemb.pipelines.cli.run import run
 from fedemb.pipelines.output import say, say_block, say_json
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Prepare": ("init", "check-data", "make-data", "backbone", "config"),
     "Plan and run": ("plan", "run", "runs", "ledger"),
-    "Review and release": ("approve", "verify", "lineage", "register"),
+    "Review and release": ("approve", "verify", "register"),
     "Use a model": ("embed",),
     "Operate": ("compile", "submit", "schedule", "doctor"),
 }
@@ -96,7 +96,6 @@ app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)
 app.command()(register)
-app.command()(lineage)
 app.command()(embed)
 
 

@@ -1,4 +1,4 @@
-"""Commands that read finished runs and releases: runs, verify, lineage, register."""
+"""Commands that read finished runs and releases: runs, verify, register."""
 
 from __future__ import annotations
 
@@ -254,26 +254,3 @@ def _not_verified(problems: tuple[str, ...]) -> Refused:
     return Refused(
         f"Verification failed with {len(problems)} problems. Do not use the files.", *listed
     )
-
-
-def lineage(
-    run: Annotated[
-        str,
-        typer.Argument(help="Run, release or lineage file; a path or address, or a run's name."),
-    ],
-    runs: RunsOption = Path("runs"),
-    json_: JsonOption = False,
-) -> None:
-    """Print each step of a run with the artifacts that it read and wrote.
-
-    Example: fedemb lineage week-1
-    """
-    from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.reports.lineage import read_steps, step_lines
-
-    below = "://" not in run and not Path(run).exists()
-    steps = read_steps(RunDirectory.open(Path(run), runs).root if below else run)
-    if json_:
-        say_json([vars(step) for step in steps])
-        return
-    say(*step_lines(steps))

@@ -34,6 +34,7 @@ from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
 from fedemb.runtime.step import Step
 from tests.architecture.structure import import_graph, modules, room_graph
+from tests.docs import declared
 from tests.kit.document_kinds import field_texts
 
 ROOT = Path(__file__).parents[2]
@@ -567,10 +568,12 @@ def pages() -> dict[str, str]:
 
 
 def main() -> int:
-    """Writes all pages."""
+    """Writes all pages, and what else is made of the declarations of the steps."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text)
+    for path, text in declared.generated(FOLDER.parents[1]).items():
+        path.write_text(text)
     return 0
 
 

@@ -114,7 +114,6 @@ def test_base_commands_run_without_any_extra(released, tmp_path):
         (["ledger", "show", *ledger], 0),
         (["verify", bundle, *trust, "--skip-saved-model"], 0),
         (["verify", bundle, *trust, *ledger, "--skip-saved-model", "--json"], 0),
-        (["lineage", str(released.lineage)], 0),
         (["runs", str(tmp_path)], 2),
         (["approve", "--help"], 0),
         (["doctor", "--help"], 0),

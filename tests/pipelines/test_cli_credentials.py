@@ -39,7 +39,6 @@ PARSERS = {
         ("verify", "AT/x", *TRUST),
         ("verify", BUNDLE, *TRUST, "--ledger", "AT/x"),
         ("ledger", "show", "--ledger", "AT/x"),
-        ("lineage", "AT/x"),
         ("register", "AT/x", *TRUST, "--to", "mlflow+https://registry"),
     ],
     ids=lambda words: " ".join(words[:3]).replace("TMP", "folder"),

@@ -60,8 +60,6 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
          2, "a file is at the path of a folder"),
         (("ledger", "show", "--ledger", "FOLDER/none"), 2, "No ledger"),
         (("verify", "FOLDER/none", "--trust", "x"), 2, "no release folder"),
-        (("lineage", "FOLDER/none"), 2, "No run"),
-        (("lineage", "FOLDER"), 2, "no lineage.jsonl"),
         (("submit", "FOLDER/broken.yaml", "-c", "quickstart", "--dry-run"), 2, "not a compiled"),
         (("submit", "FOLDER/broken.yaml", "-c", "quickstart"), 2, "Pass --host"),
         (("schedule", "FOLDER"), 2, "Pass --host"),

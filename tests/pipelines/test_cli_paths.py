@@ -37,7 +37,6 @@ def run(capsys, *words):
         ("embed", LONG, "-m", BUNDLE, *TRUST),
         ("embed", ".", "-m", LONG, *TRUST),
         ("embed", ".", "-m", BUNDLE, *TRUST, "-o", LONG),
-        ("lineage", LONG),
         ("runs", LONG),
         ("run", "--resume", LONG),
         ("init", "--data", LONG, "-o", "m.yaml", "--public", "none", *NEW),

@@ -1,4 +1,4 @@
-"""`fedemb verify` and `fedemb lineage` as a user meets them: what they print, and exit codes."""
+"""`fedemb verify` as a user meets it: what they print, and exit codes."""
 
 import json
 import shutil

@@ -35,18 +35,17 @@ def call(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["runs", "lineage"])
-def test_command_takes_the_name_that_runs_lists(command, folder, capsys, monkeypatch):
+def test_command_takes_the_name_that_runs_lists(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder.root.parents[1])
     name = call(capsys, "runs").splitlines()[1].split()[0]
     assert name == folder.run_id
-    by_name = call(capsys, command, name)
-    assert by_name == call(capsys, command, folder.root)
-    assert by_name == call(capsys, command, name, "--runs", folder.root.parent)
+    by_name = call(capsys, "runs", name)
+    assert by_name == call(capsys, "runs", folder.root)
+    assert by_name == call(capsys, "runs", name, "--runs", folder.root.parent)
     assert by_name
 
 
-@pytest.mark.parametrize("command", ["runs", "lineage", "approve"])
+@pytest.mark.parametrize("command", ["runs", "approve"])
 def test_unknown_name_is_answered_with_the_command_that_lists_names(
     command, folder, capsys, monkeypatch
 ):

@@ -26,6 +26,7 @@ from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.reports import lineage
 from fedemb.runtime.step import PLACEHOLDER_IMAGES, Rights, declared, leading_to, step
+from tests.docs import declared as declared_files
 from tests.kit.pipeline_runs import honest_run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -59,10 +60,10 @@ def run(context):
 
 
 def test_files_made_of_the_declarations_are_up_to_date(request):
-    for path, text in steps.generated(REPOSITORY).items():
+    for path, text in declared_files.generated(REPOSITORY).items():
         if request.config.getoption("--force-regen"):
             path.write_text(text)
-        assert path.read_text() == text, "run `python -m fedemb.pipelines.steps`"
+        assert path.read_text() == text, "run `make docs-reference`"
 
 
 def test_every_module_of_a_step_is_declared_and_in_a_pipeline():
@@ -101,7 +102,7 @@ def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, t
 
 def test_new_step_has_its_rights_row_arrows_and_publication(toy):
     assert steps.rights_of_groups()["count"].ledger == "read"
-    assert "| Counts the rounds of the model | light |" in steps.steps_table()
+    assert "| Counts the rounds of the model | light |" in declared_files.steps_table()
     assert toy.after()["count_toys"] == ("train_dp_fedemb",)
     assert toy.published()["count_toys"] == {"toys": Public}
 

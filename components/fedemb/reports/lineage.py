@@ -384,13 +384,3 @@ def _datasets(
         digest = facets.get("version", {}).get("datasetVersion")
         (same, *_) = facets.get("symlinks", {}).get("identifiers") or [{"name": None}]
         yield dataset["name"].rpartition("/")[2], digest, same["name"]
-
-
-def step_lines(steps: Sequence[StepLineage]) -> Iterator[str]:
-    """Yields the steps of a run as lines of text, each with its inputs and outputs."""
-    for step in steps:
-        yield step.step + (", failed" if step.failed else "")
-        for sign, artifacts in (("<-", step.inputs), ("->", step.outputs)):
-            for name, digest in artifacts.items():
-                known_as = f"= {step.parents[name]}" if name in step.parents else ""
-                yield "  ".join(filter(None, (f"  {sign} {name}", (digest or "")[:12], known_as)))

@@ -1,0 +1,99 @@
+"""Files of the checkout that are made of the declarations of the steps, see `generate`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from fedemb.pipelines.steps import SIGNING_CLAIM, all_steps, key_claims, rights_of_groups, steps_of
+
+OWNER_CLAIMS = (f"{SIGNING_CLAIM}-policy",)
+"""The owner's own signing key, which no step holds."""
+KEYS_HEAD = """\
+# The key store on a cluster without Secret Manager: volumes apart from every bucket, of a class
+# without snapshots and backups, so that a destroyed key is gone. Each kind of key has a volume, and
+# each role a volume for its signing key (`fedemb-keys-ROLE`). A profile's `key_volumes` mounts to a
+# step what its rights name, and ../../base/pods.yaml refuses it the others. Made of the steps'
+# declarations by `make docs-reference`; do not edit it here.
+"""
+KEYS_VOLUME = """\
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {name}
+  namespace: fedemb
+spec:
+  accessModes: [ReadWriteMany]
+  resources:
+    requests: {{storage: 1Gi}}
+---
+"""
+KEYS_OWNER = """\
+# The data owner's: for pods that make or destroy keys (`fedemb ledger init`).
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: fedemb-owner
+  namespace: fedemb
+automountServiceAccountToken: false
+"""
+RIGHTS_HEAD = """\
+# Rights of each group of steps: the source of service accounts, Terraform and the S3 policies.
+# Generated from the declarations of the steps by `make docs-reference`; do not edit.
+# `Rights` in components/fedemb/runtime/step.py explains the terms. Tests compare everything else
+# with this file and run the real steps (tests/integration/test_infra_rights.py): a missing right
+# stops a step there, and so does an unused one.
+"""
+
+
+def keys_file() -> str:
+    """The text of `infra/kustomize/overlays/s3/keys.yaml`: a claim for each role, and the owner."""
+    held = [key_claims(step.rights) for step in all_steps().values()]
+    names = sorted({*OWNER_CLAIMS, *(name for claims in held for name in claims)})
+    claims = "".join(KEYS_VOLUME.format(name=name) for name in names)
+    return f"{KEYS_HEAD}{claims}{KEYS_OWNER}"
+
+
+def rights_file() -> str:
+    """Returns the text of `infra/rights.yaml`, one line per group."""
+    lines = ""
+    for group, rights in rights_of_groups().items():
+        row = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(rights).items()
+        }
+        row = {"steps": steps_of(group), **row}
+        text = yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=999)
+        lines += f"  {group}: {text}"
+    return f"{RIGHTS_HEAD}groups:\n{lines}"
+
+
+def steps_table() -> str:
+    """Returns the table of all steps in Markdown."""
+    rows = ["| step | purpose | image |", "|---|---|---|"]
+    rows += [
+        f"| [`{name}`](fedemb/steps/{name}.py) | {step.summary.rstrip('.')} | {step.image} |"
+        for name, step in all_steps().items()
+    ]
+    return "\n".join(rows) + "\n"
+
+
+START, END = "<!-- steps: made by `make docs-reference` -->\n", "<!-- end -->\n"
+
+
+def with_table(text: str) -> str:
+    """Returns a page with a new table between its two markers."""
+    head, _, rest = text.partition(START)
+    return f"{head}{START}{steps_table()}{END}{rest.partition(END)[2]}"
+
+
+def generated(repository: Path) -> dict[Path, str]:
+    """The files of a checkout that are made of the declarations, and what they must hold."""
+    page = repository / "components" / "README.md"
+    return {
+        repository / "infra" / "rights.yaml": rights_file(),
+        repository / "infra/kustomize/overlays/s3/keys.yaml": keys_file(),
+        page: with_table(page.read_text()),
+    }
