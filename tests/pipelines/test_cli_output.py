@@ -59,13 +59,6 @@ def test_everything_is_printed_by_the_shared_way_or_named_here():
     assert found == set(PRINTS_ITSELF)
 
 
-@pytest.mark.parametrize(
-    "line", ["print(1)", "typer.echo(name)", "sys.stdout.write(name)", "sys.exit(f'{name}')"]
-)
-def test_search_for_prints_finds_a_new_one(line):
-    assert _printers(line, "x.py")
-
-
 @given(st.text())
 def test_escaped_text_is_one_visible_line(text):
     shown = escaped(text)

@@ -2,61 +2,29 @@
 
 import ast
 import inspect
-import json
 import os
 import subprocess
 import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 from kfp import dsl
 
-import fedemb.steps
-from fedemb.documents.artifacts import Noised, Public
+from fedemb.documents.artifacts import Noised
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
 from fedemb.pipelines import steps
-from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.reports import lineage
-from fedemb.runtime.step import PLACEHOLDER_IMAGES, Rights, declared, leading_to, step
+from fedemb.runtime.step import Rights, declared, leading_to, step
 from tests.docs import declared as declared_files
 from tests.kit.pipeline_runs import honest_run
 
 REPOSITORY = Path(__file__).parents[2]
-TOY = """
-import json
-
-from kfp import dsl
-
-from fedemb.documents.artifacts import Public
-from fedemb.runtime.step import Rights, step
-
-
-@step(image="light", private=False, outputs={"toys": Public}, rights=Rights(ledger="read"))
-def count_toys(
-    config: str, ledger: str, model: dsl.Input[dsl.Model], toys: dsl.Output[dsl.Artifact]
-):
-    'Counts the rounds of the model.'
-    from fedemb.runtime.step import step_process
-    from fedemb.steps.count_toys import run
-
-    with step_process("count_toys", locals()) as context:
-        toys.metadata["rounds"] = run(context)
-
-
-def run(context):
-    rounds = len((context.artifacts.model / "rounds.jsonl").read_text().splitlines())
-    assert rounds <= context.config.mechanism.rounds
-    context.artifacts.toys.write_text(json.dumps({"rounds": rounds}))
-    return rounds
-"""
 
 
 def test_files_made_of_the_declarations_are_up_to_date(request):
@@ -69,54 +37,6 @@ def test_files_made_of_the_declarations_are_up_to_date(request):
 def test_every_module_of_a_step_is_declared_and_in_a_pipeline():
     found = {path.stem for path in (REPOSITORY / "components/fedemb/steps").glob("[a-z]*.py")}
     assert found == set(steps.all_steps())
-
-
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """The file and the one entry that make a new step: all that is done here to add it."""
-    (tmp_path / "count_toys.py").write_text(TOY)
-    names = list(DP_FEDEMB.steps)
-    names.insert(names.index("audit_privacy"), "count_toys")
-    pipeline = replace(DP_FEDEMB, name="with-toys", steps=tuple(names))
-    monkeypatch.setattr(fedemb.steps, "__path__", [*fedemb.steps.__path__, str(tmp_path)])
-    monkeypatch.setattr(steps, "PIPELINES", (*steps.PIPELINES, pipeline))
-    steps.all_steps.cache_clear()
-    yield pipeline
-    steps.all_steps.cache_clear()
-
-
-@pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
-def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, tmp_path):
-    images = parse_images([f"{name}=r.example/x@sha256:{'a' * 64}" for name in PLACEHOLDER_IMAGES])
-    path = tmp_path / "pipeline.yaml"
-    compile_pipeline(path, profile=profile, images=images, pipeline=toy)
-    spec, platform = yaml.safe_load_all(path.read_text())
-    task = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]["count-toys"]
-    assert not task["cachingOptions"].get("enableCache")
-    assert task["dependentTasks"] == ["plan-privacy", "train-dp-fedemb"]
-    assert task["taskInfo"]["name"] == "Count toys"
-    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    labels = executors["exec-count-toys"]["podMetadata"]["labels"]
-    assert labels == {"fedemb.dev/step": "count-toys"}
-
-
-def test_new_step_has_its_rights_row_arrows_and_publication(toy):
-    assert steps.rights_of_groups()["count"].ledger == "read"
-    assert "| Counts the rounds of the model | light |" in declared_files.steps_table()
-    assert toy.after()["count_toys"] == ("train_dp_fedemb",)
-    assert toy.published()["count_toys"] == {"toys": Public}
-
-
-def test_new_step_runs_from_its_component(toy, tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "rounds.jsonl").write_text("{}\n" * 3)
-    model, toys = (
-        SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("model", "toys")
-    )
-    config = honest_run.config().model_dump_json()
-    function = declared("count_toys").component.python_func
-    function(config=config, ledger="gs://ledger", model=model, toys=toys)
-    assert json.loads((tmp_path / "toys").read_text()) == {"rounds": 3} == toys.metadata
 
 
 @pytest.mark.planted_bug(21)

@@ -14,34 +14,21 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedemb.config import SourceConfig
-from fedemb.data.client_data import (
-    STORE_SCHEMA,
-    GroupIndex,
-    encode_groups,
-    encode_index,
-    groups_name,
-    index_name,
-    read_index,
-    split_groups,
-)
 from fedemb.data.columns import guess_source
 from fedemb.data.identity import Hasher, name_problem, name_text
 from fedemb.data.image_files import BadRecord
 from fedemb.data.photos import BadImageError
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
-from fedemb.errors import ArtifactError, ConfigError, InputError
-from fedemb.foundation.document import write_json
+from fedemb.errors import ConfigError, InputError
 from fedemb.partition.prepare import Preparer
 from tests.components.partition_users.test_partition_sources import example as tf_example
 from tests.components.partition_users.test_partition_sources import write_tfrecord
 from tests.kit.pipeline_runs.partition_run import KEY, make_config, rows_of, write_parquet
-from tests.kit.verified_folder import as_committed
 
 QUICK, LONG = 25, 400
 COLUMNS = ["user_id", "label"]
@@ -377,52 +364,3 @@ def test_name_of_an_image_in_a_table_never_raises_anything_else(tmp_path, name):
 
 
 # ---- index files of a partition --------------------------------------------------------------
-
-
-def damaged_index(damage: Callable[[bytes], bytes], kind: str) -> None:
-    with folder() as path:
-        keys, counts = np.arange(9, dtype=np.uint64), np.ones(9, np.uint32)
-        data = encode_index(keys, counts)
-        name = index_name("users-00000-of-00001.arrayrecord")
-        (path / name).write_bytes(damage(data))
-        shards = [{"name": "users-00000-of-00001.arrayrecord", "users": 9}]
-        with one_sentence(ArtifactError):
-            assert read_index(path, shards, kind, np.uint64).shape == (9,)
-
-
-def damaged_groups(
-    damage: Callable[[bytes], bytes], caught: tuple[type[Exception], ...] = (ArtifactError,)
-) -> None:
-    with folder() as path:
-        users = {"name": "users-00000-of-00001.arrayrecord", "users": 9}
-        manifest = {"virtual_clients": 5, "groupings": 1}
-        write_json(path / "manifest.json", STORE_SCHEMA, {**manifest, "shards": [users]})
-        ((_, piece),) = split_groups(0, np.arange(9) % 5)
-        (path / groups_name(0, 0, 5)).write_bytes(damage(encode_groups([piece], 5)))
-        index = GroupIndex(as_committed(path))
-        for group in range(5):
-            with one_sentence(*caught):
-                assert index.members(0, group).dtype == np.int64
-
-
-@pytest.mark.parametrize(("shard", "users"), [(1, 9), (0, 10)])
-def test_group_of_users_that_do_not_exist_is_refused(shard, users):
-    def other(_: bytes) -> bytes:
-        ((_, piece),) = split_groups(shard, np.arange(users) % 5)
-        return encode_groups([piece], 5)
-
-    with pytest.raises(ArtifactError, match="users that do not exist"):
-        damaged_groups(other, caught=())
-
-
-@given(damage=damages())
-@short
-def test_damaged_file_of_groups_is_a_sentence(damage):
-    damaged_groups(damage)
-
-
-@pytest.mark.parametrize("kind", ["user_key", "images"])
-@given(damage=damages())
-@short
-def test_damaged_index_of_users_is_a_sentence(kind, damage):
-    damaged_index(damage, kind)

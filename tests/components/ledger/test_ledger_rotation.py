@@ -103,15 +103,6 @@ def test_rotation_that_was_cut_off_is_missed(kit):
         kit.reader()
 
 
-def test_planted_trust_that_forgets_to_retire_trusts_the_thief(kit, monkeypatch):
-    """The fault the test above is for."""
-    stolen = Signer.load_or_create(kit.keys, "ledger")
-    rotate(kit)
-    forge(kit, stolen)
-    monkeypatch.setattr(TrustStore, "_retired_by", lambda *_: None)
-    assert kit.reader().state.attempts["monday", 1].void
-
-
 def test_retired_owner_rotates_and_waives_nothing_more(kit):
     stolen, ledger = kit.owner, kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())

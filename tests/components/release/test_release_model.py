@@ -227,12 +227,6 @@ def test_every_file_changed_or_dropped_is_named(released, copy):
     assert problems_of(str(copy), trust(released)) == []
 
 
-def test_extra_file_is_found(released, copy):
-    (copy / ".git").mkdir()
-    (copy / ".git" / "head.keras").write_bytes(b"a head")
-    assert any("head.keras" in problem for problem in problems_of(str(copy), trust(released)))
-
-
 def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path):
     stranger = trust_of(open_key_store(str(tmp_path / "stranger")))
     stranger.save(tmp_path / "trust.json")
@@ -251,13 +245,6 @@ def test_ledger_that_forgot_the_release_is_found(released, tmp_path):
     shutil.rmtree(tmp_path / "ledger" / "weekly" / "heads")
     problems = problems_of(released.document["uri"], trust(released), str(tmp_path / "ledger"))
     assert problems == ["the ledger has no record of this release"]
-
-
-def test_taken_version_is_refused_for_another_model(released, tmp_path):
-    other = honest_run.start(tmp_path / "other", "tuesday", released.policy_root).until_gate()
-    other.do_gate()
-    with pytest.raises(Refused, match=r"another release\.version"):
-        release_model.run(other.context(releases=released.releases_uri))
 
 
 def test_verdict_of_another_model_or_a_denial_releases_nothing(released, tmp_path):

@@ -107,24 +107,6 @@ def test_every_file_is_written_by_the_shared_way_or_named_here():
     assert found == set(ELSEWHERE)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "open('a', 'w')",
-        "path.open('ab')",
-        "path.write_text('a')",
-        "path.write_bytes(b'')",
-        "os.open(path, os.O_WRONLY)",
-        "shutil.copyfile(a, b)",
-        "temporary.replace(path)",
-        "pq.write_table(table, path)",
-        "np.save(path, array)",
-    ],
-)
-def test_search_for_writers_finds_a_new_one(line):
-    assert _writers(line, "x.py")
-
-
 def _outputs(tmp_path):
     """Writers of all kinds, each given a path."""
 
