@@ -7,9 +7,6 @@ taken, then the median and the quartiles over pairs. Every process measures one 
 number of cores (its affinity is cut before TensorFlow starts). Memory is the high-water mark of a
 process of its own. Plain lines for people, JSON for machines. Results of earlier attempts:
 README.md beside this file.
-
-`--front` is for a busy machine (root, Linux): each timed round runs at real-time priority, with a
-quarter of the clients, so that it fits into the second the kernel grants, and a rest after it.
 """
 
 from __future__ import annotations
@@ -20,10 +17,8 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,29 +147,13 @@ class Bench:
         return min(all_clients() for _ in range(4))
 
 
-def _schedule(policy: int, priority: int) -> None:
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
-
-
-@contextmanager
-def _ahead_of_others() -> Iterator[None]:
-    """All threads of this process at real-time priority, then a rest: the kernel grants .95 s/s."""
-    _schedule(os.SCHED_FIFO, 1)
-    try:
-        yield
-    finally:
-        _schedule(os.SCHED_OTHER, 0)
-        time.sleep(1.1)
-
-
 def _clock(act: Callable[[], Any]) -> tuple[float, float]:
     start, cpu = time.perf_counter(), time.process_time()
     act()
     return time.perf_counter() - start, time.process_time() - cpu
 
 
-def _time(bench: Bench, pairs: int, front: bool) -> dict[str, Any]:
+def _time(bench: Bench, pairs: int) -> dict[str, Any]:
     loop, start = bench.plain_loop(), time.perf_counter()
     bench.ours()
     first = time.perf_counter() - start
@@ -184,8 +163,7 @@ def _time(bench: Bench, pairs: int, front: bool) -> dict[str, Any]:
     for pair in range(pairs):
         order = (("ours", bench.ours), ("loop", loop))
         for name, act in order if pair % 2 else order[::-1]:
-            with _ahead_of_others() if front else nullcontext():
-                wall, cpu = _clock(act)
+            wall, cpu = _clock(act)
             seconds[name].append(wall)
             work[name].append(cpu)
     ours, plain = np.array(seconds["ours"]), np.array(seconds["loop"])
@@ -212,12 +190,10 @@ def _child(arguments: argparse.Namespace) -> dict[str, Any]:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.child_cores])
     # Each session its own threads: the plain loop uses all cores, a client of ours one.
     os.environ["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
-    if arguments.measure == "index":
-        return _open_index()
     workload = Workload(**json.loads(arguments.child))
     bench = Bench(workload, arguments.child_cores)
     if arguments.measure == "time":
-        return _time(bench, arguments.pairs, arguments.front)
+        return _time(bench, arguments.pairs)
     if arguments.measure == "start":
         bench.ours()
         ready = time.time() - arguments.started
@@ -228,54 +204,10 @@ def _child(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"megabytes": _peak_megabytes()}
 
 
-def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
-    """Opens an index of a million virtual clients of two users each and asks for a thousand."""
-    from fedemb.data.client_data import STORE_SCHEMA, GroupIndex
-    from fedemb.foundation.document import write_json
-    from tests.kit.pipeline_runs.partition_run import write_index_files
-    from tests.kit.verified_folder import as_committed
-
-    random = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        child = os.fork()  # what writing costs is not what opening costs
-        if child == 0:
-            keys = np.sort(random.integers(0, 2**63, 2 * clients, np.uint64))
-            groups = random.integers(0, clients, (1, 2 * clients), np.uint32)
-            entries = write_index_files(
-                folder,
-                "users-00000-of-00001",
-                keys=keys,
-                images=np.full(len(keys), 3, np.uint32),
-                groups=groups,
-                clients=clients,
-            )
-            manifest = {"image_size": 28, "channels": 1, **entries}
-            write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
-            os._exit(0)
-        os.waitpid(child, 0)
-        verified = as_committed(folder)
-        before, start = _resident(), time.perf_counter()
-        index = GroupIndex.load(verified)
-        index.members(0, 0)
-        opened = time.perf_counter() - start
-        for group in random.integers(0, clients, 1000):
-            index.members(0, int(group))
-        return {"seconds": opened, "megabytes": _resident() - before}
-
-
-def _resident() -> float:
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line) / 1024
-
-
-def _spawn(
-    workload: Workload, cores: int, measure: str, pairs: int = 0, *, front: bool = False
-) -> dict[str, Any]:
+def _spawn(workload: Workload, cores: int, measure: str, pairs: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.benchmarks.bench_engine"]
     command += ["--child", json.dumps(asdict(workload)), "--child-cores", str(cores)]
     command += ["--measure", measure, "--pairs", str(pairs), "--started", str(time.time())]
-    command += ["--front"] if front else []
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
@@ -314,9 +246,6 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="three pairs, no memory")
-    parser.add_argument(
-        "--front", action="store_true", help="real-time priority, for busy machines"
-    )
     parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
     for hidden in ("--child", "--measure"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -331,10 +260,7 @@ def main() -> None:
     for name in arguments.workloads.split(","):
         for count in sorted(set(cores)):
             pairs = 3 if arguments.quick else arguments.pairs
-            workload = WORKLOADS[name]
-            if arguments.front:
-                workload = replace(workload, clients=max(count, workload.clients // 4))
-            found = _spawn(workload, count, "time", pairs, front=arguments.front)
+            found = _spawn(WORKLOADS[name], count, "time", pairs)
             goal = GOALS.get((name, count))
             results["workloads"][f"{name} cores={count}"] = {**found, "goal": goal}
             low, high = found["ratio_quartiles"]
@@ -356,13 +282,8 @@ def main() -> None:
             f"{memory['growth_8_to_1024_rows']:+.0f} MB (goal 20 each)"
         )
         start = _spawn(WORKLOADS["W1"], max(cores), "start")["seconds"]
-        index = _spawn(WORKLOADS["W1"], 1, "index")
-        results |= {"start_seconds": start, "index": index}
+        results |= {"start_seconds": start}
         _say(f"process start to first round {start:.1f} s (goal 12)")
-        _say(
-            f"index of 1,000,000 virtual clients: {index['seconds']:.2f} s to open (goal 2), "
-            f"{index['megabytes']:.0f} MB after reading 1,000 of them (goal 200)"
-        )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 

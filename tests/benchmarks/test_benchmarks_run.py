@@ -12,7 +12,6 @@ from tests.conftest import REPOSITORY
 ARGUMENTS = {
     "bench_backends": ("--pairs", "1"),
     "bench_engine": ("--cores", "1", "--pairs", "1"),
-    "bench_partition": ("50",),
     "bench_scale": (),
     "bench_unit_gradient": ("--cores", "1", "--pairs", "1"),
     "poster": ("--quick",),

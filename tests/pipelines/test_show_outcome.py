@@ -9,19 +9,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import fedemb.reports.lineage
-import fedemb.runtime.step_context
+import fedemb.runtime.outcome
 import fedemb.steps.show_outcome
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.utility import UtilityReport
 from fedemb.errors import Superseded
 from fedemb.foundation.document import read
 from fedemb.keys.trust import Signer
 from fedemb.ledger import name_approvers, read_reservation
-from fedemb.reports.headline import privacy_figures, utility_figures
+from fedemb.runtime.outcome import keep_outcome
 from fedemb.runtime.step import declared, step_process
-from fedemb.runtime.step_context import keep_outcome
 from fedemb.storage import LocalStore, open_store
 from fedemb.storage.fencing import FencingToken
 from tests.kit.pipeline_runs import honest_run
@@ -46,7 +44,7 @@ def bucket(tmp_path, monkeypatch):
         return _Bucket(tmp_path / "bucket" / name)
 
     for module in (
-        fedemb.runtime.step_context,
+        fedemb.runtime.outcome,
         fedemb.reports.lineage,
         fedemb.steps.show_outcome,
     ):
@@ -162,36 +160,6 @@ def test_run_resumed_from_the_gate_shows_the_figures_of_the_run_before(bucket, r
     assert figures["epsilon"] == stated["accounting"]["epsilon"]
     assert figures["gain"] == pytest.approx(0.2)
     assert "monday/account-privacy/1bf2/privacy_page" in (tmp_path / "outcome").read_text()
-
-
-def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compared_by(
-    bucket, tmp_path
-):
-    run, folder = honest_run.start(tmp_path / "run").until_gate(), tmp_path / "pod"
-    folder.mkdir()
-    assert _gate(run, _pod(folder, "gate-release", "friday", *GATE)) == 0
-    page = (folder / "verdict_page").read_text()
-    assert page.startswith("# Allowed\n")
-    assert json.loads((folder / "verdict").read_text())["model_sha"] in page
-    stated = json.loads(run.report.read_text())
-    measured = json.loads(run.utility.read_text())
-    figures = {
-        **privacy_figures(read(run.report, PrivacyReport).body),
-        **utility_figures(read(run.utility, UtilityReport).body),
-    }
-    rate, start = measured["headline_rate"], measured["public_backbone"]
-    assert figures == {
-        "epsilon": stated["accounting"]["epsilon"],
-        "delta": stated["accounting"]["delta"],
-        "epsilon_cumulative": stated["cumulative"]["max_block_epsilon"],
-        "epsilon_cap": run.config.policy.epsilon_cap,
-        "recall": measured["recall_at_far"][rate]["value"],
-        "recall_public_start": start["recall_at_far"][rate]["value"],
-        "recall_best_start": start["recall_at_far"][rate]["value"],
-        "gain": start["difference"][rate]["value"],
-        "gain_low": start["difference"][rate]["low"],
-        "gain_high": start["difference"][rate]["high"],
-    }
 
 
 def _upload(bucket: Path, run: str, task: str, **files: Path) -> Path:

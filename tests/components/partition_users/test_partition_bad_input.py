@@ -111,29 +111,6 @@ def test_user_ids_of_mixed_types_are_one_user() -> None:
     assert prepared.counts["user_id_not_text"] == 1
 
 
-def test_user_ids_of_mixed_types_in_several_files_are_one_user(
-    partition: Partitioner, tmp_path: Path
-) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    columns: list[list[Any]] = [[7, 8], [7.0, float("nan")], ["7", " 7 "], [b"7", b"\xff"]]
-    for number, ids in enumerate(columns):
-        rows = [
-            {"image": picture(10 * number + n), "user_id": user_id, "label": "a"}
-            for n, user_id in enumerate(ids)
-        ]
-        write_parquet(folder / f"{number}.parquet", rows)
-    result = partition(
-        str(folder),
-        data__source__format="parquet",
-        partition__evaluation={"by": "hash", "fraction": 1e-9},
-    )
-    sizes = {key: len(record.images) for key, record in result.records().items()}
-    assert sizes == {user_key("7"): 5, user_key("8"): 1}
-    assert result.counts["user_id_missing"] == 1
-    assert result.counts["user_id_not_text"] == 1
-
-
 def test_names_that_are_no_unicode_are_dropped_and_the_run_goes_on(
     partition: Partitioner, tmp_path: Path
 ) -> None:
@@ -159,16 +136,6 @@ def test_duplicates_are_dropped_within_a_user_only(partition: Partitioner) -> No
     assert [row["reason"] for row in result.rejects()] == ["duplicate"] * 2
     assert len(everyone[user_key("user 0")].images) == 2
     assert len(everyone[user_key("user 1")].images) == 3
-
-
-def test_user_with_nine_tenths_of_all_images_is_capped(partition: Partitioner) -> None:
-    rows = rows_of(5, images=4) + [
-        {"image": picture(10_000 + n), "user_id": "whale", "label": "w"} for n in range(180)
-    ]
-    result = partition(rows, partition__max_images_per_user=10)
-    everyone = {**result.records(), **result.records("evaluation")}
-    assert len(everyone[user_key("whale")].images) == 10
-    assert result.counts["dropped_over_cap"] == 170
 
 
 def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner) -> None:

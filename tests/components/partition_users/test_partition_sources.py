@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import struct
 from pathlib import Path
@@ -15,10 +14,9 @@ import pytest
 
 from fedemb.config import SourceConfig
 from fedemb.data.photos import PhotoReader
-from fedemb.data.records import encode_example, example_class
-from fedemb.data.sources import find_parts, read_part, read_public_images
-from fedemb.errors import InputError
-from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of
+from fedemb.data.records import encode_example
+from fedemb.data.sources import find_parts, read_public_images
+from tests.kit.pipeline_runs.partition_run import Partitioner, rows_of
 
 
 def write_tfrecord(path: Path, records: list[bytes]) -> str:
@@ -46,76 +44,6 @@ def example(row: dict[str, Any]) -> bytes:
 def same_users(left: Any, right: Any) -> bool:
     kinds = ("users", "evaluation")
     return all(left.records(kind) == right.records(kind) for kind in kinds)
-
-
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_tfrecords_give_the_users_of_parquet_and_bad_records_are_dropped(
-    partition: Partitioner, tmp_path: Path, ending: str
-) -> None:
-    rows = rows_of(10)
-    retyped = example_class()()  # the same feature with another type: a number as user id
-    retyped.features.feature["image"].bytes_list.value.append(picture(77))
-    retyped.features.feature["user_id"].int64_list.value.append(7)
-    retyped.features.feature["label"].float_list.value.append(1.0)
-    extra = {"image": picture(77), "user_id": "7", "label": "1"}
-    records = [example(rows[0]), retyped.SerializeToString(), *map(example, rows[1:])]
-    records += [b"\xff\xff no example", b"", encode_example({"user_id": [b"user 1"]})]
-    address = write_tfrecord(tmp_path / f"rows.tfrecord{ending}", records)
-    result = partition(address)
-    assert same_users(result, partition([*rows, extra]))
-    assert result.counts["user_id_missing"] == 2
-    assert result.counts["label_missing"] == 1
-
-
-def test_tfrecord_cut_in_the_middle_is_one_sentence(partition: Partitioner, tmp_path: Path) -> None:
-    path = Path(write_tfrecord(tmp_path / "a.tfrecord", [example(row) for row in rows_of(3)]))
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match="cut or damaged"):
-        partition(str(path))
-
-
-def test_image_folder_gives_one_user_and_class_per_folder(
-    partition: Partitioner, tmp_path: Path
-) -> None:
-    rows = [{**row, "label": row["user_id"]} for row in rows_of(8)]
-    for number, row in enumerate(rows):
-        folder = tmp_path / "faces" / row["user_id"]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.png").write_bytes(row["image"])
-    (tmp_path / "faces" / "user 1" / "scan.pcx").write_bytes(b"junk")
-    (tmp_path / "faces" / "user 1" / "Thumbs.db").write_bytes(b"junk")
-    (tmp_path / "faces" / ".hidden").mkdir()
-    result = partition(str(tmp_path / "faces"))
-    assert same_users(result, partition(rows))
-    assert result.counts["not_decodable"] == 1
-    assert result.counts["side_file"] == 1
-
-
-def test_csv_mapping_finds_images_with_and_without_ending(
-    partition: Partitioner, tmp_path: Path
-) -> None:
-    rows = rows_of(8)
-    images = tmp_path / "images"
-    (images / "a" / "b" / "c").mkdir(parents=True)
-    lines = []
-    for number, row in enumerate(rows):
-        name = f"abc{number}"
-        ending = (".png", ".jpg")[number % 2]
-        folder = images / "a/b/c" if number % 3 == 0 else images
-        (folder / f"{name}{ending}").write_bytes(row["image"])
-        written = name if number % 2 else f"{name}{ending}"
-        lines.append([row["user_id"], written, row["label"]])
-    lines += [["eve", "../../etc/passwd", "x"], ["eve", "nothing", "x"], ["eve", "", "x"]]
-    with (tmp_path / "map.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["user_id", "image_id", "class"], *lines, ["odd line"]])
-    result = partition(
-        str(tmp_path / "map.csv"),
-        data__source__image_root=str(images),
-        data__source__columns={"label": "class"},
-    )
-    assert same_users(result, partition(rows))
-    assert result.counts["image_missing"] == 3
-    assert result.counts["rows"] == len(lines) + 1
 
 
 def test_line_of_a_csv_that_is_no_row_is_counted_whatever_where_says(
@@ -191,17 +119,6 @@ def test_where_filters_and_huggingface_images_are_read(
     result = partition(str(tmp_path / "hub.parquet"), data__source__where={"part": ["a"]})
     assert result.counts["rows"] == 12
     assert same_users(result, partition([row for row in rows if row["part"] == "a"]))
-
-
-def test_globs_and_folders_of_files_are_found(tmp_path: Path) -> None:
-    for name in ("b/2.parquet", "b/1.parquet", "c.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table({"image": [b"x"], "user_id": ["a"]}), tmp_path / name)
-    for address in (tmp_path / "b" / "*.parquet", tmp_path / "*" / "*.parquet", tmp_path / "b"):
-        source = SourceConfig(uri=str(address), format="parquet")
-        parts = find_parts(source, ["user_id"])
-        assert [part.name.split("/")[-1] for part in parts] == ["1.parquet", "2.parquet"]
-        assert [len(batch) for part in parts for batch in read_part(source, part, [])] == [1, 1]
 
 
 def test_omniglot_alphabets_held_out_never_train(partition: Partitioner, data_dir: Path) -> None:
