@@ -93,6 +93,17 @@ def test_every_patch_fits_the_product():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
+@pytest.mark.long
+def test_every_test_that_must_turn_red_exists():
+    wanted = {test for mutant in MUTANTS for test in mutant.tests}
+    files = sorted({test.partition("::")[0] for test in wanted})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *files]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    ids = done.stdout.splitlines()
+    there = {*ids, *(test.partition("[")[0] for test in ids), *(it.split("::")[0] for it in ids)}
+    assert wanted - there == set()
+
+
 def test_every_path_of_the_groups_of_mutation_exists():
     """A renamed room cannot drop out of the run."""
     from tests.mutation.run import GROUPS
