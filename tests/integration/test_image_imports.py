@@ -103,10 +103,10 @@ def roots(flavour: str) -> list[Path]:
     if flavour == "cpu":
         folders = (ROOT / "components", ROOT / "pipelines")
         return [file for folder in folders for file in folder.rglob("*.py")]
-    steps = (ROOT / "components").glob("*/component.py")
+    steps = (PACKAGES / "fedemb" / "steps").glob("*.py")
     image = "light" if flavour == "light" else "trainer"
     found = [file for file in steps if f'image="{image}"' in file.read_text()]
-    found = [file for file in found if file.parent.name != "pretrain_public"]
+    found = [file for file in found if file.stem != "pretrain_public"]
     assert len(found) >= 3
     if image == "trainer":
         found.append(PACKAGES / "fedemb" / "training" / "hosts.py")
