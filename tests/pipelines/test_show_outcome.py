@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import fedemb.reports.lineage
-import fedemb.runtime.outcome
+import fedemb.runtime.step_context
 import fedemb.steps.show_outcome
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
@@ -18,8 +18,8 @@ from fedemb.errors import Superseded
 from fedemb.foundation.document import read
 from fedemb.keys.trust import Signer
 from fedemb.ledger import name_approvers, read_reservation
-from fedemb.runtime.outcome import keep_outcome
 from fedemb.runtime.step import declared, step_process
+from fedemb.runtime.step_context import keep_outcome
 from fedemb.storage import LocalStore, open_store
 from fedemb.storage.fencing import FencingToken
 from tests.kit.pipeline_runs import honest_run
@@ -44,7 +44,7 @@ def bucket(tmp_path, monkeypatch):
         return _Bucket(tmp_path / "bucket" / name)
 
     for module in (
-        fedemb.runtime.outcome,
+        fedemb.runtime.step_context,
         fedemb.reports.lineage,
         fedemb.steps.show_outcome,
     ):
