@@ -160,21 +160,8 @@ def _cells(edges: Floats, mixture: Mixture) -> Floats:
     return total
 
 
-# Fourier transforms of real numbers in float64, with types: SciPy declares none.
-
-
 Doubles = npt.NDArray[np.float64]
 Spectrum = npt.NDArray[np.complex128]
-
-
-def spectrum_of(values: Doubles) -> Spectrum:
-    """Returns the coefficients `[points // 2 + 1]` of real values `[points]`."""
-    return cast("Spectrum", fft.rfft(values))
-
-
-def values_of(spectrum: Spectrum, points: int) -> Doubles:
-    """Returns the real values `[points]` of coefficients `[points // 2 + 1]`."""
-    return cast("Doubles", fft.irfft(spectrum, points))
 
 
 # Composes privacy losses by an FFT of tilted distributions, with a bound on its rounding error.
@@ -364,7 +351,7 @@ def _tilted_curve(parts: Parts, tilt: float) -> _TiltedCurve:
         centre = round(float(weights @ np.arange(weights.size)))
         places = (np.arange(weights.size) - centre) % points
         masses = cast("Doubles", np.bincount(places, weights=weights, minlength=points))
-        factors.append((spectrum_of(masses), count))
+        factors.append((cast("Spectrum", fft.rfft(masses)), count))
         with np.errstate(divide="ignore"):
             logs += count * np.log(np.abs(factors[-1][0]))
         start += count * (part.first + centre)
@@ -372,7 +359,7 @@ def _tilted_curve(parts: Parts, tilt: float) -> _TiltedCurve:
     phase = sum(count * np.angle(factor[kept]) for factor, count in factors)
     spectrum = np.zeros(logs.size, dtype=np.complex128)
     spectrum[kept] = np.exp(logs[kept] + 1j * phase)
-    sums = values_of(spectrum, points)
+    sums = cast("Doubles", fft.irfft(spectrum, points))
     # Errors of coefficients grow with their power; the inverse transform averages them.
     size = 2 * float(np.exp(logs[kept]).sum()) / points
     error = (1 + rounds) * _FFT_ROUNDING * math.log2(points) * size + math.exp(-_LOG_NEGLIGIBLE)

@@ -60,6 +60,9 @@ def pretrain_public(
     from fedemb.runtime.step import step_process
 
     with step_process("pretrain_public", locals()) as context:
+        # Inside: what TensorFlow writes when it is loaded goes nowhere.
+        from fedemb.steps.pretrain_public import run
+
         card = run(context.public_start, context.artifacts.pretrained, context.keys)
         pretrained.metadata.update(weights_sha=card["weights_sha"])
 
