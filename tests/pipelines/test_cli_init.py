@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError, FedEmbError, InputError
-from fedemb.partition.check import LEFT_OUT, check
+from fedemb.partition.check import check
 from fedemb.pipelines.cli.init import init
 from fedemb.pipelines.cli.init_settings import customary_delta
 from fedemb.pipelines.cli.main import app as fedemb
@@ -258,39 +258,6 @@ def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
     assert (config.policy.unit, config.data.source.columns.user_id) == ("image", None)
     assert config.policy.policy_id == "train-photos"
     assert check(config).problems == ()
-
-
-def test_table_beside_folders_is_not_overlooked(tmp_path):
-    """The folder of the images would be the one user, and everybody a photo of theirs."""
-    folder = as_folder(tmp_path)
-    for table in ("photos.csv", "u1/metadata.csv", "u1/metadata.jsonl"):
-        (folder / "u1").mkdir(exist_ok=True)
-        (folder / table).write_text("file,person\n")
-        with pytest.raises(
-            InputError, match=f"has {table}, which may name the owners of its photos"
-        ):
-            call("init", "--data", folder, "-o", tmp_path / "mine.yaml", *ANSWERS)
-        (folder / table).unlink()
-
-
-def test_what_lies_beside_photos_is_no_bad_photo(tmp_path):
-    """A folder as phones and desktops leave it would be refused for its films and sidecars."""
-    folder = as_folder(tmp_path)
-    owners = sorted(path for path in folder.iterdir())
-    for owner in owners:
-        for name in ("Thumbs.db", "1.jpg.json", "IMG_2.MOV", ".DS_Store", "3.AAE"):
-            (owner / name).write_bytes(b"junk")
-    output = tmp_path / "mine.yaml"
-    said = call("init", "--data", folder, "-o", output, *ANSWERS)
-    assert "each folder is one user" in said
-    assert (
-        f"{4 * len(owners):,} not usable: film, raw photo, sidecar, thumbnail, recycle bin or"
-        in said
-    )
-    assert f"users, and {len(owners)} are usable here" in said
-    checked = check(load_config(output))
-    assert checked.bad == []
-    assert LEFT_OUT["side_file"] in dict(checked.left_out)
 
 
 def test_plan_writes_its_noise_and_rounds_into_the_file_and_keeps_the_comments(tmp_path):

@@ -395,7 +395,7 @@ def test_no_slot_that_lies_behind_is_ever_run(folder, kfp):
 
 def test_only_the_public_step_is_retried_whatever_the_controllers_default(folder, kfp):
     _apply(kfp, folder)
-    retries = kfp.workflow(next(iter(kfp.recurring.values())))["retries"]
+    retries = kfp.retries(next(iter(kfp.recurring.values())))
     # No pipeline can say it of a group; its private steps survive being started twice.
     assert {step for step, times in retries.items() if times} == {
         "exit-handler-1",

@@ -109,10 +109,6 @@ def test_processes_differ_by_their_key_and_by_nothing_else():
     assert in_process(fresh, "jit") != in_process(ROOT, "jit")
 
 
-def counts_per_round(sampler, world, rounds):
-    return np.array([len(sampler.sample(r, world)) for r in range(rounds)])
-
-
 def dispersion_p_value(counts: np.ndarray, trials: int, probability: float) -> float:
     """Two-sided p-value of the chi-square of counts against their binomial law."""
     mean, variance = trials * probability, trials * probability * (1 - probability)

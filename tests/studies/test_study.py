@@ -13,16 +13,8 @@ from fedemb.privacy.registry import plan_mechanism
 from studies.utility import grid
 from studies.utility.decide import Decided, run_study
 from studies.utility.execute import Study, execute
-from studies.utility.page import verdict
 from studies.utility.protocol import OMNIGLOT, Protocol
 from studies.utility.rows import NETS, Row
-from studies.utility.table import (
-    HEADER,
-    cells,
-    markdown,
-    price_cells,
-    summarise,
-)
 from studies.utility.write import write_report
 from tests.conftest import REPOSITORY
 
@@ -202,57 +194,6 @@ def test_a_row_is_found_again_by_what_decides_it_and_by_nothing_else(study):
 
 
 # ---- table --------------------------------------------------------------------------------------
-
-
-def test_table_arithmetic():
-    def row(method, noise=0.0, seed=0, net="lenet"):
-        return Row(stage="final", net=net, method=method, noise=noise, seed=seed)
-
-    found = [
-        (row("public_only"), result(0.30, (0.2, 0.4))),
-        (row("public_only", seed=1), result(0.32, (0.2, 0.4))),
-        (row("centralized"), result(0.40, (0.4, 0.4))),
-        (row("centralized_best"), result(0.50, (0.5, 0.5))),
-        (row("fedemb", 1e-2), result(0.40, (0.3, 0.4))),
-        (row("fedemb", 1e-2, 1), result(0.44, (0.3, 0.5))),
-        (row("fedavg", 1e-2, 7), result(0.20)),
-        (row("fedemb", 1e-2, net="resnet8_s2"), result(0.9)),
-    ]
-    price = {"epsilon": 1.5, "examples": 3e8, "population": 10**5}
-    lines = summarise(found, {("fedemb", 1e-2): [price, price, price]})
-    by_method = {line.method: line for line in lines if line.net == "lenet"}
-    ours = by_method["fedemb"]
-    assert ours.recall.value == pytest.approx(0.42)
-    # Draws of the mean over seeds are (0.3, 0.45).
-    assert ours.recall[1:] == pytest.approx((0.3 + 0.025 * 0.15, 0.3 + 0.975 * 0.15))
-    assert ours.second == pytest.approx(0.52)
-    assert ours.spread == pytest.approx(np.std([0.40, 0.44], ddof=1))
-    # Against the stronger centralized one, on the seed that both have: draws 0.3 / 0.5, 0.4 / 0.5.
-    assert ours.relative.value == pytest.approx(0.40 / 0.50 - 1)
-    assert ours.relative[1:] == pytest.approx((-0.4 + 0.025 * 0.2, -0.4 + 0.975 * 0.2))
-    assert by_method["centralized_best"].relative is None
-    assert by_method["centralized"].relative.value == pytest.approx(-0.2)
-    assert ours.gain.value == pytest.approx(0.11)  # (0.40 - 0.30 + 0.44 - 0.32) / 2
-    # Draws are paired and averaged over seeds: (0.1 + 0.1) / 2 and (0.0 + 0.1) / 2.
-    assert ours.gain[1:] == pytest.approx((0.05 + 0.025 * 0.05, 0.05 + 0.975 * 0.05))
-    assert by_method["public_only"].gain is None
-    assert by_method["centralized"].spread is None
-    assert by_method["fedavg"].gain is None, "no public row of that seed"
-    other = lines[-1]
-    assert other.net == "resnet8_s2"
-    assert other.relative is other.gain is None, "another net's baselines"
-    text = markdown(HEADER, [cells(line) for line in lines])
-    assert len({line.count("|") for line in text}) == 1
-    ours_told = next(line for line in text if "lenet | DP-FedEmb" in line)
-    assert "| lenet | DP-FedEmb | 0.01 | 2 | 0.420 ± 0.028 [0.30, 0.45] | 0.520 |" in ours_told
-    assert "| -20 % [-40, -20] | +0.110 [+0.051, +0.099] |" in ours_told
-    again = [*lines, replace(ours, method="fedavg")]
-    assert price_cells(again) == [("DP-FedEmb, DP-FedAvg", "0.01", "1.5 (3e8)", "-", "-")]
-    assert verdict(lines) == [
-        "lenet, DP-FedEmb at noise 0.01: 0.420, -20 % [-40, -20] against the stronger centralized "
-        "training; gain over the public backbone +0.110, above zero."
-    ]
-    assert "are missing" in verdict([])[0]
 
 
 # ---- price --------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 import io
-import json
-import zipfile
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from pydantic import ValidationError
 
-from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, PublicStart, TrainingConfig
-from fedemb.engine import build_backbone, embed, load_backbone, train_centralized
+from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
+from fedemb.engine import build_backbone, embed, load_backbone
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.keys import open_key_store
@@ -120,13 +117,6 @@ def test_doublings_keep_the_training_that_reads_best_on_classes_that_did_not_tra
         np.testing.assert_array_equal(one, other)
 
 
-def test_doublings_measure_recall_and_stop(parquet, tmp_path):
-    card = _doubled(parquet, tmp_path, doublings=1)
-    assert [one["epochs"] for one in card["trainings"]] == [1, 2]
-    assert all(0 <= one["recall"] <= 1 for one in card["trainings"])
-    assert _doubled(parquet, tmp_path / "once")["trainings"] == []
-
-
 def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed(
     parquet, tmp_path, monkeypatch
 ):
@@ -146,15 +136,6 @@ def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed
     monkeypatch.setattr(pretrain_public, "pretrain", lambda *_, **__: float("nan"))
     with pytest.raises(InputError, match=r"loss nan; lower pretraining.learning_rate"):
         _doubled(parquet, tmp_path / "failed", doublings=3)
-
-
-def test_doublings_need_classes_to_hold_out(parquet, tmp_path):
-    with pytest.raises(ValidationError, match=r"needs recall .*kind=none has none"):
-        PretrainingConfig(kind="none", doublings=1)
-    two_classes = str(tmp_path / "two_classes.parquet")
-    pq.write_table(pq.read_table(parquet)[:24], two_classes)
-    with pytest.raises(InputError, match=r"held out .* set pretraining.doublings: 0"):
-        _doubled(two_classes, tmp_path, doublings=1)
 
 
 def test_without_pretraining_the_weights_come_from_the_seed(tmp_path):
@@ -295,34 +276,3 @@ def test_a_projection_that_cannot_be_cut_off_is_refused_before_anything_is_charg
             tmp_path / "other",
             _keys(tmp_path),
         )
-
-
-def test_import_finds_a_foreign_layer_inside_another_model(tmp_path):
-    backbone = build_backbone(MODEL, 5)
-    backbone.save(tmp_path / "own.keras")
-    with zipfile.ZipFile(tmp_path / "own.keras") as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    config = json.loads(members["config.json"])
-    inner = {"class_name": "Functional", "config": {"layers": [{"class_name": "Evil"}]}}
-    config["config"]["layers"].append(inner)
-    members["config.json"] = json.dumps(config).encode()
-    with zipfile.ZipFile(tmp_path / "evil.keras", "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    with pytest.raises(ArtifactError, match="Evil"):
-        _import(tmp_path / "evil.keras", tmp_path)
-
-
-def test_centralized_baseline_trains_on_any_labels():
-    images, labels = _blobs()
-    training = TrainingConfig.model_validate(
-        {"local": {"loss": LossConfig(kind="cosface").model_dump()}}
-    )
-    wild = np.random.default_rng(0).integers(-(2**62), 2**62, 20)[labels]
-    backbone = build_backbone(MODEL, 3)
-    before = _separation(backbone)
-    trained = train_centralized(
-        backbone, images, wild, training, epochs=12, batch_size=24, learning_rate=0.02
-    )
-    assert trained is backbone
-    assert _separation(backbone) > before + 0.05

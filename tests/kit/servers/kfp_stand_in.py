@@ -30,7 +30,6 @@ import itertools
 import json
 import re
 import threading
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +55,6 @@ CLUSTER_ROUTE = re.compile(
     r"/(workflows|scheduledworkflows|configmaps)(?:/([^/]+))?$"
 )
 ARGO_DEFAULTS = {
-    "ttlStrategy": {"secondsAfterSuccess": 3600, "secondsAfterFailure": 3600},
     "templateDefaults": {"retryStrategy": {"limit": "2", "retryPolicy": "OnError"}},
 }
 """`workflowDefaults` of the workflow controller, as Kubeflow ships it."""
@@ -109,8 +107,6 @@ class KfpStandIn(ThreadingHTTPServer):
         """Workflows of submitted runs, those that no run of the list belongs to among them."""
         self.scheduled_workflows: dict[str, dict] = {}
         """Name -> ScheduledWorkflow."""
-        self.scheduled_names: list[str] = []
-        """Names of the runs that `tick` started."""
         self.config_maps: dict[str, dict] = {}
         """Name -> config map of any namespace."""
         self.multi_user = True
@@ -179,27 +175,13 @@ class KfpStandIn(ThreadingHTTPServer):
             due = _next_slot(run, now)
             if run["mode"] == "ENABLE" and due is not None and due <= now:
                 run["_last"] = due
-                run["_index"] = run.get("_index", 0) + 1
-                resource = f"{run['_name']}-{run['_index']}"
-                self.scheduled_names.append(f"{resource}-{zlib.crc32(resource.encode())}")
                 started.append(f"{schedule_of(run)} {due:%Y-%m-%d %H:%M}")
         return started
 
-    def workflow(self, run: dict) -> dict:
-        """The specification that Argo carries out, with the controller's defaults merged in."""
+    def retries(self, run: dict) -> dict[str, int]:
+        """Task -> how often Argo starts its pod again."""
         version = self.versions[run["pipeline_version_reference"]["pipeline_version_id"]]
-        platform = list(yaml.safe_load_all(version["_content"]))[1]["platforms"]["kubernetes"]
-        config = platform.get("pipelineConfig", {})
-        ttl = {
-            "secondsAfterCompletion": config.get("resourceTtlOnCompletion"),
-            "secondsAfterSuccess": config.get("resourceTtlOnSuccess"),
-            "secondsAfterFailure": config.get("resourceTtlOnFailure"),
-        }
-        said = {name: seconds for name, seconds in ttl.items() if seconds}
-        return {
-            "ttlStrategy": {**ARGO_DEFAULTS["ttlStrategy"], **said},
-            "retries": _retries(next(yaml.safe_load_all(version["_content"]))),
-        }
+        return _retries(next(yaml.safe_load_all(version["_content"])))
 
 
 def _retries(spec: dict) -> dict[str, int]:
