@@ -102,7 +102,7 @@ def test_zero_probe():
 @pytest.mark.planted_bug
 def test_replay_with_other_data():
     """The same round again with other sums must not get the same noise; with equal ones it must."""
-    state = _mechanism().initial_sample_state(MANY)
+    state = np.zeros(MANY, np.int64)
     other = state + 1
     one, two, same = (
         _mechanism().aggregate(0, s).mean.astype(np.float64)
