@@ -74,7 +74,7 @@ golden: setup ## Rewrite golden files; review the diff
 
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: setup ## Compile requirements/*.in to hashed locks
-	cd requirements && for name in cpu dev light gpu tpu; do $(COMPILE) $$name.in -o $$name.txt; done
+	cd requirements && for name in cpu dev light gpu tpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
 	cd requirements && for name in audit bootstrap build docs mutation; do $(COMPILE) $$name.in -o $$name.txt; done
 
 DOCS_VENV := .venv-docs
@@ -98,7 +98,7 @@ $(DOCS_STAMP): | setup
 AUDIT_VENV := .venv-audit
 AUDIT_STAMP := $(AUDIT_VENV)/.installed-$(shell cat requirements/audit.txt 2>/dev/null | cksum | cut -d' ' -f1)
 audit: $(AUDIT_STAMP) ## Ask for known vulnerabilities of every locked package; what was looked into stands in SECURITY.md
-	for lock in requirements/*.txt; do \
+	for lock in requirements/*.txt; do case $$lock in *overrides*) continue;; esac; \
 	  echo "$$lock"; $(AUDIT_VENV)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
 	  $$(sed -n 's/^| `\([A-Z]*-[0-9A-Za-z-]*\)` .*/--ignore-vuln \1/p' SECURITY.md) -r $$lock; done
 

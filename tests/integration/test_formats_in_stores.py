@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedemb.data.columns import guess_source
-from fedemb.data.source_parts import fingerprint_input
+from fedemb.data.input_version import fingerprint_input
 from fedemb.errors import InputError
 from fedemb.serving.photo_source import PhotoSource
 from fedemb.storage import join, open_store

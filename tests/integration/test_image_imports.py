@@ -16,6 +16,7 @@ OURS = ("fedemb",)
 NOT_IN_LIGHT = {}
 NOT_IN_TRAINER = {
     "tensorflow": "training.backend: tensorflow, which such an image refuses by name",
+    "tensorflow_privacy": "the same",
 }
 """Of gpu and tpu, where JAX trains."""
 
@@ -125,4 +126,4 @@ def test_image_has_every_package_its_steps_import(flavour):
 def test_light_steps_never_come_near_tensorflow_or_beam():
     tops = {name.partition(".")[0] for name in needed(roots("light"))}
     assert {"dp_accounting", "cryptography"} <= tops
-    assert not tops & {"tensorflow", "keras", "apache_beam", "tfx_bsl"}
+    assert not tops & {"tensorflow", "keras", "apache_beam", "tfx_bsl", "tensorflow_privacy"}

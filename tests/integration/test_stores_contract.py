@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.data.source_parts import locate
+from fedemb.data.input_version import locate
 from fedemb.errors import ArtifactError, StorageError
 from fedemb.storage import join, local_tree, open_store, put_tree
 

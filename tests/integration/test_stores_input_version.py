@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.data.source_parts import fingerprint_input
+from fedemb.data.input_version import fingerprint_input
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
 from fedemb.keys import commitment_key

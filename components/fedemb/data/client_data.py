@@ -15,7 +15,7 @@ a file of groups. Everything here is Raw.
 Private folder whose content matches the commitment in the ledger.
 
 `UserStore` and `GroupIndex` open only verified folders, so a step cannot read unchecked users.
-Steps get a verified folder from `fedemb.runtime.inputs.open_private`.
+Steps get a verified folder from `fedemb.runtime.private_inputs.open_private`.
 
 A file has a range of the groups of one grouping, and for each group the shard and row of its users.
 Workers write these files in parallel without knowing the number of users. Readers map them into

@@ -473,7 +473,9 @@ class RoundFunction(ClientRounds, ParallelRounds["Share[TfTensor]"]):
         """Trains the clients of one worker sequentially."""
         import tensorflow as tf
 
-        worker = self._workers[number]
+        from fedemb.privacy.dp_query import MechanismQuery
+
+        worker, query = self._workers[number], MechanismQuery(self.mechanism)
         objective = self.objective.on_this_device()
         epochs = objective.config.epochs
 
@@ -489,7 +491,7 @@ class RoundFunction(ClientRounds, ParallelRounds["Share[TfTensor]"]):
                 head=share.data.head[share.heads[index] : share.heads[index + 1]],
             )
             update, losses = train_client(objective, worker, broadcast, data)
-            state = state + self.mechanism.record(update)
+            state = state + query.preprocess_record((), update)
             norm = tf.sqrt(tf.reduce_sum([tf.reduce_sum(tf.square(part)) for part in update]))
             row = tf.stack([norm, losses[0], losses[1], tf.cast(stop - start, tf.float32)])
             return index + 1, state, rows.write(index, row)

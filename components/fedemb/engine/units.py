@@ -269,8 +269,11 @@ class UnitGradientFunction(UnitRounds, ParallelRounds[UnitShare[TfTensor]]):
         """Adds the record of one unit to the sum; also returns its norm, float32."""
         import tensorflow as tf
 
+        from fedemb.privacy.dp_query import MechanismQuery
+
         norm = tf.norm(tf.cast(update, tf.float64))
-        return state + self.mechanism.record([update]), tf.cast(norm, tf.float32)
+        record = MechanismQuery(self.mechanism).preprocess_record((), [update])
+        return state + record, tf.cast(norm, tf.float32)
 
     def _records(self, broadcast: Sequence[TfTensor], units: UnitShare[TfTensor]) -> _Records:
         """Returns negative mean gradients `[microbatch, dim]`, losses and counts `[microbatch]`."""

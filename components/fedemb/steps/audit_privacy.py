@@ -32,8 +32,9 @@ from fedemb.keys.trust import Signer, write_signed
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.measured_words import audit_sentence
 from fedemb.reports.pages import audit_page
-from fedemb.runtime.inputs import People, open_private, read_model, read_start, read_users
+from fedemb.runtime.private_inputs import People, open_private
 from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store

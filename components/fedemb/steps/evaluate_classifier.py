@@ -39,7 +39,8 @@ from fedemb.models.inference import classify
 from fedemb.models.keras_backend import Model, load_keras
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
-from fedemb.runtime.inputs import open_private, read_model, read_start, read_users
+from fedemb.runtime.private_inputs import open_private
+from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving.bundle import read_release

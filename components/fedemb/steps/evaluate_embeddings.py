@@ -40,7 +40,8 @@ from fedemb.models.inference import embed
 from fedemb.models.keras_backend import load_keras
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
-from fedemb.runtime.inputs import open_private, read_model, read_start, read_users
+from fedemb.runtime.private_inputs import open_private
+from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.serving.bundle import read_release

@@ -26,7 +26,7 @@ from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.identity import KeyRef
-from fedemb.data.source_parts import fingerprint_input
+from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import Public
 from fedemb.documents.ledger_record import BindRecord
@@ -38,7 +38,8 @@ from fedemb.keys import commit_to_people, commitment_key
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.partition import shards
-from fedemb.runtime.inputs import People, commitment_to, read_reserved
+from fedemb.runtime.private_inputs import People, commitment_to
+from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 

@@ -15,7 +15,7 @@ from kfp import dsl
 
 from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.config.run import config_digest
-from fedemb.data.source_parts import fingerprint_input, local_path
+from fedemb.data.input_version import fingerprint_input, local_path
 from fedemb.documents.artifacts import Public
 from fedemb.documents.plan import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
@@ -46,8 +46,8 @@ from fedemb.ledger import (
 from fedemb.ledger.state import Attempt
 from fedemb.ledger.terms import ReservedContent
 from fedemb.privacy.mechanism import MechanismPlan
-from fedemb.runtime.inputs import check_start
 from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.signed_inputs import check_start
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import open_store

@@ -60,7 +60,7 @@ from fedemb.models.keras_backend import (
 )
 from fedemb.models.layers import plain_form
 from fedemb.privacy.running import KeylessMechanism, Mechanism, build_mechanism
-from fedemb.runtime.inputs import open_private
+from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
 from fedemb.storage.fencing import FencedStore, FencingToken

@@ -32,8 +32,8 @@ from fedemb.ledger import Reservation
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.running import Mechanism, MechanismState, RoundOutput, RoundState
-from fedemb.runtime.inputs import read_reserved, read_start, read_users
 from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.signed_inputs import read_reserved, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store
 from fedemb.storage.fencing import FencedStore, FencingToken

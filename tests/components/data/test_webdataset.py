@@ -16,8 +16,8 @@ from fedemb.config import SourceConfig
 from fedemb.data import image_files
 from fedemb.data.columns import guess_source
 from fedemb.data.image_files import BadRecord
+from fedemb.data.input_version import braces, fingerprint_input
 from fedemb.data.photos import PhotoReader
-from fedemb.data.source_parts import braces, fingerprint_input
 from fedemb.data.sources import find_parts, read_part
 from fedemb.errors import InputError
 from fedemb.partition.check import BAD, LEFT_OUT

@@ -17,6 +17,7 @@ from tests.kit.privacy_worlds import KINDS, ROOT, World, make_plan
 
 tf = pytest.importorskip("tensorflow")
 queries = pytest.importorskip("fedemb.privacy.running")
+MechanismQuery = pytest.importorskip("fedemb.privacy.dp_query").MechanismQuery
 
 IDS = ("run", 0, "inputs")
 
@@ -354,3 +355,31 @@ def test_more_units_than_an_exact_sum_holds_are_refused(more):
     features = Features(np.ones((units, 2, 3), np.int16), np.ones((units, 2)))
     with pytest.raises(ValueError, match="exceed the capacity of one exact sum"):
         clipped_product_sum(features, np.ones((units, 2, 4)), l2_norm_clip=1.0, grid_bits=48)
+
+
+def test_query_follows_the_protocol_step_by_step():
+    """The numbered steps of `dp_query.DPQuery`; TensorFlow sums records in them."""
+    m, update = mechanism(), [tf.constant([0.1, 0.2, 0.3])]
+    query = MechanismQuery(m)
+    state = query.initial_global_state()
+    params, sums = query.derive_sample_params(state), tf.zeros(3, tf.int64)
+    for _ in range(4):
+        sums = query.accumulate_record(params, sums, update)
+    result, state, event = query.get_noised_result(query.merge_sample_states(sums, sums), state)
+    assert (int(state), event) == (1, m.plan.round_event)
+    assert result.dtype == tf.float32, "a float64 shows which values its normals can have"
+    wanted = mechanism().aggregate(0, 2 * np.asarray(sums)).mean
+    np.testing.assert_array_equal(result.numpy(), wanted)
+
+
+def test_clipped_sums_agree_with_the_stock_query():
+    """tensorflow-privacy's GaussianSumQuery without noise is the oracle; it never noises for us."""
+    from tensorflow_privacy.privacy.dp_query import gaussian_query
+
+    stock, query = gaussian_query.GaussianSumQuery(1.0, 0.0), MechanismQuery(mechanism())
+    updates = [np.random.default_rng(i).normal(size=30).astype(np.float32) / 5 for i in range(8)]
+    theirs, ours = stock.initial_sample_state([tf.zeros(30)]), tf.zeros(30, tf.int64)
+    for update in map(tf.constant, updates):
+        theirs = stock.accumulate_record(tf.constant(1.0), theirs, [update])
+        ours = query.accumulate_record((), ours, [update])
+    np.testing.assert_allclose(ours.numpy() * 2.0**-32, theirs[0].numpy(), atol=1e-5)

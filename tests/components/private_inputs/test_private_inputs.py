@@ -9,8 +9,8 @@ import pytest
 from fedemb.data import client_data
 from fedemb.data.client_data import UserStore
 from fedemb.errors import FedEmbError, PlanMismatch, Refused, StorageError
-from fedemb.runtime import inputs
-from fedemb.runtime.inputs import open_private
+from fedemb.runtime import private_inputs
+from fedemb.runtime.private_inputs import open_private
 from fedemb.steps import audit_privacy, evaluate_classifier, evaluate_embeddings
 from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, shared_run, write_users
@@ -205,7 +205,7 @@ def ready(request, tmp_path_factory):
 @pytest.fixture
 def nothing_else(monkeypatch):
     """While a step uses people, their folder in the private root is gone."""
-    honest = inputs.verified_copy
+    honest = private_inputs.verified_copy
 
     @contextmanager
     def verified(source, commitment):
@@ -214,7 +214,7 @@ def nothing_else(monkeypatch):
             yield folder
             aside.rename(source)
 
-    return lambda: monkeypatch.setattr(inputs, "verified_copy", verified)
+    return lambda: monkeypatch.setattr(private_inputs, "verified_copy", verified)
 
 
 def test_training_and_its_evaluation_use_nothing_but_what_was_compared(

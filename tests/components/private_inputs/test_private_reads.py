@@ -19,11 +19,11 @@ SOURCES = sorted(
 
 ALLOWED = {
     # The shared reader.
-    ("components/fedemb/runtime/inputs.py", "open_private", "context.private(people)"),
-    ("components/fedemb/runtime/inputs.py", "commitment_to", "context.private(people)"),
-    ("components/fedemb/runtime/inputs.py", "open_private", "verified_copy"),
+    ("components/fedemb/runtime/private_inputs.py", "open_private", "context.private(people)"),
+    ("components/fedemb/runtime/private_inputs.py", "commitment_to", "context.private(people)"),
+    ("components/fedemb/runtime/private_inputs.py", "open_private", "verified_copy"),
     ("components/fedemb/data/client_data.py", "verified_copy", "VerifiedFolder"),
-    ("components/fedemb/runtime/inputs.py", "_commitment", "FolderCommitment"),
+    ("components/fedemb/runtime/private_inputs.py", "_commitment", "FolderCommitment"),
     # Opens a verified folder.
     ("components/fedemb/data/client_data.py", "read", "decode_user"),
     ("components/fedemb/data/client_data.py", "_reader", "ArrayRecordReader"),

@@ -13,7 +13,7 @@ from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.ledger import Reservation
 from fedemb.privacy import noise as keyed_noise
-from fedemb.runtime.inputs import read_reserved
+from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.steps import train_dp_fedemb, train_dp_sgd
 from fedemb.training import working_state
 from fedemb.training.working_state import RoundLog
