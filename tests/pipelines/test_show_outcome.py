@@ -40,8 +40,8 @@ def bucket(tmp_path, monkeypatch):
     """`gs://public` as a folder."""
 
     def opened(uri):
-        name = str(uri).removeprefix("gs://public").strip("/")
-        return _Bucket(tmp_path / "bucket" / name)
+        _, public, name = str(uri).partition("gs://public")
+        return _Bucket(tmp_path / "bucket" / name.strip("/")) if public else open_store(uri)
 
     for module in (
         fedemb.runtime.step_context,

@@ -730,3 +730,10 @@ def test_reservation_of_another_run_is_denied(run, tmp_path):
     run.reservation.write_bytes(other.reservation.read_bytes())
     with pytest.raises(GateDenied):
         run.do_gate()
+
+
+def test_old_accounting_library_is_denied(run, monkeypatch):
+    from fedemb.privacy import accounting
+
+    monkeypatch.setattr(accounting.metadata, "version", lambda name: "0.4.3")
+    assert "mechanism_invalid" in codes(verdict_of(run))

@@ -718,3 +718,19 @@ def test_waiver_needs_the_policy_owners_key(kit):
             reason="approved",
             signer=Signer.load_or_create(kit.keys, "ledger"),
         )
+
+
+def test_planned_series_refuses_a_run_of_another_plan(tmp_path):
+    kit = kit_.make(tmp_path, composition="planned", series=_series(3))
+    with pytest.raises(PlanMismatch, match="not of the series"):
+        kit.open().reserve(run_id="odd", content=kit_.content(noise=3.0))
+
+
+def test_delta_of_a_run_is_the_policys(kit):
+    with pytest.raises(PlanMismatch, match="delta"):
+        kit.open().reserve(run_id="monday", content=kit_.content(delta=2e-5))
+
+
+def test_reader_cannot_write(kit):
+    with pytest.raises(Refused, match="opened without a key"):
+        kit.reader().reserve(run_id="monday", content=kit_.content())

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from fedemb.documents.evidence import Evidence
-from fedemb.errors import FedEmbError, GateDenied, LedgerError, SignatureInvalid
+from fedemb.errors import FedEmbError, GateDenied, LedgerError, Refused, SignatureInvalid
 from fedemb.errors import StorageError as Retry
 from fedemb.keys.trust import ROLES, Signer, TrustedKey, TrustStore
-from fedemb.ledger import Ledger, begin_policy, open_ledger, rotate_keys
+from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
 from fedemb.ledger.records import RecordContent, encode_record, record_name
+from fedemb.storage import open_store
 from tests.kit import ledger_kit as kit_
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.verified import problems_of
@@ -344,3 +345,15 @@ def test_key_store_of_another_ledger_rotates_nothing(kit, tmp_path):
     with pytest.raises(LedgerError, match="not in the key store"):
         rotate_keys(kit.ledger_uri, open_key_store(str(tmp_path / "other")), REASON)
     assert kit.reader().head.sequence == 1
+
+
+def test_new_policy_does_not_trust_retired_keys(kit, tmp_path):
+    rotate(kit, ["report"])
+    empty = open_ledger(kit.ledger_uri, "monthly", trust=kit.trust)
+    with pytest.raises(Refused, match=r"report.*retired.*new ledger root"):
+        begin_policy(empty, kit_.terms(), kit.keys)
+    root = str(tmp_path / "another")
+    trust = ensure_trust(open_store(root), kit.keys)
+    assert trust.current("report").generation == 2
+    begin_policy(open_ledger(root, "monthly", trust=trust), kit_.terms(), kit.keys)
+    open_ledger(root, "monthly", trust=trust).verify()

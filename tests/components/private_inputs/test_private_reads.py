@@ -93,6 +93,23 @@ def test_every_access_to_private_data_is_listed():
     assert ALLOWED - found == set(), "no longer there: remove it from the list"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "local_tree(context.private('evaluation'))",
+        "open_store(join(context.private_root, context.run_id, 'users'))",
+        "UserStore(VerifiedFolder(path))",
+        "FolderCommitment(run_id, 1, value_of_my_own, key)",
+        "array_record_module.ArrayRecordReader(str(path))",
+        "[decode_user(data) for data in stolen]",
+        "self.context.private('users')",
+        "self.context.private_root",
+    ],
+)
+def test_a_new_access_is_noticed(line):
+    assert accesses(f"def step(context):\n    with_it = {line}\n")
+
+
 def test_only_verified_folders_can_be_opened(tmp_path):
     from fedemb.data.client_data import GroupIndex, UserStore
 

@@ -330,3 +330,16 @@ def test_text_of_others_in_the_card_has_no_markup_of_its_own():
     expected = r"mine \#\# Privacy epsilon 0 &lt;script&gt;\[x\](https://evil) \`a\` \[2J\*\*b\*\*"
     assert as_text(words) == expected
     assert as_text("CC BY 4.0, by Ada Löwe & co") == "CC BY 4.0, by Ada Löwe &amp; co"
+
+
+def test_taken_version_is_refused_for_another_model(released, tmp_path):
+    other = honest_run.start(tmp_path / "other", "tuesday", released.policy_root).until_gate()
+    other.do_gate()
+    with pytest.raises(Refused, match=r"another release\.version"):
+        release_model.run(other.context(releases=released.releases_uri))
+
+
+def test_extra_file_is_found(released, copy):
+    (copy / ".git").mkdir()
+    (copy / ".git" / "head.keras").write_bytes(b"a head")
+    assert any("head.keras" in problem for problem in problems_of(str(copy), trust(released)))
