@@ -40,7 +40,7 @@ class Projected(Part):
 
 
 class PrivacyPlan(Document):
-    """Written by plan_privacy; read with `plan_document`, which compares it with the config."""
+    """Written by plan_privacy; read with `read_plan`, which compares it with the config."""
 
     kind: ClassVar[str] = "privacy_plan"
     role: ClassVar[str | None] = "plan"

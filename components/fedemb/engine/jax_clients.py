@@ -1,4 +1,4 @@
-"""Local training of one virtual client on JAX: the steps of `local_training.py` in fixed shapes.
+"""Local training of one virtual client on JAX: the steps of `train_client` in fixed shapes.
 
 Under `vmap`, clients train in parallel. Each client has its own loop length, and a finished client
 keeps its state while others continue. The last short batch of an epoch and the head are padded; the

@@ -53,7 +53,7 @@ class AttemptKeys:
 # coordinates, has slope 1 on N, up to about |S| / (s d). Noise that was discarded, scaled, drawn
 # under another key or scaled with the sum gives another slope for every data set. If sums are so
 # large that the slope is inaccurate (few weights, or a round of all users), replayed rounds give
-# exact evidence (`round_audit`).
+# exact evidence (`audit.py`).
 
 
 _DIGITS = 1e-5

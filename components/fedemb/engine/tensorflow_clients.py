@@ -82,7 +82,7 @@ def _summed(gradients: Sequence[TfTensor | tf.IndexedSlices]) -> TfTensor:
 # overwritten by the next client; only the update is returned. Fused in-place optimizer kernels
 # make a local step as cheap as in a plain loop.
 #
-# All random draws are made in `client_draws.py`. Batch shapes depend only on the number of
+# All random draws are made in `clients.py`. Batch shapes depend only on the number of
 # examples of the client: the last batch of an epoch is short, never padded.
 
 

@@ -45,7 +45,7 @@ from fedemb.privacy.section import UNITS, count_of
 _GREY = 12
 """How far the channels of a grey photo may lie apart, as JPEG leaves them."""
 _DIGEST = 8
-"""Bytes of a public image's digest that are compared, as in `public_set`."""
+"""Bytes of a public image's digest that are compared, as in `transforms`."""
 
 
 @dataclass(frozen=True)

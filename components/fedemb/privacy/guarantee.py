@@ -114,7 +114,7 @@ class PrivacyGuarantee:
     rounds: int | None = None
     """Number of training rounds accounted for, if the event contains it."""
     sampler_delta: float = 0.0
-    """Share of delta for the distance of drawn noise from true Gaussians, see `sampler_share`."""
+    """Share of delta for the distance of drawn noise from true Gaussians, see `sampler_delta`."""
     unit: Unit = "user"
     """Privacy unit that is protected."""
 

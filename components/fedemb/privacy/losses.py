@@ -441,9 +441,9 @@ def _root(excess: Callable[[float], float]) -> float:
 
 # Selects the grid of an event's privacy losses, and computes a quick upper bound for searches.
 #
-# Losses are rounded so that epsilon can only be too large on any grid (`gaussian_losses`,
-# `composed_losses`). A coarse grid is valid but pessimistic. Its error follows from the spacing:
-# rounding adds at most spacing^2 / 4 to the variance of one round's loss.
+# Losses are rounded so that epsilon can only be too large on any grid. A coarse grid is valid but
+# pessimistic. Its error follows from the spacing: rounding adds at most spacing^2 / 4 to the
+# variance of one round's loss.
 
 
 Directions = tuple[GridLosses, ...]

@@ -25,7 +25,7 @@ Words = npt.NDArray[np.uint64]
 TOTAL_VARIATION_PER_NORMAL = 2.0**-91
 """Upper bound of the uniform's mass below 2^-92 (coarser than the grid) and the missing tail."""
 MAX_NORMALS = 2**40
-"""Maximum normals of one run: 2^40 * 2^-91 = 2^-51, `sampler_share.SAMPLER_TOTAL_VARIATION`."""
+"""Maximum normals of one run: 2^40 * 2^-91 = 2^-51, `guarantee.SAMPLER_TOTAL_VARIATION`."""
 
 _BLOCK = 1 << 16
 """Normals per block; part of the definition of the stream."""

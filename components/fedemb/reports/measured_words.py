@@ -1,4 +1,4 @@
-"""Words of utility and audit, in pages and headlines."""
+"""Sentences about utility and audit, for pages and headlines."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def train_dp_sgd(
 
 
 def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
-    """Trains; see `algorithms.run`. What TensorFlow writes when it is loaded goes nowhere."""
+    """Trains the attempt, see `algorithms.run`; the late import drops TensorFlow's messages."""
     from fedemb.training.algorithms import run
 
     return run(context, "train_dp_sgd", root_key=root_key)

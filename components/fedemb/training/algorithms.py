@@ -1,4 +1,4 @@
-"""Trains an attempt by the algorithm of its configuration: which examples a unit loads."""
+"""Trains an attempt with the algorithm of its configuration, on the examples that it reads."""
 
 # The numeric libraries are not fully typed; the project's own signatures are checked.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
