@@ -1,12 +1,17 @@
-"""Virtual clients are made a little ahead of the training that uses them."""
+"""Virtual clients are made a little ahead of the training that uses them; no round is left out."""
 
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from fedemb.engine.rounds import Feed
+from fedemb.config import ServerConfig
+from fedemb.engine.rounds import Feed, RoundSums, TrainingRound, run_rounds
+from fedemb.engine.server import initial_state
 from fedemb.errors import ArtifactError
+from fedemb.privacy.running import build_mechanism
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 
 class _Packer:
@@ -65,3 +70,32 @@ def test_feed_stops_when_the_trainer_does():
     with _feed(lambda n, _: clients, lambda client: client):
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
+
+
+class _Nobody(TrainingRound):
+    """Rounds whose virtual clients have no examples."""
+
+    def initial_weights(self):
+        return np.zeros(self.dim, np.float32)
+
+    def slabs(self, units, round_index):
+        return iter(() if all(len(unit.users) == 0 for unit in units) else (1,))
+
+    def _sums(self, weights, slabs):
+        assert not list(slabs)
+        return RoundSums(np.zeros(self.dim, np.int64), np.zeros((0, 4), np.float32))
+
+
+@pytest.mark.planted_bug(12)
+def test_a_round_without_participants_is_noised_and_committed_like_any_other():
+    """Left out, it would show that nobody was sampled."""
+    plan, committed = make_plan(), []
+    mechanism = build_mechanism(plan, ROOT, "run", 0, "inputs")
+    function, world = _Nobody(mechanism, 5), World((), plan.virtual_clients)
+    state, load = initial_state(function.initial_weights()), lambda client: client
+    commit = lambda number, output: committed.append((number, output))  # noqa: E731
+    with Feed(function, mechanism, first=0, index=world, load=load) as feed:
+        rounds = list(run_rounds(function, mechanism, ServerConfig(), state, feed, commit=commit))
+    assert [number for number, _ in committed] == list(range(plan.rounds))
+    assert all(output.mean.all() for _, output in committed)
+    assert rounds[-1].state.rounds == plan.rounds
