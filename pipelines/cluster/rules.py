@@ -1,7 +1,8 @@
 """Rules for compiled pipelines. Each rule checks the YAML, not the code that made it.
 
-Why each: docs/explanation/platform.md#rules; in short, a cached or retried private step spends
-unaccounted privacy loss, and a path around the gate releases a model without a verdict.
+Why each: docs/cluster/reference.md#rules-of-compiled-pipelines; in short, a cached or retried
+private step spends unaccounted privacy loss, and a path around the gate releases a model without a
+verdict.
 
 A step is known by the function its container runs, not by the name of its task, which anybody may
 choose. Which steps may be cached and what each may put out are their declarations; what is not

@@ -70,30 +70,9 @@ def rights_file() -> str:
     return f"{RIGHTS_HEAD}groups:\n{lines}"
 
 
-def steps_table() -> str:
-    """Returns the table of all steps in Markdown."""
-    rows = ["| step | purpose | image |", "|---|---|---|"]
-    rows += [
-        f"| [`{name}`](fedemb/steps/{name}.py) | {step.summary.rstrip('.')} | {step.image} |"
-        for name, step in all_steps().items()
-    ]
-    return "\n".join(rows) + "\n"
-
-
-START, END = "<!-- steps: made by `make docs-reference` -->\n", "<!-- end -->\n"
-
-
-def with_table(text: str) -> str:
-    """Returns a page with a new table between its two markers."""
-    head, _, rest = text.partition(START)
-    return f"{head}{START}{steps_table()}{END}{rest.partition(END)[2]}"
-
-
 def generated(repository: Path) -> dict[Path, str]:
     """The files of a checkout that are made of the declarations, and what they must hold."""
-    page = repository / "components" / "README.md"
     return {
         repository / "infra" / "rights.yaml": rights_file(),
         repository / "infra/kustomize/overlays/s3/keys.yaml": keys_file(),
-        page: with_table(page.read_text()),
     }

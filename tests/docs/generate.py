@@ -291,7 +291,7 @@ def gate_page() -> str:
     ]
     opening = (
         "All rules of `gate_release`. The code of a rule is the reason code of a denial. "
-        "[The gate](../explanation/gate.md) explains the design; "
+        "[The gate](../explanation/how_it_works.md#the-gate) explains the design; "
         "[Read a refused release](../how_to/refused_release.md) gives the next step."
     )
     return page("Gate rules", opening, lines)
