@@ -419,8 +419,8 @@ _COMMENTS = {
     "set `tuning` to declare how the settings were chosen.",
     "partition": "virtual_clients: number of groups of users, from the public lower bound.",
     "pretraining": "For public images, set licence and provenance, e.g. licence: cc-by-4.0.",
-    "mechanism": "noise_multiplier: smallest value for policy.epsilon_cap. For another epsilon: "
-    "fedemb plan --target-epsilon E --config FILE --write FILE",
+    "mechanism": "noise_multiplier: smallest value for policy.epsilon_cap. Another epsilon: "
+    "fedemb plan --config FILE --target-epsilon E prints its value.",
     "policy": "Privacy budget of these users. The first run with a --policy folder fixes it, also "
     "a simulation: use a separate folder for tests. users_lower_bound: a number you can always "
     "promise. Budgets of two policies on the same users add up.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from fedemb.config import RunConfig
@@ -33,7 +32,7 @@ def priced(config: RunConfig) -> Priced:
     return Priced(made, plan_from_json(made.body.plan), guarantee)
 
 
-def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[str, object]:
+def price_fields(config: RunConfig, found: Priced) -> dict[str, object]:
     """Returns the JSON that `plan` prints."""
     plan, mechanism, guarantee = found.document.body, found.mechanism, found.guarantee
     return {
@@ -61,7 +60,6 @@ def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[
         "series": series(config),
         "projections": [one.model_dump() for one in plan.projections],
         "warnings": list(warnings(config).values()),
-        "plan": output and str(output),
         "plan_sha": mechanism.digest,
     }
 
@@ -103,7 +101,7 @@ PROTECTS_UP_TO = 20.0
 """Largest epsilon without a warning."""
 
 
-def lines(config: RunConfig, found: Priced, output: Path | None) -> list[str]:
+def lines(config: RunConfig, found: Priced) -> list[str]:
     """Returns the text of a price."""
     plan, mechanism, epsilon = found.document.body, found.mechanism, finite(found.guarantee.epsilon)
     out = [str(found.guarantee), ""]
@@ -140,7 +138,7 @@ def lines(config: RunConfig, found: Priced, output: Path | None) -> list[str]:
             f"{_shown(item.epsilon)}{at}"
         )
     out += [f"warning: {text}" for text in [*warnings(config).values(), *_useless(found)]]
-    return out if output is None else [*out, "", f"wrote {output}"]
+    return out
 
 
 def _shown(epsilon: float | None) -> str:

@@ -50,8 +50,8 @@ assert len(asked) > 25, asked
 
 
 @pytest.mark.long
-def test_planning_imports_accounting_and_nothing_heavier(tmp_path):
-    plan = ["plan", "--config", "quickstart", "--output", str(tmp_path / "plan.json")]
+def test_planning_imports_accounting_and_nothing_heavier():
+    plan = ["plan", "--config", "quickstart"]
     modules = imported(
         f"from fedemb.pipelines.cli.main import app; app({plan!r}, standalone_mode=False)"
     )

@@ -1,4 +1,4 @@
-"""`fedemb init` and `fedemb plan --write`: a configuration for photos, with no false claim."""
+"""`fedemb init`: a configuration for photos, with no false claim."""
 
 from __future__ import annotations
 
@@ -258,16 +258,3 @@ def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
     assert (config.policy.unit, config.data.source.columns.user_id) == ("image", None)
     assert config.policy.policy_id == "train-photos"
     assert check(config).problems == ()
-
-
-def test_plan_writes_its_noise_and_rounds_into_the_file_and_keeps_the_comments(tmp_path):
-    output = tmp_path / "mine.yaml"
-    call("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
-    before, noise = output.read_text(), load_config(output).mechanism.noise_multiplier
-    call("plan", "--config", output, "--target-epsilon", "2", "--set", "mechanism.rounds=20",
-         "--write", output, "--output", tmp_path / "plan.json")  # fmt: skip
-    config = load_config(output)
-    assert config.mechanism.rounds == 20
-    assert config.mechanism.noise_multiplier > noise
-    changed = [line for line in output.read_text().splitlines() if line not in before.splitlines()]
-    assert [line.split(":")[0].strip() for line in changed] == ["rounds", "noise_multiplier"]

@@ -97,23 +97,3 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, tmp_path, name):
     assert sentence in shown.err
     assert len(shown.err.strip().splitlines()) == 1, shown.err
     assert not runs.exists()
-
-
-NUMBERS = "--population 1000 --users-per-client 1"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (f"{NUMBERS} --clients-per-round 900 --rounds 100000 --target-epsilon 1e-9", "epsilon"),
-        (f"{NUMBERS} --clients-per-round 2000 --rounds 3 --noise-multiplier 1", "2000"),
-        (f"{NUMBERS} --clients-per-round 10 --rounds 3 --noise-multiplier 1 --delta 0.5", "delta"),
-    ],
-)
-def test_a_plan_out_of_reach_is_one_sentence(capsys, tmp_path, words, sentence):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["plan", *words.split(), "--output", str(tmp_path / "plan.json")])
-    shown = capsys.readouterr()
-    assert stopped.value.code == 2, shown
-    assert sentence in shown.err
-    assert not (tmp_path / "plan.json").exists()

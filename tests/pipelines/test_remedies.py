@@ -24,7 +24,6 @@ from fedemb.pipelines.run.load_config import load_config
 
 BOUND = "--users-lower-bound 1000 --public none"
 CHARGE = "ledger charge one --ledger {d}/policy/ledger --keys {d}/policy/keys --reason r"
-NUMBERS = "plan --population 20000 --clients-per-round 10 --rounds 20"
 STORES = "--ledger {d}/policy/ledger --keys {d}/policy/keys"
 
 WRONG = {
@@ -111,28 +110,6 @@ WRONG = {
         "init --data {d}/broken.parquet --column image=image " + BOUND,
         "init --data {d}/broken.parquet --column image=good -o {d}/15.yaml " + BOUND,
     ),
-    "--write changes a configuration": (
-        NUMBERS + " --noise-multiplier 4 --write {d}/w.yaml",
-        "plan --config {d}/mine.yaml --write {d}/w.yaml",
-    ),
-    "and --config exclude each other": (
-        "plan --config {d}/mine.yaml --rounds 20",
-        "plan --config {d}/mine.yaml --set mechanism.rounds=20",
-    ),
-    "is missing. Pass the option or --config": (
-        "plan --population 20000 --noise-multiplier 4",
-        NUMBERS + " --noise-multiplier 4",
-    ),
-    "exceeds the .* virtual clients": (
-        "plan --population 20000 --clients-per-round 700 --rounds 20 --noise-multiplier 4",
-        "plan --population 20000 --clients-per-round 700 --rounds 20 --noise-multiplier 4 "
-        "--users-per-client 8",
-    ),
-    "is not below 1 /": (
-        NUMBERS + " --noise-multiplier 4 --delta 5e-5",
-        NUMBERS + " --noise-multiplier 4 --delta 5e-5 --population 19999",
-    ),
-    "Pass exactly one of --noise-multiplier": (NUMBERS, NUMBERS + " --target-epsilon 4"),
     "--from resumes a run": ("run --from train_dp_fedemb", "run --resume {d}/nowhere"),
     "No public keys for": (
         "embed {d} -m {d}/policy",

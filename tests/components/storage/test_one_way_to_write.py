@@ -11,7 +11,6 @@ from fedemb.config import BuiltinData
 from fedemb.data.builtin import write_builtin
 from fedemb.errors import InputError
 from fedemb.foundation.files import create_bytes, new_file, open_log, write_bytes
-from fedemb.pipelines.cli import main as cli
 from fedemb.storage import open_store
 
 ROOT = Path(__file__).parents[3]
@@ -186,13 +185,3 @@ def test_umask_counts_for_every_writer(tmp_path, kind, umask, group_and_others):
     (made,) = [path for path in (tmp_path / "new" / "out", tmp_path / "o") if path.exists()]
     expected = 0 if kind == "open_log" else group_and_others
     assert stat.S_IMODE(made.stat().st_mode) & 0o077 == expected
-
-
-def test_umask_counts_for_commands(tmp_path):
-    before = os.umask(0o077)
-    try:
-        with pytest.raises(SystemExit):
-            cli.main(["plan", "-c", "quickstart", "--output", str(tmp_path / "plan.json")])
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "plan.json").stat().st_mode) == 0o600
