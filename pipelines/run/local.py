@@ -22,8 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
-from itertools import pairwise
-from operator import mul
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -173,7 +171,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
     (the trainer finishes its round); a second Ctrl-C ends it at once. Either way the run can be
     resumed.
     """
-    finished, pace = run.read_state().seconds, Pace.of(run.config())
+    finished, pace = run.read_state().seconds, Pace()
     state = RunState(exit_code=1, seconds={name: finished[name] for name in taken_over})
     run.write_state(state)
     for step in taken_over:
@@ -243,8 +241,7 @@ def _follow(
         view.show("progress", stop.step, f"round {ended}/{rounds}, {pace.left(ended, rounds)}")
     elif found := FEATURES.search(line):
         percent = int(found.group(1))
-        text = f"computing features, {percent} %, {pace.features_left(percent)}"
-        view.show("progress", stop.step, text)
+        view.show("progress", stop.step, f"computing features, {percent} %")
     elif found := WARNING.search(line):
         view.show("note", stop.step, found.group(1))
     return None
@@ -253,64 +250,21 @@ def _follow(
 class Pace:
     """Estimates the remaining time of a training for its user; the training itself must not log it.
 
-    Args:
-      sampling_probability: chance of a unit in a round if the first rounds also compute features.
-          Each round then computes features of the units that no earlier round sampled, a share
-          that is known in advance. None: all rounds cost the same.
+    The first rounds may also compute features, so they say less about the rest than recent ones.
     """
 
-    def __init__(self, sampling_probability: float | None = None) -> None:
+    def __init__(self) -> None:
         self._ended: list[tuple[int, float]] = []
-        self._chance = sampling_probability
-        self._features: list[tuple[int, float]] = []
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Pace:
-        """Returns the pace of a configuration's training."""
-        group, moving = config.model.trainable, config.training.local.augmentation is not None
-        cached = group == "head" or (group == "projection" and not moving)
-        return cls(getattr(config.mechanism, "sampling_probability", None) if cached else None)
-
-    def features_left(self, percent: int) -> str:
-        """Returns the remaining time of the features of the first round, as text."""
-        self._features.append((percent, time.monotonic()))
-        (first, then), (_, now) = self._features[0], self._features[-1]
-        if percent <= first:
-            return "time left unknown"
-        return f"{_rounded((now - then) / (percent - first) * (100 - percent))}, then the rounds"
 
     def left(self, ended: int, rounds: int) -> str:
         """Returns the remaining time as text, after a round has ended."""
         self._ended.append((ended, time.monotonic()))
         if ended >= rounds:
             return "done"
-        recent = self._ended[-1 - RECENT :]
-        (first, then), (_, now) = recent[0], recent[-1]
+        (first, then), (_, now) = self._ended[-1 - RECENT :][0], self._ended[-1]
         if ended <= first:
             return "time left unknown"
-        features = self._seconds_of_features()
-        plain = (now - then - features * self._fresh(first, ended)) / (ended - first)
-        return _rounded(max(plain, 0) * (rounds - ended) + features * self._fresh(ended, rounds))
-
-    def _fresh(self, first: int, last: int) -> float:
-        """Returns the expected share of all units that these rounds sample for the first time."""
-        if self._chance is None:
-            return 0.0
-        return (1 - self._chance) ** first - (1 - self._chance) ** last
-
-    def _seconds_of_features(self) -> float:
-        """Returns the seconds that the features of all units take: a least squares fit."""
-        spans = [
-            (after - before, self._fresh(before, after), end - start)
-            for (before, start), (after, end) in pairwise(self._ended)
-        ]
-        rounds, fresh, seconds = zip(*spans, strict=True)
-        dot = lambda one, other: sum(map(mul, one, other))  # noqa: E731
-        rr, rf, ff = dot(rounds, rounds), dot(rounds, fresh), dot(fresh, fresh)
-        determinant = rr * ff - rf * rf
-        if determinant <= 1e-9 * rr * ff:  # one span, or no features
-            return 0.0
-        return max(0.0, (rr * dot(fresh, seconds) - rf * dot(rounds, seconds)) / determinant)
+        return _rounded((now - then) / (ended - first) * (rounds - ended))
 
 
 def _rounded(seconds: float) -> str:

@@ -98,7 +98,7 @@ def test_series_that_does_not_fit_its_cap_begins_no_policy(tmp_path, capsys):
     with pytest.raises(Refused, match=r"the 52 planned runs cost epsilon .* above policy\.eps"):
         run(capsys, "ledger", "init", *weekly, *stores)
     assert not list(tmp_path.rglob("00000000.json"))
-    plan = ("plan", *weekly, "--output", tmp_path / "plan.json")
+    plan = ("plan", *weekly)
     assert "all 52 planned runs together: more than can be priced, above" in run(capsys, *plan)
     quiet = (*plan, "--set", "mechanism.noise_multiplier=60", "--json")
     series = json.loads(run(capsys, *quiet))["series"]
