@@ -307,7 +307,6 @@ def init(
 class Shown:
     """What `fedemb ledger show` shows."""
 
-    run_id: Annotated[str | None, typer.Argument(help="Run whose charge to explain.")] = None
     min_remaining: Annotated[
         float | None,
         typer.Option(help="Exit with code 3 if a block has less epsilon left. [no limit]", min=0),
@@ -328,7 +327,7 @@ def show(
     rollback_anchor: RollbackAnchorOption = None,
     shown: Shown,
 ) -> None:
-    """Show spent and remaining budget, or the charge of one run.
+    """Show spent and remaining budget.
 
     With --config: whether such a run would be admitted, how many more fit, and until when.
 
@@ -344,9 +343,6 @@ def show(
         policy = policy or planned.policy.policy_id
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
     check_marks(opened, keys, rollback_anchor)
-    if shown.run_id is not None:
-        say(*text.explain_run(opened, shown.run_id))
-        return
     forecast: dict[str, int | str | None] = {}
     if planned is not None:
         content = text.content_of(planned)
@@ -447,15 +443,6 @@ def _show_runs(opened: Ledger) -> None:
             f"  {record.time[:16].replace('T', ' ')} UTC  {record.run_id:<24} "
             f"{attempt.status:<10} {said}{by}"
         )
-    block = opened.state.worst_block()
-    if block is not None:
-        say("", f"epsilon of block {block} over time; | is the cap")
-        points = [
-            (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
-            for item in opened.state.price_history(block)
-        ]
-        bars = text.bars(points[-30:], opened.terms.epsilon_cap)
-        say(*(f"  {line}" for line in bars))
 
 
 @app.command()

@@ -25,7 +25,6 @@ from fedemb.ledger.records import Chain
 from fedemb.ledger.state import admit
 from fedemb.ledger.terms import ChargedContent
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.privacy.section import count_of
 from fedemb.storage import Store, open_store
 
 RUNS_SHOWN = 20
@@ -223,66 +222,6 @@ def admission(ledger: Ledger, config: RunConfig) -> str:
     return f"admitted on {', '.join(blocks)}; {fitting(ledger, content)} such runs fit in all"
 
 
-def explain_run(ledger: Ledger, run_id: str) -> list[str]:
-    """Returns the charge of a run and its reason, as sentences.
-
-    Raises:
-      InputError: the ledger has no such run.
-    """
-    attempts = [item for item in ledger.state.attempts.values() if item.reserve.run_id == run_id]
-    if not attempts:
-        raise InputError(
-            f"The ledger of policy {ledger.policy_id!r} has no run {run_id!r}: the run made no "
-            "reservation or was refused. Run `fedemb ledger show --config` to see whether "
-            "it would be refused now."
-        )
-    lines = []
-    for attempt in attempts:
-        record, reserved, charge = attempt.reserve, attempt.reserved, attempt.charge
-        blocks = ", ".join(reserved.blocks)
-        lines.append(
-            f"attempt {record.attempt}: reserved {count_of(charge.rounds, 'round')} on {blocks} as "
-            f"record {record.sequence}, by {record.actor} at {record.time}"
-        )
-        lines.append(f"  {_standing(attempt.status, attempt.charged, charge)}")
-        full = set(reserved.blocks_requested) - set(reserved.blocks)
-        if full:
-            lines.append(f"  left out, because they were full: {', '.join(sorted(full))}")
-        for block in reserved.blocks:
-            others = ledger.state.charges(block, without=attempt)
-            before, after = spent(ledger.terms, others), ledger.spent(block)
-            lines.append(
-                f"  {block}: epsilon {after.epsilon:.4g} with it, {before.epsilon:.4g} without it, "
-                f"cap {ledger.terms.epsilon_cap:g}"
-            )
-    return lines
-
-
-def _standing(status: str, charged: bool, charge: Charge) -> str:
-    if status == "void":
-        return "given back before anything was bound: charges nothing"
-    if not charged:
-        return "a simulation: written down, charges nothing, can never be released"
-    if status in ("committed", "released"):
-        return f"{status}: charged for the {charge.rounds_charged} rounds that were started"
-    rounds = count_of(charge.rounds, "round")
-    return f"{status} and not committed: charged in full, {rounds}, until it commits"
-
-
 def counted(number: int, noun: str) -> str:
     """Returns a number of things with the right plural."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def bars(points: list[tuple[str, float]], cap: float, width: int = 48) -> list[str]:
-    """Spending over time as lines of text, scaled to the cap."""
-    top = max([cap, *(value for _, value in points)])
-    label_width = max((len(label) for label, _ in points), default=0)
-    lines = []
-    for label, value in points:
-        filled = round(width * value / top)
-        cap_at = round(width * cap / top)
-        bar = "#" * filled + " " * (width - filled)
-        bar = bar[: max(0, cap_at - 1)] + "|" + bar[cap_at:]
-        lines.append(f"{label:<{label_width}} {bar} {value:.3g}")
-    return lines

@@ -184,7 +184,6 @@ def render_index(run: RunDirectory) -> str:
         steps=[_index_step(name, run, state) for name in pipeline.after()],
         seconds=sum(state.seconds.values()),
         reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
-        budget=report and _budget(run, report),
         artifacts=[
             _artifact(run, path, step, name, kind)
             for step, outputs in pipeline.published().items()
@@ -244,25 +243,6 @@ def _report(name: str, run: RunDirectory) -> tuple[str, str, str]:
         "verdict": "Every rule of the gate: value, threshold, and whether it passed. Signed.",
     }
     return TITLES[name], f"reports/{name}.html", sentences[name]
-
-
-def _budget(run: RunDirectory, report: PrivacyReport) -> dict[str, object] | None:
-    """Returns the spending of the fullest block before this run's reservation and now."""
-    cumulative = report.cumulative
-    if cumulative.max_block_epsilon is None:
-        return None
-    ledger = ledger_of(run)
-    block = ledger.state.worst_block([row.block for row in cumulative.blocks])
-    points = ledger.state.price_history(block, cumulative.ledger_sequence) if block else []
-    before = [point.epsilon for point in points if point.run_id != run.run_id]
-    spent = before[-1] if before else 0.0
-    return {
-        "label": f"epsilon of policy {cumulative.policy_id} at delta {cumulative.delta:g}",
-        "spent_before": spent,
-        "spent_now": cumulative.max_block_epsilon - spent,
-        "cap": cumulative.cap,
-        "filtered": cumulative.filter.kind == "renyi",
-    }
 
 
 def _artifact(

@@ -15,7 +15,6 @@ from fedemb.documents.fields import (
     Epsilon,
     Guarantee,
     Name,
-    Point,
     Purpose,
     Sha,
 )
@@ -58,8 +57,6 @@ class PrivacyPlan(Document):
     zcdp_rho: Epsilon
     comparisons: list[Comparison]
     users_lower_bound: Count
-    curve: list[Point]
-    """Pairs of (delta, epsilon)."""
     projections: list[Projected]
     warnings: list[
         Literal[

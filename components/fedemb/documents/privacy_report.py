@@ -1,7 +1,7 @@
 """Privacy report: the guarantee, its cost, and its evidence.
 
-`gate.privacy_report` builds the report, and it is compared as a whole with a rebuilt one. Trust,
-assumptions and limitations are codes with a fixed text.
+`gate.privacy_report` builds the report, and it is compared as a whole with a rebuilt one. It states
+each fact once: what another signed document has is bound by the digest of that document.
 """
 
 from __future__ import annotations
@@ -13,74 +13,59 @@ from fedemb.config.policy import Unit as UnitName
 from fedemb.documents.audit import MechanismAudit, SelfTest
 from fedemb.documents.fields import (
     Address,
-    AnyJson,
     Code,
-    Comparison,
     Count,
     Delta,
     Epsilon,
     Guarantee,
-    Interval,
     Name,
-    Point,
     Purpose,
     Sha,
     Share,
     Time,
 )
 from fedemb.documents.model import Commitments
-from fedemb.documents.utility import Recall, SpaceId
 from fedemb.foundation.document import Document, Part
 from fedemb.foundation.environment import Backend
 from fedemb.privacy.section import UNITS
 
-TRUST = {
-    "training_operator": "the operator of the training job, who sees the private images",
-    "private_stores": "the store of private artifacts and the key store",
-    "code": "the code whose digest this report carries",
-}
 
-
-def assumptions(unit: UnitName) -> dict[str, str]:
-    """Returns the assumptions of the guarantee, by code."""
-    rows = {
-        "owner_of_record": "Every image has the id of the user that it shows. An image of two "
-        "people protects only the user whose id it has.",
-        "one_row_an_image": "Every image is one row, the same in every run of the policy. A copy "
-        "in another row counts as another image, with a separate budget.",
-        "computational": "Noise and sampling coins come from ciphers (ChaCha20, AES-256) under a "
-        "secret key, so the guarantee is computational: it holds against adversaries who cannot "
-        "break these ciphers.",
-        "private_root": "Readers of the private root (images, diagnostics, rejects, raw audit "
-        "scores, logs of failures) are outside the guarantee.",
-        "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
-        "same in every run of the policy; another id or cohort would be charged to another "
-        "budget. A user with records of several cohorts does not train.",
-        "preflight": "The thresholds of fedemb check-data are a check by the data owner before "
-        "the run and are outside the guarantee.",
+def assumptions(unit: UnitName) -> list[str]:
+    """Returns the assumptions of the guarantee."""
+    owner = {
+        "user": [
+            "Every image has the id of the user that it shows. An image of two people protects "
+            "only the user whose id it has.",
+            "A user has one id and, where a column names cohorts, one cohort, the same in every "
+            "run of the policy. A user with records of several cohorts does not train.",
+        ],
+        "image": [
+            "Every image is one row, the same in every run of the policy. A copy in another row "
+            "counts as another image, with a separate budget."
+        ],
     }
-    others = {"user": {"one_row_an_image"}, "image": {"owner_of_record", "one_id_and_cohort"}}
-    return {code: words for code, words in rows.items() if code not in others[unit]}
+    return [
+        *owner[unit],
+        "Noise and sampling coins come from ciphers (ChaCha20, AES-256) under a secret key: the "
+        "guarantee holds against adversaries who cannot break them.",
+        "Readers of the private root, such as the operator of the training, are outside the "
+        "guarantee, and so are the counts that fedemb check-data prints.",
+    ]
 
 
-def limitations(unit: UnitName) -> dict[str, str]:
-    """Returns the limitations of the guarantee by code."""
+def limitations(unit: UnitName) -> list[str]:
+    """Returns the limitations of the guarantee."""
     words = UNITS[unit]
-    several = {"owners_of_several": words.covered} if unit == "image" else {}
-    return {
-        **several,
-        "evaluation_users": f"Held-out evaluation {words.many} are not covered: the utility "
-        "figures are exact on them.",
-        "declared_tuning": "The choice of hyperparameters is declared, not observed: each "
-        "private run whose results were used has its own price in the ledger. Runs outside the "
-        "ledger are not covered.",
-        "monitoring": "The attack of the audit is monitoring only: it does not bound epsilon and "
-        "does not prove privacy.",
-        "timing": f"The duration of steps depends on the number of {words.many} that participate. "
-        "Observers of the pipeline can measure it, and it is not covered.",
-        "other_policies": f"Budgets of other policies for the same {words.many} add up. This "
-        "report includes its own ledger only.",
-    }
+    return [
+        *([words.covered] if unit == "image" else []),
+        f"Held-out evaluation {words.many} are not covered: the utility figures are exact on them.",
+        "The choice of hyperparameters is declared, not observed. Runs outside the ledger are not "
+        "covered.",
+        "The attack of the audit is monitoring only: it bounds no epsilon.",
+        f"The duration of steps depends on the number of {words.many} that participate, and is not "
+        "covered.",
+        f"Budgets of other policies for the same {words.many} add up.",
+    ]
 
 
 class Recurring(Part):
@@ -92,22 +77,11 @@ class Recurring(Part):
     audit_level: Name
 
 
-class Setting(Part):
-    """Trust model, and published outputs."""
-
-    model: Literal["central"]
-    trust: list[Code]
-    releases: Literal["final_model_only"]
-    recurring: Recurring
-
-
 class Unit(Part):
     """Unit that is protected."""
 
     unit: Literal["user", "image"]
-    multi_owner: Literal["not_covered"]
     population_lower_bound: Count
-    exclusions: list[Code]
     held_out_share: Share | None
     """Expected share of held-out users; None: users with the configured values are held out."""
 
@@ -118,39 +92,6 @@ class Adjacency(Part):
     relation: Literal["add_or_remove_one_user", "add_or_remove_one_image"]
     accounting_relation: Name
     covers_change_own_data: bool
-
-
-class Clip(Part):
-    """Clipping of one contribution."""
-
-    kind: Literal["global_l2_per_virtual_client", "global_l2_per_unit", "global_l2_per_image"]
-    l2_norm_clip: float
-
-
-class Noise(Part):
-    """Noise that was added, and its source."""
-
-    family: Literal["gaussian", "none"]
-    generator: Literal["chacha20_box_muller_float64"]
-    key: Literal["256_bits_per_attempt_bound_to_inputs_and_sums"]
-    grid_bits: Count
-    secure: bool
-
-
-class Normalizer(Part):
-    """Divisor of the sum."""
-
-    rule: Literal["public_constant"]
-    value: float
-
-
-class Matrix(Part):
-    """Matrix of mechanisms that track participation."""
-
-    sensitivity: float | None
-    min_separation: Count | None
-    max_participations: Count | None
-    restart_every: Count | None
 
 
 class MechanismFacts(Part):
@@ -164,30 +105,24 @@ class MechanismFacts(Part):
     grouping_rule: Literal["keyed_hash_of_user_id", "each_unit_alone"]
     rounds_planned: Count
     rounds_run: Count
-    clip: Clip
+    l2_norm_clip: float
     noise_multiplier: float
-    noise: Noise
-    normalizer: Normalizer
-    matrix: Matrix | None
+    noise_secure: bool
+    """Whether there is noise, from the secret key of the reservation."""
+    normalizer: float
+    """Divisor of the sum, a public constant."""
     backend: Backend
 
 
 class Accounting(Part):
-    """Cost of the run by every accounting method."""
+    """Cost of the run; the other figures of its mechanism are in the plan."""
 
     library: Name
     version: Name
     accountant: Name
-    discretisation: float
-    event: AnyJson
-    rounds_priced: Count
     epsilon: Epsilon
     delta: Delta
-    epsilon_conservative_2c: Epsilon
     epsilon_rdp: Epsilon
-    zcdp_rho: Epsilon
-    comparisons: list[Comparison]
-    curve: list[Point]
 
 
 class BlockSpent(Part):
@@ -211,7 +146,6 @@ class Cumulative(Part):
 
     policy_id: Name
     blocks: list[BlockSpent]
-    block_table_sha: Sha
     max_block_epsilon: Epsilon
     delta: Delta
     cap: float
@@ -228,13 +162,6 @@ class Tuning(Part):
     other_runs_before: Count
     simulations_before: Count
     """Number of simulations on the same users before this run, which were not charged."""
-
-
-class EvaluationData(Part):
-    """Users that the utility figures describe."""
-
-    data: Literal["held_out_users"]
-    charged: Literal[False]
 
 
 class Start(Part):
@@ -255,21 +182,6 @@ class Audited(Part):
     figures: Literal["open", "private"]
     mechanism: MechanismAudit | None
     self_test: SelfTest
-
-
-class Useful(Part):
-    """Fields from the utility report."""
-
-    model_sha: Sha
-    recall_at_far: dict[str, Recall]
-    embedding_space_id: SpaceId
-
-
-class UsefulClassifier(Part):
-    """Fields from the utility report of a classifier."""
-
-    model_sha: Sha
-    top_1: Interval | None
 
 
 class Waived(Part):
@@ -326,19 +238,15 @@ class PrivacyReport(Document):
     time: Time
     model_sha: Sha
     guarantee: Guarantee
-    setting: Setting
+    recurring: Recurring
     unit: Unit
     adjacency: Adjacency
     mechanism: MechanismFacts
     accounting: Accounting
     cumulative: Cumulative
     tuning: Tuning
-    evaluation: EvaluationData
     pretraining: Start
     audit: Audited
-    utility: Useful | UsefulClassifier
-    assumptions: list[Code]
-    limitations: list[Code]
     waivers: list[Waived]
     release: ReleaseTerms | None
     provenance: Provenance

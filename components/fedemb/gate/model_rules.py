@@ -17,9 +17,8 @@ from fedemb.documents.utility import (
     rate_name,
     starts_of,
 )
-from fedemb.foundation.canonical_json import json_digest
 from fedemb.gate.privacy_report import build_report
-from fedemb.gate.rule import RELATIVE_TOLERANCE, Case, Charge, Rule, differences
+from fedemb.gate.rule import LATER_TOLERANCE, RELATIVE_TOLERANCE, Case, Charge, Rule, differences
 
 _AUDIT_AGAIN = "run audit_privacy on this model, then account_privacy"
 _TRAINED = "use the model artifact of the training step"
@@ -127,7 +126,7 @@ def foreign_tensor(case: Case) -> Iterator[str]:
 @Rule("run again without an injected key")
 def key_injected(case: Case) -> Iterator[str]:
     """Noise and coins from the secret key of the reservation."""
-    if case.model.key_injected or not case.report.mechanism.noise.secure:
+    if case.model.key_injected or not case.report.mechanism.noise_secure:
         yield "noise or coins did not come from the secret key of the reservation"
 
 
@@ -252,8 +251,6 @@ def worse_than_previous_release(case: Case) -> Iterator[str]:
 
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
-LATER_TOLERANCE = 0.01
-"""Relative tolerance of recomputed floats with a later version of the accounting library."""
 
 
 @Rule("correct the clocks, then run account_privacy again")
@@ -275,11 +272,7 @@ def report_differs(case: Case) -> Iterator[str]:
     if not case.same_environment:
         tolerance = LATER_TOLERANCE
         accounting = built.accounting.model_copy(update={"version": report.accounting.version})
-        # Another version of NumPy gives other last digits, so the digest is that of the report's
-        # own table. The table itself is compared with the recomputed one below.
-        table = [row.model_dump(mode="json") for row in report.cumulative.blocks]
-        cumulative = built.cumulative.model_copy(update={"block_table_sha": json_digest(table)})
-        built = built.model_copy(update={"accounting": accounting, "cumulative": cumulative})
+        built = built.model_copy(update={"accounting": accounting})
     for path in differences(built.content(), case.signed.content, tolerance=tolerance):
         yield f"{path} of the report differs from the value that the evidence gives"
 

@@ -24,7 +24,7 @@ from fedemb.privacy.accounting import library_version, supports
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.planning import Projection, project
-from fedemb.privacy.prices import figures, guarantee_of, privacy_curve
+from fedemb.privacy.prices import figures, guarantee_of
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.section import UNITS
 
@@ -172,7 +172,6 @@ def document(config: RunConfig) -> PrivacyPlan:
         "guarantee": guarantee.to_json(),
         **figures(plan, policy.delta),
         "users_lower_bound": policy.users_lower_bound,
-        "curve": privacy_curve(plan, policy.delta),
         "projections": [
             projection.to_json() for projection in _projections(plan, config, policy.delta)
         ],

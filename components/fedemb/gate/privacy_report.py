@@ -1,4 +1,4 @@
-"""Checks whether a guarantee also covers users who change their own data and stay."""
+"""Builds the privacy report of a run from its evidence and the ledger."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ from fedemb.config import RunConfig
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.ledger_record import BindRecord
 from fedemb.documents.privacy_report import (
-    TRUST,
     Audited,
     PrivacyReport,
-    Useful,
-    assumptions,
-    limitations,
 )
-from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
-from fedemb.foundation.canonical_json import json_digest, sha256_hex
+from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.records import Record
 from fedemb.ledger.state import Attempt, LedgerState
-from fedemb.privacy import accounting, losses
-from fedemb.privacy.guarantee import PrivacyGuarantee, event_to_json
+from fedemb.privacy import accounting
 from fedemb.privacy.mechanism import MechanismPlan
-from fedemb.privacy.prices import figures, finite, guarantee_of, privacy_curve
+from fedemb.privacy.prices import epsilon_rdp, finite, guarantee_of
 
 
 def covers_change_own_data(config: RunConfig, plan: MechanismPlan) -> bool:
@@ -64,8 +58,12 @@ def build_report(
         "time": time,
         "model_sha": model.weights_sha,
         "guarantee": guarantee.to_json(),
-        "setting": _setting(config, ledger, reservation, head_sequence),
-        "unit": _unit(config, plan),
+        "recurring": _recurring(config, ledger, reservation, head_sequence),
+        "unit": {
+            "unit": plan.unit,
+            "population_lower_bound": config.policy.users_lower_bound,
+            "held_out_share": getattr(config.partition.evaluation, "fraction", None),
+        },
         "adjacency": {
             "relation": f"add_or_remove_one_{plan.unit}",
             "accounting_relation": plan.relation.name,
@@ -76,15 +74,18 @@ def build_report(
             "plan_sha": plan.digest,
             "backend": evidence.plan.body.backend,
         },
-        "accounting": _accounting(plan, guarantee),
+        "accounting": {
+            "library": "dp-accounting",
+            "version": accounting.library_version(),
+            "accountant": guarantee.accountant,
+            "epsilon": finite(guarantee.epsilon),
+            "delta": guarantee.delta,
+            "epsilon_rdp": epsilon_rdp(plan, guarantee.delta) if plan.private else None,
+        },
         "cumulative": _cumulative(ledger, reservation, head_sequence),
         "tuning": _tuning(config, ledger, reservation),
-        "evaluation": {"data": "held_out_users", "charged": False},
         "pretraining": _pretraining(config, evidence),
         "audit": evidence.audit.body.model_dump(include=set(Audited.model_fields)),
-        "utility": _utility(evidence),
-        "assumptions": list(assumptions(plan.unit)),
-        "limitations": list(limitations(plan.unit)),
         "waivers": [
             {"code": code, "model_sha": model.weights_sha, "sequence": record.sequence}
             for code, record in ledger.state.waivers_of(model.weights_sha, head_sequence).items()
@@ -93,16 +94,6 @@ def build_report(
         "provenance": _provenance(evidence, reservation, attempt.bind),
     }
     return PrivacyReport.of_fields(fields)
-
-
-def _unit(config: RunConfig, plan: MechanismPlan) -> dict[str, object]:
-    return {
-        "unit": plan.unit,
-        "multi_owner": "not_covered",
-        "population_lower_bound": config.policy.users_lower_bound,
-        "exclusions": ["evaluation_users"],
-        "held_out_share": getattr(config.partition.evaluation, "fraction", None),
-    }
 
 
 def _tuning(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dict[str, object]:
@@ -155,64 +146,32 @@ def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
     )
 
 
-def _setting(
+def _recurring(
     config: RunConfig, ledger: Ledger, reservation: Reservation, head_sequence: int
 ) -> dict[str, object]:
     plan = ledger.terms.series
     return {
-        "model": "central",
-        "trust": list(TRUST),
-        "releases": "final_model_only",
-        "recurring": {
-            "policy_id": reservation.policy_id,
-            "run_index": _charged_until(ledger, reservation.sequence, head_sequence),
-            "runs_planned": plan.runs if plan else None,
-            "audit_level": config.policy.audit_level,
-        },
+        "policy_id": reservation.policy_id,
+        "run_index": _charged_until(ledger, reservation.sequence, head_sequence),
+        "runs_planned": plan.runs if plan else None,
+        "audit_level": config.policy.audit_level,
     }
 
 
 def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: bool) -> dict[str, object]:
     commit: dict[str, object] = dict(attempt.commit.body) if attempt.commit else {}
-    grouped = not plan.samples_units
-    clipped = "virtual_client" if grouped else "image" if plan.samples_images else "unit"
     return {
         "name": plan.kind,
         "sampling_probability": plan.chance,
         "virtual_clients": plan.virtual_clients,
         "groupings": plan.groupings,
-        "grouping_rule": "keyed_hash_of_user_id" if grouped else "each_unit_alone",
+        "grouping_rule": "each_unit_alone" if plan.samples_units else "keyed_hash_of_user_id",
         "rounds_planned": plan.rounds,
         "rounds_run": commit.get("rounds_started"),
-        "clip": {
-            "kind": f"global_l2_per_{clipped}",
-            "l2_norm_clip": plan.l2_norm_clip,
-        },
+        "l2_norm_clip": plan.l2_norm_clip,
         "noise_multiplier": plan.noise_multiplier,
-        "noise": {
-            "family": "gaussian" if plan.private else "none",
-            "generator": "chacha20_box_muller_float64",
-            "key": "256_bits_per_attempt_bound_to_inputs_and_sums",
-            "grid_bits": plan.grid_bits,
-            "secure": plan.private and key_injected is False,
-        },
-        "normalizer": {"rule": "public_constant", "value": plan.normalizer},
-        "matrix": plan.matrix(),
-    }
-
-
-def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, object]:
-    return {
-        "library": "dp-accounting",
-        "version": accounting.library_version(),
-        "accountant": guarantee.accountant,
-        "discretisation": losses.discretisation(plan.event()),
-        "event": event_to_json(plan.event()),
-        "rounds_priced": plan.rounds,
-        "epsilon": finite(guarantee.epsilon),
-        "delta": guarantee.delta,
-        **figures(plan, guarantee.delta),
-        "curve": privacy_curve(plan, guarantee.delta),
+        "noise_secure": plan.private and key_injected is False,
+        "normalizer": plan.normalizer,
     }
 
 
@@ -246,7 +205,6 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
     return {
         "policy_id": ledger.policy_id,
         "blocks": table,
-        "block_table_sha": json_digest(table),
         "max_block_epsilon": finite(worst),
         "delta": terms.delta,
         "cap": terms.epsilon_cap,
@@ -267,11 +225,3 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, object]:
         "initial_weights_sha": evidence.model.body.initial_weights_sha,
         "overlaps_private": overlap.get(kind, "dropped_by_partition_users"),
     }
-
-
-def _utility(evidence: Evidence) -> dict[str, object]:
-    utility = evidence.utility.body
-    if isinstance(utility, UtilityReport):
-        return utility.model_dump(include=set(Useful.model_fields))
-    top_1 = utility.headline()
-    return {"model_sha": utility.model_sha, "top_1": top_1 and top_1.model_dump()}

@@ -9,11 +9,18 @@ from dataclasses import replace
 from fedemb.documents.model import RoundLine
 from fedemb.errors import SignatureInvalid
 from fedemb.foundation.canonical_json import json_digest
+from fedemb.gate.plan import document as plan_document
 from fedemb.gate.privacy_report import block_table, covers_change_own_data
-from fedemb.gate.rule import Case, Charge, Rule, differences
+from fedemb.gate.rule import (
+    LATER_TOLERANCE,
+    RELATIVE_TOLERANCE,
+    Case,
+    Charge,
+    Rule,
+    differences,
+)
 from fedemb.ledger import Anchor, terms_of
 from fedemb.ledger.records import check_record
-from fedemb.privacy import accounting
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.prices import epsilon_rdp
@@ -114,11 +121,15 @@ def other_policy(case: Case) -> Iterator[str]:
         yield "the reservation belongs to another policy than the configuration"
 
 
-@Rule("use the plan of this run").before_charge
-def mechanism_invalid(_: Charge) -> Iterator[str]:
-    """Plan of this configuration, with a valid accountant."""
-    accounting.library_version()  # `case.charge` compared the plan with the configuration
-    yield from ()
+@Rule("run plan_privacy again, or use the plan of this run")
+def plan_differs(case: Case) -> Iterator[str]:
+    """Plan as computed again from the configuration, every figure in it."""
+    found, made = case.evidence.plan.body, plan_document(case.config)
+    tolerance = RELATIVE_TOLERANCE if case.same_environment else LATER_TOLERANCE
+    if not case.same_environment:
+        made = made.model_copy(update={"accounting_library": found.accounting_library})
+    for path in differences(made.model_dump(), found.model_dump(), tolerance=tolerance):
+        yield f"{path} of the plan differs from the value that the configuration gives"
 
 
 @Rule(
@@ -250,20 +261,12 @@ def no_proof(charge: Charge) -> Iterator[str]:
         yield f"mechanism {plan.kind} under {plan.relation.name} has no proven guarantee"
 
 
-@Rule()
+@Rule(_NEW_RUN)
 def event_differs(case: Case) -> Iterator[str]:
-    """Plan, report and reservation of one event, as recomputed."""
-    event = event_to_json(case.plan.event())
-    documents = (case.report.accounting, case.reservation, case.evidence.plan.body)
-    if any(document.event != event for document in documents):
-        yield "the event of plan, report or reservation differs from the recomputed event"
-
-
-@Rule()
-def relation_differs(case: Case) -> Iterator[str]:
-    """Charged under the neighbouring relation of the plan."""
-    if case.reservation.relation != case.plan.relation.name:
-        yield "the reservation charged another neighbouring relation"
+    """Event and neighbouring relation charged as recomputed."""
+    event, relation = event_to_json(case.plan.event()), case.plan.relation.name
+    if (case.reservation.event, case.reservation.relation) != (event, relation):
+        yield "the reservation charged another event or neighbouring relation than recomputed"
 
 
 @Rule(

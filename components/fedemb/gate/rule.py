@@ -35,6 +35,8 @@ RERUN = "run account_privacy again on the artifacts of this run"
 """Remedy for faults of the report only."""
 RELATIVE_TOLERANCE = 1e-6
 """Relative tolerance of recomputed floats, for rounding differences between machines."""
+LATER_TOLERANCE = 0.01
+"""The same with a later version of the accounting library."""
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,6 @@ from fedemb.ledger.records import Record
 from fedemb.ledger.terms import ChargedContent, PolicyTerms
 
 ROUND_LOG_SCHEMA = "fedemb/round_log/1"
-HISTORY_POINTS = 30
-"""Maximum number of points in a price history."""
-PLANNED_HISTORY_POINTS = 8
-"""Maximum number of points for a planned series, which takes PLD seconds to price."""
 _ROUND_LOG = {"schema", "run_id", "attempt", "rounds_started", "sha", "card_sha", "signature"}
 
 
@@ -102,17 +98,6 @@ class Attempt:
                 rounds_charged=charged,
             )
         return self._weights[charged]
-
-
-@dataclass(frozen=True)
-class PricePoint:
-    """The cumulative privacy loss of a block after a record."""
-
-    sequence: int
-    time: str
-    run_id: str
-    kind: str
-    epsilon: float
 
 
 @dataclass
@@ -240,43 +225,6 @@ class LedgerState:
         """Returns the block with the highest cumulative epsilon, among the given blocks or all."""
         names = [block for block in self.by_block if not blocks or block in blocks]
         return max(names, key=lambda block: self.spent(block).epsilon, default=None)
-
-    def price_history(self, block: str, last: float = math.inf) -> list[PricePoint]:
-        """Returns the price after each record that changed a block, thinned evenly; keeps the last.
-
-        Args:
-          block: user block.
-          last: number of the last record included.
-        """
-        if self.terms is None:
-            return []
-        attempts = self.by_block.get(block, [])
-        touching = sorted(
-            (
-                record
-                for record in (
-                    *self.external_records(block),
-                    *(
-                        record
-                        for attempt in attempts
-                        for record in (attempt.reserve, attempt.commit, attempt.void)
-                    ),
-                )
-                if record is not None and record.sequence <= last
-            ),
-            key=lambda record: record.sequence,
-        )
-        planned = self.terms.composition == "planned"
-        step = max(1, -(-len(touching) // (PLANNED_HISTORY_POINTS if planned else HISTORY_POINTS)))
-        points: list[PricePoint] = []
-        for record in touching[::-1][::step][::-1]:
-            weights = (attempt.charge_after(record.sequence) for attempt in attempts)
-            external = self.external_charges(block, record.sequence)
-            epsilon = spent(self.terms, [*filter(None, weights), *external]).epsilon
-            points.append(
-                PricePoint(record.sequence, record.time, record.run_id, record.kind, epsilon)
-            )
-        return points
 
     def _on_policy(self, record: Record, trust: TrustStore | None) -> None:
         self.terms = PolicyTerms.from_json(record.content(PolicyRecord).terms)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from importlib import metadata
 from typing import Literal, cast
 
@@ -141,17 +141,6 @@ def upper_bound(event: dpe.DpEvent, relation: NeighboringRelation, delta: float)
       DeltaTooSmall: delta is not a probability above the sampler's share.
     """
     return _Curve(event, relation, "auto", quick=True).epsilon(delta, 1)
-
-
-def curve(
-    event: dpe.DpEvent,
-    relation: NeighboringRelation,
-    deltas: Iterable[float],
-    accountant: AccountantName = "auto",
-) -> list[tuple[float, float]]:
-    """Returns (delta, epsilon) pairs of one event; the event is composed once."""
-    curve_ = _Curve(event, relation, accountant)
-    return [(delta, curve_.epsilon(delta, 1)) for delta in deltas]
 
 
 def epsilon_function(

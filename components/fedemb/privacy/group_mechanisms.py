@@ -385,15 +385,6 @@ class TreeAggregation(TreeAggregationConfig, MechanismPlan):
         """Returns the matrix sensitivity of the first `rounds` rounds."""
         return sensitivity(rounds, self.min_separation, self.max_participations, self.restart_every)
 
-    @override
-    def matrix(self) -> dict[str, float | None] | None:
-        return {
-            "sensitivity": self.matrix_sensitivity,
-            "min_separation": self.min_separation,
-            "max_participations": self.max_participations,
-            "restart_every": self.restart_every,
-        }
-
 
 def even_round_robin(virtual_clients: int, clients: int, rounds: int) -> tuple[int, int]:
     """Returns separation and number of participations of round-robin sampling."""

@@ -291,10 +291,6 @@ class MechanismPlan(MechanismConfig):
             changes["sampling_probability"] = self.chance * (compute / population)
         return changes
 
-    def matrix(self) -> dict[str, float | None] | None:
-        """Returns the parameters of correlated noise, for the report; None if independent."""
-        return None
-
     # ---- documents ----------------------------------------------------------------------------
 
     def to_json(self) -> JsonObject:

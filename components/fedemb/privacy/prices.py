@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from dp_accounting import dp_event as dpe
 from dp_accounting.privacy_accountant import NeighboringRelation
-from scipy import special
 
 from fedemb.foundation.canonical_json import JsonObject, canonical_json
 from fedemb.privacy import accounting
@@ -25,9 +24,6 @@ from fedemb.privacy.accounting import AccountantName, epsilon_function, upper_bo
 from fedemb.privacy.guarantee import PrivacyGuarantee, event_from_json, event_to_json
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.section import Unit
-
-CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(3, 11))
-"""Deltas of the privacy curve, in addition to the policy's delta."""
 
 
 def guarantee_of(
@@ -76,13 +72,6 @@ def epsilon_rdp(plan: MechanismPlan, delta: float) -> float | None:
     return finite(guarantee_of(plan, delta, "rdp").epsilon)
 
 
-def privacy_curve(plan: MechanismPlan, delta: float) -> list[list[float]]:
-    """Returns (delta, epsilon) pairs by falling delta; omits infinite ones, empty without noise."""
-    if not plan.private:
-        return []
-    return _curve(canonical_json(event_to_json(plan.event())), plan.relation, delta)
-
-
 def plan_attack_rates(plan: MechanismPlan) -> list[tuple[float, float]]:
     """Returns (false positive rate, highest true positive rate of any attack) for one run."""
     return list(_attack_rates(canonical_json(event_to_json(plan.event())), plan.relation))
@@ -103,6 +92,7 @@ def _priced(
     rounds: int | None = None,
     unit: Unit = "user",
 ) -> PrivacyGuarantee:
+    accounting.library_version()  # refuses one that is too old
     return accounting.price(
         event_from_json(json.loads(event)), relation, delta, accountant, rounds=rounds, unit=unit
     )
@@ -111,13 +101,6 @@ def _priced(
 @functools.lru_cache(maxsize=64)
 def _attack_rates(event: bytes, relation: NeighboringRelation) -> list[tuple[float, float]]:
     return attack_rates(event_from_json(json.loads(event)), relation)
-
-
-@functools.lru_cache(maxsize=64)
-def _curve(event: bytes, relation: NeighboringRelation, delta: float) -> list[list[float]]:
-    deltas = sorted({*CURVE_DELTAS, delta}, reverse=True)
-    points = accounting.curve(event_from_json(json.loads(event)), relation, deltas)
-    return [[at, epsilon] for at, epsilon in points if math.isfinite(epsilon)]
 
 
 # Computes what an epsilon means: how well any attack can tell whether a unit took part.
@@ -202,31 +185,6 @@ def attack_bound(epsilon: float, delta: float, rate: float) -> float:
         return 1.0
     low, high = delta + math.exp(epsilon) * rate, 1 - math.exp(-epsilon) * (1 - delta - rate)
     return min(1.0, low, high)
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Returns mu of the Gaussian mechanism with this epsilon at this delta (mu-GDP), rounded up.
-
-    mu is the distance of two unit normal distributions that are as hard to tell apart. It compares
-    mechanisms; the guarantee stays the one at this delta. Infinite without privacy.
-
-    Source: Dong, Roth and Su (arXiv 1905.02383), corollary 1.
-    """
-    if not math.isfinite(epsilon):
-        return math.inf
-
-    def delta_at(mu: float) -> float:
-        first = float(special.log_ndtr(mu / 2 - epsilon / mu))
-        second = float(special.log_ndtr(-mu / 2 - epsilon / mu))
-        return math.exp(first) - math.exp(min(0.0, epsilon + second))
-
-    low, high = 0.0, 1.0
-    while delta_at(high) < delta:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_at(middle) < delta else (low, middle)
-    return high
 
 
 def rounded_up(value: float, digits: int = 3) -> float:

@@ -158,7 +158,6 @@ def line_chart(
     y: Axis,
     alt: str,
     marks: Sequence[tuple[str, float]] = (),
-    steps: bool = False,
     diagonal: str = "",
 ) -> Markup:
     """Draws curves, at most four, distinguished by colour and dash.
@@ -169,16 +168,12 @@ def line_chart(
       y: vertical axis.
       alt: text description of the chart for screen readers.
       marks: named vertical lines.
-      steps: whether to hold a value until the next point, instead of interpolating.
       diagonal: label of the line y = x; empty: no such line.
     """
     with _axes() as (figure, axes):
         for position, line in enumerate(lines):
             colour, dash = SERIES[position % 4], _DASHES[position % 4]
-            way = "steps-post" if steps else "default"
-            axes.plot(
-                line.x, line.y, color=colour, linestyle=dash, label=line.name, drawstyle=way
-            )  # fmt: skip
+            axes.plot(line.x, line.y, color=colour, linestyle=dash, label=line.name)
             if line.band is not None:
                 axes.fill_between(line.x, *line.band, color=colour, alpha=0.18, linewidth=0)
         if diagonal:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from fedemb.documents.audit import AuditReport, SelfTest, finding
 from fedemb.documents.evidence import Evidence
-from fedemb.documents.privacy_report import TRUST, PrivacyReport, assumptions, limitations
+from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
 from fedemb.documents.utility import (
     AnyUtility,
     ClassifiedParts,
@@ -24,7 +23,6 @@ from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.budget import spent
-from fedemb.ledger.state import PricePoint
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
@@ -46,9 +44,6 @@ from fedemb.reports.report import figure, render, tone_of
 if TYPE_CHECKING:
     from fedemb.reports.lineage import StepLineage
 
-_TICKS = 6
-"""Maximum number of dates on the axis of spending."""
-
 
 def report_page(
     signed: Written[PrivacyReport],
@@ -56,11 +51,10 @@ def report_page(
     ledger: Ledger,
     lineage: Sequence[StepLineage],
 ) -> str:
-    """Renders `privacy_report.html`; spending over time and waivers come from the ledger."""
+    """Renders `privacy_report.html`; waivers and external charges come from the ledger."""
     report, cumulative = signed.body, signed.body.cumulative
     block = ledger.state.worst_block([row.block for row in cumulative.blocks])
     last = cumulative.ledger_sequence
-    points = ledger.state.price_history(block, last) if block else []
     before = _before(report, ledger, block)
     after = cumulative.max_block_epsilon
     simulation = report.purpose == "simulation"
@@ -76,9 +70,7 @@ def report_page(
         before=before.epsilon if before else 0.0,
         after=after if after is not None else math.inf,
         meaning=words.meaning(plan, report.guarantee),
-        deployments=words.DEPLOYMENTS,
         words=words,
-        trust=TRUST,
         unit=UNITS[plan.unit],
         method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
         assumptions=assumptions(plan.unit),
@@ -86,21 +78,16 @@ def report_page(
         plan=plan,
         backend=words.BACKENDS[report.mechanism.backend],
         sampler=words.TEXTS[plan.kind].sampler,
-        samplers={other.name: words.comparison(plan, other.name) for other in plan.comparisons()},
+        participants=words.participants(plan),
         guarantee=words.report_sentence(report),
         audit=audit_sentence(evidence.audit.body),
-        self_test_passed=not report.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),
         evaluations=sum(record.sequence <= last for record in ledger.state.evaluations),
         config=evidence.config,
-        identifiers=ledger.terms.identifiers,
         external=[record for record in ledger.state.external if record.sequence <= last],
         waivers=[ledger.chain.records[item.sequence] for item in report.waivers],
-        projections=evidence.plan.body.projections,
         lineage=lineage,
-        curve=_curve(report),
-        spending=_spending(points, cumulative.cap, UNITS[plan.unit].many),
     )
 
 
@@ -110,42 +97,6 @@ def _before(report: PrivacyReport, ledger: Ledger, block: str | None) -> Spent |
         return None
     own = ledger.state.attempts[report.run_id, report.attempt]
     return spent(ledger.terms, ledger.state.charges(block, without=own))
-
-
-def _curve(report: PrivacyReport) -> Markup | None:
-    points = report.accounting.curve
-    if not points:
-        return None
-    deltas, epsilons = [point[0] for point in points], [point[1] for point in points]
-    delta = report.accounting.delta
-    return line_chart(
-        [Line("this run", deltas, epsilons)],
-        x=Axis("delta", log=True),
-        y=Axis("epsilon", limits=(0.0, max(epsilons) * 1.08)),
-        alt="Epsilon of this run over delta, logarithmic delta axis; the policy's delta is marked",
-        marks=[("policy", delta)],
-    )
-
-
-def _spending(points: list[PricePoint], cap: float, units: str) -> Markup | None:
-    if not points:
-        return None
-    records = [0, *(point.sequence for point in points)]
-    spent = [0.0, *(point.epsilon for point in points)]
-    ends = [0, records[-1]]
-    shown = points[:: -(-len(points) // _TICKS)]
-    ticks = [
-        (point.sequence, f"{point.sequence}\n{datetime.fromisoformat(point.time):%-d %b}")
-        for point in shown
-    ]
-    return line_chart(
-        [Line("spent", records, spent), Line("cap", ends, [cap, cap])],
-        x=Axis("ledger record and its date", ticks=ticks),
-        y=Axis("cumulative epsilon", limits=(0.0, max([cap, *spent]) * 1.08)),
-        alt=f"Cumulative epsilon of the fullest block of {units} over the ledger's records, with "
-        "its cap",
-        steps=True,
-    )
 
 
 def checklist_page(verdict: VerdictDocument, run_id: str) -> str:

@@ -100,6 +100,7 @@ def model_card(
         waivers=[ledger.chain.records[item.sequence] for item in report.waivers],
         approvals=ledger.state.approvals_of(report.model_sha, signed.sha, report.approve_by),
         utility=utility_sentence(evidence.utility.body),
+        space=getattr(evidence.utility.body, "embedding_space_id", None),
         floors=floors_sentence(terms.min_gain_over_public, terms.no_worse_than),
     )
 
@@ -123,7 +124,7 @@ def _metadata(
         "privacy_unit": unit,
         "cumulative_epsilon": report.cumulative.max_block_epsilon,
         "epsilon_cap": report.cumulative.cap,
-        "audit_level": report.setting.recurring.audit_level,
+        "audit_level": report.recurring.audit_level,
         "model_sha": report.model_sha,
         "config_sha": report.provenance.config_sha,
     }

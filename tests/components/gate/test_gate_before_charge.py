@@ -13,6 +13,7 @@ from fedemb.foundation.canonical_json import file_digest, sha256_hex
 from fedemb.foundation.files import write_bytes
 from fedemb.gate import privacy_rules, rule
 from fedemb.gate.decide import RULES, check_before_charge
+from fedemb.privacy import accounting, prices
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import plan_privacy, reserve_budget
@@ -110,8 +111,8 @@ def _old_library(monkeypatch):
     def refuse():
         raise UnsupportedAccounting("too old")
 
-    found = SimpleNamespace(library_version=refuse)
-    monkeypatch.setattr(privacy_rules, "accounting", found)
+    prices._priced.cache_clear()
+    monkeypatch.setattr(accounting, "library_version", refuse)
 
 
 def _without_proof(monkeypatch):

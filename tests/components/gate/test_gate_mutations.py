@@ -247,6 +247,17 @@ def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run,
     assert _allowed_when_priced_again(run, ledger)
 
 
+def test_every_changed_value_of_the_plan_is_denied_however_honestly_priced(run):
+    """The plan's own key signs it: its figures follow from the configuration."""
+    ledger, allowed = run.ledger(), []
+    for field, changed in mutate(json.loads(run.plan.read_bytes())):
+        if field[0] != "signature":
+            _write(run.plan, _resigned(run, "plan", changed))
+            if _allowed_when_priced_again(run, ledger):
+                allowed.append(field)
+    assert not allowed
+
+
 @pytest.mark.long
 def test_every_mutation_of_every_round_line_is_denied(run):
     """Once as the trainer might have logged it, under its own digest, once as it might be bent."""

@@ -15,7 +15,7 @@ from fedemb.errors import (
     Refused,
     StorageError,
 )
-from fedemb.foundation.canonical_json import file_digest, json_digest
+from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, parse, read
 from fedemb.foundation.files import write_bytes
 from fedemb.gate import privacy_rules
@@ -56,22 +56,16 @@ def test_good_run_is_allowed_without_reasons(good_run):
     assert verdict.reasons == ()
 
 
-def table_of(run, factor, **changes):
+def table_of(run, factor):
     """The figures over all runs, with epsilons of the block table that differ by a factor."""
     cumulative = json.loads(run.report.read_text())["cumulative"]
     table = [{**row, "epsilon": row["epsilon"] * factor} for row in cumulative["blocks"]]
-    return {**cumulative, "blocks": table, "block_table_sha": json_digest(table), **changes}
+    return {**cumulative, "blocks": table}
 
 
 @pytest.mark.parametrize("same_environment", [True, False])
-@pytest.mark.parametrize(
-    ("factor", "changes"), [(0.98, {}), (1.0, {"block_table_sha": "0" * 64})], ids=["table", "sha"]
-)
-def test_block_table_that_the_ledger_does_not_give_is_refused(
-    run, factor, changes, same_environment
-):
-    other = table_of(run, factor, **changes)
-    found = verdict_of(run, same_environment=same_environment, cumulative=other)
+def test_block_table_that_the_ledger_does_not_give_is_refused(run, same_environment):
+    found = verdict_of(run, same_environment=same_environment, cumulative=table_of(run, 0.98))
     assert "report_differs" in codes(found)
 
 
@@ -92,7 +86,7 @@ def test_plan_and_report_name_the_backend_that_was_configured(run):
     )
     assert made.mechanism.backend == "jax"
     verdict = verdict_of(run, **made.content())
-    assert "mechanism_invalid" in codes(verdict)
+    assert "plan_differs" in codes(verdict)
     assert not verdict.allow
 
 
@@ -321,7 +315,7 @@ def test_run_reserved_later_does_not_count_before_an_earlier_one(tmp_path):
     later.do_reserve()
     for act in ("partition", "train", "measure", "account"):
         getattr(run, f"do_{act}")()
-    assert json.loads(run.report.read_text())["setting"]["recurring"]["run_index"] == 1
+    assert json.loads(run.report.read_text())["recurring"]["run_index"] == 1
     assert verdict_of(run).allow
 
 
@@ -330,7 +324,7 @@ def test_earlier_reservation_given_back_after_the_report_is_no_reason(tmp_path):
     early.do_plan()
     early.do_reserve()
     run = honest_run.start(tmp_path / "run", "monday", early.policy_root).until_gate()
-    assert json.loads(run.report.read_text())["setting"]["recurring"]["run_index"] == 2
+    assert json.loads(run.report.read_text())["recurring"]["run_index"] == 2
     run.ledger().void(read_reservation(early.reservation), "never started")
     assert verdict_of(run).allow
 
@@ -543,7 +537,7 @@ def test_gate_that_names_another_rollback_anchor_than_the_policy_is_denied(tmp_p
 def test_injected_key_is_denied(run):
     run.rewrite(run.model / "model.json", key_injected=True)
     run.do_account()
-    assert json.loads(run.report.read_text())["mechanism"]["noise"]["secure"] is False
+    assert json.loads(run.report.read_text())["mechanism"]["noise_secure"] is False
     assert codes(verdict_of(run)) == ["model_card_changed", "key_injected"]
 
 
@@ -736,4 +730,4 @@ def test_old_accounting_library_is_denied(run, monkeypatch):
     from fedemb.privacy import accounting
 
     monkeypatch.setattr(accounting.metadata, "version", lambda name: "0.4.3")
-    assert "mechanism_invalid" in codes(verdict_of(run))
+    assert "plan_differs" in codes(verdict_of(run))

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from fedemb.errors import ArtifactError, ConfigError, UnsupportedAccounting
 from fedemb.ledger.budget import renyi_epsilon
 from fedemb.privacy import accounting, losses, noise
-from fedemb.privacy.accounting import curve, group_pair_rdp, price, rdp_of, supports, upper_bound
+from fedemb.privacy.accounting import (
+    epsilon_function,
+    group_pair_rdp,
+    price,
+    rdp_of,
+    supports,
+    upper_bound,
+)
 from fedemb.privacy.guarantee import (
     SAMPLER_TOTAL_VARIATION,
     PrivacyGuarantee,
@@ -328,10 +335,10 @@ def test_bad_deltas_are_refused(delta):
 
 def test_curve_holds_the_priced_point_and_falls():
     event, relation = group_event(0.02, 2.0, 50), Relation.REPLACE_ONE
-    points = curve(event, relation, [1e-4, 1e-6, 1e-8])
-    assert points[1][1] == price(event, relation, 1e-6).epsilon
-    assert points[0][1] < points[1][1] < points[2][1]
-    assert pld_of(event, relation).get_delta(points[1][1]) == pytest.approx(1e-6, rel=1e-2)
+    epsilons = [*map(epsilon_function(event, relation), (1e-4, 1e-6, 1e-8))]
+    assert epsilons[1] == price(event, relation, 1e-6).epsilon
+    assert epsilons == sorted(epsilons)
+    assert pld_of(event, relation).get_delta(epsilons[1]) == pytest.approx(1e-6, rel=1e-2)
 
 
 def test_renyi_of_the_full_pair_is_closed_form():

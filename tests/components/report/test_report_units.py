@@ -2,7 +2,6 @@
 
 import html
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +9,6 @@ from fedemb.config import RunConfig
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
-from fedemb.gate import privacy_report
 from fedemb.gate.plan import warnings
 from fedemb.pipelines.cli.planned import lines, priced
 from fedemb.pipelines.run.command import _stated
@@ -18,7 +16,6 @@ from fedemb.privacy.section import UNITS
 from fedemb.reports.measured_words import covers
 from fedemb.serving.model_card import model_card
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.privacy_worlds import make_plan
 
 ALONE = {
     "kind": "poisson_gaussian",
@@ -46,34 +43,21 @@ def said(request, tmp_path_factory):
     run.config = config
     run.until_gate()
     page = re.sub(r"<(style|svg).*?</\1>", "", run.page.read_text(), flags=re.DOTALL)
-    page = re.sub(r"<h2[^>]*>Audit</h2>.*?<h2", "<h2", page, flags=re.DOTALL)
-    page = re.sub(r"<h2[^>]*>Lineage</h2>.*", "", page, flags=re.DOTALL)  # names of steps
+    page = re.sub(r"<h2[^>]*>Evidence</h2>.*?<h2", "<h2", page, flags=re.DOTALL)
+    page = re.sub(r"<summary>Steps and.*", "", page, flags=re.DOTALL)  # names of steps
     evidence = read_evidence(config, run.artifacts)
     report = read(run.report, PrivacyReport)
     card = model_card(evidence, report, run.ledger(), (), ("glyphs", "1.0"))
     return request.param, {
         "page": html.unescape(re.sub(r"<[^>]+>", " ", page)),
         "card": "\n".join(part for part in card.splitlines() if not part.startswith("Audit: ")),
-        "plan": "\n".join(lines(config, priced(config), None)),
+        "plan": "\n".join(lines(config, priced(config))),
         "warnings": "\n".join(
             text for code, text in warnings(config).items() if code != "delta_above_customary"
         ),
         "start": "\n".join(_stated(config)),
         "utility": covers(request.param),
     }
-
-
-@pytest.mark.parametrize(
-    ("kind", "clipped", "grouped"),
-    [
-        ("group_poisson_gaussian", "virtual_client", "keyed_hash_of_user_id"),
-        ("poisson_gaussian", "unit", "each_unit_alone"),
-        ("capped_image_poisson", "image", "each_unit_alone"),
-    ],
-)
-def test_report_names_what_is_clipped(kind, clipped, grouped):
-    facts = privacy_report._mechanism(make_plan(kind), SimpleNamespace(commit=None), False)
-    assert (facts["clip"]["kind"], facts["grouping_rule"]) == (f"global_l2_per_{clipped}", grouped)
 
 
 def test_page_and_card_name_the_unit_in_its_one_sentence(said):
