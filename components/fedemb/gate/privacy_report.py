@@ -17,6 +17,7 @@ from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.records import Record
 from fedemb.ledger.state import Attempt, LedgerState
 from fedemb.privacy import accounting
+from fedemb.privacy.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.prices import epsilon_rdp, finite, guarantee_of
 
@@ -74,14 +75,7 @@ def build_report(
             "plan_sha": plan.digest,
             "backend": evidence.plan.body.backend,
         },
-        "accounting": {
-            "library": "dp-accounting",
-            "version": accounting.library_version(),
-            "accountant": guarantee.accountant,
-            "epsilon": finite(guarantee.epsilon),
-            "delta": guarantee.delta,
-            "epsilon_rdp": epsilon_rdp(plan, guarantee.delta) if plan.private else None,
-        },
+        "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
         "tuning": _tuning(config, ledger, reservation),
         "pretraining": _pretraining(config, evidence),
@@ -172,6 +166,17 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: bool) -> dic
         "noise_multiplier": plan.noise_multiplier,
         "noise_secure": plan.private and key_injected is False,
         "normalizer": plan.normalizer,
+    }
+
+
+def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, object]:
+    return {
+        "library": "dp-accounting",
+        "version": accounting.library_version(),
+        "accountant": guarantee.accountant,
+        "epsilon": finite(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "epsilon_rdp": epsilon_rdp(plan, guarantee.delta) if plan.private else None,
     }
 
 

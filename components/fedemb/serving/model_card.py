@@ -77,18 +77,17 @@ def model_card(
     """Returns the card of a release, whose waivers and approvals are in the ledger."""
     report, (name, version), config = signed.body, named, evidence.config
     shown, unit = release_headline(evidence, signed, waived, ledger), report.unit.unit
-    state = {"release_state": shown.state, "waived": list(waived)}
-    metadata = _metadata(evidence, report, named) | state
-    terms = config.release
+    metadata = _metadata(evidence, report, named) | {
+        "release_state": shown.state,
+        "waived": list(waived),
+    }
     return render(
         "model_card.md.j2",
         metadata=yaml.safe_dump(metadata, sort_keys=False, width=999).rstrip(),
         name=name,
         version=version,
         shown=shown,
-        figures=shown.figures.sentence(),
         config=config,
-        start=config.pretraining,
         report=report,
         cumulative=report.cumulative,
         unit=UNITS[unit],
@@ -101,7 +100,7 @@ def model_card(
         approvals=ledger.state.approvals_of(report.model_sha, signed.sha, report.approve_by),
         utility=utility_sentence(evidence.utility.body),
         space=getattr(evidence.utility.body, "embedding_space_id", None),
-        floors=floors_sentence(terms.min_gain_over_public, terms.no_worse_than),
+        floors=floors_sentence(config.release.min_gain_over_public, config.release.no_worse_than),
     )
 
 
