@@ -61,6 +61,8 @@ class VersionReference:
     version_id: str
 
 
+TIMEOUT = 20
+"""Seconds, an integer, in which Kubeflow must connect, and send the next part of its answer."""
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 
@@ -125,7 +127,9 @@ class Kubeflow:
             from kfp import Client
 
             self._client: Any = Client(host=host, namespace=namespace, existing_token=token)
-            health = self._client._healthz_api.healthz_service_get_healthz()
+            health_api = self._client._healthz_api
+            _limit(health_api.api_client.rest_client)
+            health = health_api.healthz_service_get_healthz()
         if not health.multi_user:
             raise ConfigError(
                 f"Kubeflow Pipelines at {host} is a single-user installation, which ignores "
@@ -358,6 +362,19 @@ class Kubeflow:
                 f"Kubeflow API at {self.host} does not answer ({type(error).__name__}). Check the "
                 "address, or forward its port, then run the command again"
             ) from error
+
+
+def _limit(rest: Any) -> None:
+    """Gives each request of a client `TIMEOUT`; kfp passes none, and would wait for ever."""
+    import urllib3
+
+    plain = rest.request
+    rest.pool_manager.connection_pool_kw["retries"] = urllib3.Retry(3, read=0)
+
+    def request(*words: Any, **options: Any) -> Any:
+        return plain(*words, **{**options, "_request_timeout": TIMEOUT})
+
+    rest.request = request
 
 
 def _rfc3339(moment: datetime) -> str:

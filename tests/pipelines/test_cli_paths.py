@@ -8,6 +8,7 @@ import pytest
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.files import MOST_TEXT, read_regular
 from fedemb.keys.trust import TrustStore
+from fedemb.models.backbone_files import read_card
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.cluster.compile import load_profile
 from fedemb.pipelines.cluster.schedule import load_schedule
@@ -73,6 +74,7 @@ READERS = {
     "schedule": load_schedule,
     "profile": load_profile,
     "trust file": TrustStore.load,
+    "backbone": read_card,
 }
 
 

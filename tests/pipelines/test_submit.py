@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.cluster import submission
+from fedemb.pipelines.cluster import kubeflow, submission
 from fedemb.pipelines.cluster.package import check_package, fitted
 from fedemb.pipelines.cluster.rules import RULES, no_raw_outputs
 from fedemb.pipelines.cluster.schedule import load_schedule
@@ -359,3 +360,12 @@ def test_two_executions_of_one_step_are_not_guessed_between(submit, kfp, left):
     other.write_text("{}")
     where = ("--resume", "earlier", "--from", "account_privacy")
     assert "2 executions" in str(submit(*where).exception)
+
+
+def test_api_that_never_answers_is_given_up(monkeypatch):
+    monkeypatch.setattr(kubeflow, "TIMEOUT", 1)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(StorageError, match="does not answer"),
+    ):
+        kubeflow.Kubeflow(f"http://127.0.0.1:{silent.getsockname()[1]}", "team-a")

@@ -24,6 +24,7 @@ from fedemb.documents.fields import AnyJson, Count, Name, Sha, Tensor
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import Json, strict_json
 from fedemb.foundation.document import Document, Part
+from fedemb.foundation.files import open_regular
 
 
 class PublicTraining(Part):
@@ -214,7 +215,7 @@ def _tensors(path: Path) -> list[_Stored]:
     import numpy as np
 
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             config = strict_json(_member(archive, path, "config.json"), path.name)
             weights = _member(archive, path, "model.weights.h5")
         tensors: list[_Stored] = []

@@ -16,7 +16,7 @@ from fedemb.config import ModelConfig
 from fedemb.errors import ArtifactError, InputError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.foundation.document import Document, Part, parse, written
-from fedemb.foundation.files import write_bytes
+from fedemb.foundation.files import open_regular, write_bytes
 from fedemb.models.backbones import check_backbone
 from fedemb.models.keras_backend import Model
 from fedemb.models.layers import (
@@ -227,6 +227,7 @@ def write_backbone(backbone: Model, path: Path, fields: Mapping[str, object]) ->
 
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
+        open_regular(path).close()  # refuses a pipe, which would block
         return zipfile.ZipFile(path)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist. Name a .keras file") from error

@@ -16,6 +16,7 @@ from typing import Any
 from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import strict_json
+from fedemb.foundation.files import open_regular
 from fedemb.models.backbone_files import load_model, read_card, require_finite
 from fedemb.models.backbones import HEAD, check_backbone, reinitialize, without_head
 from fedemb.models.keras_backend import Model, all_layers
@@ -175,7 +176,7 @@ def known_pixels(path: Path) -> tuple[str, str] | None:
 def _description(path: Path) -> dict[str, Any]:
     """Returns the model description in the file; executes no code of the file."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             packed = [m.filename for m in archive.infolist() if m.compress_type]
             config = b"" if packed else archive.read("config.json")
     except FileNotFoundError as error:

@@ -335,6 +335,31 @@ def test_clock_that_is_off_is_denied(run, days):
     assert "clock_skewed" in codes(verdict_of(run, time=when.isoformat(timespec="seconds")))
 
 
+def test_wrong_date_in_the_ledger_is_repaired_by_a_waiver_without_another_charge(
+    tmp_path, monkeypatch
+):
+    """The clock of the training was ten years ahead; all later records keep its date."""
+    run = honest_run.start(tmp_path)
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return super().now(zone) + timedelta(days=3650)
+
+    for act in ("plan", "reserve", "partition"):
+        getattr(run, f"do_{act}")()
+    with monkeypatch.context() as patched:
+        patched.setattr("fedemb.ledger.records.datetime", Ahead)
+        run.do_train()
+    run.do_measure()
+    run.do_account()
+    assert codes(verdict_of(run)) == ["clock_skewed"]
+    run.waive("clock_skewed", "the clock of the node was wrong")
+    run.do_account()
+    verdict = verdict_of(run)
+    assert (verdict.allow, verdict.waived) == (True, ("clock_skewed",))
+
+
 def test_report_of_an_older_ledger_head_is_denied(run):
     cumulative = json.loads(run.report.read_text())["cumulative"]
     ledger = run.ledger()
