@@ -130,9 +130,6 @@ wheel: planted-bugs ## Build the wheel, after the planted-bug suite
 study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
 	$(BIN)/python -m studies.utility --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
 
-study-dp-sgd: setup ## What De et al. and Kurakin et al. claim, on small nets; BUDGET=hours, resumes
-	$(BIN)/python -m studies.dp_sgd --data $(FEDEMB_DATA) $(if $(BUDGET),--budget $(BUDGET))
-
 images: planted-bugs ## Build the light and cpu images, after the planted-bug suite, with podman or docker
 	images/build.sh light cpu
 
@@ -155,4 +152,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference readme setup wheel run results study study-dp-sgd check test test-long test-full test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean
+.PHONY: help audit mutation docs docs-reference readme setup wheel run results study check test test-long test-full test-containers test-cluster test-registry test-flink bench attacks kills golden planted-bugs lock images push-images clean

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from fedemb.foundation.files import write_bytes
 from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
-from studies.utility.page import standalone
+from studies.shared import standalone
 
 ALT = (
     "Gain over the public features on photos of unseen classes, recall at a false accept rate of 1 "

@@ -1,4 +1,8 @@
-"""The contests that choose recipes, and the rows that are read once they are decided.
+"""Parts of the alphabets, and recipes that are tried: everything fixed before any result.
+
+Recipes are chosen on validation alphabets. Test alphabets are drawn by a keyed permutation of those
+that no earlier study evaluated on, and read by final rows only, which run when every contest is
+decided. Alphabets of earlier evaluations only train.
 
 Every network, method and noise is one contest of `TRIES` recipes on validation users. Public
 backbones are chosen first; all other tries and all final rows start from the best one of their
@@ -9,14 +13,35 @@ centralized training at its best may use more.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 from fedemb.config import RunConfig
+from fedemb.foundation.canonical_json import json_digest, sha256_hex
 from fedemb.pipelines.run.load_config import load_config, with_data
-from studies.utility.protocol import Stage
-from studies.utility.rows import CENTRALIZED, NETS, Method, Net, Row
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, NotPrivate, TreeAggregation
+from studies.shared import Cohort
 
+VERSION = 3
+"""Version of the rows; a new number recomputes all of them."""
+Stage = Literal["selection", "final"]
+Net = Literal["lenet", "resnet8_s2"]
+NETS: tuple[Net, ...] = ("lenet", "resnet8_s2")
+Method = Literal[
+    "untrained", "public_only", "centralized", "centralized_best", "fedemb", "fedavg", "ftrl"
+]
+METHODS: dict[Method, str] = {
+    "untrained": "untrained",
+    "public_only": "public backbone",
+    "centralized": "centralized, equal visits",
+    "centralized_best": "centralized, at its best",
+    "fedemb": "DP-FedEmb",
+    "fedavg": "DP-FedAvg",
+    "ftrl": "DP-FTRL-FedEmb",
+}
+"""Names for people. `centralized_best` is the same training with as many visits as help."""
+CENTRALIZED: tuple[Method, ...] = ("centralized", "centralized_best")
 PRESET = "omniglot_identities"
 TRIES = 3
 """Recipes of every contest."""
@@ -41,11 +66,149 @@ CONTESTS: tuple[tuple[Net, Method, float], ...] = (
 BEYOND = 3e-2
 """Noise at which the recipe that won at `MOST` is read too."""
 MOST = ("lenet", "fedemb", 1e-2)
-COSFACE = {"kind": "cosface"}
 PASSES = "evaluation.centralized_epochs"
 CLIP = "mechanism.l2_norm_clip"
 OF_PRESET = ("lenet", "fedemb", 1e-3)
-"""The contest whose winner the preset is: the one that ablations change."""
+"""The contest whose winner the preset is."""
+
+
+class Split(NamedTuple):
+    """Names of the alphabets of each part."""
+
+    public: tuple[str, ...]
+    train: tuple[str, ...]
+    evaluation: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A division of the alphabets.
+
+    Attributes:
+      name: part of every result; a new draw needs a new name.
+      public: pretrains.
+      validation: chooses recipes; trains in the final stage.
+      judged: trains; earlier studies evaluated on it, so it cannot be a test.
+      unread: trains, but for the test alphabets drawn from it.
+      tests: number of alphabets drawn for the test.
+    """
+
+    name: str
+    public: tuple[str, ...]
+    validation: tuple[str, ...]
+    judged: tuple[str, ...]
+    unread: tuple[str, ...]
+    tests: int
+
+    @cached_property
+    def test(self) -> tuple[str, ...]:
+        """Alphabets that final rows are evaluated on, and nothing before them."""
+        keyed = sorted(self.unread, key=lambda name: sha256_hex(f"{self.name}/{name}".encode()))
+        return tuple(sorted(keyed[: self.tests]))
+
+    def split(self, stage: Stage) -> Split:
+        """Returns who trains and who is evaluated.
+
+        `selection` evaluates on the validation alphabets, `final` trains on them too and evaluates
+        on the test alphabets.
+        """
+        rest = (*self.judged, *(name for name in self.unread if name not in self.test))
+        if stage == "selection":
+            return Split(self.public, rest, self.validation)
+        return Split(self.public, (*rest, *self.validation), self.test)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+OMNIGLOT = Protocol(
+    name="omniglot/2",
+    public=("Arcadian", "Early_Aramaic", "Sanskrit", "Latin", "Cyrillic"),
+    validation=_names("Burmese_(Myanmar) Syriac_(Estrangelo) N_Ko Anglo-Saxon_Futhorc Gujarati"),
+    judged=_names(
+        "Bengali Blackfoot_(Canadian_Aboriginal_Syllabics) Futurama Hebrew "
+        "Inuktitut_(Canadian_Aboriginal_Syllabics) Mkhedruli_(Georgian) "
+        "Ojibwe_(Canadian_Aboriginal_Syllabics) Tagalog"
+    ),
+    unread=_names(
+        "Asomtavruli_(Georgian) Japanese_(hiragana) Armenian Tifinagh Braille Alphabet_of_the_Magi "
+        "Japanese_(katakana) Korean Grantha Balinese Greek Malay_(Jawi_-_Arabic)"
+    ),
+    tests=6,
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """One training and its evaluation.
+
+    Attributes:
+      label: for people; does not enter the digest.
+      stage: which people it trains on and is evaluated on.
+      net: the backbone.
+      method: what is trained.
+      noise: standard deviation of the noise on the mean / clip; 0 without.
+      seed: initial weights and shuffles. Never groups, coins or noise.
+      users_per_client: users per virtual client, on average.
+      clients_per_round: virtual clients per round, on average.
+      learning_rate: of centralized training, the highest.
+      settings: dotted keys of `RunConfig`, on top of the base.
+    """
+
+    label: str = ""
+    stage: Stage = "selection"
+    net: Net = "lenet"
+    method: Method
+    noise: float = 0.0
+    seed: int = 0
+    users_per_client: int = 32
+    clients_per_round: int = 4
+    learning_rate: float = 0.05
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(self, base: RunConfig, users: int) -> RunConfig:
+        """The run that this row is a part of.
+
+        Args:
+          base: data, model and public backbone.
+          users: people who train, for the number of virtual clients.
+
+        Raises:
+          pydantic.ValidationError: a setting is unknown or out of bounds.
+        """
+        clients = self.clients_per_round
+        groups = max(clients, round(users / self.users_per_client))
+        chosen = TreeAggregation if self.method == "ftrl" else GroupPoissonGaussian
+        if not self.noise and self.method != "ftrl":
+            chosen = NotPrivate
+        cohort = Cohort(
+            population=users,
+            users_per_client=self.users_per_client,
+            clients_per_round=clients,
+            noise_multiplier=self.noise * clients or 1.0,
+            rounds=self.settings.get("mechanism.rounds", base.mechanism.rounds),
+            virtual_clients=groups,
+        )
+        fields = cohort.section(chosen)
+        mechanism = {"kind": chosen.kind_name(), "l2_norm_clip": 1.0, **fields}
+        if self.method == "ftrl":  # set to equal utility when the plan is made
+            mechanism["noise_multiplier"] = 1.0
+        first = {"mechanism": mechanism, "partition.virtual_clients": groups}
+        fixed = {
+            "model.backbone": self.net,
+            "training.algorithm": "dp_fedavg" if self.method == "fedavg" else "dp_fedemb",
+            "training.seed": self.seed,
+            "evaluation.false_accept_rates": (1e-3, 1e-2),
+        }
+        return base.updated(first | dict(self.settings) | fixed)
+
+    def digest(self, data_sha: str, split: Split) -> str:
+        """Name of the row's result; both centralized methods share a training."""
+        method: Method = "centralized" if self.method in CENTRALIZED else self.method
+        row = asdict(replace(self, label="", method=method))
+        tree = {"version": VERSION, "row": row, "split": split._asdict(), "data": data_sha}
+        return json_digest(tree)[:24]
 
 
 def base_config(data: str) -> RunConfig:
@@ -62,7 +225,7 @@ def base_config(data: str) -> RunConfig:
                     "client_learning_rate": 0.05,
                     "head_learning_rate_scale": 1.0,
                     "head_init": "prototypes",
-                    "loss": COSFACE,
+                    "loss": {"kind": "cosface"},
                     "augmentation": {},
                 },
                 "server": {
@@ -80,14 +243,7 @@ def base_config(data: str) -> RunConfig:
 
 @dataclass(frozen=True)
 class Contest:
-    """Recipes of one net, method and noise; the one that reads best on validation people wins.
-
-    Attributes:
-      net: all tries are of this net.
-      method: and of this method.
-      noise: and of this noise.
-      tries: `TRIES` rows of the selection stage.
-    """
+    """`TRIES` recipes of one net, method and noise; the best one on validation people wins."""
 
     net: Net
     method: Method
@@ -102,14 +258,31 @@ class Contest:
 
 def public_contests() -> list[Contest]:
     """Rows of the public backbones, one per network."""
-    return [Contest(net, "public_only", 0.0, _starts(net)) for net in NETS]
+    recipes = ((60, "normalized_softmax", 0.05, 32), (60, "cosface", 0.1, 64))
+    rows = [
+        Row(
+            label=f"{epochs} epochs, {loss}, rate {rate:g}, batch {batch}",
+            method="public_only",
+            settings={
+                "pretraining.epochs": epochs,
+                "pretraining.loss": {"kind": loss},
+                "pretraining.learning_rate": rate,
+                "pretraining.batch_size": batch,
+            },
+        )
+        for epochs, loss, rate, batch in (*recipes, (120, "cosface", 0.1, 64))
+    ]
+    return [
+        Contest(net, "public_only", 0.0, tuple(replace(row, net=net) for row in rows))
+        for net in NETS
+    ]
 
 
 def contests(starts: Mapping[Net, Row], people: int) -> list[Contest]:
     """All others.
 
     Args:
-      starts: the start that won, by net; nets without one are left out.
+      starts: the public backbone that won, by net; nets without one are left out.
       people: who train in the selection stage, for the passes of equal visits.
     """
     found = []
@@ -150,39 +323,6 @@ def final_rows(winners: Sequence[Row], people: Mapping[Stage, int]) -> list[Row]
     ]
 
 
-def ablation_rows(chosen: Row) -> list[Row]:
-    """One thing changed at a time, on validation people; the first row is the unchanged recipe."""
-    local, server = "training.local", "training.server"
-
-    def changed(label: str, settings: dict[str, Any], **cohort: int) -> Row:
-        merged = {**chosen.settings, **settings}
-        return replace(chosen, label=label, settings=merged, **cohort)
-
-    def cohort(users: int) -> Row:
-        label = f"{users} users per virtual client, {USERS // users} a round"
-        return changed(label, {}, users_per_client=users, clients_per_round=USERS // users)
-
-    return [
-        changed("unchanged", {}),
-        *(cohort(users) for users in (8, 32, 64, 128) if users != chosen.users_per_client),
-        changed("no public pretraining", {"pretraining.kind": "none"}),
-        changed("random head", {f"{local}.head_init": "glorot"}),
-        changed("head rate x25", {f"{local}.head_learning_rate_scale": 25.0}),
-        changed("head rate x100", {f"{local}.head_learning_rate_scale": 100.0}),
-        changed("convolutions frozen", {"model.trainable": "conv_frozen"}),
-        changed("cosine softmax, no margin", {f"{local}.loss": {"kind": "normalized_softmax"}}),
-        changed("plain softmax", {f"{local}.loss": {"kind": "softmax"}}),
-        changed("ArcFace", {f"{local}.loss": {"kind": "arcface"}}),
-        changed("batch-hard triplets", {f"{local}.loss": {"kind": "triplet"}}),
-        changed("constant server rate", {f"{server}.schedule": "constant"}),
-        changed("no averaging of weights", {f"{server}.ema_decay": 0.0}),
-        changed("clip 0.3", {CLIP: 0.3}),
-        changed("clip 3", {CLIP: 3.0}),
-        changed("a new grouping each round", {"partition.groupings": ROUNDS}),
-        changed("local training in float32", {"training.mixed_precision": False}),
-    ]
-
-
 def equal_passes(people: int) -> int:
     """Returns the passes over all images that equal the visits of private training on average.
 
@@ -191,63 +331,41 @@ def equal_passes(people: int) -> int:
     return ROUNDS * LOCAL_EPOCHS // max(1, round(people / USERS))
 
 
-def _starts(net: Net) -> tuple[Row, ...]:
-    def start(epochs: int, loss: str, rate: float, batch: int) -> Row:
-        return Row(
-            label=f"{epochs} epochs, {loss}, rate {rate:g}, batch {batch}",
-            net=net,
-            method="public_only",
-            settings={
-                "pretraining.epochs": epochs,
-                "pretraining.loss": {"kind": loss},
-                "pretraining.learning_rate": rate,
-                "pretraining.batch_size": batch,
-            },
-        )
-
-    return (
-        start(60, "normalized_softmax", 0.05, 32),
-        start(60, "cosface", 0.1, 64),
-        start(120, "cosface", 0.1, 64),
-    )
-
-
-def _centralized(method: Method, people: int) -> tuple[Row, ...]:
+def _centralized(method: Method, people: int) -> list[Row]:
     """At equal visits three rates; at its best the rates that are lower, and twice the visits."""
-    passes = equal_passes(people)
-
-    def central(rate: float, passes: int) -> Row:
-        return Row(
+    equal = equal_passes(people)
+    last = (0.1, equal) if method == "centralized" else (0.05, 2 * equal)
+    return [
+        Row(
             label=f"{passes} passes, rate {rate:g}",
             method=method,
             learning_rate=rate,
             settings={PASSES: passes},
         )
-
-    if method == "centralized":
-        return central(0.05, passes), central(0.02, passes), central(0.1, passes)
-    return central(0.05, passes), central(0.02, passes), central(0.05, 2 * passes)
+        for rate, passes in ((0.05, equal), (0.02, equal), last)
+    ]
 
 
-def _private(method: Method, noise: float) -> tuple[Row, ...]:
+def _private(method: Method, noise: float) -> list[Row]:
     """Cohorts of one size cut three ways, with slower servers and smaller clips for more noise.
 
     Correlated noise adds up to less, so its servers may be faster.
     """
-
-    def private(users: int, server: float, clip: float = 1.0) -> Row:
-        clients = USERS // users
-        return Row(
-            label=f"{clients} x {users} users a round, server {server:g}, clip {clip:g}",
+    recipes: tuple[tuple[int, float, float], ...]
+    if noise < 3e-3:
+        recipes = ((128, 1.0, 1.0), (64, 0.3, 3.0), (32, 1.0, 1.0))
+    elif method == "ftrl":
+        recipes = ((128, 0.3, 1.0), (64, 0.3, 1.0), (64, 0.1, 1.0))
+    else:
+        recipes = ((128, 0.1, 1.0), (64, 0.1, 1.0), (64, 0.03, 1.0))
+    return [
+        Row(
+            label=f"{USERS // users} x {users} users a round, server {server:g}, clip {clip:g}",
             method=method,
             noise=noise,
             users_per_client=users,
-            clients_per_round=clients,
+            clients_per_round=USERS // users,
             settings={"training.server.learning_rate": server, CLIP: clip},
         )
-
-    if noise < 3e-3:
-        return private(128, 1.0), private(64, 0.3, 3.0), private(32, 1.0)
-    if method == "ftrl":
-        return private(128, 0.3), private(64, 0.3), private(64, 0.1)
-    return private(128, 0.1), private(64, 0.1), private(64, 0.03)
+        for users, server, clip in recipes
+    ]

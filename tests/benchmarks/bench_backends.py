@@ -91,7 +91,7 @@ def _units(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[
 def _mechanism() -> Any:
     from fedemb.privacy.registry import MECHANISMS
     from fedemb.privacy.running import build_mechanism
-    from studies.cohort import Cohort
+    from studies.shared import Cohort
 
     cohort = Cohort(
         population=16, users_per_client=2, clients_per_round=4, noise_multiplier=1.0, rounds=10

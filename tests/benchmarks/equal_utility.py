@@ -31,7 +31,7 @@ from dp_accounting import pld
 from fedemb.privacy import group_mechanisms as tree_sensitivity
 from fedemb.privacy.accounting import price
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation, even_round_robin
-from studies.cohort import Cohort, at_equal_utility
+from studies.shared import Cohort, at_equal_utility
 
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16
 TOLERANCE = 0.005

@@ -11,7 +11,6 @@ IGNORED = {
     r"__pycache__/|\*\.pyc|.*_cache/|\.hypothesis/|\*\.egg-info/": "caches",
     r"runs/": "runs of the person who works here",
     r"build/|dist/": "outputs",
-    r"\.study/|studies/.*": "working state and outputs of studies",
 }
 """Patterns of ignored paths, and why no test and no other target reads them."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import MECHANISMS
-from studies.cohort import Cohort
+from studies.shared import Cohort
 
 ROOT = bytes(range(32))
 COHORT = Cohort(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from studies.photos.figure import METHODS, figure, gains
-from studies.utility.page import standalone
+from studies.shared import standalone
 
 
 def test_figure_of_the_pages_shows_the_tables_of_the_study():

@@ -1,6 +1,7 @@
 """The study: who is read when, what is cached, what a table says, what noise is equal."""
 
-import json
+import math
+import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -11,16 +12,16 @@ from fedemb.config import RunConfig
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.registry import plan_mechanism
 from studies.utility import grid
-from studies.utility.decide import Decided, run_study
-from studies.utility.execute import Study, execute
-from studies.utility.protocol import OMNIGLOT, Protocol
-from studies.utility.rows import NETS, Row
-from studies.utility.write import write_report
+from studies.utility.grid import OMNIGLOT, Protocol, Row
+from studies.utility.report import write_report
+from studies.utility.run import Decided, Study, execute, run_study
 from tests.conftest import REPOSITORY
 
+PEOPLE = {"selection": 399, "final": 566}
+OMNIGLOT_SHA = "63a04a640f839293508552534beb7a26d13ef908370c62700a8a3e5db26c59d9"
+"""Digest of `omniglot_background.parquet`."""
 TINY = Protocol(
     name="tiny/1",
-    column="alphabet",
     public=("Latin",),
     validation=("Balinese",),
     judged=(),
@@ -54,11 +55,7 @@ def result(recall=0.5, draws=(0.4, 0.6), seconds=10.0):
         "recall": {"0.001": recall, "0.01": recall + 0.1},
         "nearest_neighbour": 0.9,
         "draws": list(draws),
-        "people": {"train": 46, "evaluation": 22},
-        "last_rounds": {},
         "seconds": seconds,
-        "code_sha": "0" * 64,
-        "versions": {"numpy": "2"},
     }
 
 
@@ -83,29 +80,30 @@ def test_selection_never_sees_the_test_alphabets():
     assert not set(OMNIGLOT.test) & {name for part in selection for name in part}
     assert set(final.train) == set(selection.train) | set(OMNIGLOT.validation)
     tried = [row for contest in every_contest() for row in contest.tries]
-    assert all(row.stage == "selection" for row in [*tried, *grid.ablation_rows(tried[-1])])
+    assert all(row.stage == "selection" for row in tried)
 
 
-@pytest.fixture(scope="module")
-def recorded():
-    """What the last study found, as its command wrote it."""
-    return json.loads((REPOSITORY / "studies/utility/results/study.json").read_text())
+@pytest.fixture
+def recorded(tmp_path, monkeypatch) -> tuple[Study, Decided]:
+    """What the last study found; its data are not here."""
+    shutil.copytree(REPOSITORY / "studies/utility/results", tmp_path / "results")
+    monkeypatch.setattr("studies.utility.run.file_digest", lambda _: OMNIGLOT_SHA)
+    monkeypatch.setattr("studies.utility.run.people_who_train", lambda _, stage: PEOPLE[stage])
+    (tmp_path / "omniglot.parquet").touch()
+    base = grid.base_config(str(tmp_path / "omniglot.parquet"))
+    study = Study(base, OMNIGLOT, tmp_path / "results")
+    said = []
+    decided = run_study(study, budget=0.0, jobs=1, say=said.append)
+    assert [line.split(", ")[-1] for line in said] == ["0 to run"] * 3
+    return study, decided
 
 
-def test_the_record_is_of_this_protocol_and_its_winners_read_best(recorded):
-    assert recorded["protocol"] == OMNIGLOT.name
-    for stage, split in recorded["splits"].items():
-        assert {name: tuple(part) for name, part in split.items()} == (
-            OMNIGLOT.split(stage)._asdict()
-        )
-    assert len(recorded["contests"]) == len(every_contest())
-    for contest in recorded["contests"]:
-        best = max(contest["tries"], key=lambda one: one["recall"])
-        assert [one["chosen"] for one in contest["tries"]] == [
-            one is best for one in contest["tries"]
-        ]
-    assert {line["net"] for line in recorded["lines"]} == set(NETS)
-    assert {tuple(line["seeds"]) for line in recorded["lines"]} == {grid.SEEDS}
+def test_tables_and_figure_of_the_pages_are_those_of_the_rows(recorded):
+    study, _ = recorded
+    before = {name: (study.cache / name).read_bytes() for name in ("study.md", "study.svg")}
+    write_report(*recorded)
+    assert {name: (study.cache / name).read_bytes() for name in before} == before
+    assert before["study.svg"] == (REPOSITORY / "docs/images/study.svg").read_bytes()
 
 
 def test_the_preset_is_the_recipe_that_won(recorded):
@@ -113,12 +111,11 @@ def test_the_preset_is_the_recipe_that_won(recorded):
     assert preset.partition.evaluation.values == final.evaluation
     assert set(preset.data.source.where["alphabet"]) == {*final.train, *final.evaluation}
     assert preset.pretraining.source.where["alphabet"] == final.public
-    contest = next(
-        one
-        for one in recorded["contests"]
-        if (one["net"], one["method"], one["noise"]) == grid.OF_PRESET
+    row = next(
+        won
+        for contest, won in recorded[1].contests
+        if (contest.net, contest.method, contest.noise) == grid.OF_PRESET
     )
-    row = Row(**next(one["recipe"] for one in contest["tries"] if one["chosen"]))
     config = row.config(grid.base_config(preset.data.source.uri), PEOPLE["final"])
     assert config.training == preset.training
     assert config.mechanism == preset.mechanism
@@ -130,8 +127,6 @@ def test_the_preset_is_the_recipe_that_won(recorded):
 
 # ---- contests -----------------------------------------------------------------------------------
 
-PEOPLE = {"selection": 399, "final": 566}
-
 
 def every_contest():
     public = grid.public_contests()
@@ -140,14 +135,14 @@ def every_contest():
 
 
 def test_test_people_are_read_only_when_every_contest_is_decided(study, monkeypatch):
-    monkeypatch.setattr("studies.utility.decide.execute", fill(ran := []))
+    monkeypatch.setattr("studies.utility.run.execute", fill(ran := []))
     decided = run_study(study, budget=10.0, jobs=1, say=lambda _: None)
     assert decided.final
     stages = [row.stage for row in ran]
     assert stages == sorted(stages, reverse=True), "selection first"
     assert stages.count("final") == len(decided.final)
     study.table.path.unlink()
-    monkeypatch.setattr("studies.utility.decide.execute", fill(ran := [], most=9))
+    monkeypatch.setattr("studies.utility.run.execute", fill(ran := [], most=9))
     decided = run_study(study, budget=10.0, jobs=1, say=lambda _: None)
     assert decided.final == ()
     assert {row.stage for row in ran} == {"selection"}
@@ -161,7 +156,6 @@ def fill(ran, most=10**6):
             if len(ran) < most:
                 ran.append(row)
                 put(study, row, recall=0.3 + len(ran) / 1000)
-        return [row for row in rows if study.result(row) is None]
 
     return execute
 
@@ -190,20 +184,14 @@ def test_a_row_is_found_again_by_what_decides_it_and_by_nothing_else(study):
     assert len({study.key(one) for one in [row, *changed]}) == len(changed) + 1
 
 
-# ---- budget -------------------------------------------------------------------------------------
-
-
-# ---- table --------------------------------------------------------------------------------------
-
-
-# ---- price --------------------------------------------------------------------------------------
+# ---- noise --------------------------------------------------------------------------------------
 
 
 @pytest.mark.statistical
 def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
     """Root mean square over rounds within 5 %; 5,000 independent numbers give 1 %. Fixed key."""
     from fedemb.privacy.running import build_mechanism
-    from studies.utility.train import with_noise
+    from studies.utility.run import with_noise
 
     size, rounds, noise = 5000, 12, 1e-2
     strength = {}
@@ -221,15 +209,14 @@ def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
 
 @pytest.mark.long
 def test_a_row_trains_at_its_noise(study, monkeypatch):
-    from studies.utility import train
+    from studies.utility import run
 
-    plans, of = [], train.Simulation.of
+    plans, of = [], run.Simulation.of
     monkeypatch.setattr(
-        train.Simulation, "of", lambda config: (plans.append(plan_mechanism(config)), of(config))[1]
+        run.Simulation, "of", lambda config: (plans.append(plan_mechanism(config)), of(config))[1]
     )
     row = Row(method="fedemb", noise=0.2, users_per_client=8, clients_per_round=2)
-    split, column = study.protocol.split(row.stage), study.protocol.column
-    train.run_row(row, study.base, split, column, study.cache)
+    run.run_row(row, study.base, study.protocol.split(row.stage), study.cache)
     (plan,) = plans
     assert plan.noise_multiplier / plan.normalizer == pytest.approx(row.noise)
 
@@ -252,40 +239,28 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
         Row(method="ftrl", noise=1e-2, **small),
     ]
     said = []
-    assert execute(study, rows, budget=1e6, jobs=1, say=said.append) == []
+    execute(study, rows, deadline=math.inf, jobs=1, say=said.append)
     assert said[0] == "0 of 4 rows are there, 4 to run"
     assert len(said) == 5
-    for row in rows:
-        found = study.result(row)
+    results = [found for _, found in study.results(rows)]
+    for found in results:
         assert found["people"] == {"train": 46, "evaluation": 24}, "Greek is drawn"
         # Noise is fresh each time, and two steps of it can leave nothing at the strict rate.
         assert 0 <= found["recall"]["0.001"] <= found["recall"]["0.01"] <= 1
         assert found["recall"]["0.01"] > 0
-    dimensions = [study.result(row)["last_rounds"].get("dimensions") for row in rows]
+    dimensions = [found["last_rounds"].get("dimensions") for found in results]
     assert dimensions[2] - dimensions[1] == 46 * 16, "FedAvg's head is clipped and noised too"
 
     before = study.table.path.read_bytes()
-    assert execute(study, rows, budget=1e6, jobs=1, say=said.append) == []
+    execute(study, rows, deadline=math.inf, jobs=1, say=said.append)
     assert said[-1] == "4 of 4 rows are there, 0 to run"
     assert study.table.path.read_bytes() == before
 
-    for row in rows[1:]:  # prices are tested above, and take a minute each
-        write_prices(study, row)
     tried = every_contest()[1]
     put(study, tried.tries[0])
-    printed = write_report(study, Decided([(tried, None)], rows, ()))
+    printed = write_report(study, Decided([(tried, None)], rows))
     assert sum("DP-" in line for line in printed) >= 3
     assert (study.cache / "study.md").read_text().startswith("| net |")
     assert tried.tries[0].label in (study.cache / "study.md").read_text()
     drawing = ET.fromstring((study.cache / "study.svg").read_bytes())
     assert "prefers-color-scheme" in drawing[0].text
-    written = json.loads((study.cache / "study.json").read_text())
-    assert written["lines"][1]["noise"] == 1e-2
-    assert written["contests"][0]["tries"][0]["recall"] == 0.5
-    assert written["contests"][0]["tries"][1]["recall"] is None
-
-
-def write_prices(study, row):
-    from studies.utility.write import price_name, prices
-
-    prices(study).put(price_name(study, row), {"certificates": []})

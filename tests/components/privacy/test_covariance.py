@@ -8,7 +8,7 @@ from fedemb.errors import ConfigError
 from fedemb.privacy import feature_sums as sums
 from fedemb.privacy.prices import guarantee_of
 from fedemb.privacy.unit_mechanisms import Covariance
-from studies.cohort import Cohort
+from studies.shared import Cohort
 from tests.kit.pipeline_runs.training_run import covariance_config
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 

@@ -8,7 +8,7 @@ from fedemb.errors import ConfigError
 from fedemb.privacy import feature_sums as moments
 from fedemb.privacy.prices import guarantee_of
 from fedemb.privacy.unit_mechanisms import LeastSquares
-from studies.cohort import Cohort
+from studies.shared import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 GRID, CLASSES = 32, 3

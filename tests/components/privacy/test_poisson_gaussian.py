@@ -13,7 +13,7 @@ from fedemb.privacy.accounting import price
 from fedemb.privacy.prices import epsilon_rdp, figures, guarantee_of
 from fedemb.privacy.unit_mechanisms import PoissonGaussian
 from fedemb.reports.privacy_words import participants
-from studies.cohort import Cohort
+from studies.shared import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}

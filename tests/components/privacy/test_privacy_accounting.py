@@ -264,6 +264,17 @@ def test_worked_example():
         )
 
 
+def test_shuffled_passes_cost_more_than_poisson_sampling():
+    """docs/explanation/dp_sgd.md: ten passes of ten batches at noise multiplier 1.2.
+
+    A pass is one round on all units, because it may be known which batch a unit is in.
+    """
+    shuffled, poisson = dpe.GaussianDpEvent(1.2 / math.sqrt(10)), group_event(0.1, 1.2, 100)
+    for event, epsilon in ((shuffled, 14.1), (poisson, 5.08)):
+        found = price(event, Relation.ADD_OR_REMOVE_ONE, 1e-5).epsilon
+        assert found == pytest.approx(epsilon, rel=3e-3)
+
+
 def test_sampler_share_is_taken_out_of_delta():
     event, relation, delta = group_event(0.02, 2.0, 100), Relation.REPLACE_ONE, 1e-13
     guarantee = price(event, relation, delta)

@@ -1,0 +1,202 @@
+"""Parts of all studies: plans at equal public numbers, rounds in memory, results in files."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from fedemb.config import ServerConfig
+from fedemb.engine.rounds import Feed, run_rounds
+from fedemb.engine.server import initial_state, released_weights
+from fedemb.errors import ArtifactError
+from fedemb.privacy.group_mechanisms import TreeAggregation, even_round_robin
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.running import build_mechanism
+from fedemb.privacy.section import PublicNumbers, Unit
+
+Plan = TypeVar("Plan", bound=MechanismPlan)
+_STANDALONE = (
+    "<style>svg{color:#1c2430}@media(prefers-color-scheme:dark)"
+    "{svg{color:#e8e6e1;--soft:#a7adb8;--line:#3a404b;--series-1:#72c2dc;--series-2:#f0a266;"
+    "--series-3:#b9a6f2}}</style>"
+)
+"""Colours of a figure outside a page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """Public numbers from which any mechanism can be planned."""
+
+    population: int
+    users_per_client: int
+    clients_per_round: int
+    noise_multiplier: float
+    rounds: int
+    virtual_clients: int = 0
+    """Number of virtual clients; 0 derives it from the population."""
+    unit: Unit = "user"
+    max_images_per_user: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Virtual clients."""
+        return self.virtual_clients or max(1, round(self.population / self.users_per_client))
+
+    @property
+    def numbers(self) -> PublicNumbers:
+        """Public numbers of a partition and policy for this cohort."""
+        return PublicNumbers(
+            virtual_clients=self.groups,
+            groupings=1,
+            users_lower_bound=self.population,
+            max_images_per_user=self.max_images_per_user,
+            unit=self.unit,
+        )
+
+    def section(self, mechanism: type[MechanismPlan]) -> dict[str, float]:
+        """Returns the section of a mechanism, with participation as even as it allows."""
+        fields, participants = mechanism.section.model_fields, self.clients_per_round
+        one_round = mechanism.section.solves is not None
+        found: dict[str, float] = {
+            "rounds": 1 if one_round else self.rounds,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_probability": min(1.0, participants / self.groups),
+            "clients_per_round": participants,
+            "units_per_round": self.population if one_round else participants,
+            "images_per_round": participants,
+        }
+        if "min_separation" in fields:
+            turns = even_round_robin(self.groups, participants, self.rounds)
+            found["min_separation"], found["max_participations"] = turns
+        return {name: value for name, value in found.items() if name in fields}
+
+    def plan(self, mechanism: type[Plan]) -> Plan:
+        """Returns the plan of a mechanism.
+
+        Raises:
+          ConfigError: the mechanism cannot run on these numbers.
+        """
+        tree = {"kind": mechanism.kind_name(), **self.section(mechanism)}
+        return mechanism.of(mechanism.section.model_validate(tree), self.numbers)
+
+
+def at_equal_utility(plan: Plan, independent_noise: float) -> Plan:
+    """Returns the plan whose running sums of updates have the noise of independent rounds.
+
+    The server applies the sum of all rounds so far. The root-mean-square noise of a tree, averaged
+    over rounds, is made equal; see docs/privacy/accounting.md#equal-utility.
+    """
+    if not isinstance(plan, TreeAggregation):
+        return plan.replaced(noise_multiplier=independent_noise)
+    leaves = plan.restart_every or plan.rounds
+    nodes = [
+        (round_ // leaves) * leaves.bit_count() + (round_ % leaves + 1).bit_count()
+        for round_ in range(plan.rounds)
+    ]
+    factor = math.sqrt((plan.rounds + 1) / 2 * len(nodes) / sum(nodes))
+    return plan.replaced(noise_multiplier=independent_noise * factor)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Users in memory, in groups of one size: a `sampling.Index`."""
+
+    users: np.ndarray
+    """Names of users; a row is a user's index here."""
+    virtual_clients: int = 1
+    groupings: int = 1
+
+    @property
+    def user_count(self) -> int:
+        """Number of users."""
+        return len(self.users)
+
+    @cached_property
+    def user_keys(self) -> np.ndarray:
+        """Sampling keys of users, ascending."""
+        return np.arange(self.user_count, dtype=np.uint64)
+
+    def members(self, grouping: int, group: int) -> np.ndarray:
+        """Returns the rows of a group's users."""
+        del grouping
+        return np.arange(group, self.user_count, self.virtual_clients)
+
+
+def trained_weights(
+    make: Callable[[Any], Any],
+    plan: MechanismPlan,
+    server: ServerConfig,
+    groups: Groups,
+    load: Callable[[Any], Any],
+) -> np.ndarray:
+    """Runs all rounds of a plan with a fresh key, and returns the weights of a release.
+
+    Args:
+      make: makes the function of a round from the mechanism.
+      plan: mechanism and noise.
+      server: server step.
+      groups: users.
+      load: returns what a participant trains on.
+    """
+    mechanism = build_mechanism(plan, secrets.token_bytes(32), "study", 1, "0" * 64)
+    function = make(mechanism)
+    state = initial_state(function.initial_weights())
+    with Feed(function, mechanism, first=0, index=cast("Any", groups), load=load) as feed:
+        for done in run_rounds(function, mechanism, server, state, feed):
+            state = done.state
+    return released_weights(server, state)
+
+
+class TableFile:
+    """Results of a study by key, a JSON object in each line, so that the study resumes.
+
+    Args:
+      path: the file, made with its folder by the first result.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Reads all results; of several with one key, the last.
+
+        Raises:
+          ArtifactError: a line is damaged.
+        """
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        found: dict[str, dict[str, Any]] = {}
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                found[row.pop("key")] = row
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ArtifactError(
+                    f"line {number} of {self.path.name} is damaged. Remove the line; the study "
+                    "runs its row again."
+                ) from error
+        return found
+
+    def put(self, key: str, row: Mapping[str, Any]) -> None:
+        """Appends a result; call it from one process only."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"key": key, **row}, sort_keys=True) + "\n")
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a Markdown table."""
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def standalone(svg: str) -> bytes:
+    """Returns a figure as a file of its own, legible on light and dark pages."""
+    opening, rest = str(svg).split(">", 1)  # str: Markup would escape what is added
+    return f"{opening}>{_STANDALONE}{rest}".encode()
