@@ -58,15 +58,8 @@ test-long: setup ## The planted-bug suite, and tests that take more than a secon
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
 
-kills: setup ## Kill runs at random for an hour; RECORD=file adds the nights up
-	PYTHONPATH=tests:. $(BIN)/python tests/adversary/random_kills.py $(or $(RECORD),build/kills.jsonl) --kills 400 --minutes 60 --training 20
-
-attacks: setup ## Carry out 400 attacks drawn at random; SEED=number repeats a night
-	$(BIN)/python -m tests.adversary.random_attacks --attacks $(or $(ATTACKS),400) $(if $(SEED),--seed $(SEED))
-
-bench: setup ## Time the engine against the plain loop: W1, W2, and W3 of DP-SGD; BENCH_TINY=1 tries it
-	$(BIN)/python -m tests.benchmarks.bench_engine
-	$(BIN)/python -m tests.benchmarks.bench_unit_gradient
+bench: setup ## Time private rounds against plain steps: W1, W2, and W3 of DP-SGD; BENCH_TINY=1 tries it
+	$(BIN)/python -m tests.benchmarks.bench_rounds
 
 golden: setup ## Rewrite golden files; review the diff
 	-$(BIN)/python -m pytest -q -k "golden" --force-regen tests/pipelines
@@ -137,7 +130,7 @@ FLAVOURS ?= light cpu
 push-images: planted-bugs ## Build and push images with docker, after the planted-bug suite; REGISTRY=address
 	REGISTRY=$(REGISTRY) docker buildx bake -f images/docker-bake.hcl --push $(FLAVOURS)
 
-test-containers: setup ## Install podman if needed, build the images, run the pipeline in containers, print sizes and times
+test-containers: setup ## Install podman if needed, build the images and check them
 	tests/integration/containers.sh
 
 test-cluster: setup ## Build a Kubernetes control plane from source, once, and hold infra/ against it

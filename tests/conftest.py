@@ -53,6 +53,24 @@ def small_release(tmp_path_factory) -> Path:
     return small_release.make(tmp_path_factory.mktemp("small_release"))
 
 
+@pytest.fixture(scope="session")
+def allowed_run(tmp_path_factory):
+    """An honest run that the gate allowed: read it, or change a copy."""
+    from tests.kit.pipeline_runs import honest_run
+
+    return honest_run.start(tmp_path_factory.mktemp("allowed") / "run").until_gate().do("gate")
+
+
+@pytest.fixture(scope="session")
+def released_run(allowed_run, tmp_path_factory):
+    """The same, released."""
+    from tests.kit.pipeline_runs import honest_run
+
+    return honest_run.copy_of(allowed_run, tmp_path_factory.mktemp("released") / "run").do(
+        "release"
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def callers_are_named_quickly():
     """KFP asks for all callers and their sources, at each setting of a task, to learn one name.

@@ -13,8 +13,7 @@ def allowed(tmp_path_factory):
     """A run that the gate allows, in a policy whose first signing keys are retired."""
     root = tmp_path_factory.mktemp("allowed")
     first = honest_run.start(root / "first", "sunday", root / "run" / "policy")
-    first.do_plan()
-    first.do_reserve()
+    first.do("plan reserve")
     rotate_keys(first.ledger_uri, first.keys, "a year is over")
     run = honest_run.start(root / "run").until_gate()
     assert run.do_gate()["allow"] is True

@@ -64,10 +64,6 @@ def _unsigned(fields, **_):
     fields["signature"] = None
 
 
-def _no_signature(fields, **_):
-    del fields["signature"]
-
-
 def _kept(fields, **_):
     """What it says is changed, and the signature stays."""
 
@@ -109,14 +105,6 @@ def _other_algorithm(fields, **_):
     fields["signature"]["algorithm"] = "none"
 
 
-def _cut_signature(fields, **_):
-    fields["signature"]["value"] = fields["signature"]["value"][:-2]
-
-
-def _empty_signature(fields, **_):
-    fields["signature"]["value"] = ""
-
-
 def _signature_in_capitals(fields, **_):
     fields["signature"]["value"] = fields["signature"]["value"].upper()
 
@@ -125,7 +113,6 @@ PUBLIC = {
     way.__name__.strip("_"): way
     for way in (
         _unsigned,
-        _no_signature,
         _kept,
         _own_key,
         _own_key_under_a_trusted_name,
@@ -134,8 +121,6 @@ PUBLIC = {
         _other_role_renamed,
         _retired_key,
         _other_algorithm,
-        _cut_signature,
-        _empty_signature,
         _signature_in_capitals,
     )
 }
@@ -200,36 +185,16 @@ def _crlf(data):
     return data.replace(b"\n", b"\r\n") if b"\n" in data else data.replace(b",", b",\r\n", 1)
 
 
-def _tail(data):
-    return data + b"\n"
-
-
-def _not_unicode(data):
-    return data + b"\xff"
-
-
 def _byte_order_mark(data):
     return b"\xef\xbb\xbf" + data
-
-
-def _nothing(_):
-    return b""
 
 
 def _a_list(data):
     return b"[" + data + b"]"
 
 
-def _cut(data):
-    return data[:-40]
-
-
 SPELLINGS = {
-    way.__name__.strip("_"): way
-    for way in (
-        *(_blank, _twice, _crlf, _tail, _not_unicode, _byte_order_mark),
-        *(_nothing, _a_list, _cut),
-    )
+    way.__name__.strip("_"): way for way in (*(_blank, _twice, _crlf, _byte_order_mark, _a_list),)
 }
 """What is done to the bytes of an honest document."""
 

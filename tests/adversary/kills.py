@@ -1,7 +1,7 @@
 """Acts on a policy, each in a process of its own that is killed and then started again.
 
 A child is forked with everything imported, so that a kill costs a second and not a minute. It dies
-by SIGKILL, before the n-th of its operations on files or after a time. Clock and fresh keys are
+by SIGKILL, before the n-th of its operations on files. Clock and fresh keys are
 fixed in it: an act that was killed and done again must leave the very bytes that it leaves when it
 is not.
 
@@ -16,10 +16,9 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -43,7 +42,6 @@ EVENTS = {
     *("os.symlink", "shutil.copyfile", "shutil.rmtree"),
 }
 NOW = datetime.now(UTC).replace(microsecond=0)
-PATIENCE = 120.0
 
 
 def _cli(*arguments: str, text: str | None = None) -> None:
@@ -173,7 +171,6 @@ def in_child(
     act: Do,
     *,
     kill_at: int | None = None,
-    kill_after: float | None = None,
 ) -> Outcome:
     """Does an act in a forked process.
 
@@ -181,7 +178,6 @@ def in_child(
       root: folder of the run.
       act: what is done.
       kill_at: kills the process before its n-th operation on files, from 1.
-      kill_after: kills it so many seconds after it started.
     """
     (root / "tmp").mkdir(exist_ok=True)
     reading, writing = os.pipe()
@@ -204,10 +200,6 @@ def in_child(
             os.write(writing, json.dumps([counter.done, text])[:60_000].encode())
             os._exit(status)
     os.close(writing)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
     with os.fdopen(reading, "rb") as pipe:
         told = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -42,19 +42,3 @@ def test_act_is_killed_before_each_of_its_operations(tmp_path, act):
     found = _walk(tmp_path, 1, act)
     assert Counter(kill["act"] for kill in found)[act] >= LEAST.get(act, 5)
     assert _wrong(found) == []
-
-
-@pytest.mark.slow
-def test_random_kills_write_their_record(tmp_path):
-    """As `make kills` calls it, with little of everything."""
-    little = ["--kills", "8", "--minutes", "5", "--training", "1"]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "random_kills.py"), str(tmp_path / "record"), *little],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    (night,) = map(json.loads, (tmp_path / "record").read_text().splitlines())
-    assert night["kills"] >= 8

@@ -31,6 +31,4 @@ def test_gate_asked_again_wants_a_report_of_the_new_name(run, changes):
     run.config = run.config.updated(changes)
     with pytest.raises(GateDenied, match=r"release\.(name|version) of the report differs"):
         run.do_gate()
-    run.do_account()
-    run.do_gate()
-    run.do_release()
+    run.do("account gate release")

@@ -4,14 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fedemb.errors import FedEmbError, LedgerError, Refused
 from fedemb.keys import LocalKeyStore, open_key_store
 from fedemb.keys.trust import Signer, TrustStore
 from fedemb.ledger import check_high_water, mark_high_water, rotate_keys
-from fedemb.pipelines.cli.main import app
 from fedemb.steps import reserve_budget
+from tests.kit.cli import fedemb
 from tests.kit.ledger_kit import connect
 from tests.kit.pipeline_runs import honest_run
 
@@ -123,14 +122,6 @@ ATTACKS = {
 }
 
 
-def _fedemb(*words, text=None):
-    done = CliRunner().invoke(app, list(words), input=text)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def _at(team):
     return ("--ledger", str(team.policy / "ledger"), "--keys", str(team.policy / "keys"))
 
@@ -147,13 +138,13 @@ def _settings(team):
 
 ACTS = {
     "reserve": lambda team: team.reserve("week-5"),
-    "init": lambda team: _fedemb("ledger", "init", "--config", _settings(team), *_at(team)),
-    "rotate": lambda team: _fedemb(
+    "init": lambda team: fedemb("ledger", "init", "--config", _settings(team), *_at(team)),
+    "rotate": lambda team: fedemb(
         "ledger", "rotate-keys", *_at(team), "--reason=x", *_also_anchor(team)
     ),
-    "show": lambda team: _fedemb("ledger", "show", *_at(team), *_also_anchor(team)),
-    "verify": lambda team: _fedemb("ledger", "verify", *_at(team), *_also_anchor(team)),
-    "void": lambda team: _fedemb(
+    "show": lambda team: fedemb("ledger", "show", *_at(team), *_also_anchor(team)),
+    "verify": lambda team: fedemb("ledger", "verify", *_at(team), *_also_anchor(team)),
+    "void": lambda team: fedemb(
         "ledger", "void", "week-1", *_at(team), "--reason=x", *_also_anchor(team)
     ),
 }
@@ -190,7 +181,7 @@ def test_act_of_people_names_the_rollback_anchor_of_the_policy(month, tmp_path, 
     with pytest.raises(
         Refused, match=r"has a rollback anchor for life, and (none|another store) was"
     ):
-        _fedemb("ledger", *words, *_at(month), "--reason=x", *also)
+        fedemb("ledger", *words, *_at(month), "--reason=x", *also)
     assert _state(month) == before
 
 
@@ -262,8 +253,8 @@ def test_all_three_put_back_together_are_not_noticed(team):
 
 def test_verify_says_whether_it_asked(team):
     words = ("ledger", "verify", "--ledger", str(team.policy / "ledger"))
-    assert "not checked" in _fedemb(*words)
-    assert "5 records of its charges" in _fedemb(*words, "--keys", str(team.policy / "keys"))
+    assert "not checked" in fedemb(*words)
+    assert "5 records of its charges" in fedemb(*words, "--keys", str(team.policy / "keys"))
 
 
 def test_killed_before_its_mark_the_next_run_makes_up_for_it(tmp_path, monkeypatch):

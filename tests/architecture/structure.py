@@ -1,16 +1,12 @@
 """Measures the structure of the product code from its syntax trees.
 
-Usage: `python -m tests.architecture.structure` prints rooms, cycles, arrows, the longest functions,
-`Any` at seams and lines by room; with `--all`, every function above 60 lines or 8 parameters. With
-`--way NAME...` it prints how many functions take a parameter, and which only pass it on. A room is
-a package directly below `fedemb`; a module directly below `fedemb` is a room of its own.
+A room is a package directly below `fedemb`; a module directly below `fedemb` is a room of its own.
 Imports inside functions and under `TYPE_CHECKING` count like all others.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,14 +49,9 @@ class Module:
     path: Path
 
     @cached_property
-    def source(self) -> str:
-        """Its text."""
-        return self.path.read_text(encoding="utf-8")
-
-    @cached_property
     def tree(self) -> ast.Module:
         """Its syntax tree."""
-        return ast.parse(self.source)
+        return ast.parse(self.path.read_text(encoding="utf-8"))
 
     @property
     def package(self) -> str:
@@ -75,11 +66,6 @@ class Module:
         if len(parts) == 1:
             return "fedemb"
         return parts[1]
-
-    @property
-    def lines(self) -> int:
-        """Physical lines."""
-        return len(self.source.splitlines())
 
     def imports(self, modules: Mapping[str, Module]) -> Iterator[str]:
         """Yields the names of the modules of the product that it imports.
@@ -154,46 +140,6 @@ def _any_count(hint: ast.expr) -> int:
     return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(hint))
 
 
-@dataclass(frozen=True)
-class Way:
-    """Functions that take a parameter of one name.
-
-    Attributes:
-      takers: all of them.
-      passers: those that use it in no other way than as an argument of calls.
-    """
-
-    takers: tuple[str, ...]
-    passers: tuple[str, ...]
-
-
-def way_of(name: str, product: Mapping[str, Module]) -> Way:
-    """Returns the way of a parameter through the product."""
-    takers, passers = list[str](), list[str]()
-    for module in product.values():
-        for node in ast.walk(module.tree):
-            if not isinstance(node, FUNCTIONS):
-                continue
-            given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            if name not in {item.arg for item in given}:
-                continue
-            takers.append(f"{module.name}.{node.name}")
-            used = [item for item in ast.walk(node) if _reads(item, name)]
-            passed = {
-                id(value)
-                for call in ast.walk(node)
-                if isinstance(call, ast.Call)
-                for value in (*call.args, *(keyword.value for keyword in call.keywords))
-            }
-            if used and all(id(item) in passed for item in used):
-                passers.append(takers[-1])
-    return Way(tuple(takers), tuple(passers))
-
-
-def _reads(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-
-
 def modules() -> dict[str, Module]:
     """Returns all modules of the product by name, packages included."""
     found: dict[str, Module] = {}
@@ -258,41 +204,3 @@ def room_graph(
             if source != target:
                 found[source].setdefault(target, set()).add((name, other))
     return found
-
-
-def main() -> None:
-    """Prints the figures."""
-    product = modules()
-    if "--way" in sys.argv:
-        for name in sys.argv[sys.argv.index("--way") + 1 :]:
-            way = way_of(name, product)
-            print(
-                f"{name}: {len(way.takers)} functions take it, {len(way.passers)} only pass it on"
-            )
-            print("\n".join(f"  {item}" for item in way.passers))
-        return
-    graph = import_graph(product)
-    rooms = room_graph(product, graph)
-    print(f"rooms: {len(rooms)}")
-    print(f"arrows between rooms: {sum(len(targets) for targets in rooms.values())}")
-    print(f"modules in cycles: {[len(cycle) for cycle in cycles(graph)]}")
-    print(f"rooms in cycles: {cycles({room: set(targets) for room, targets in rooms.items()})}")
-    every = [function for module in product.values() for function in module.functions()]
-    print(f"functions above 60 lines: {sum(item.lines > 60 for item in every)}")
-    print(f"functions above 8 parameters: {sum(item.parameters > 8 for item in every)}")
-    listed = sorted(every, key=lambda item: (-item.lines, -item.parameters))
-    if "--all" in sys.argv:
-        listed = [item for item in listed if item.lines > 60 or item.parameters > 8]
-    else:
-        listed = listed[:5]
-    for item in listed:
-        print(f"  {item.name}: {item.lines} lines, {item.parameters} parameters")
-    print("room | files | lines | `Any` at seams")
-    for room in sorted(rooms):
-        inside = [module for module in product.values() if module.room == room]
-        seams = sum(module.any_at_seams() for module in inside)
-        print(f"{room} | {len(inside)} | {sum(m.lines for m in inside)} | {seams}")
-
-
-if __name__ == "__main__":
-    main()

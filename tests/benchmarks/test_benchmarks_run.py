@@ -10,10 +10,8 @@ import pytest
 from tests.conftest import REPOSITORY
 
 ARGUMENTS = {
-    "bench_backends": ("--pairs", "1"),
-    "bench_engine": ("--cores", "1", "--pairs", "1"),
+    "bench_rounds": ("--cores", "1", "--pairs", "1"),
     "bench_scale": (),
-    "bench_unit_gradient": ("--cores", "1", "--pairs", "1"),
     "poster": ("--quick",),
 }
 
@@ -42,9 +40,9 @@ def test_benchmark_runs_to_its_last_line(name):
 def test_rounds_of_virtual_clients_are_those_of_the_docs():
     from fedemb.config import ModelConfig
     from fedemb.models.backbones import build_backbone
-    from tests.benchmarks.bench_engine import WORKLOADS
+    from tests.benchmarks.bench_rounds import WORKS
 
-    first, second = WORKLOADS["W1"], WORKLOADS["W2"]
+    first, second = WORKS["W1"], WORKS["W2"]
     assert (first.backbone, first.clients, first.examples) == ("lenet", 16, 128)
     assert (second.backbone, second.clients, second.examples) == ("resnet8", 8, 64)
     text = (REPOSITORY / "docs/explanation/performance.md").read_text()

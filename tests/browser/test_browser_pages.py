@@ -5,74 +5,23 @@ import pytest
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.utility import UtilityReport
 from fedemb.foundation.document import read
-from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.measured_words import attack_sentences, utility_sentence
-from fedemb.reports.report import render
 from tests.kit.pipeline_runs.evaluation_run import config, shared_run
 from tests.kit.sealed_bundle import seal
 
 pytestmark = pytest.mark.browser
 
-STEPS = [
-    ("plan_privacy", "done", 1.2, None),
-    ("pretrain_public", "done", 8.1, None),
-    ("reserve_budget", "done", 0.3, None),
-    ("partition_users", "done", 14.2, None),
-    ("train_dp_fedemb", "done", 95.0, None),
-    ("evaluate_embeddings", "done", 11.0, "#utility"),
-    ("audit_privacy", "done", 6.4, None),
-    ("account_privacy", "done", 2.2, "#privacy"),
-    ("gate_release", "refused", 0.2, None),
-    ("release_model", "skipped", None, None),
-]
-
-
-def run_index() -> str:
-    return render(
-        "run_index.html",
-        run_id="weekly-2026-11-21",
-        purpose="release",
-        headline=headline(RunFacts(failures=[Failure("gate_release", 3, "GateDenied")])),
-        guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with "
-        "everything they own, adding or removing one user; PLD accountant, 40 rounds, the "
-        "final model",
-        utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
-        release="refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
-        steps=STEPS,
-        seconds=138.6,
-        reports=[("Privacy", "#privacy", "What was promised.")],
-        budget={
-            "label": "Fullest block",
-            "spent_before": 6.0,
-            "spent_now": 6.1,
-            "cap": 8.0,
-            "filtered": False,
-        },
-        artifacts=[
-            {
-                "name": "users",
-                "kind": "Raw",
-                "step": "partition_users",
-                "path": None,
-                "digest": None,
-            },
-            {
-                "name": "model",
-                "kind": "Noised",
-                "step": "train_dp_fedemb",
-                "path": None,
-                "digest": "ab" * 32,
-            },
-        ],
-        facts=[("Configuration", "cd" * 32), ("Code", "ef" * 32)],
-        verdict=None,
-        time=None,
-    )
-
 
 def build_index(folder, _):
-    (folder / "page.html").write_text(run_index())
-    return "weekly-2026-11-21"
+    from fedemb.pipelines.run.pages import render_index
+    from tests.kit.pipeline_runs.honest_run import start
+    from tests.kit.run_folder import run_folder
+
+    run = start(folder / "one").until_gate()
+    run.do_gate()
+    refused = {"exit_code": 3, "failed_step": "gate_release", "error": "GateDenied"}
+    (folder / "page.html").write_text(render_index(run_folder(run, folder / "runs", **refused)))
+    return "monday"
 
 
 def measured(step, folder, settings, document, words):
@@ -177,13 +126,11 @@ def test_a_page_that_misbehaves_is_noticed(browser, tmp_path):
     page.write_text(
         "<script>missing()</script><img src='http://127.0.0.1:9/x.png'>"
         "<div style='width:5000px'>wide</div>"
-        "<div class='scroll' style='width:100px;overflow-x:auto'><table><thead><tr>"
-        "<th style='min-width:40px'>a</th><th style='min-width:200px'>b</th>"
-        "</tr></thead></table></div>"
+        "<div class='scroll' style='width:100px;overflow-x:auto'><table><tr>"
+        "<th style='min-width:200px'>a</th></tr></table></div>"
     )
     visit = browser.open(page, width=390, scheme="light", screenshot=tmp_path / "bad.png")
     assert visit.problems
     assert visit.requests == ["http://127.0.0.1:9/x.png"]
     assert visit.overflow > 0
     assert len(visit.scrolling) == 1
-    assert visit.columns[0][1] >= 200

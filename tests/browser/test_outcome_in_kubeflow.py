@@ -12,7 +12,6 @@ from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.lineage import read_steps
 from fedemb.reports.report import render
 from fedemb.steps.show_outcome import PAGES, shown_of
-from tests.kit.pipeline_runs import honest_run
 
 pytestmark = pytest.mark.browser
 
@@ -35,11 +34,6 @@ REFUSED = {
     "error": "GateDenied",
     "message": "the report's run_id is not what the evidence gives; run account_privacy again",
 }
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return honest_run.start(tmp_path_factory.mktemp("outcome") / "run").until_release()
 
 
 def _verdict(run, state: str) -> VerdictDocument:
@@ -96,10 +90,10 @@ STATES = ("released", "waived", "waiting", "refused")
 
 @pytest.mark.parametrize("look", [(state, w) for state in STATES for w in (1400, 700, 400)])
 def test_page_fits_the_frame_of_kubeflow_and_needs_nothing_it_forbids(
-    browser, run, screenshots, tmp_path, look
+    browser, released_run, screenshots, tmp_path, look
 ):
     state, width = look
-    page, title = _page(run, state)
+    page, title = _page(released_run, state)
     framed, alone = tmp_path / "framed.html", tmp_path / "alone.html"
     framed.write_text(FRAME.format(html.escape(page, quote=True)))
     alone.write_text(page)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ast
 import enum
-import importlib
 import inspect
-import pkgutil
 import re
 import sys
 import typing
@@ -23,7 +21,6 @@ import typer
 import yaml
 
 import fedemb
-import fedemb.documents
 from fedemb import errors
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import DESCRIPTIONS
@@ -35,7 +32,7 @@ from fedemb.pipelines.steps import all_steps
 from fedemb.runtime.step import Step
 from tests.architecture.structure import import_graph, modules, room_graph
 from tests.docs import declared
-from tests.kit.document_kinds import field_texts
+from tests.kit.document_kinds import all_documents, field_texts
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -343,14 +340,7 @@ def exit_codes_page() -> str:
 
 def documents() -> list[type[Document]]:
     """Returns every kind of document, in the order of their names."""
-    for module in pkgutil.iter_modules(fedemb.documents.__path__):
-        importlib.import_module(f"fedemb.documents.{module.name}")
-    found = {
-        item.kind: item
-        for item in Document.__subclasses__()
-        if hasattr(item, "kind") and item.__module__.startswith("fedemb.documents.")
-    }
-    return [found[name] for name in sorted(found)]
+    return [item for item in all_documents() if item.__module__.startswith("fedemb.documents.")]
 
 
 def field_rows(document: type[Document]) -> Iterator[tuple[str, str]]:
@@ -545,7 +535,7 @@ def structure_page() -> str:
         rows.append((floor(room), code(room), first_line(doc), below))
     head = ("floor", "room", "content", "imports")
     opening = (
-        "Rooms of the package `fedemb`, from `python -m tests.architecture.structure`. A room is a "
+        "Rooms of the package `fedemb`. A room is a "
         "package. It imports only rooms on lower floors; imports inside functions and "
         "imports for types count. `tests/architecture` fails when a cycle appears."
     )

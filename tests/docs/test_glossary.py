@@ -71,10 +71,3 @@ def test_public_names_use_the_terms_of_the_glossary(kind):
         if word in FORMER
     }
     assert found == {}
-
-
-def test_a_former_word_in_a_public_name_is_found():
-    """The check above sees a name of every kind."""
-    assert "storage.rollback_anchor" in PUBLIC["settings"]
-    assert "fedemb ledger show --rollback-anchor" in PUBLIC["options"]
-    assert "audit_report.mechanism.replay" in PUBLIC["documents"]

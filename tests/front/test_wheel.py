@@ -111,5 +111,4 @@ def test_base_verifies_a_release_and_reads_its_report(version, wheel, released, 
     assert "quickstart" in outside(base, folder, "fedemb", "runs")
     assert "quickstart" in outside(base, folder, "fedemb", "ledger", "show", *ledger)
     outside(base, folder, "fedemb", "ledger", "verify", *ledger)
-    outside(base, folder, "fedemb", "budget", *ledger)
     outside(base, folder, "fedemb", "plan", "--config", "quickstart")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `make test-containers`: one command from a fresh clone. Installs podman where it is root and apt
 # has it, makes a base where no registry can be reached, builds light and cpu (layers whose inputs
-# did not change are found again), runs the container tests and prints the figures.
+# did not change are found again) and runs the container tests.
 # With docker and a registry: BASE=python:3.11-slim-bookworm@sha256:... ENGINE=docker
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -29,16 +29,9 @@ if [ -z "${BUILD_FLAGS:-}" ] && [ -f /etc/pip.conf ]; then
   BUILD_FLAGS+=" --env PIP_CERT=/etc/ssl/certs/ca-certificates.crt"
   export BUILD_FLAGS
 fi
-FIGURES=$(mktemp)
-trap 'rm -f "$FIGURES"' EXIT
-export FIGURES
 nice images/build.sh light cpu
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 export FEDEMB_LIGHT_IMAGE=localhost/fedemb-light:$version FEDEMB_CPU_IMAGE=localhost/fedemb-cpu:$version
 "$python" -m pytest tests/integration/test_containers.py -v "$@"
 echo
 echo "load $(cut -d' ' -f1-3 /proc/loadavg), $(nproc) cores, $("${ENGINE:-docker}" --version)"
-{
-  echo "what|figure|time"
-  cat "$FIGURES"
-} | column -t -s '|' -o '  '

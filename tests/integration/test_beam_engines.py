@@ -9,17 +9,15 @@ FEDEMB_PRISM (Beam's engine in Go).
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.conftest import serving
 from tests.kit.pipeline_runs.partition_run import Partitioner, Result, picture, rows_of
 from tests.kit.servers.free_port import free_port
 
@@ -33,31 +31,11 @@ JAVA_17 = [
 """What Flink and Spark reach into."""
 
 
-@contextmanager
-def server(command: list[str], port: int, log: Path, seconds: float = 400.0) -> Iterator[None]:
+def server(command: list[str], port: int, log: Path) -> AbstractContextManager[object]:
     """Runs a server until the end of the block, from when its port answers."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # workers: `python`
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    with log.open("wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink, cwd=ROOT, env=environment)
-        try:
-            end = time.monotonic() + seconds
-            while True:
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < end, log.read_text()[-3000:]
-                try:
-                    socket.create_connection(("localhost", port), 1).close()
-                    break
-                except OSError:
-                    time.sleep(0.2)
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    where = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    return serving(command, port, log, PATH=path, PYTHONPATH=where)
 
 
 def python_service(port: int) -> list[str]:

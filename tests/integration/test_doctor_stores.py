@@ -11,12 +11,12 @@ from pathlib import Path
 
 import botocore.session
 import pytest
-from conftest import serving
 
 from fedemb.pipelines.cluster.compile import load_profile
 from fedemb.pipelines.cluster.doctor import Doctor, condition_of, stores
 from fedemb.pipelines.cluster.kubernetes import Answer
 from fedemb.pipelines.steps import rights_of_groups
+from tests.integration.conftest import serving
 from tests.kit.pipeline_runs.partition_run import make_config
 from tests.kit.servers.free_port import free_port
 
@@ -148,41 +148,6 @@ def _allow(**resources: str) -> dict:
         for action, resource in resources.items()
     ]
     return {"Version": "2012-10-17", "Statement": allow}
-
-
-S3_HARMS = {
-    "gate": ("may list audit in storage.private", _allow(ListBucket="fedemb-private")),
-    "audit": (
-        "may write diagnostics in storage.private_root",
-        _allow(PutObject="fedemb-private/*"),
-    ),
-    "account": ("may delete storage.ledger", _allow(DeleteObject="fedemb-ledger/*")),
-    "train": (
-        "may list the private images",
-        _allow(GetObject="fedemb-photos/*", ListBucket="fedemb-photos"),
-    ),
-    "release": ("may not list storage.public_root", None),
-}
-"""Whose policy was changed -> what is found, and what it was given; None: all was taken away."""
-
-
-@pytest.mark.slow
-def test_each_wrong_right_on_s3_is_found(moto):
-    secrets = moto.set_up()
-    _inputs(moto)
-    for group, (found, policy) in S3_HARMS.items():
-        moto.open()
-        if policy is None:
-            moto.iam.delete_user_policy(UserName=group, PolicyName="step")
-        else:
-            moto.grant(group, policy, "harm")
-        moto.close()
-        ((state, what),) = _look("s3", secrets)
-        assert state == "unsafe"
-        assert what.startswith(f"fedemb-{group} {found}")
-        if policy is not None:
-            moto.open()
-            moto.iam.delete_user_policy(UserName=group, PolicyName="harm")
 
 
 TERRAFORM = {

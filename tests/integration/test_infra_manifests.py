@@ -50,12 +50,6 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes(manifests):
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
-def test_namespaced_objects_name_their_namespace_and_cluster_wide_ones_do_not(manifests):
-    for item in manifests:
-        cluster_wide = item["kind"] == "Namespace" or "AdmissionPolicy" in item["kind"]
-        assert ("namespace" not in item["metadata"]) == cluster_wide, item["metadata"]["name"]
-
-
 def test_every_step_is_in_exactly_one_group():
     from fedemb.pipelines.steps import all_steps
 
@@ -93,22 +87,6 @@ def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
         for name, options in found.items():
             assert executors.setdefault(name, options) == options, "a step is given one thing"
     return executors
-
-
-def test_compiled_pods_bear_the_label_the_policies_read(tmp_path):
-    executors = _compiled(tmp_path / "p.yaml", "cpu")
-    labels = {
-        executor["podMetadata"]["labels"]["fedemb.dev/step"] for executor in executors.values()
-    }
-    assert labels == {
-        step.replace("_", "-") for group in GROUPS.values() for step in group["steps"]
-    }
-
-
-def test_gke_accounts_are_bound_to_google_accounts_of_the_same_name():
-    for name, account in _of_kind(_render("gke"), "ServiceAccount").items():
-        google = account["metadata"]["annotations"]["iam.gke.io/gcp-service-account"]
-        assert google == f"{name}@PROJECT.iam.gserviceaccount.com"
 
 
 def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(manifests):
@@ -176,25 +154,6 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
     assert int(hard["persistentvolumeclaims"]) > len(claims)
     profile = load_profile(*profiles)
     assert profile.steps["train_dp_fedemb"].accelerator is not None, "laid over, not in place of"
-
-
-def test_placeholders_are_the_ones_the_quickstart_replaces():
-    """A placeholder that no one replaces would reach the cluster."""
-    text = (INFRA.parent / "docs" / "cluster" / "quickstart.md").read_text()
-    for overlay, wanted in {
-        "gke": {"PROJECT", "CONTROL_PLANE"},
-        "s3": {"CONTROL_PLANE"},
-    }.items():
-        rendered = yaml.safe_dump_all(_render(overlay))
-        found = {word for word in re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", rendered)}
-        found &= {"PROJECT", "CONTROL_PLANE", "NAME"}
-        assert found == wanted
-        assert all(f"s#{word}#" in text for word in wanted)
-
-
-def test_gpus_are_limited(manifests):
-    hard = _of_kind(manifests, "ResourceQuota")["fedemb"]["spec"]["hard"]
-    assert {"requests.nvidia.com/gpu", "requests.google.com/tpu", "pods"} <= set(hard)
 
 
 # ---- the table of rights itself --------------------------------------------------------------
@@ -299,22 +258,6 @@ def test_bucket_policies_of_s3_let_nobody_replace_a_record():
 
 
 # ---- Terraform -------------------------------------------------------------------------------
-
-
-def test_terraform_is_formatted_and_reads_the_table():
-    folder = INFRA / "terraform" / "gcs"
-    assert (
-        'yamldecode(file("${path.module}/../../rights.yaml"))' in (folder / "rights.tf").read_text()
-    )
-    if shutil.which("terraform") is None:
-        pytest.skip("terraform is not installed: its formatting was not checked")
-    result = subprocess.run(
-        ["terraform", "fmt", "-check", "-diff", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.long

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,6 @@ from fedemb.steps.partition_users import partition_images
 from fedemb.storage import join, local_tree, open_store
 from tests.kit.pipeline_runs.partition_run import (
     KEY,
-    Partitioner,
-    Result,
     make_config,
     rows_of,
     write_parquet,
@@ -52,17 +48,3 @@ def test_bucket_gives_the_bytes_of_a_folder(
         with local_tree(join(root, "users")) as folder:
             assert tree_digest(folder) == done.users.digest
     assert len(set(digests.values())) == 1
-
-
-def test_portable_runner_gives_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = str(Path(sys.executable).parent)  # its workers start as `python`
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    partition = Partitioner(tmp_path)
-    rows = rows_of(15)
-    portable: Result = partition(
-        rows,
-        options=["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"],
-    )
-    assert portable.files == partition(rows).files

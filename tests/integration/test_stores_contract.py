@@ -1,6 +1,5 @@
 """What every store promises, on a folder, moto's S3 and the Google Cloud Storage stand-in."""
 
-import multiprocessing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -84,38 +83,6 @@ def test_unsafe_names_are_refused_before_anything_is_sent(store_uri, name):
         store.write(name, b"x")
     with pytest.raises(StorageError, match="object name"):
         store.read(name)
-
-
-def _race(store_uri: str, barrier, number: int, wins) -> None:
-    store = open_store(store_uri)
-    store.exists("warm")
-    for race in range(5):
-        barrier.wait(60)
-        try:
-            store.create(f"race/{race}", f"{number}".encode())
-        except FileExistsError:
-            continue
-        wins.put((race, number))
-
-
-@pytest.mark.long
-def test_of_many_processes_exactly_one_creates(store_uri):
-    context = multiprocessing.get_context("spawn")
-    barrier, wins = context.Barrier(3), context.Queue()
-    workers = [
-        context.Process(target=_race, args=(store_uri, barrier, number, wins))
-        for number in range(3)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    assert [worker.exitcode for worker in workers] == [0] * 3
-    winners = dict(wins.get(timeout=5) for _ in range(5))
-    assert sorted(winners) == list(range(5))
-    assert wins.empty()
-    store = open_store(store_uri)
-    assert {race: int(store.read(f"race/{race}")) for race in range(5)} == winners
 
 
 @pytest.fixture

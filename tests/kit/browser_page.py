@@ -32,10 +32,6 @@ _SCROLLING = (
     ".filter(e => e.querySelector('table') && e.scrollWidth > e.clientWidth)"
     ".map(e => e.innerText.slice(0, 60)))"
 )
-_COLUMNS = (
-    "JSON.stringify([...document.querySelectorAll('table')]"
-    ".map(t => [...t.querySelectorAll('thead th')].map(h => h.offsetWidth)))"
-)
 
 
 @dataclass
@@ -49,8 +45,6 @@ class Visit:
     text: str = ""
     scrolling: list[str] = field(default_factory=list)
     """Text of each table that is wider than its place, so that a reader must scroll sideways."""
-    columns: list[list[int]] = field(default_factory=list)
-    """Widths of the columns of each table, in pixels."""
 
 
 class Browser:
@@ -103,7 +97,6 @@ class Browser:
             overflow=self._evaluate(f"{root}.scrollWidth - {root}.clientWidth"),
             text=self._evaluate("document.body.innerText"),
             scrolling=json.loads(self._evaluate(_SCROLLING)),
-            columns=json.loads(self._evaluate(_COLUMNS)),
         )
 
     def _problems(self) -> list[str]:

@@ -9,15 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from fedemb.config.parameters import parameters_of
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.foundation.document import read
-from fedemb.keys.trust import Signer
-from fedemb.ledger import name_approvers, read_reservation
 from fedemb.runtime.step import declared
-from tests.kit.pipeline_runs.honest_run import HonestRun
+from tests.kit.pipeline_runs.honest_run import PLACES, HonestRun
 
 
 class KubeflowRun:
@@ -32,28 +26,10 @@ class KubeflowRun:
         """The privacy report as JSON."""
         return json.loads(self.run.report.read_text())
 
-    def outputs(self) -> dict[tuple[str, str], Path]:
-        """Task and output -> file or folder of the run."""
-        run = self.run
-        return {
-            ("plan-privacy", "privacy_plan"): run.plan,
-            ("reserve-budget", "reservation"): run.reservation,
-            ("partition-users", "users"): run.users,
-            ("pretrain-public", "pretrained"): run.root / "pretrained",
-            ("train-dp-fedemb", "model"): run.model,
-            ("evaluate-embeddings", "utility_report"): run.utility,
-            ("audit-privacy", "audit_report"): run.audit,
-            ("account-privacy", "privacy_report"): run.report,
-            ("account-privacy", "privacy_page"): run.page,
-            ("gate-release", "verdict"): run.verdict,
-            ("gate-release", "verdict_page"): run.root / "verdict.md",
-            ("gate-release", "lineage"): run.lineage,
-            ("release-model", "release"): run.root / "release.json",
-        }
-
     def upload(self, *tasks: str) -> KubeflowRun:
         """Writes the outputs that exist, of some tasks or of all; returns itself."""
-        for (task, name), path in self.outputs().items():
+        for step, name in PLACES:
+            task, path = step.replace("_", "-"), getattr(self.run, name)
             if (tasks and task not in tasks) or not path.exists():
                 continue
             target = self.folder / task / "1" / name
@@ -67,20 +43,6 @@ class KubeflowRun:
                 if not (missing := self.folder / task / "1" / name).exists():
                     missing.write_text("{}")  # an output that honest runs do not make
         return self
-
-    def approve(self) -> None:
-        """Names an approver, who signs."""
-        run, ada = self.run, Signer.of_approver(Ed25519PrivateKey.generate())
-        name_approvers(run.ledger(), {"ada": ada.public_key}, "the board", run.keys)
-        report = read(run.report, PrivacyReport)
-        run.ledger().decide(
-            read_reservation(run.reservation),
-            code="not_approved",
-            model_sha=report.body.model_sha,
-            report_sha=report.sha,
-            reason="",
-            signer=ada,
-        )
 
     def show(self, state: str = "COMPLETE", **parameters: Any) -> tuple[str, dict[str, float]]:
         """Runs the exit step with the parameters of the run; returns its summary and metrics."""

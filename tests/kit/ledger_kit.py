@@ -1,14 +1,17 @@
 """A ledger with a policy, and reservations without a pipeline around them."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.keys import KeyStore, open_key_store, policy_key_name
 from fedemb.keys.trust import Signer
 from fedemb.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger, read_trust
+from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.storage import open_store
 
@@ -124,6 +127,25 @@ def commit(kit: Kit, ledger: Ledger, reservation, rounds: int):
         signer=kit.trainer,
         keys=kit.keys,
     )
+
+
+def forge(ledger_uri: str, signer: Signer, kind: str, body: Mapping, **fields) -> None:
+    """Adds a well-linked record around `Ledger`, as anyone who may write to the store could."""
+    folder = Path(ledger_uri, "weekly")
+    records = sorted(folder.glob("[0-9]*.json"))
+    content = {
+        "policy_id": "weekly",
+        "sequence": len(records),
+        "previous": sha256_hex(records[-1].read_bytes()),
+        "kind": kind,
+        "run_id": "monday",
+        "attempt": 1,
+        "time": "2026-01-05T00:00:00+00:00",
+        "actor": "a thief",
+        "body": body,
+    }
+    data = encode_record(RecordContent(**{**content, **fields}), signer)
+    (folder / f"{len(records):08d}.json").write_bytes(data)
 
 
 def with_policy_key(keys: KeyStore, *policies: str) -> KeyStore:

@@ -3,14 +3,7 @@
 import pytest
 
 from fedemb.pipelines.cli import main as cli
-
-
-def _run(capsys, *arguments):
-    """Exit code, output and error of a command."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["backbone", *map(str, arguments)])
-    found = capsys.readouterr()
-    return ended.value.code, found.out, found.err
+from tests.kit.cli import ended
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +68,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_bad_input_is_one_sentence_and_writes_nothing(capsys, tmp_path, name):
-    code, _, error = _run(capsys, *ERRORS[name](tmp_path))
+    code, _, error = ended("backbone", *ERRORS[name](tmp_path))
     assert code == 2, error
     assert error.count("\n") == 1
     assert not (tmp_path / "x.keras").exists()

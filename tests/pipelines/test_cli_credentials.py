@@ -22,7 +22,7 @@ PARSERS = {
 }
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "http", "gsm"])
+@pytest.mark.parametrize("scheme", ["s3", "gsm"])
 @pytest.mark.parametrize(
     "words",
     [

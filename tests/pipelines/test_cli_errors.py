@@ -5,18 +5,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from fedemb.errors import ConfigError, InputError, StorageError
-from fedemb.foundation.files import write_bytes
-from fedemb.pipelines.cli import main as cli
+from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
-
-
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(list(words))
-    shown = capsys.readouterr()
-    return stopped.value.code, shown.out, shown.err
+from tests.kit.cli import ended
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +58,7 @@ def test_wrong_input_is_one_sentence(capsys, tmp_path, words, code, sentence):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "broken.yaml").write_text("a: [")
     words = [word.replace("FOLDER", str(tmp_path)).replace("K", str(tmp_path)) for word in words]
-    got, _, error = run(capsys, *words)
+    got, _, error = ended(*words)
     assert got == code
     assert sentence in error
     assert "Traceback" not in error
@@ -77,7 +69,7 @@ def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monk
         raise KeyError("surprise")
 
     monkeypatch.setattr("fedemb.pipelines.run.load_config.preset_names", broken)
-    code, _, error = run(capsys, "config", "-c", "nothing")
+    code, _, error = ended("config", "-c", "nothing")
     assert code == 1
     assert "please report" in error
     assert "KeyError: 'surprise'" in error
@@ -105,16 +97,6 @@ def test_private_file_as_public_source_is_refused(tmp_path):
         with_data(
             load_config("quickstart", ["pretraining.source.uri=/photos.parquet"]), "/photos.parquet"
         )
-
-
-def test_device_is_not_replaced_by_a_file(tmp_path):
-    import os
-
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(InputError, match="device or a pipe"):
-        write_bytes(pipe, b"x")
-    assert pipe.is_fifo()
 
 
 def test_keys_without_google_credentials_are_one_sentence(monkeypatch):

@@ -10,21 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.errors import ConfigError, InputError
 from fedemb.partition.check import check
-from fedemb.pipelines.cli.init import init
 from fedemb.pipelines.cli.init_settings import customary_delta
-from fedemb.pipelines.cli.main import app as fedemb
-from fedemb.pipelines.cli.plan import plan
+from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
+from tests.kit.cli import fedemb
 
-app = typer.Typer()
-app.command()(init)
-app.command()(plan)
 ANSWERS = ("--users-lower-bound", "3000", "--public", "none", "--epsilon", "8")
 
 
@@ -70,18 +65,10 @@ def as_parquet(root: Path, colour: bool = True) -> Path:
     return root / "rows.parquet"
 
 
-def call(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, FedEmbError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.mark.parametrize("form", [as_folder, as_csv, as_parquet])
 def test_configuration_for_photos_in_any_form(tmp_path, form):
     output = tmp_path / "mine.yaml"
-    said = call("init", "--data", form(tmp_path), "-o", output, *ANSWERS)
+    said = fedemb("init", "--data", form(tmp_path), "-o", output, *ANSWERS)
     config = load_config(output)
     assert "36 photos" in said
     assert config.model.channels == 3
@@ -95,7 +82,7 @@ def test_configuration_for_photos_in_any_form(tmp_path, form):
 
 def test_nothing_is_claimed_that_the_owner_did_not_say(tmp_path):
     output = tmp_path / "mine.yaml"
-    call("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
+    fedemb("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
     config = load_config(output)
     assert config.purpose == "simulation"
     assert config.tuning.data == "undeclared"
@@ -116,10 +103,10 @@ def test_a_net_from_a_file_stays_frozen_and_decides_what_it_sees(tmp_path):
     begun = ("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml",
              *ANSWERS, "--public", tmp_path / "net.keras")  # fmt: skip
     with pytest.raises(ConfigError, match="--pixels is missing"):
-        call(*begun)
+        fedemb(*begun)
     with pytest.raises(ConfigError, match=r"one of -1\.\.1, 0\.\.1"):
-        call(*begun, "--pixels", "bright")
-    said = call(*begun, "--pixels", "-1..1")
+        fedemb(*begun, "--pixels", "bright")
+    said = fedemb(*begun, "--pixels", "-1..1")
     config = load_config(tmp_path / "mine.yaml")
     model = config.model
     assert (model.image_size, model.channels, model.trainable) == (40, 1, "projection")
@@ -129,21 +116,21 @@ def test_a_net_from_a_file_stays_frozen_and_decides_what_it_sees(tmp_path):
 
 def test_few_shared_classes_are_held_out_by_number_once_their_list_is_given(tmp_path):
     data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
-    assert "4 shared classes" in call("init", "--data", data, "-o", output, *ANSWERS)
+    assert "4 shared classes" in fedemb("init", "--data", data, "-o", output, *ANSWERS)
     output.unlink()
-    call("init", "--data", data, "-o", output, *ANSWERS, "--classes", "c0, c1,c2,c3")
+    fedemb("init", "--data", data, "-o", output, *ANSWERS, "--classes", "c0, c1,c2,c3")
     assert load_config(output).partition.evaluation.classes == ("c0", "c1", "c2", "c3")
 
 
 def test_photos_of_one_user_are_alike_where_the_owner_says_so(tmp_path):
     data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
-    said = call("init", "--data", data, "-o", output, *ANSWERS, "--alike=user")
+    said = fedemb("init", "--data", data, "-o", output, *ANSWERS, "--alike=user")
     assert "photos of one user are alike" in said
     assert "12 classes" in said
     source = load_config(output).data.source
     assert (source.label_scope, source.columns.label) == ("user", None)
     with pytest.raises(ConfigError, match="--alike is nonsense"):
-        call("init", "--data", data, "-o", tmp_path / "x.yaml", *ANSWERS, "--alike", "nonsense")
+        fedemb("init", "--data", data, "-o", tmp_path / "x.yaml", *ANSWERS, "--alike", "nonsense")
 
 
 @pytest.mark.parametrize("bound", [35, 1000, 160_000, 2_000_000, 10**9])
@@ -158,17 +145,17 @@ def test_photos_named_by_a_csv_lie_below_its_folder(tmp_path):
         (tmp_path / "in" / f"{number}.png").write_bytes(photo(number, True))
     rows = "".join(f"in/{number}.png,u{number % 20},x\n" for number in range(40))
     (tmp_path / "photos.csv").write_text("image_id,user_id,label\n" + rows)
-    done = CliRunner().invoke(fedemb, ["check-data", "--data", str(tmp_path / "photos.csv")])
+    done = CliRunner().invoke(app, ["check-data", "--data", str(tmp_path / "photos.csv")])
     assert "40 records, 40 of them used" in done.output
 
 
 def test_without_a_terminal_what_is_missing_is_named_and_nothing_overwritten(tmp_path):
     data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
     with pytest.raises(ConfigError, match="--users-lower-bound is missing"):
-        call("init", "--data", data, "-o", output)
+        fedemb("init", "--data", data, "-o", output)
     output.write_text("precious")
     with pytest.raises(InputError, match="exists"):
-        call("init", "--data", data, "-o", output, *ANSWERS)
+        fedemb("init", "--data", data, "-o", output, *ANSWERS)
     assert output.read_text() == "precious"
 
 
@@ -182,7 +169,7 @@ def test_every_user_is_counted_whatever_columns_there_are(tmp_path, labelled):
     if labelled:
         rows["category"] = rows["owner"]
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
-    said = call(
+    said = fedemb(
         "init", "--data", tmp_path / "rows.parquet", "-o", tmp_path / "new" / "mine.yaml", *ANSWERS
     )
     assert "60 photos; 30 usable users" in said
@@ -200,12 +187,12 @@ def as_classes(root: Path) -> Path:
 
 def test_a_folder_for_each_class_becomes_a_classifier_whose_units_are_images(tmp_path):
     data, output = as_classes(tmp_path), tmp_path / "mine.yaml"
-    assert "--task classification" in call("init", "--data", data, "-o", output, *ANSWERS)
+    assert "--task classification" in fedemb("init", "--data", data, "-o", output, *ANSWERS)
     output.unlink()
     begun = ("init", "--data", data, "-o", output, *ANSWERS, "--task", "classification")
     with pytest.raises(ConfigError, match="--classes is missing"):
-        call(*begun)
-    said = call(*begun, "--classes", "dog, cat")
+        fedemb(*begun)
+    said = fedemb(*begun, "--classes", "dog, cat")
     assert "12 photos; 12 usable" in said
     assert "one class: cat, dog" in said
     assert "usable here" in said
@@ -226,16 +213,16 @@ def test_a_folder_for_each_class_becomes_a_classifier_whose_units_are_images(tmp
 def test_a_classifier_of_photos_with_owners_protects_the_owners(tmp_path):
     output = tmp_path / "mine.yaml"
     begun = ("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
-    call(*begun, "--task", "classification", "--classes", "c0,c1,c2,c3")
+    fedemb(*begun, "--task", "classification", "--classes", "c0,c1,c2,c3")
     config = load_config(output)
     assert config.policy.unit == "user"
     assert config.data.source.columns.user_id == "owner"
     assert config.data.source.label_scope == "global"
     output.unlink()
     with pytest.raises(ConfigError, match="--task is nonsense"):
-        call(*begun, "--task", "nonsense")
+        fedemb(*begun, "--task", "nonsense")
     with pytest.raises(ConfigError, match="Drop one"):
-        call(*begun, "--task", "classification", "--alike=user")
+        fedemb(*begun, "--task", "classification", "--alike=user")
 
 
 def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
@@ -245,13 +232,13 @@ def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
     pq.write_table(pa.table({"img": rows, "label": [str(n % 2) for n in range(150)]}), table)
     begun = ("init", "--data", table, "-o", output, *ANSWERS)
     with pytest.raises(InputError, match="user_id=none makes each a unit of privacy"):
-        call(*begun)
+        fedemb(*begun)
     nobody = ("--column", "user_id=none")
     with pytest.raises(ConfigError, match="embeddings need the owner"):
-        call(*begun, *nobody)
+        fedemb(*begun, *nobody)
     with pytest.raises(InputError, match="kind"):
-        call(*begun, *nobody, "--task", "classification", "--column", "label=kind")
-    said = call(*begun, *nobody, "--task", "classification", "--classes", "0,1")
+        fedemb(*begun, *nobody, "--task", "classification", "--column", "label=kind")
+    said = fedemb(*begun, *nobody, "--task", "classification", "--classes", "0,1")
     assert "150 photos; 150 usable" in said
     assert "user" not in said.partition("wrote")[0]
     config = load_config(output)

@@ -13,7 +13,8 @@ from fedemb.models.public_backbones import write_named
 from fedemb.pipelines.cli.init_settings import PROJECTIONS, head_learning_rate, recipes
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.registry import plan_mechanism
-from tests.pipelines.test_cli_init import as_parquet, call
+from tests.kit.cli import fedemb
+from tests.pipelines.test_cli_init import as_parquet
 
 CLASSIFY = ("--task", "classification", "--classes", "c0,c1,c2,c3")
 
@@ -21,7 +22,7 @@ CLASSIFY = ("--task", "classification", "--classes", "c0,c1,c2,c3")
 def init(folder, *, users=3000, epsilon=8, public="none", more=()):
     output = folder / f"mine-{users}-{epsilon}.yaml"
     promise = ("--users-lower-bound", users, "--epsilon", epsilon)
-    said = call(
+    said = fedemb(
         "init", "--data", as_parquet(folder), "-o", output, *promise, "--public", public, *more
     )
     return load_config(output), said

@@ -1,4 +1,4 @@
-"""The commands: init, show, verify."""
+"""The commands: init, show, verify, void."""
 
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from fedemb.errors import FedEmbError, InputError, LedgerError
-from fedemb.pipelines.cli import ledger as cli_ledger
+from fedemb.errors import FedEmbError, InputError, LedgerError, Refused
 from fedemb.pipelines.cli import ledger_summary
+from fedemb.pipelines.cli.main import app
 from tests.kit import ledger_kit
+from tests.kit.cli import fedemb
 from tests.kit.pipeline_runs import honest_run
 
 
@@ -18,18 +19,11 @@ def run(tmp_path_factory):
     return honest_run.start(tmp_path_factory.mktemp("cli") / "run").until_gate()
 
 
-def call(*words):
-    result = CliRunner().invoke(cli_ledger.app, list(words))
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
-
-
 @pytest.mark.parametrize(("limit", "code"), [("1.7", 0), ("1.8", 3)])
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_show_has_exit_code_3_below_the_limit_only(run, limit, code, form):
     words = ("show", "--ledger", run.ledger_uri, "--min-remaining", limit, *form)
-    found = CliRunner().invoke(cli_ledger.app, list(words))
+    found = CliRunner().invoke(app, ["ledger", *words])
     assert getattr(found.exception, "exit_code", found.exit_code) == code
     assert "1.725" in found.output
 
@@ -52,7 +46,7 @@ def test_forecast_is_the_date_of_the_first_run_that_reserving_refuses():
 
 def test_show_refuses_the_configuration_of_another_policy(run):
     with pytest.raises(InputError, match=r"no policy 'dp_sgd_quickstart', only .*Pass --policy"):
-        call("show", "--ledger", run.ledger_uri, "--config", "dp_sgd_quickstart")
+        fedemb("ledger", "show", "--ledger", run.ledger_uri, "--config", "dp_sgd_quickstart")
 
 
 def test_more_runs_that_fit_is_what_reserving_finds(run, tmp_path):
@@ -80,25 +74,60 @@ def test_more_runs_that_fit_is_what_reserving_finds(run, tmp_path):
 
 def test_verify_prints_the_head_and_checks_anchors(run):
     head = run.ledger().head
-    text = call("verify", "--ledger", run.ledger_uri)
+    text = fedemb("ledger", "verify", "--ledger", run.ledger_uri)
     assert text.startswith("verified: 4 records")
     assert head.sha in text
-    call("verify", "--ledger", run.ledger_uri, "--anchor", f"3:{head.sha}")
+    fedemb("ledger", "verify", "--ledger", run.ledger_uri, "--anchor", f"3:{head.sha}")
     with pytest.raises(LedgerError, match="rewritten"):
-        call("verify", "--ledger", run.ledger_uri, "--anchor", f"3:{'0' * 64}")
+        fedemb("ledger", "verify", "--ledger", run.ledger_uri, "--anchor", f"3:{'0' * 64}")
 
 
 def test_rotate_keys_says_what_it_did_and_show_keeps_it_in_sight(tmp_path):
     kit = ledger_kit.make(tmp_path)
     stores = ("--ledger", kit.ledger_uri, "--keys", kit.keys_uri)
     with pytest.raises(InputError, match="--reason is empty"):
-        call("rotate-keys", *stores, "--reason", " ")
+        fedemb("ledger", "rotate-keys", *stores, "--reason", " ")
     with pytest.raises(InputError, match=r"--role 'king' is unknown. Pass one of policy, ledger"):
-        call("rotate-keys", *stores, "--reason", "x", "--role", "king")
+        fedemb("ledger", "rotate-keys", *stores, "--reason", "x", "--role", "king")
     assert kit.reader().head.sequence == 0
-    text = call("rotate-keys", *stores, "--reason", "a laptop was lost", "--role", "report")
+    text = fedemb(
+        "ledger", "rotate-keys", *stores, "--reason", "a laptop was lost", "--role", "report"
+    )
     assert "policy weekly: record 1 names new signing keys of report" in text
     assert "exit code 4" in text
-    shown = call("show", "--ledger", kit.ledger_uri)
+    shown = fedemb("ledger", "show", "--ledger", kit.ledger_uri)
     assert "new signing keys of report: a laptop was lost" in shown
-    assert call("verify", "--ledger", kit.ledger_uri).startswith("verified: 2 records")
+    assert fedemb("ledger", "verify", "--ledger", kit.ledger_uri).startswith("verified: 2 records")
+
+
+REASON = ("--reason", "the node pool was gone")
+
+
+def void(kit):
+    where = ("--ledger", kit.ledger_uri, "--keys", kit.keys_uri)
+    return fedemb("ledger", "void", "monday", *REASON, *where)
+
+
+def test_void_gives_an_unbound_reservation_back(tmp_path):
+    kit = ledger_kit.make(tmp_path)
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=ledger_kit.content())
+    assert ledger.spent("all/0").epsilon > 0
+    for _ in range(2):  # again changes nothing
+        assert "charges nothing" in void(kit)
+    ledger.refresh()
+    assert ledger.spent("all/0").epsilon == 0
+    assert len(ledger.chain.records) == 3
+    ledger.verify()
+
+
+def test_other_keys_are_refused_and_none_are_made(tmp_path):
+    kit = ledger_kit.make(tmp_path)
+    kit.open().reserve(run_id="monday", content=ledger_kit.content())
+    kit.keys_uri = str(tmp_path / "other")
+    with pytest.raises(LedgerError, match="name the key store the ledger was made with"):
+        void(kit)
+    assert not (tmp_path / "other").exists()
+    _ = kit.owner, kit.keys.load_or_create("signing/ledger")
+    with pytest.raises(Refused, match="not the one this ledger trusts"):
+        void(kit)

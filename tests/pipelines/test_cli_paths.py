@@ -1,7 +1,6 @@
 """Paths and files that no command can use: one sentence, exit code 2, no traceback, no waiting."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -9,22 +8,15 @@ from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.files import MOST_TEXT, read_regular
 from fedemb.keys.trust import TrustStore
 from fedemb.models.backbone_files import read_card
-from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.cluster.compile import load_profile
 from fedemb.pipelines.cluster.schedule import load_schedule
 from fedemb.pipelines.run.load_config import load_config
+from tests.kit.cli import ended
 
-ROOT = Path(__file__).parents[2]
 BUNDLE = "RELEASE/bundle"
 TRUST = ("--trust", "RELEASE/ledger/trust.json")
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--alike=user")
 LONG = "a" * 5000
-
-
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([str(word) for word in words])
-    return stopped.value.code, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -52,7 +44,7 @@ def run(capsys, *words):
 def test_path_that_is_too_long_is_one_sentence(words, small_release, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = [word.replace("RELEASE", str(small_release)) for word in words]
-    code, error = run(capsys, *given)
+    code, _, error = ended(*given)
     assert code in (2, 3, 4)
     assert "Traceback" not in error
 
@@ -93,26 +85,3 @@ def test_text_is_read_up_to_its_limit(tmp_path):
         file.write(b"a")
     with pytest.raises(OSError, match="more than"):
         read_regular(path)
-
-
-@pytest.mark.parametrize("damage", ["junk", "empty", "zip", "cut"])
-def test_public_model_that_is_malformed_is_one_sentence(
-    small_release, tmp_path, capsys, damage, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    whole = (small_release / "bundle" / "backbone.keras").read_bytes()
-    broken = {"junk": b"junk", "empty": b"", "zip": b"PK\x05\x06" + bytes(18), "cut": whole[:-200]}
-    Path("bad.keras").write_bytes(broken[damage])
-    cli_data = ("make-data", "in", "--users", "100", "--public-classes", "2")
-    with pytest.raises(SystemExit):
-        cli.main(list(cli_data))
-    capsys.readouterr()
-    code, error = run(
-        capsys,
-        *("init", "--data", "in/private.parquet", "-o", "m.yaml"),
-        *NEW,
-        *("--public", "bad.keras", "--pixels=-1..1"),
-    )
-    assert code == 2
-    assert "Traceback" not in error
-    assert "bad.keras" in error

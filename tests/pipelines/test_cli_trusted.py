@@ -120,11 +120,10 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_bundle_that_was_changed_is_not_loaded(bundle, command, harm):
+def test_bundle_that_was_changed_is_not_loaded(bundle, harm):
     HARMS[harm](bundle)
     with pytest.raises((SignatureInvalid, ArtifactError)):
-        _run(command, bundle, *_trust())
+        _run("embed", bundle, *_trust())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

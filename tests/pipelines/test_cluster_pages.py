@@ -72,8 +72,7 @@ def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("world")
     run = honest_run.start(root / "monday").until_release()
     lost = honest_run.start(root / "tuesday", "tuesday", run.policy_root)
-    lost.do_plan()
-    lost.do_reserve()
+    lost.do("plan reserve")
     stores = {
         "private_root": "private",
         "ledger": "ledger",

@@ -8,7 +8,6 @@ import pytest
 
 from fedemb.engine import hosts as train_job
 from fedemb.errors import ConfigError
-from fedemb.pipelines.cluster import rules
 from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images, violations_of_hosts
 from fedemb.pipelines.cluster.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
@@ -527,20 +526,3 @@ def test_compiled_pipeline_is_the_golden_one(package, request):
     if request.config.getoption("--force-regen"):
         golden.write_text(text)
     assert text == golden.read_text(), "the compiled pipeline changed; review with `make golden`"
-
-
-@pytest.mark.parametrize(
-    ("read", "tree"),
-    [
-        (rules.text_at, {"a": {"b": 1}}),
-        (rules.object_at, {"a": {"b": "text"}}),
-        (rules.list_at, {"a": {"b": {}}}),
-        (rules.objects_at, {"a": {"b": ["text"]}}),
-        (rules.text_at, {"a": ["b"]}),
-    ],
-)
-def test_field_of_another_type_is_never_taken_for_an_absent_one(read, tree):
-    assert not read({"a": {}}, "a", "b")
-    assert not read({}, "a", "b")
-    with pytest.raises(TypeError, match="is not a"):
-        read(tree, "a", "b")

@@ -3,8 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cluster.schedule import Cron, Schedule
@@ -82,91 +80,6 @@ def test_start_is_exclusive_and_end_inclusive():
 def test_what_two_parsers_read_differently_is_refused(cron):
     with pytest.raises(ConfigError, match="cron="):
         Cron.parse(cron)
-
-
-class Kubeflow:
-    """Independent reading of robfig/cron: bit sets, and a search field by field with carry."""
-
-    RANGES = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
-
-    def __init__(self, text: str):
-        pairs = zip(text.split(), self.RANGES, strict=True)
-        read = [self._field(*pair) for pair in pairs]
-        self.values, self.stars = [found for found, _ in read], [star for _, star in read]
-
-    @staticmethod
-    def _field(text: str, limits: tuple[int, int]) -> tuple[set[int], bool]:
-        found, star = set[int](), False
-        for part in text.split(","):
-            span, _, step = part.partition("/")
-            low, _, high = span.partition("-")
-            if low in ("*", "?"):
-                first, last, star = *limits, True
-            else:
-                first = int(low)
-                last = int(high) if high else limits[1] if step else first
-            assert limits[0] <= first <= last <= limits[1]
-            found |= set(range(first, last + 1, int(step or 1)))
-        return found, star
-
-    def next(self, moment: datetime) -> datetime | None:
-        """The first time after a moment; None: none in the five calendar years from then on."""
-        second, minute, hour, dom, month, dow = self.values
-        time, limit = moment + timedelta(seconds=1), moment.year + 5
-        while time.year <= limit:
-            in_dom, in_dow = time.day in dom, time.isoweekday() % 7 in dow
-            day = in_dom and in_dow if self.stars[3] or self.stars[5] else in_dom or in_dow
-            if time.month not in month or not day:
-                time = time.replace(hour=0, minute=0, second=0) + timedelta(days=1)
-            elif time.hour not in hour:
-                time = time.replace(minute=0, second=0) + timedelta(hours=1)
-            elif time.minute not in minute:
-                time = time.replace(second=0) + timedelta(minutes=1)
-            elif time.second not in second:
-                time += timedelta(seconds=1)
-            else:
-                return time
-        return None
-
-
-@st.composite
-def expressions(draw: st.DrawFn) -> str:
-    """Expressions of any kind of part; some are refused."""
-
-    def part(low: int, high: int) -> str:
-        first = draw(st.integers(low, high))
-        last = draw(st.integers(first, high))
-        forms = ["*", str(first), f"{first}-{last}", f"{first:02d}", "?"]
-        step = draw(st.sampled_from(["", "", "", "/1", "/2", "/7", "/99"]))
-        return draw(st.sampled_from(forms)) + step
-
-    fields = [
-        ",".join(part(*limits) for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))))
-        for limits in Kubeflow.RANGES
-    ]
-    return " ".join(
-        draw(st.sampled_from(["*", field])) if n != 4 else field for n, field in enumerate(fields)
-    )
-
-
-@pytest.mark.long
-@settings(max_examples=300, deadline=None)
-@given(cron=expressions(), day=st.integers(0, 30 * 365))
-def test_what_is_accepted_fires_when_kubeflow_fires(cron, day):
-    try:
-        read = Cron.parse(cron)
-    except ConfigError:
-        return
-    moment = datetime(2024, 1, 30, 23, 59, 59, tzinfo=UTC) + timedelta(days=day)
-    theirs, end = Kubeflow(cron), datetime(moment.year + 5, 12, 31, 23, 59, 59, tzinfo=UTC)
-    ours = read.after(moment, end)
-    for _ in range(4):
-        slot = next(ours, None)
-        following = theirs.next(moment)
-        assert slot == (None if following is None or following > end else following)
-        if slot is None:
-            break
-        moment = slot
 
 
 @pytest.mark.parametrize(

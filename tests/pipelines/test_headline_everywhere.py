@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
-from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.cli.review import runs_table
 from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.serving.registries import Release
+from tests.kit.cli import fedemb, ssh_key
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 
@@ -25,10 +24,9 @@ REASON = "the board accepts an imported start"
 WAIVED = f"Released with a waiver by ada: {REASON}"
 
 
-def call(capsys, *words) -> str:
+def call(*words) -> str:
     with honest_run.stand_in_for_serving():
-        app(args=[str(word) for word in words], standalone_mode=False)
-    return capsys.readouterr().out
+        return fedemb(*words)
 
 
 def title(page: str) -> str:
@@ -50,22 +48,15 @@ def without_gain(run):
 
 
 @pytest.fixture(scope="module")
-def released(tmp_path_factory):
-    return honest_run.start(tmp_path_factory.mktemp("released") / "run").until_release()
-
-
-@pytest.fixture(scope="module")
 def waived(tmp_path_factory):
-    """A model that gained nothing, waived by the policy owner and released."""
+    """A model that gained nothing, waived by the policy owner and released_run."""
     run = without_gain(honest_run.start(tmp_path_factory.mktemp("waived") / "run").until_gate())
     before, os.environ["FEDEMB_ACTOR"] = os.environ.get("FEDEMB_ACTOR"), "ada"
     try:
         run.waive("no_gain_over_public", REASON)
     finally:
         os.environ.pop("FEDEMB_ACTOR") if before is None else None
-    run.do_account()
-    run.do_gate()
-    run.do_release()
+    run.do("account gate release")
     return run
 
 
@@ -84,13 +75,13 @@ def bundle(run) -> Path:
 
 
 @pytest.mark.long
-def test_waiver_is_named_in_every_place(waived, tmp_path, capsys):
+def test_waiver_is_named_in_every_place(waived, tmp_path):
     folder = run_folder(waived, tmp_path / "runs")
     collect_reports(folder)
     assert title(render_index(folder)) == WAIVED
     assert WAIVED in "\n".join(runs_table([folder]))
     trust = Path(waived.ledger_uri) / "trust.json"
-    assert WAIVED in call(capsys, "verify", bundle(waived), "--trust", trust)
+    assert WAIVED in call("verify", bundle(waived), "--trust", trust)
     card = (bundle(waived) / "README.md").read_text()
     assert f"**{WAIVED}.** Epsilon of one user " in card
     release = Release.of(bundle(waived), "s3://releases/glyphs/1.0")
@@ -107,16 +98,16 @@ def test_waived_release_whose_verdict_is_gone_is_not_shown_as_clean(waived, tmp_
     assert title(render_index(folder)) == WAIVED
 
 
-def test_clean_release_is_released_in_every_place(released, tmp_path, capsys):
-    folder = run_folder(released, tmp_path / "runs")
+def test_clean_release_is_released_in_every_place(released_run, tmp_path):
+    folder = run_folder(released_run, tmp_path / "runs")
     assert title(render_index(folder)) == "Released"
     assert "  Released  " in runs_table([folder])[1]
-    trust = Path(released.ledger_uri) / "trust.json"
+    trust = Path(released_run.ledger_uri) / "trust.json"
     assert "\nReleased; epsilon of one user " in call(
-        capsys, "verify", bundle(released), "--trust", trust
+        "verify", bundle(released_run), "--trust", trust
     )
-    assert "**Released.** Epsilon of one user " in (bundle(released) / "README.md").read_text()
-    release = Release.of(bundle(released), "s3://releases/glyphs/1.0")
+    assert "**Released.** Epsilon of one user " in (bundle(released_run) / "README.md").read_text()
+    release = Release.of(bundle(released_run), "s3://releases/glyphs/1.0")
     assert release.properties["fedemb.state"] == "Released"
 
 
@@ -128,7 +119,7 @@ def test_verdict_that_names_another_waiver_than_the_ledger_is_not_released(waive
         run.do_release()
 
 
-def test_waiting_for_approval_is_no_refusal(waiting, tmp_path, capsys):
+def test_waiting_for_approval_is_no_refusal(waiting, tmp_path):
     folder = run_folder(waiting, tmp_path / "runs", **WAITING)
     page = render_index(folder)
     assert title(page) == "Waiting for approval: 0 of 2 given"
@@ -159,26 +150,19 @@ def test_forged_verdict_is_not_shown(waiting, tmp_path):
 # ---- approving --------------------------------------------------------------------------------
 
 
-def key(folder: Path, who: str) -> Path:
-    path = folder / who
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", who, "-f", str(path)]
-    subprocess.run(command, check=True)
-    return path
-
-
-def name_people(capsys, run, *keys: Path) -> None:
+def name_people(run, *keys: Path) -> None:
     named = [f"{path.name}={path}.pub" for path in keys]
     stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
-    call(capsys, "ledger", "approvers", *named, *stores, "--reason", "the board")
+    call("ledger", "approvers", *named, *stores, "--reason", "the board")
 
 
-def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tmp_path, capsys):
+def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tmp_path):
     run = honest_run.copy_of(waiting, tmp_path / "run")
     run.config = waiting.config
-    ada, bob = key(tmp_path, "ada"), key(tmp_path, "bob")
-    name_people(capsys, run, ada, bob)
+    ada, bob = ssh_key(tmp_path, "ada"), ssh_key(tmp_path, "bob")
+    name_people(run, ada, bob)
     folder = run_folder(run, tmp_path / "runs", **WAITING)
-    out = call(capsys, "approve", folder.root, "--key", ada, "--yes")
+    out = call("approve", folder.root, "--key", ada, "--yes")
     lines = out.splitlines()
     order = (
         "Epsilon of one user, all runs: ",
@@ -189,29 +173,28 @@ def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tm
         next(i for i, line in enumerate(lines) if line.startswith(s)) for s in order
     )
     assert "after your signature: still waiting, 1 of 2 approvals" in out
-    out = call(capsys, "approve", folder.root, "--key", bob, "--yes")
+    out = call("approve", folder.root, "--key", bob, "--yes")
     assert "after your signature: the gate allows the release\n" in out
-    run.do_gate()
-    run.do_release()
+    run.do("gate release")
     folder = run_folder(run, tmp_path / "after")
     page = render_index(folder)
     assert title(page) == "Released"
     assert "Approved by ada" in page
     assert "Approved by bob" in page
     trust = Path(run.ledger_uri) / "trust.json"
-    assert "approved by ada, bob" in call(capsys, "verify", bundle(run), "--trust", trust)
+    assert "approved by ada, bob" in call("verify", bundle(run), "--trust", trust)
 
 
-def test_run_that_stays_refused_is_not_approved(tmp_path, capsys):
+def test_run_that_stays_refused_is_not_approved(tmp_path):
     run = without_gain(honest_run.start(tmp_path / "run", policy=policy(approvals=1)).until_gate())
     with pytest.raises(GateDenied):
         run.do_gate()
-    ada = key(tmp_path, "ada")
-    name_people(capsys, run, ada)
+    ada = ssh_key(tmp_path, "ada")
+    name_people(run, ada)
     folder = run_folder(run, tmp_path / "runs", **DENIED)
     head = run.ledger().head
     with pytest.raises(
         Refused, match=r"stays refused, with or without approvals: .*no_gain_over_public"
     ):
-        call(capsys, "approve", folder.root, "--key", ada, "--yes")
+        call("approve", folder.root, "--key", ada, "--yes")
     assert run.ledger().head == head

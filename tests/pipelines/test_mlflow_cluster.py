@@ -18,10 +18,8 @@ def mlflow():
 
 
 @pytest.fixture
-def released(tmp_path):
-    """Public root of a released run; its private files are beside it."""
-    run = honest_run.start(tmp_path / "run").until_release()
-    return KubeflowRun(tmp_path, run).upload()
+def released(tmp_path, released_run):
+    return KubeflowRun(tmp_path, released_run).upload()
 
 
 def only_run(client):
@@ -44,9 +42,8 @@ def test_server_has_the_run_of_a_cluster_once_and_the_release_replaces_the_waiti
         waiting.show(mlflow=url)
         found = only_run(client)
         assert (found.info.run_name, found.info.status) == ("monday", "RUNNING")
-        waiting.approve()
-        run.do_gate()
-        run.do_release()
+        run.approve()
+        run.do("gate release")
         waiting.upload()
         for _ in range(2):
             waiting.show(mlflow=url)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -27,6 +24,7 @@ from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.partition.check import check
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
+from tests.kit.pipeline_runs.partition_run import tfrecord
 
 CLASSES = ("cat", "dog", "owl")
 USERS, EACH = 20, 3
@@ -68,16 +66,6 @@ def as_parquet(path: Path, **columns: pa.Array) -> Path:
     table = {"image": list(images), "user_id": list(users), "label": list(labels), **columns}
     pq.write_table(pa.table(table), path)
     return path
-
-
-def tfrecord(records: list[bytes]) -> bytes:
-    def masked(data: bytes) -> bytes:
-        crc = google_crc32c.value(data)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    lengths = [struct.pack("<Q", len(record)) for record in records]
-    pairs = zip(lengths, records, strict=True)
-    return b"".join(length + masked(length) + each + masked(each) for length, each in pairs)
 
 
 def examples() -> list[bytes]:
@@ -248,9 +236,3 @@ def test_recycle_bins_and_thumbnails_are_no_users_and_are_counted(tmp_path):
     said = init(root, tmp_path)
     assert f"{USERS} usable users" in said
     assert "6 not usable: film, raw photo, sidecar, thumbnail, recycle bin" in said
-
-
-def test_written_configuration_has_no_count_of_the_photos(tmp_path):
-    init(as_folders(tmp_path / "in"), tmp_path)
-    tree = yaml.safe_load((tmp_path / "made.yaml").read_text())
-    assert tree["data"]["source"].keys() <= {"uri", "format", "columns", "label_scope"}

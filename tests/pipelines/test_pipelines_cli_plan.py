@@ -5,29 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError
-from fedemb.pipelines.cli.plan import plan
+from tests.kit.cli import fedemb
 
-
-def app_of(command):
-    app = typer.Typer()
-    app.command()(command)
-    return app
-
-
-app = app_of(plan)
 METHOD = Path(__file__).parents[2] / "docs" / "explanation" / "method.md"
 
 
 def call(*arguments):
-    result = CliRunner().invoke(app, arguments)
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return fedemb("plan", *arguments)
 
 
 def test_population_of_a_projection():

@@ -149,7 +149,7 @@ ELSEWHERE = {
     r"differs from what was planned": "pipelines/test_pipelines_cli_plan.py",
     r"A waiver is signed by|--key to approve": "components/gate",
     r"pass --skip-saved-model": "pipelines/test_cli_verify.py",
-    r"--reason is empty": "pipelines/test_cli_ledger_write.py",
+    r"--reason is empty": "pipelines/test_cli_ledger.py",
     r"`fedemb runs --runs X` lists": "pipelines/test_named_runs.py",
     r"Run X exists\. Resume|--from X|Unknown step --from|a release does not change"
     r"|run the step again with --from": "pipelines/test_resume.py",

@@ -132,22 +132,6 @@ def test_wrong_schedules_are_sentences(folder, changes, sentence):
         load_schedule(change_schedule(folder, "wrong", **changes))
 
 
-def test_schedule_needs_an_end(folder):
-    path = folder / "weekly.yaml"
-    tree = yaml.safe_load(path.read_text())
-    del tree["end"]
-    path.write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError, match="end"):
-        load_schedule(path)
-
-
-def test_package_with_a_mutable_image_is_refused(folder):
-    path = folder / "dp-fedemb.yaml.package"
-    path.write_text(path.read_text().replace(IMAGE, "registry.example/fedemb:latest"))
-    with pytest.raises(ConfigError, match="breaks a rule"):
-        load_schedule(change_schedule(folder, "loose"))
-
-
 def test_package_of_another_pipeline_is_refused(folder):
     with pytest.raises(ConfigError, match="`fedemb compile --pipeline dp-sgd`"):
         load_schedule(change_schedule(folder, "classes", config="dp_sgd_quickstart", overrides={}))
@@ -364,24 +348,6 @@ def test_an_object_that_is_not_ours_is_left(folder, cluster, part, field, value)
     assert _actions(_plan(cluster, folder)) == [("keep", "weekly")]
 
 
-def test_namespaces_do_not_see_each_other_nor_what_is_shared(folder, kfp):
-    kfp.pipelines["shared"] = {
-        "pipeline_id": "shared",
-        "display_name": "dp-fedemb",
-        "namespace": "",
-    }
-    _apply(kfp, folder)
-    assert _actions(_plan(kfp, folder, namespace="team-b")) == [("create", "weekly")]
-    _apply(kfp, folder, namespace="team-b")
-    change_schedule(folder, "weekly", enabled=False)
-    _apply(kfp, folder, namespace="team-b")
-    assert [len(kfp.enabled(team, "weekly")) for team in ("team-a", "team-b")] == [1, 0]
-    homes = {
-        kfp.pipelines[version["pipeline_id"]]["namespace"] for version in kfp.versions.values()
-    }
-    assert homes == {"team-a", "team-b"}
-
-
 def test_no_slot_that_lies_behind_is_ever_run(folder, kfp):
     """Without catch-up Kubeflow still starts the latest slot since the start; so start is now."""
     _apply(kfp, folder, RUNNING)
@@ -391,16 +357,6 @@ def test_no_slot_that_lies_behind_is_ever_run(folder, kfp):
     assert kfp.tick(RUNNING) == []
     assert kfp.tick(RUNNING + timedelta(days=5)) == ["weekly 2027-01-18 04:00"]
     assert kfp.tick(RUNNING + timedelta(days=5)) == []
-
-
-def test_only_the_public_step_is_retried_whatever_the_controllers_default(folder, kfp):
-    _apply(kfp, folder)
-    retries = kfp.retries(next(iter(kfp.recurring.values())))
-    # No pipeline can say it of a group; its private steps survive being started twice.
-    assert {step for step, times in retries.items() if times} == {
-        "exit-handler-1",
-        "pretrain-public",
-    }
 
 
 def _other_policy(folder, name, **changes):

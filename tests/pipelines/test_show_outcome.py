@@ -6,18 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import fedemb.reports.lineage
 import fedemb.runtime.step_context
 import fedemb.steps.show_outcome
 from fedemb.config.parameters import parameters_of
 from fedemb.documents.artifacts import Public
-from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import Superseded
-from fedemb.foundation.document import read
-from fedemb.keys.trust import Signer
-from fedemb.ledger import name_approvers, read_reservation
 from fedemb.runtime.step import declared, step_process
 from fedemb.runtime.step_context import keep_outcome
 from fedemb.storage import LocalStore, open_store
@@ -172,10 +167,9 @@ def _upload(bucket: Path, run: str, task: str, **files: Path) -> Path:
 
 
 @pytest.fixture
-def released(bucket, tmp_path):
+def released(bucket, released_run):
     """A run that was released, with its documents in the bucket."""
-    run = honest_run.start(tmp_path / "released").until_release()
-    root = run.root
+    run, root = released_run, released_run.root
     pages = {"privacy_page": run.page, "privacy_report": run.report}
     _upload(bucket, "monday", "account-privacy", **pages)
     _upload(bucket, "monday", "evaluate-embeddings", utility_report=run.utility)
@@ -253,14 +247,8 @@ def test_gate_that_waits_for_approval_is_no_refusal_and_its_retry_counts(bucket,
     assert page.startswith("# Waiting for approval: 0 of 1 given\n")
     assert figures["exit_code"] == 6
 
-    ada = Signer.of_approver(Ed25519PrivateKey.generate())
-    name_approvers(run.ledger(), {"ada": ada.public_key}, "the board", run.keys)
-    report = read(run.report, PrivacyReport)
-    reservation = read_reservation(run.reservation)
-    digests = {"model_sha": report.body.model_sha, "report_sha": report.sha}
-    run.ledger().decide(reservation, code="not_approved", **digests, reason="", signer=ada)
-    run.do_gate()
-    run.do_release()
+    run.approve()
+    run.do("gate release")
     gate = {"verdict": run.verdict, "verdict_page": run.root / "verdict.md"}
     _upload(bucket, "monday", "gate-release", **gate, lineage=run.lineage)
     _upload(bucket, "monday", "release-model", release=run.root / "release.json")

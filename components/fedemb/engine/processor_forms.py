@@ -2,7 +2,7 @@
 
 On a processor, XLA is slow at the gradient of a convolution inside a loop, at the grouped
 convolutions that `vmap` over kernels makes, and at the gradient of pooling. It is fast at matrix
-products and slices. Figures: `python -m tests.benchmarks.bench_backends`.
+products and slices. Figures: docs/explanation/performance.md.
 """
 
 # The numeric libraries are not fully typed; the project's own signatures are checked.

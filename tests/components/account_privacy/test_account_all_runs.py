@@ -1,17 +1,17 @@
 """From the second run of a policy on, the price of one run is shown with that of all."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from fedemb.documents.privacy_report import BlockSpent, PrivacyReport
 from fedemb.foundation.document import read
-from fedemb.pipelines.run.directory import RunDirectory, RunState
+from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.local import closing_lines
 from fedemb.reports.privacy_words import all_runs
 from fedemb.serving.verify import verify_release
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.run_folder import run_folder
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +27,9 @@ def weeks(tmp_path_factory):
     return made
 
 
-def _closing(run, parent):
-    """The closing lines of a run directory with the report in its place."""
-    stores = {"storage.ledger": run.ledger_uri, "storage.keys": run.keys_uri}
-    directory = RunDirectory.create(parent, run.run_id, run.config.updated(stores))
-    step = directory.public / "pipeline-now" / "account-privacy"
-    step.mkdir(parents=True)
-    shutil.copy(run.report, step / "privacy_report")
-    plan = directory.public / "pipeline-now" / "plan-privacy"
-    plan.mkdir()
-    shutil.copy(run.plan, plan / "privacy_plan")
-    return closing_lines(directory, RunState(exit_code=0))[0]
-
-
 def test_closing_line_states_what_all_runs_cost_from_the_second_on(weeks, tmp_path):
-    first, second = (_closing(run, tmp_path) for run in weeks)
+    folders = (run_folder(run, tmp_path) for run in weeks)
+    first, second = (closing_lines(folder, RunState(exit_code=0))[0] for folder in folders)
     assert "together" not in first
     spent = weeks[1].ledger().spent("all/0").epsilon
     sentence = f"all 2 charges of policy 'weekly' on these users together: epsilon {spent:.4g} of"

@@ -54,19 +54,6 @@ def test_a_user_less_changes_one_virtual_client_per_grouping(owners, data):
         assert changed == 1
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=100))
-def test_every_image_is_in_one_virtual_client_of_each_grouping(owners):
-    clients = grouped(owners)
-    for grouping in range(3):
-        held = [one for group in range(5) for one in clients[grouping, group]]
-        assert sorted(held) == sorted(owners)
-
-
-def test_another_key_groups_otherwise():
-    owners = np.repeat(np.arange(60), 2)
-    assert grouped(owners) != grouped(owners, key=bytes(32))
-
-
 def test_ids_may_be_text_and_an_order_of_images_changes_nothing():
     owners = np.array(["ada", "ben", "ada", "cleo", "ben"])
     images, labels, _ = arrays(owners)

@@ -5,12 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-import typer
-from typer.testing import CliRunner
-
 from fedemb.config import RunConfig
-from fedemb.errors import InputError
 from fedemb.partition.check import check
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 
@@ -155,36 +150,3 @@ def test_images_that_are_units_are_counted_as_images(tmp_path: Path) -> None:
     assert "images would train, fewer than" in problem
     assert "images would train" in found.facts[0]
     assert not any("user" in fact for fact in found.facts)
-
-
-@pytest.mark.long
-def test_commands_draw_and_check_data(tmp_path: Path) -> None:
-    from fedemb.pipelines.cli.data import check_data, make_data
-
-    app = typer.Typer()
-    app.command()(check_data)
-    app.command()(make_data)
-    runner = CliRunner()
-    folder = str(tmp_path / "data")
-    drawn = runner.invoke(app, ["make-data", folder, "--users", "100", "--images-per-user", "2"])
-    assert drawn.exit_code == 0, drawn.output
-    assert "200 images of 100 identities" in drawn.output
-    arguments = [
-        *("check-data", "--data", f"{folder}/private.parquet"),
-        *("--set", f"pretraining.source.uri={folder}/public.parquet"),
-    ]
-    checked = runner.invoke(app, [*arguments, "--set", "policy.users_lower_bound=50"])
-    assert "200 records, 200 of them used, 0.00 % bad" in checked.output, checked.output
-    assert "would train, with" in checked.output
-    failed = runner.invoke(app, arguments)
-    assert isinstance(failed.exception, InputError)
-    assert "users_lower_bound" in str(failed.exception)
-    wrong = runner.invoke(app, ["make-data", folder, "--users", "3"])
-    assert "--users" in str(wrong.exception)
-
-
-def test_images_beyond_the_cap_are_left_out_of_users_within_one_batch(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path / "rows.parquet", rows_of(30))  # three images each
-    found = check(make_config(source, partition__max_images_per_user=2))
-    assert (found.rows, found.used) == (90, 60)
-    assert found.left_out == [("beyond partition.max_images_per_user", 30)]

@@ -153,10 +153,3 @@ def test_damaged_index_is_one_sentence(tmp_path: Path, folder: Path, damage: str
         index.members(0, 0)
     with pytest.raises(ArtifactError, match="run partition_users again"):
         _ = index.user_keys
-
-
-def test_files_of_groups_stay_small_and_cover_all_groups() -> None:
-    for clients in (1, GROUPS_PER_FILE, GROUPS_PER_FILE + 1, 3_000_000):
-        sizes = [groups_in_file(part, clients) for part in range(group_files(clients))]
-        assert sum(sizes) == clients
-        assert 1 <= min(sizes) <= max(sizes) <= GROUPS_PER_FILE

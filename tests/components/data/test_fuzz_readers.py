@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import shutil
 import tarfile
 import tempfile
@@ -20,10 +19,8 @@ from hypothesis import strategies as st
 
 from fedemb.config import SourceConfig
 from fedemb.data.columns import guess_source
-from fedemb.data.identity import Hasher, name_problem, name_text
-from fedemb.data.image_files import BadRecord
-from fedemb.data.photos import BadImageError
-from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
+from fedemb.data.identity import Hasher
+from fedemb.data.sources import Batch, find_parts, read_part, split_part
 from fedemb.errors import ConfigError, InputError
 from fedemb.partition.prepare import Preparer
 from tests.components.partition_users.test_partition_sources import example as tf_example
@@ -240,127 +237,3 @@ TABLES = st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=6)
 @short
 def test_no_line_of_a_table_is_lost(rows, encoding):
     table_of_cells(rows, encoding)
-
-
-NAMES = st.one_of(
-    st.text(alphabet="ab./_é\n- ", min_size=1, max_size=12),
-    st.sampled_from(
-        ["0.png", "0.json", "0.PNG", "0.user_id", "1.png", "a/0.png", "/0.png", "../x.png"]
-    ),
-)
-KINDS = st.sampled_from([tarfile.REGTYPE] * 6 + [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
-CONTENTS = st.one_of(
-    st.binary(max_size=20),
-    st.recursive(
-        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=4),
-        lambda inner: (
-            st.lists(inner, max_size=2)
-            | st.dictionaries(st.sampled_from(["user_id", "label", "x"]), inner, max_size=3)
-        ),
-        max_leaves=4,
-    ).map(lambda value: json.dumps(value).encode()),
-)
-MEMBERS = st.lists(st.tuples(NAMES, KINDS, CONTENTS), max_size=8)
-
-
-def archive_of_members(members: list[tuple[str, bytes, bytes]], dialect: int) -> None:
-    """Every member of a whole archive is part of a record."""
-    with folder() as path:
-        wanted = 0
-        with tarfile.open(path / "t.tar", "w", format=dialect) as archive:
-            for name, kind, data in members:
-                info = tarfile.TarInfo(name)
-                info.type, info.linkname = kind, "x"
-                info.size = len(data) if kind == tarfile.REGTYPE else 0
-                try:
-                    archive.addfile(info, io.BytesIO(data))
-                except (ValueError, UnicodeError):  # the dialect cannot hold the name
-                    continue
-                wanted += kind != tarfile.DIRTYPE
-        found = read_and_prepare(path / "t.tar")
-        assert (found > 0) == (wanted > 0)
-        assert found <= wanted
-
-
-DIALECTS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-
-
-@given(members=MEMBERS, dialect=DIALECTS)
-@short
-def test_members_of_any_name_and_kind_are_records(members, dialect):
-    archive_of_members(members, dialect)
-
-
-PARTS = st.binary(min_size=1, max_size=8).filter(
-    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
-)
-TREES = st.lists(
-    st.tuples(
-        st.lists(PARTS, min_size=1, max_size=4), st.sampled_from(["photo", "junk", "link", "pipe"])
-    ),
-    max_size=6,
-)
-
-
-def tree_of_files(files: list[tuple[list[bytes], str]]) -> None:
-    with folder() as path:
-        root = path / "in"
-        root.mkdir()
-        for parts, kind in files:
-            name = root.joinpath(*map(os.fsdecode, parts))
-            try:
-                name.parent.mkdir(parents=True, exist_ok=True)
-                if name.is_symlink() or name.exists():
-                    continue
-                if kind == "link":
-                    name.symlink_to(root)
-                elif kind == "pipe":
-                    os.mkfifo(name)
-                else:
-                    name.write_bytes(rows_of(1)[0]["image"] if kind == "photo" else b"junk")
-            except OSError:  # a file is where a folder is to be
-                continue
-        with one_sentence(InputError):
-            read_and_prepare(root)
-            guess_source(str(root), {})
-
-
-@given(files=TREES)
-@short
-def test_folder_of_any_names_and_kinds_is_read(files):
-    tree_of_files(files)
-
-
-VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.decimals(),
-    st.text(),
-    st.binary(),
-    st.lists(st.integers(), max_size=2),
-    st.from_regex(r"-?[0-9]{1,30}(\.0+)?([eE][+-]?[0-9]{1,3})?", fullmatch=True),
-)
-
-
-@pytest.mark.long
-@given(value=VALUES)
-@settings(max_examples=500, deadline=None)
-def test_any_value_is_one_name_or_has_a_reason(value):
-    name = name_text(value)
-    assert name_problem(value) if name is None else name_text(name) == name
-
-
-@given(name=st.text(max_size=12))
-@short
-def test_name_of_an_image_in_a_table_never_raises_anything_else(tmp_path, name):
-    files = image_files(SourceConfig(uri=str(tmp_path / "t.csv"), image_root=str(tmp_path)))
-    assert files is not None
-    with pytest.raises(BadImageError):
-        files.read(name)
-    with pytest.raises(BadImageError, match="why"):
-        files.read(BadRecord("why"))
-
-
-# ---- index files of a partition --------------------------------------------------------------

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from fedemb.documents.utility import UtilityReport, embedding_space_id
+from fedemb.documents.utility import UtilityReport
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.foundation.document import read
 from fedemb.ledger import Ledger
@@ -47,33 +47,12 @@ def test_trained_model_beats_the_imported_backbone_which_has_no_untrained_twin(r
     assert document["utility_drop"] is None
 
 
-def test_every_estimate_lies_in_its_interval(report):
-    def estimates(node):
-        if isinstance(node, dict):
-            if {"value", "low", "high"} <= node.keys():
-                yield node
-            for child in node.values():
-                yield from estimates(child)
-
-    found = list(estimates({k: v for k, v in report[1].items() if k != "subgroups"}))
-    assert len(found) > 20
-    assert all(e["low"] <= e["high"] for e in found)
-
-
 def test_old_gallery_is_measured_and_the_spaces_have_names(report):
     previous = report[1]["previous_release"]
     assert previous["old"]["recall_at_far"] == report[1]["public_backbone"]["recall_at_far"]
     crossed = previous["new_against_old"]["recall_at_far"]["0.001"]["value"]
     assert crossed < report[1]["recall_at_far"]["0.001"]["value"]
     assert previous["old_embedding_space_id"] != report[1]["embedding_space_id"]
-
-
-def test_embedding_space_depends_on_weights_and_on_what_the_model_sees():
-    model = config().model
-    one = embedding_space_id("a" * 64, model)
-    assert one == embedding_space_id("a" * 64, model)
-    assert one != embedding_space_id("b" * 64, model)
-    assert one != embedding_space_id("a" * 64, model.model_copy(update={"channels": 3}))
 
 
 def test_every_measurement_is_a_record_made_before_anybody_is_read(finished, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """A release waits for the people its policy names: real keys, forged and replayed approvals."""
 
-import subprocess
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import (
     ArtifactError,
+    AwaitingApproval,
     GateDenied,
     InputError,
     LedgerError,
@@ -22,13 +23,14 @@ from fedemb.gate.decide import WAIVABLE, decide
 from fedemb.gate.rule import Reason, Verdict
 from fedemb.keys.trust import Signer, key_id_of
 from fedemb.ledger import name_approvers, read_reservation
-from fedemb.ledger.records import RecordContent, encode_record, record_name
-from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
+from tests.kit import ledger_kit
+from tests.kit.cli import fedemb, ssh_key
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 
 POLICY = {"approvals": 2}
+HOURS = 2.0
 
 
 def person() -> Signer:
@@ -52,18 +54,19 @@ def approve(run, signer):
     )
 
 
-def verdict_of(run):
+def verdict_of(run, now=None):
     evidence = read_evidence(run.config, run.artifacts)
-    return decide(evidence, read(run.report, PrivacyReport), run.ledger())
+    return decide(evidence, read(run.report, PrivacyReport), run.ledger(), now=now)
 
 
-def codes(run):
-    return [reason.code for reason in verdict_of(run).reasons]
+def codes(run, now=None):
+    return [reason.code for reason in verdict_of(run, now).reasons]
 
 
 def started(root, run_id="monday", policy_root=None, **changes):
     policy = {**honest_run.config().policy.model_dump(), **POLICY}
-    return honest_run.start(root, run_id, policy_root, policy=policy, **changes).until_gate()
+    changes = {"policy": policy, "release.approval_hours": HOURS, **changes}
+    return honest_run.start(root, run_id, policy_root, **changes).until_gate()
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +92,7 @@ def bob():
 
 
 def put(run, signer, actor, body):
-    """Adds a well-linked record around `Ledger`, as anyone who may write to the store could."""
-    head = run.ledger().head
-    data = encode_record(
-        RecordContent(
-            policy_id="weekly",
-            sequence=head.sequence + 1,
-            previous=head.sha,
-            kind="decision",
-            run_id="monday",
-            attempt=1,
-            time="2026-01-05T00:00:00+00:00",
-            actor=actor,
-            body=body,
-        ),
-        signer,
-    )
-    Path(run.ledger_uri, record_name("weekly", head.sequence + 1)).write_bytes(data)
+    ledger_kit.forge(run.ledger_uri, signer, "decision", body, actor=actor)
 
 
 def body_of(run, **changes):
@@ -129,8 +116,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run,
     assert "has 1, by ada" in reason.sentence
     approve(run, bob)
     assert verdict_of(run).allow
-    run.do_gate()
-    run.do_release()
+    run.do("gate release")
     assert run.problems() == []
     card = (run.root / "releases/glyphs/1.0/README.md").read_text()
     assert "Release approved by ada" in card
@@ -264,18 +250,6 @@ def test_only_the_policy_owner_names_approvers(run, ada):
         run.ledger().name_approvers({"ada": ada.public_key}, "me", owner)
 
 
-def test_ledger_without_the_record_that_took_somebody_away_is_refused(run, ada, bob):
-    from fedemb.ledger import check_high_water
-
-    name(run, ada=ada, bob=bob)
-    record = name(run, "ada left", bob=bob)
-    Path(run.ledger_uri, record.name).unlink()
-    heads = Path(run.ledger_uri, "weekly", "heads", f"{record.sequence:08d}.json")
-    heads.unlink()
-    with pytest.raises(LedgerError, match="older than its markers"):
-        check_high_water(run.ledger(), run.keys)
-
-
 def test_keys_record_makes_no_approver(run, ada):
     trust = run.ledger().chain.trust.with_approvers([ada.public_key], 3)
     later = replace(trust.current("approver"), generation=2)
@@ -291,18 +265,65 @@ def test_policy_that_wants_approvals_wants_them_for_life(run):
     assert "policy_differs" in codes(run)
 
 
+# ---- the deadline -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deadline(run):
+    body = read(run.report, PrivacyReport).body
+    assert body.approve_by - datetime.fromisoformat(body.time) == timedelta(hours=HOURS)
+    assert body.approve_by > datetime.now(UTC)
+    return body.approve_by
+
+
+def clock_at(time):
+    """Stands in for `datetime` of a module."""
+    return type("Clock", (datetime,), {"now": classmethod(lambda cls, tz=None: time)})
+
+
+def test_deadline_turns_waiting_into_refused(run, deadline):
+    assert codes(run, deadline) == ["not_approved"]
+    assert codes(run, deadline + timedelta(seconds=1)) == ["no_approval_by_deadline"]
+    assert codes(run, deadline + timedelta(days=400)) == ["no_approval_by_deadline"]
+
+
+def test_approval_in_time_counts_at_any_later_decision(run, ada, bob, deadline):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    approve(run, bob)
+    assert codes(run, deadline - timedelta(minutes=1)) == []
+    assert codes(run, deadline + timedelta(days=400)) == []
+
+
+def test_approval_after_the_deadline_never_counts(run, ada, bob, deadline, monkeypatch):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    with monkeypatch.context() as late:
+        late.setattr("fedemb.ledger.records.datetime", clock_at(deadline + timedelta(seconds=1)))
+        approve(run, bob)
+    assert len(run.ledger().state.decisions) == 2
+    assert codes(run, deadline + timedelta(minutes=1)) == ["no_approval_by_deadline"]
+    assert codes(run, deadline) == ["not_approved"]
+
+
+def test_after_the_deadline_the_gate_refuses_and_nobody_is_asked(
+    run, tmp_path, deadline, monkeypatch
+):
+    for module in ("gate.decide", "pipelines.run.pages", "pipelines.cli.approve"):
+        clock = clock_at(deadline + timedelta(seconds=1))
+        monkeypatch.setattr(f"fedemb.{module}.datetime", clock)
+    with pytest.raises(GateDenied) as denied:
+        run.do_gate()
+    assert not isinstance(denied.value, AwaitingApproval)
+    assert denied.value.exit_code == 3
+    state = {"exit_code": 6, "failed_step": "gate_release", "error": "AwaitingApproval"}
+    folder, before = run_folder(run, tmp_path / "runs", **state), run.ledger().head
+    with pytest.raises(Refused, match="were due by"):
+        fedemb("approve", folder.root, "--key", ssh_key(tmp_path, "ada"), "--yes")
+    assert run.ledger().head == before
+
+
 # ---- the command ------------------------------------------------------------------------------
-
-
-def ssh_key(folder: Path, who: str, passphrase: str = "") -> Path:
-    path = folder / who
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", who, "-f", str(path)]
-    subprocess.run(command, check=True)
-    return path
-
-
-def call(*words):
-    app(args=[str(word) for word in words], standalone_mode=False)
 
 
 def waiting(run, parent, **changes):
@@ -315,51 +336,23 @@ def waiting(run, parent, **changes):
     return folder.root
 
 
-def test_two_people_approve_by_their_ssh_keys(run, tmp_path, capsys):
-    ada, bob = (ssh_key(tmp_path, who) for who in ("ada", "bob"))
-    stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
-    people = (f"ada={ada}.pub", f"bob={bob}.pub")
-    call("ledger", "approvers", *people, *stores, "--reason", "the release board")
-    assert "only ada, bob may approve" in capsys.readouterr().out
-    folder = waiting(run, tmp_path / "runs")
-    for key, given in ((ada, 1), (bob, 2), (bob, 2)):
-        call("approve", folder, "--key", key, "--yes")
-        out = capsys.readouterr().out
-        assert "differential privacy for one user" in out
-        assert f"{given} of 2 required approvals" in out
-    assert verdict_of(run).allow
-    call("ledger", "show", "--ledger", run.ledger_uri)
-    assert "bob approved report" in capsys.readouterr().out
-
-
-def test_report_that_was_changed_is_not_approved(run, tmp_path):
-    key = ssh_key(tmp_path, "ada")
-    stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
-    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
-    folder = waiting(run, tmp_path / "runs")
-    (report,) = folder.rglob("privacy_report")
-    report.write_text(report.read_text().replace('"epsilon":', '"epsilon":0', 1))
-    with pytest.raises(Exception, match=r"changed|JSON"):
-        call("approve", folder, "--key", key, "--yes")
-
-
 def test_run_that_the_gate_has_not_judged_is_not_approved(run, tmp_path):
     key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
-    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
+    fedemb("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
     folder, head = waiting(run, tmp_path / "runs"), run.ledger().head
     for path in folder.rglob("verdict"):
         path.unlink()
     with pytest.raises(Refused, match="has not decided about report"):
-        call("approve", folder, "--key", key, "--yes")
+        fedemb("approve", folder, "--key", key, "--yes")
     assert run.ledger().head == head
 
 
-def test_waiver_is_one_record_of_the_policy_owner_for_one_model(run, tmp_path, capsys):
+def test_waiver_is_one_record_of_the_policy_owner_for_one_model(run, tmp_path):
     folder = waiting(run, tmp_path / "runs")
     waive = ("approve", folder, "--waive", WAIVABLE[0], "--keys", run.keys_uri, "--yes")
     for _ in range(2):  # again changes nothing
-        call(*waive, "--reason", "agreed")
-        assert f"{WAIVABLE[0]} is waived for this model" in capsys.readouterr().out
+        said = fedemb(*waive, "--reason", "agreed")
+        assert f"{WAIVABLE[0]} is waived for this model" in said
     (record,) = run.ledger().state.decisions
     assert record.body == body_of(run, code=WAIVABLE[0], report_sha=None, reason="agreed")
     run.ledger().verify()
@@ -370,15 +363,15 @@ def test_waiver_is_refused_unless_owner_reason_and_rule_allow_it(run, tmp_path):
     waive = ("approve", folder, "--yes", "--reason", "agreed", "--waive")
     for rule in ("epsilon_above_cap", "not_approved", "foo"):
         with pytest.raises(Refused, match="cannot be waived"):
-            call(*waive, rule, "--keys", run.keys_uri)
+            fedemb(*waive, rule, "--keys", run.keys_uri)
     with pytest.raises(InputError, match="Pass --keys"):
-        call(*waive, WAIVABLE[0])
+        fedemb(*waive, WAIVABLE[0])
     with pytest.raises(InputError, match="--reason is empty"):
-        call(*waive, WAIVABLE[0], "--keys", run.keys_uri, "--reason", " ")
+        fedemb(*waive, WAIVABLE[0], "--keys", run.keys_uri, "--reason", " ")
     with pytest.raises(InputError, match="Pass --key to approve"):
-        call(*waive[:3])
+        fedemb(*waive[:3])
     with pytest.raises(LedgerError):
-        call(*waive, WAIVABLE[0], "--keys", tmp_path / "other")
+        fedemb(*waive, WAIVABLE[0], "--keys", tmp_path / "other")
     assert run.ledger().head == head
 
 
@@ -397,8 +390,7 @@ def test_decision_cannot_be_signed_in_the_other_role(run, ada, bob):
 
 def test_decision_about_a_run_that_did_not_commit_breaks_the_ledger(tmp_path):
     run = honest_run.start(tmp_path / "run")
-    run.do_plan()
-    run.do_reserve()
+    run.do("plan reserve")
     reservation, sha = read_reservation(run.reservation).sequence, "1" * 64
     waiver = {"reservation": reservation, "model_sha": sha, "report_sha": None, "reason": "agreed"}
     owner = Signer.load_or_create(run.keys, "policy")
@@ -423,6 +415,7 @@ def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
         {"release.name": "faces"},
         {"release.train_despite_noise": "another reason"},
         {"release.approval_hours": 48.0},
+        {"release.approval_hours": None},
     ):
         run.config = approved.updated(changes)
         assert "report_differs" in codes(run), changes
@@ -435,10 +428,10 @@ def test_policy_that_wants_no_approvals_takes_none(tmp_path):
     run.do_gate()
     key, before = ssh_key(tmp_path, "ada"), run.ledger().head
     with pytest.raises(Refused, match="releases without approvals"):
-        call("approve", run_folder(run, tmp_path / "runs").root, "--key", key, "--yes")
+        fedemb("approve", run_folder(run, tmp_path / "runs").root, "--key", key, "--yes")
     stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri, "--reason", "a board")
     with pytest.raises(Refused, match="releases without approvals"):
-        call("ledger", "approvers", f"ada={key}.pub", *stores)
+        fedemb("ledger", "approvers", f"ada={key}.pub", *stores)
     assert run.ledger().head == before
 
 
@@ -449,13 +442,13 @@ def test_folder_that_holds_the_report_of_another_run_is_not_approved(run, tmp_pa
     report.parent.mkdir(parents=True)
     report.write_bytes(run.report.read_bytes())
     key, head = ssh_key(tmp_path, "ada"), run.ledger().head
-    call(
+    fedemb(
         *("ledger", "approvers", f"ada={key}.pub", "--ledger", run.ledger_uri),
         *("--keys", run.keys_uri, "--reason", "alone"),
     )
     named = run.ledger().head
     with pytest.raises(ArtifactError, match="run friday belongs to another run"):
-        call("approve", folder.root, "--key", key, "--yes")
+        fedemb("approve", folder.root, "--key", key, "--yes")
     assert run.ledger().head == named != head
 
 
@@ -464,17 +457,17 @@ def test_approval_asks_the_rollback_anchor_of_the_policy(tmp_path):
     run = started(tmp_path / "run", **{"storage.rollback_anchor": rollback_anchor})
     key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
     also = ("--rollback-anchor", rollback_anchor)
-    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone", *also)
+    fedemb("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone", *also)
     folder = waiting(run, tmp_path / "runs")
     other = waiting(run, tmp_path / "others", **{"storage.rollback_anchor": None})
     waiver = ("--waive", WAIVABLE[0], "--keys", run.keys_uri, "--reason", "agreed")
     acts = (("--key", key, "--yes"), (*waiver, "--yes"))
     for act in acts:
         with pytest.raises(Refused, match="has a rollback anchor for life, and none was named"):
-            call("approve", other, *act)
+            fedemb("approve", other, *act)
     record = run.ledger().head
     Path(run.ledger_uri, record.name).unlink()
     Path(run.ledger_uri, "weekly", "heads", f"{record.sequence:08d}.json").unlink()
     for act in acts:
         with pytest.raises(LedgerError, match="older than its markers"):
-            call("approve", folder, *act)
+            fedemb("approve", folder, *act)

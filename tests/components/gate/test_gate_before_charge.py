@@ -90,8 +90,7 @@ def test_a_version_that_another_run_released_is_a_warning(tmp_path, caplog):
     """A run may be resumed with another release.version."""
     first = honest_run.start(tmp_path / "first").until_release()
     second = honest_run.start(tmp_path / "second", "tuesday", first.policy_root)
-    second.do_plan()
-    second.do_reserve()
+    second.do("plan reserve")
     assert "glyphs 1.0 is released already; set another release.version" in caplog.text
 
 

@@ -10,15 +10,11 @@ import dataclasses
 import json
 import logging
 import math
-import re
-from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
-from pydantic import ValidationError
 
 from fedemb.documents.evidence import read_evidence, read_rounds
-from fedemb.documents.model import RoundLine
 from fedemb.documents.plan import check_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import ArtifactError, FedEmbError, GateDenied
@@ -258,40 +254,6 @@ def test_every_changed_value_of_the_plan_is_denied_however_honestly_priced(run):
     assert not allowed
 
 
-@pytest.mark.long
-def test_every_mutation_of_every_round_line_is_denied(run):
-    """Once as the trainer might have logged it, under its own digest, once as it might be bent."""
-    ledger, path = run.ledger(), run.model / "rounds.jsonl"
-    original = path.read_bytes()
-    lines = [json.loads(line) for line in original.splitlines()]
-    tried, logged, bent = 0, [], []
-    for index, line in enumerate(lines):
-        extra = [put(line, (*at, "realised_clients"), 17) for at in _objects(line)]
-        changes = [*mutate(line), *((("realised_clients",), changed) for changed in extra)]
-        for field, changed in changes:
-            tried += 1
-            rounds = (*lines[:index], changed, *lines[index + 1 :])
-            with suppress(ValidationError):
-                typed = tuple(RoundLine.model_validate(item) for item in rounds)
-                if _allowed_when_priced_again(run, ledger, rounds=typed):
-                    logged.append((field, changed))
-            _write_rounds(run, rounds)
-            if _allowed_when_priced_again(run, ledger):
-                bent.append(field)
-            path.write_bytes(original)
-    logging.getLogger(__name__).warning(
-        f"{tried} mutations of {len(lines)} round lines tried, {len(bent)} allowed"
-    )
-    assert tried > 200
-    assert not bent
-    # Another digest is a digest: whether it is the right one, only the trainer's signature tells.
-    assert len(logged) == len(lines)
-    for field, changed in logged:
-        assert field == ("output_sha",)
-        assert re.fullmatch("[0-9a-f]{64}", changed["output_sha"])
-    assert _allowed_when_priced_again(run, ledger)
-
-
 @pytest.mark.parametrize(
     "bend",
     [
@@ -322,8 +284,7 @@ def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monk
         _write_rounds(run, [{**line, "realised_clients": 17} for line in events])
 
     monkeypatch.setattr(run, "write_rounds", talkative)
-    for act in ("plan", "reserve", "partition", "train", "measure"):
-        getattr(run, f"do_{act}")()
+    run.do("plan reserve partition train measure")
     with pytest.raises(ArtifactError, match="public line of its round"):
         run.do_account()
     with pytest.raises(GateDenied):
@@ -337,34 +298,6 @@ def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monk
     with pytest.raises(FedEmbError):
         run.do_release()
     assert not (run.root / "releases").exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", [*DOCUMENTS, "rounds", "weights"])
-def test_any_changed_byte_of_any_file_is_denied(run, name):
-    import numpy as np
-
-    path = {
-        "model": run.model / "model.json",
-        "rounds": run.model / "rounds.jsonl",
-        "weights": run.model / "backbone.keras",
-    }.get(name) or getattr(run, name)
-    original = path.read_bytes()
-    random = np.random.default_rng(np.random.SeedSequence([9, len(original)]))
-    for position in random.permutation(len(original))[:12]:
-        changed = bytearray(original)
-        changed[position] ^= 1 << int(random.integers(8))
-        path.write_bytes(bytes(changed))
-        assert _refused(run), f"byte {position} of {name}"
-    path.write_bytes(original)
-
-
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_are_none_are_denied(run, text):
-    report = json.loads(run.report.read_text())
-    epsilon = json.dumps(report["accounting"]["epsilon"])
-    run.report.write_text(run.report.read_text().replace(epsilon, text))
-    assert _refused(run)
 
 
 def test_nan_in_any_number_of_the_report_denies(good_run):

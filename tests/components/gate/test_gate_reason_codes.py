@@ -7,6 +7,7 @@ rule in turn and runs the tests that name its code.
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -20,7 +21,6 @@ from fedemb.gate.decide import RULES, decide
 from fedemb.gate.privacy_report import build_report
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import Ledger, read_reservation
-from fedemb.ledger.records import RecordContent, encode_record
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.steps import reserve_budget
@@ -65,8 +65,7 @@ def codes(verdict):
 
 
 def until_measured(run):
-    for act in ("plan", "reserve", "partition", "train", "measure"):
-        getattr(run, f"do_{act}")()
+    run.do("plan reserve partition train measure")
     return run
 
 
@@ -91,22 +90,8 @@ def test_every_rule_is_named_by_a_test():
 
 def append(run, kind, body, **fields):
     """Writes a record with the ledger's own key, without the checks of the admission."""
-    ledger = run.ledger()
-    data = encode_record(
-        RecordContent(
-            policy_id="weekly",
-            sequence=len(ledger.chain.records),
-            previous=ledger.head.sha,
-            kind=kind,
-            time="",
-            actor="",
-            body=body,
-            **fields,
-        ),
-        Signer.load_or_create(run.keys, "ledger"),
-    )
-    folder = run.policy_root / "ledger" / "weekly"
-    (folder / f"{len(ledger.chain.records):08d}.json").write_bytes(data)
+    signer, time = Signer.load_or_create(run.keys, "ledger"), run.ledger().head.time
+    ledger_kit.forge(run.ledger_uri, signer, kind, body, **fields, time=time)
 
 
 @pytest.fixture
@@ -123,7 +108,7 @@ def overdrawn(run):
         evidence,
         plan_mechanism(run.config),
         ledger,
-        time=ledger.head.time or run.ledger().chain.records[number - 1].time,
+        time=ledger.head.time,
         head_sequence=number,
     )
     run.sign(run.report, report)
@@ -261,23 +246,14 @@ def test_delta_above_the_customary_one_is_denied_unless_waived(tmp_path):
 # Documents, inputs, rounds and weights
 
 
-DOCUMENTS = ("plan", "users", "audit", "utility")
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-@pytest.mark.parametrize("signed", ["by a stranger", "in another role", "not at all"])
-def test_document_that_its_step_did_not_sign_is_denied(run, name, signed):
+@pytest.mark.parametrize("name", ["plan", "users", "audit", "utility"])
+def test_document_that_its_step_did_not_sign_is_denied(run, name):
     """The content is honest and the report is built from it: only the signature is at fault."""
     path = getattr(run, name)
     fields = json.loads(path.read_text())
     fields.pop("signature")
     role = honest_run.ROLES[fields["schema"].split("/")[1]]
-    signer = {
-        "by a stranger": Signer(role, b"1" * 32),
-        "in another role": Signer.newest(run.keys, "report"),
-        "not at all": None,
-    }[signed]
-    write_bytes(path, encode(sign_document(fields, signer) if signer else fields))
+    write_bytes(path, encode(sign_document(fields, Signer(role, b"1" * 32))))
     assert judged(run) == ["document_unsigned"]
 
 
@@ -398,6 +374,7 @@ MEASURED = {
     "utility": {
         **dict.fromkeys(("model_sha", "config_sha"), "0" * 64),
         "run_id": "tuesday",
+        "bootstrap": SimpleNamespace(samples=1, unit="user", groups=None),
         "public_kind": "another",
         "embedding_space_id": "es-0",
         "headline_rate": "0.01",
@@ -428,7 +405,7 @@ def test_each_field_of_a_measurement_is_compared(good_run, document, changes):
     (field,) = changes
     reasons = bent(good_run, document, **changes)
     named = [item.sentence for item in reasons if item.code == f"{document}_stale"]
-    assert any(sentence.endswith(f" another {field}") for sentence in named)
+    assert any(f" another {field}" in sentence for sentence in named)
 
 
 def test_commitments_to_the_data_are_compared_with_the_bind(good_run):

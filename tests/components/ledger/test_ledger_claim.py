@@ -1,14 +1,12 @@
 """One place trains a reservation, and a reservation is bound or given back, never both."""
 
-import dataclasses
-import multiprocessing
 import shutil
 import threading
 from dataclasses import replace
 
 import pytest
 
-from fedemb.errors import FedEmbError, Refused
+from fedemb.errors import Refused
 from fedemb.ledger.terms import terms_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
@@ -43,70 +41,6 @@ def test_neither_a_copy_nor_the_same_path_elsewhere_is_the_place_that_was_claime
     assert claim(open_store(here), key) != first
 
 
-def test_another_root_does_not_hide_that_inputs_changed(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation)
-    with pytest.raises(FedEmbError, match="inputs_sha"):
-        kit_.bind(ledger, reservation, "other inputs", root="there")
-
-
-def test_next_attempt_may_train_elsewhere(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation, root="here")
-    second = ledger.reserve(run_id="monday", content=kit_.content(), attempt=2)
-    kit_.bind(ledger, second, root="there")
-    assert ledger.spent("all/0").charges == 2  # and is charged in addition
-    ledger.verify()
-
-
-def _act(kit, reservation, barrier, number, answers):
-    """Binds from a root of its own; every third gives the reservation back instead."""
-    ledger = kit.open()
-    barrier.wait(60)
-    try:
-        if number % 3 == 2:
-            ledger.void(reservation, "no user came")
-        else:
-            kit_.bind(ledger, reservation, root=f"root {number}")
-        answers.put((number, ""))
-    except FedEmbError as error:
-        answers.put((number, str(error)))
-    except BaseException as error:
-        answers.put((number, repr(error)))
-        raise
-
-
-@pytest.mark.long
-def test_of_trainers_with_roots_of_their_own_and_voids_at_once_one_kind_wins(kit):
-    """Processes on one reservation: one root trains, or it is given back, and nothing else."""
-    reservation = kit.open().reserve(run_id="monday", content=kit_.content())
-    context = multiprocessing.get_context("fork")
-    barrier, answers = context.Barrier(9), context.Queue()
-    processes = [
-        context.Process(target=_act, args=(kit, reservation, barrier, number, answers))
-        for number in range(9)
-    ]
-    for process in processes:
-        process.start()
-    found = dict(answers.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join(60)
-    winners = [number for number, refused in found.items() if not refused]
-    attempt = kit.open().state.attempts["monday", 1]
-    assert len(kit.open().chain.records) == 3  # policy, reservation, and one of the two
-    if attempt.void:
-        assert {number % 3 for number in winners} == {2}
-        reasons = {refused for refused in found.values() if refused}
-        assert all("given up" in reason for reason in reasons)
-    else:
-        assert len(winners) == 1
-        assert attempt.bind.body["private_root"] == kit_.sha(f"root {winners[0]}")
-        assert all("private root" in text or "is bound" in text for text in found.values() if text)
-    kit.open().verify()
-
-
 def _interleaved(kit, monkeypatch, first, second):
     """Runs `first` up to the moment before it creates its record, then all of `second`."""
     create, done = LocalStore.create, threading.Event()
@@ -138,24 +72,6 @@ def test_who_is_overtaken_between_reading_and_writing_is_refused(kit, monkeypatc
 
 
 # ---- terms for life ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"user_id_column": "account"}, "data.source.columns.user_id"),
-        ({"cohort_column": "month"}, "data.source.columns.cohort"),
-        ({"blocks_per_cohort": 2}, "partition.blocks_per_cohort"),
-        ({"shared_label_column": "label"}, "data.source.label_scope"),
-        ({"evaluation": {"by": "hash", "fraction": 0.2}}, "partition.evaluation"),
-    ],
-    ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
-)
-def test_who_a_user_is_stays_for_life(kit, change, named):
-    users = dataclasses.replace(kit_.users(), **change)
-    with pytest.raises(Refused, match=rf"{named}.*for life.*another policy_id"):
-        kit.open().check_terms(kit_.terms(users=users))
-    kit.open().check_terms(kit_.terms())
 
 
 @pytest.mark.parametrize("rule", ["nfkc-number/2", "hmac-sha256/1"])

@@ -1,7 +1,5 @@
 """Every measurement on evaluation people is a signed record, counted one by one."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from fedemb.errors import LedgerError, Refused, Superseded
@@ -52,30 +50,6 @@ def test_only_the_last_start_of_an_evaluation_goes_on(kit):
         first.check_latest_evaluation(early)
     second.check_latest_evaluation(late)
     assert len(kit.reader().state.evaluations) == 2, "both are counted"
-
-
-def test_two_that_evaluation_at_once_take_one_place_after_the_other(kit):
-    committed(kit)
-    ledgers = [kit.reader() for _ in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        evaluations = list(
-            pool.map(
-                lambda ledger: ledger.record_evaluation("monday", MODEL, evaluator(kit)), ledgers
-            )
-        )
-    assert len({evaluation.sequence for evaluation in evaluations}) == 8
-    again = kit.reader()
-    again.verify()
-    assert {record.sequence for record in again.state.evaluations} == {
-        evaluation.sequence for evaluation in evaluations
-    }
-    last = max(evaluations, key=lambda evaluation: evaluation.sequence)
-    for ledger, evaluation in zip(ledgers, evaluations, strict=True):
-        if evaluation is last:
-            ledger.check_latest_evaluation(evaluation)
-        else:
-            with pytest.raises(Superseded):
-                ledger.check_latest_evaluation(evaluation)
 
 
 def test_what_was_never_trained_to_its_end_is_not_measured(kit):

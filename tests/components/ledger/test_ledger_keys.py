@@ -1,7 +1,6 @@
 """Keys: created once, kept private, destroyed for good; signatures bind content and role."""
 
 import dataclasses
-import os
 
 import pytest
 from hypothesis import given
@@ -112,37 +111,6 @@ def test_name_was_used_even_if_its_key_is_destroyed(keys):
     assert not keys.exists("ledger/weekly+1")
 
 
-def test_who_may_read_a_key_and_create_none_gets_it():
-    """As the rights of a cluster have it: partition reads the policy's key, account its own."""
-    from google.api_core import exceptions
-
-    class ReadOnly(FakeSecretManager):
-        def create_secret(self, parent, secret_id, secret):
-            raise exceptions.PermissionDenied("secretmanager.secrets.create")
-
-    owner, reader = FakeSecretManager(), ReadOnly()
-    key = SecretManagerKeyStore("project", client=owner).create("policy/weekly")
-    reader.secrets = owner.secrets
-    assert SecretManagerKeyStore("project", client=reader).load_or_create("policy/weekly") == key
-    assert len(next(iter(owner.secrets.values()))) == 1  # and left no version behind
-
-
-def test_key_is_looked_for_before_it_is_created_again():
-    """As reserve may: create and read keys, destroy none. It repeats itself at every resume."""
-    from google.api_core import exceptions
-
-    class CreateOnly(FakeSecretManager):
-        def destroy_secret_version(self, name):
-            raise exceptions.PermissionDenied("secretmanager.versions.destroy")
-
-    client = CreateOnly()
-    store = SecretManagerKeyStore("project", client=client)
-    key = store.create("reservation/monday-1")
-    with pytest.raises(FileExistsError):
-        store.create("reservation/monday-1")
-    assert list(client.secrets.values()) == [[key]]  # and no further version, destroyed or not
-
-
 def test_secret_left_without_a_version_by_a_kill_is_completed():
     client = FakeSecretManager()
     store = SecretManagerKeyStore("project", client=client)
@@ -190,27 +158,6 @@ def test_key_of_another_length_is_no_key(tmp_path, size):
     (tmp_path / "keys" / "policy" / "p").write_bytes(bytes(size))
     with pytest.raises(LedgerError, match=f"has {size} bytes, expected 32"):
         keys.fetch("policy/p")
-
-
-@pytest.fixture
-def stranger(tmp_path):
-    """A key store that this process may not enter; also root does not, as another user."""
-    keys = open_key_store(str(tmp_path / "keys"))
-    keys.create("signing/report")
-    (tmp_path / "keys").chmod(0)
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    yield keys
-    if root:
-        os.seteuid(0)
-    (tmp_path / "keys").chmod(0o700)
-
-
-@pytest.mark.parametrize("act", ["create", "fetch", "destroy", "exists", "used", "newest", "renew"])
-def test_key_store_that_may_not_be_entered_is_said_in_one_sentence(stranger, act):
-    with pytest.raises(StorageError, match=r"signing/report.*cannot be reached: Permission denied"):
-        getattr(stranger, act)("signing/report")
 
 
 @pytest.mark.parametrize(
@@ -275,32 +222,20 @@ def check(document, trust, role="report"):
 def test_signature_binds_content_and_role(signer, trust):
     signed = sign_document({"schema": "x/1", "epsilon": 1.5}, signer)
     check(signed, trust)
+    found = signed["signature"]
     for changed in (
         {**signed, "epsilon": 1.4},
         {**signed, "more": 1},
-        {**signed, "signature": {**signed["signature"], "value": "0" * 128}},
-        {**signed, "signature": {**signed["signature"], "algorithm": "none"}},
+        {**signed, "signature": {**found, "value": "0" * 128}},
+        {**signed, "signature": {**found, "algorithm": "none"}},
         {**signed, "signature": None},
-        {**signed, "signature": {"value": signed["signature"]["value"].upper()}},
+        {**signed, "signature": {**found, "value": found["value"].upper()}},
         {key: signed[key] for key in ("schema", "epsilon")},
     ):
         with pytest.raises(SignatureInvalid):
             check(changed, trust)
     with pytest.raises(SignatureInvalid, match="role 'ledger'"):
         check(signed, trust, "ledger")
-
-
-def test_upper_case_signature_is_another_signature(signer, trust):
-    signed = sign_document({"schema": "x/1"}, signer)
-    signed["signature"]["value"] = signed["signature"]["value"].upper()
-    with pytest.raises(SignatureInvalid):
-        check(signed, trust)
-
-
-def test_key_of_a_stranger_is_not_trusted(trust):
-    signed = sign_document({"schema": "x/1"}, Signer("report", b"1" * 32))
-    with pytest.raises(SignatureInvalid, match="does not hold"):
-        check(signed, trust)
 
 
 def test_trust_store_keeps_what_it_was_given(trust, tmp_path):

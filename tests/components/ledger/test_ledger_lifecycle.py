@@ -13,20 +13,19 @@ from dp_accounting.rdp import compute_epsilon
 
 from fedemb.errors import (
     BudgetExceeded,
-    FedEmbError,
     LedgerError,
     PlanMismatch,
     Refused,
     SignatureInvalid,
     StorageError,
 )
-from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
+from fedemb.foundation.canonical_json import canonical_json, json_digest
 from fedemb.keys import reservation_key_name, unbound_key_name
 from fedemb.keys.trust import Signer, TrustStore
 from fedemb.ledger import Anchor, Charge, PlannedSeries
 from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import lowered, renyi_epsilon, spent
-from fedemb.ledger.records import Chain, RecordContent, encode_record
+from fedemb.ledger.records import Chain
 from fedemb.privacy.accounting import price, rdp_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
@@ -69,18 +68,6 @@ def test_another_attempt_is_charged_in_addition(kit):
         ledger.reserve(run_id="monday", content=kit_.content(), attempt=4)
 
 
-def test_epsilon_equals_an_independent_sum_at_the_fixed_order(kit):
-    ledger = kit.open()
-    for number, noise in enumerate((2.0, 3.0, 2.5)):
-        ledger.reserve(run_id=f"run-{number}", content=kit_.content(noise=noise))
-    total = sum(
-        float(rdp_of(kit_.event(noise), REPLACE_ONE, [8.0])[0]) for noise in (2.0, 3.0, 2.5)
-    )
-    assert ledger.spent("all/0").epsilon == pytest.approx(
-        renyi_epsilon(total, 8.0, kit_.DELTA), rel=1e-6
-    )
-
-
 def test_run_that_would_cross_the_cap_is_refused_and_leaves_no_record(kit):
     ledger = kit.open()
     for number in range(3):
@@ -108,14 +95,6 @@ def test_full_block_drops_out_and_others_stay(months):
     assert kit.open().reserve(run_id="next", content=asked) == reservation
 
 
-def test_guarantee_of_disjoint_blocks_is_their_maximum_not_their_sum(months):
-    ledger = months.open()
-    ledger.reserve(run_id="a", content=kit_.content(blocks=["jan/0"]))
-    ledger.reserve(run_id="b", content=kit_.content(blocks=["feb/0"]))
-    assert ledger.spent("jan/0").epsilon == ledger.spent("feb/0").epsilon
-    assert ledger.spent("jan/0").charges == 1
-
-
 CUTS = [
     (None, 1, ["all/0", "all/1"]),
     (None, 1, ["jan/0"]),
@@ -140,35 +119,6 @@ def test_blocks_that_cut_the_users_otherwise_are_refused(
     assert kit.open().head.sequence == 0
 
 
-@pytest.mark.parametrize(("cohort", "buckets", "blocks"), CUTS)
-def test_such_blocks_written_around_admission_are_found_by_every_reader(
-    tmp_path, cohort, buckets, blocks
-):
-    kit = kit_.make(tmp_path, users=kit_.users(cohort, buckets))
-    _write(kit, 1, "reserve", {**kit_.content(blocks=blocks), "blocks": blocks[-1:]})
-    with pytest.raises(LedgerError, match=r"00000001.*for life"):
-        kit.open().verify()
-
-
-def _write(kit, sequence, kind, body, run_id="monday"):
-    """Writes a record as somebody with the key, and without this package, could."""
-    data = encode_record(
-        RecordContent(
-            policy_id="weekly",
-            sequence=sequence,
-            previous=sha256_hex(kit.path(sequence - 1).read_bytes()),
-            kind=kind,
-            run_id=run_id,
-            attempt=1,
-            time="",
-            actor="",
-            body=body,
-        ),
-        Signer.load_or_create(kit.keys, "ledger"),
-    )
-    kit.path(sequence).write_bytes(data)
-
-
 @pytest.mark.planted_bug(16)
 @pytest.mark.parametrize(
     "body",
@@ -181,7 +131,12 @@ def _write(kit, sequence, kind, body, run_id="monday"):
 )
 def test_reservation_written_around_admission_is_found(tmp_path, body):
     kit = kit_.make(tmp_path, users=kit_.users(buckets=2))
-    _write(kit, 1, "reserve", {**kit_.content(), "blocks": ["all/0"], **body})
+    kit_.forge(
+        kit.ledger_uri,
+        Signer.load_or_create(kit.keys, "ledger"),
+        "reserve",
+        {**kit_.content(), "blocks": ["all/0"], **body},
+    )
     with pytest.raises(LedgerError, match="00000001"):
         kit.open().verify()
 
@@ -319,17 +274,6 @@ def test_a_ledger_older_than_the_training_binds_it_to_nothing(kit, tmp_path, inp
     with pytest.raises(Refused, match="older than its runs"):
         kit_.bind(kit.open(), reservation, inputs, keys=kit.keys)
     assert kit.open().attempt(reservation).bind is None
-
-
-def test_bind_that_is_killed_before_its_key_is_destroyed_is_done_again(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit.keys.create(unbound_key_name("monday", 1))
-    first = kit_.bind(ledger, reservation)  # no key store: as if killed
-    assert kit.keys.exists(unbound_key_name("monday", 1))
-    for _ in range(2):
-        assert kit_.bind(kit.open(), reservation, keys=kit.keys) == first
-        assert not kit.keys.exists(unbound_key_name("monday", 1))
 
 
 def test_a_trainer_that_has_not_read_the_bind_of_another_is_not_refused(kit):
@@ -587,28 +531,6 @@ def test_lost_object_is_found_and_named(kit, lost):
         kit.open()
 
 
-def test_cut_tail_is_found_by_the_signed_head(kit):
-    ledger = kit.open()
-    ledger.reserve(run_id="monday", content=kit_.content())
-    ledger.reserve(run_id="tuesday", content=kit_.content())
-    kit.path(2).unlink()
-    with pytest.raises(LedgerError, match="missing"):
-        kit.open()
-
-
-def test_repeated_reservation_writes_the_head_that_a_killed_writer_left_out(kit):
-    ledger = kit.open()
-    ledger.reserve(run_id="monday", content=kit_.content())
-    ledger.reserve(run_id="tuesday", content=kit_.content())
-    heads = kit.path(2).with_name("heads")
-    for path in heads.iterdir():
-        path.unlink()
-    kit.open().reserve(run_id="monday", content=kit_.content())
-    assert [path.name for path in heads.iterdir()] == [], "an older record is not the head"
-    kit.open().reserve(run_id="tuesday", content=kit_.content())
-    assert [path.name for path in heads.iterdir()] == ["00000002.json"]
-
-
 def test_tail_cut_together_with_the_head_is_found_by_a_reservation(kit):
     ledger = kit.open()
     ledger.reserve(run_id="monday", content=kit_.content())
@@ -651,21 +573,19 @@ def test_listing_that_lags_behind_is_completed_by_name(kit, monkeypatch):
     assert kit.reader().head.sequence == 3
 
 
-def test_record_of_another_policy_or_place_is_refused(kit):
-    ledger = kit.open()
-    ledger.reserve(run_id="monday", content=kit_.content())
-    kit.path(2).write_bytes(kit.path(1).read_bytes())
-    with pytest.raises(LedgerError, match="belongs elsewhere"):
-        kit.open()
-
-
 def test_charge_above_the_cap_in_a_well_signed_ledger_is_found_by_verify(tmp_path):
     """In whatever block it is, not only in the first."""
     kit = kit_.make(tmp_path, users=kit_.users(buckets=2))
     kit.open().reserve(run_id="small", content=kit_.content(blocks=["all/0"]))
     for sequence in (2, 3):
         body = {**kit_.content(rounds=160, blocks=["all/1"]), "blocks": ["all/1"]}
-        _write(kit, sequence, "reserve", body, run_id=f"run-{sequence}")
+        kit_.forge(
+            kit.ledger_uri,
+            Signer.load_or_create(kit.keys, "ledger"),
+            "reserve",
+            body,
+            run_id=f"run-{sequence}",
+        )
     with pytest.raises(BudgetExceeded, match=r"block all/1 has .* above its cap"):
         kit.open().verify()
 
@@ -685,13 +605,6 @@ def test_price_that_is_no_number_pays_for_nothing(kit, monkeypatch):
         kit.open().verify()
 
 
-@pytest.mark.parametrize("cap", [math.nan, math.inf, 0.0, -1.0, 4])
-def test_cap_that_is_no_bound_makes_no_policy(tmp_path, cap):
-    with pytest.raises(FedEmbError):
-        kit_.make(tmp_path, epsilon_cap=cap)
-    assert not kit_.Kit(str(tmp_path / "ledger"), str(tmp_path / "keys")).path(0).exists()
-
-
 def test_reservation_that_says_something_else_than_its_record_is_refused(kit):
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
@@ -700,22 +613,6 @@ def test_reservation_that_says_something_else_than_its_record_is_refused(kit):
         kit_.bind(ledger, forged)
     with pytest.raises(LedgerError, match="rewritten"):
         ledger.verify([Anchor(1, kit_.sha("other"), "a note")])
-
-
-def test_waiver_needs_the_policy_owners_key(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation)
-    kit_.commit(kit, ledger, reservation, 20)
-    with pytest.raises(LedgerError, match="role 'policy'"):
-        ledger.decide(
-            reservation,
-            code="delta_above_customary",
-            model_sha=kit_.sha("m"),
-            report_sha=None,
-            reason="approved",
-            signer=Signer.load_or_create(kit.keys, "ledger"),
-        )
 
 
 def test_planned_series_refuses_a_run_of_another_plan(tmp_path):

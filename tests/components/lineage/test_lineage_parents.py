@@ -3,11 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from fedemb.errors import GateDenied
-from fedemb.foundation.document import encode
-from fedemb.foundation.files import write_bytes
 from fedemb.reports import lineage
 from tests.kit.pipeline_runs import honest_run
 
@@ -40,24 +35,3 @@ def test_a_release_is_named_alike_by_its_own_run_and_by_the_run_that_starts_from
     assert found["public_start"] == found["previous_release"] == release
     assert release.startswith("releases/")
     assert _shared(bundle)["policy"][1] == f"policies/{first.config.policy.policy_id}"
-
-
-def test_ledger_record_and_head_are_those_of_the_ledger(tmp_path):
-    run = honest_run.start(tmp_path / "run").until_gate()
-    run.do_gate()
-    steps = {step.step: step for step in lineage.read_steps(run.lineage)}
-    shas = {record.sha for record in run.context().ledger.chain.records}
-    record = steps["reserve_budget"].outputs["ledger_record"]
-    head = steps["account_privacy"].inputs["ledger_head"]
-    assert record in shas
-    assert head in shas
-    assert steps["plan_privacy"].parents["policy"] == f"policies/{run.config.policy.policy_id}"
-
-
-def test_a_denied_run_names_no_parents(tmp_path):
-    run = honest_run.start(tmp_path / "run").until_gate()
-    audit = json.loads(run.audit.read_text())
-    write_bytes(run.audit, encode({**audit, "level": "monitoring"}))
-    with pytest.raises(GateDenied):
-        run.do_gate()
-    assert _shared(run.lineage) == {}

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import pytest
 
 from fedemb.reports import lineage
-from tests.kit.pipeline_runs import honest_run
 
 STEPS = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),
@@ -61,14 +60,3 @@ def test_what_is_sent_is_the_file_or_nothing_if_disabled(settings, receiving, tm
     lineage.send((tmp_path / "plain").read_bytes)
     written = [json.loads(line) for line in (tmp_path / "plain").read_text().splitlines()]
     assert receiver.events == ([] if disabled else written)
-
-
-def test_no_environment_variable_gets_into_a_release(receiving, tmp_path, monkeypatch):
-    receiver = receiving()
-    monkeypatch.setenv("SECRET_TOKEN", "very secret")
-    monkeypatch.setenv("OPENLINEAGE__FACETS__ENVIRONMENT_VARIABLES", '["SECRET_TOKEN"]')
-    run = honest_run.start(tmp_path).until_release()
-    files = [path.read_bytes() for path in (run.root / "releases").rglob("*") if path.is_file()]
-    assert files
-    sent = [body for _, _, body in receiver.received]
-    assert not any(b"very secret" in data for data in (*files, *sent))

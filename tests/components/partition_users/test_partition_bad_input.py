@@ -16,7 +16,7 @@ from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.identity import Hasher
 from fedemb.data.sources import Batch
 from fedemb.documents.model import UsersManifest
-from fedemb.errors import ArtifactError, InputError, PlanMismatch, StorageError
+from fedemb.errors import InputError, PlanMismatch
 from fedemb.foundation.document import read
 from fedemb.partition.prepare import Preparer
 from tests.kit.pipeline_runs.partition_run import (
@@ -96,21 +96,6 @@ def test_bad_user_ids_are_dropped_and_spellings_are_one_user(partition: Partitio
     assert sizes == {user_key("Zoë"): 4, user_key("zoë"): 1}
 
 
-def test_user_ids_of_mixed_types_are_one_user() -> None:
-    config = make_config("x.parquet")
-    preparer = Preparer(config, Hasher(KEY), None, set().__contains__)
-    ids = [7, "7", 7.0, b"7", " 7 ", True, float("nan"), b"\xff", ["7"], {"id": 7}]
-    batch = Batch(
-        [picture(n) for n in range(len(ids))], {"user_id": ids, "label": ["a"] * len(ids)}
-    )
-    prepared = preparer.prepare(batch)
-    came = {key: part[4] + part[5] for key, part in prepared.parts.items()}
-    hasher = Hasher(KEY)
-    assert came == {hasher.user_key("7"): 5, hasher.user_key("True"): 1}
-    assert prepared.counts["user_id_missing"] == 3
-    assert prepared.counts["user_id_not_text"] == 1
-
-
 def test_names_that_are_no_unicode_are_dropped_and_the_run_goes_on(
     partition: Partitioner, tmp_path: Path
 ) -> None:
@@ -148,15 +133,6 @@ def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner)
     assert index.members(1, 4).tolist() == []
 
 
-def test_parquet_cut_at_its_end_is_one_sentence(partition: Partitioner, tmp_path: Path) -> None:
-    whole = Path(write_parquet(tmp_path / "whole.parquet", rows_of(20)))
-    cut = tmp_path / "cut.parquet"
-    cut.write_bytes(whole.read_bytes()[:-500])
-    with pytest.raises(InputError) as error:
-        partition(str(cut))
-    assert "cut or damaged" in sentence(error)
-
-
 def test_parquet_damaged_in_the_middle_is_one_sentence_and_nothing_is_published(
     partition: Partitioner, tmp_path: Path
 ) -> None:
@@ -170,20 +146,6 @@ def test_parquet_damaged_in_the_middle_is_one_sentence_and_nothing_is_published(
     assert not list(tmp_path.rglob("manifest.json"))
 
 
-def test_gs_without_credentials_fails_within_seconds(
-    partition: Partitioner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    started = time.monotonic()
-    with pytest.raises(StorageError) as error:
-        partition("gs://fedemb-no-such-bucket/rows.parquet")
-    assert "credentials" in sentence(error)
-    assert time.monotonic() - started < 20
-
-
 def test_unexpected_failure_of_a_worker_quotes_no_data(
     partition: Partitioner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,22 +157,6 @@ def test_unexpected_failure_of_a_worker_quotes_no_data(
         partition(rows_of(2))
     sentence(error)
     assert SECRET not in caplog.text
-
-
-def test_artifact_of_another_schema_version_is_one_sentence(
-    partition: Partitioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = partition(rows_of(5)).root / "users"
-    monkeypatch.setattr("fedemb.data.client_data.GROUPS_SCHEMA", "fedemb/groups/9")
-    with pytest.raises(ArtifactError) as error:
-        GroupIndex.load(as_committed(folder)).members(0, 0)
-    assert "expected 'fedemb/groups/9'" in sentence(error)
-    manifest = folder / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"user_store/1", b"user_store/9"))
-    for reader in (UserStore, GroupIndex):
-        with pytest.raises(ArtifactError) as error:
-            reader(as_committed(folder))
-        assert "expected 'fedemb/user_store/1'" in sentence(error)
 
 
 # ---- the step itself ----------------------------------------------------------------------------

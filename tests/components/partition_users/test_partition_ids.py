@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +13,13 @@ from fedemb.data.identity import name_problem, name_text
 from fedemb.data.records import example_class
 from fedemb.partition.check import check
 from fedemb.partition.transforms import _as_bytes
-from tests.kit.pipeline_runs.partition_run import Partitioner, make_config, picture, user_key
+from tests.kit.pipeline_runs.partition_run import (
+    Partitioner,
+    make_config,
+    picture,
+    tfrecord,
+    user_key,
+)
 
 ALL_TRAIN = {"partition__evaluation": {"by": "hash", "fraction": 1e-9}}
 
@@ -50,26 +54,18 @@ def test_whole_and_decimal_ids_of_two_csv_files_are_one_user(
     ]
 
 
-def tfrecord(path: Path, ids: list[Any]) -> str:
-    def masked(data: bytes) -> bytes:
-        crc = google_crc32c.value(data)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    with path.open("wb") as file:
-        for number, value in enumerate(ids):
-            example = example_class()()
-            example.features.feature["image"].bytes_list.value.append(picture(number))
-            example.features.feature["label"].bytes_list.value.append(b"a")
-            user = example.features.feature["user_id"]
-            if isinstance(value, bytes):
-                user.bytes_list.value.append(value)
-            elif isinstance(value, float):
-                user.float_list.value.append(value)
-            else:
-                user.int64_list.value.append(value)
-            record = example.SerializeToString()
-            length = struct.pack("<Q", len(record))
-            file.write(length + masked(length) + record + masked(record))
+def of_ids(path: Path, ids: list[Any]) -> str:
+    """A TFRecord file with an image of each id, in the feature that its type has."""
+    records = []
+    for number, value in enumerate(ids):
+        example = example_class()()
+        feature = example.features.feature
+        feature["image"].bytes_list.value.append(picture(number))
+        feature["label"].bytes_list.value.append(b"a")
+        kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(value)]
+        getattr(feature["user_id"], kind).value.append(value)
+        records.append(example.SerializeToString())
+    path.write_bytes(tfrecord(records))
     return str(path)
 
 
@@ -81,7 +77,7 @@ def parquet(path: Path, ids: pa.Array) -> str:
 
 @pytest.mark.long
 def test_types_of_all_formats_give_the_same_user(partition: Partitioner, tmp_path: Path) -> None:
-    raw = tfrecord(tmp_path / "a.tfrecord", [7, 7.0, b"7", b"7.0"])
+    raw = of_ids(tmp_path / "a.tfrecord", [7, 7.0, b"7", b"7.0"])
     assert sizes(partition(raw, **ALL_TRAIN)) == {user_key("7"): 4}
     kinds = (pa.int64(), pa.float64(), pa.float32(), pa.decimal128(21, 2), pa.string())
     for number, kind in enumerate(kinds):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import struct
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,18 +14,12 @@ from fedemb.config import SourceConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.records import encode_example
 from fedemb.data.sources import find_parts, read_public_images
-from tests.kit.pipeline_runs.partition_run import Partitioner, rows_of
+from tests.kit.pipeline_runs.partition_run import Partitioner, rows_of, tfrecord
 
 
 def write_tfrecord(path: Path, records: list[bytes]) -> str:
-    def masked(data: bytes) -> bytes:
-        crc = google_crc32c.value(data)
-        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
-        for record in records:
-            length = struct.pack("<Q", len(record))
-            file.write(length + masked(length) + record + masked(record))
+    data = tfrecord(records)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)
 
 

@@ -187,22 +187,6 @@ def test_import_leaves_the_head_of_a_classifier_behind(tmp_path):
     assert not bias.any()
 
 
-def test_import_refuses_code_and_foreign_layers(tmp_path):
-    import keras
-
-    inputs = keras.Input((12, 12, 1))
-    x = keras.layers.Lambda(lambda t: t * 2)(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(8)(keras.layers.Flatten()(x)))
-    model.save(tmp_path / "lambda.keras")
-    with pytest.raises(ArtifactError, match="Lambda"):
-        _import(tmp_path / "lambda.keras", tmp_path)
-    inputs = keras.Input((12, 12, 1))
-    x = keras.layers.BatchNormalization()(keras.layers.Flatten()(inputs))
-    keras.Model(inputs, keras.layers.Dense(8)(x)).save(tmp_path / "batch.keras")
-    with pytest.raises(ArtifactError, match=r"BatchNormalization.*keep it frozen"):
-        _import(tmp_path / "batch.keras", tmp_path)
-
-
 @pytest.fixture(scope="module")
 def application(tmp_path_factory):
     """Keras's MobileNetV2, whose normalisations have seen other images, with dropout at its end."""

@@ -6,7 +6,6 @@ import pytest
 from fedemb.config import ModelConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.models.backbone_files import load_model
-from fedemb.models.backbones import trainable_variables
 from fedemb.models.imported import check_import, import_backbone, known_pixels
 from fedemb.models.keras_backend import preprocess
 from fedemb.models.public_backbones import write_named
@@ -85,28 +84,6 @@ def test_weights_of_a_local_file_are_read(tmp_path):
         write_named("keras-mobilenetv2", tmp_path / "y.keras", 32, weights)
     with pytest.raises(InputError, match="is not a file"):
         write_named("keras-mobilenetv2", tmp_path / "y.keras", 32, tmp_path / "none.h5")
-
-
-@pytest.mark.long
-def test_batch_norm_of_an_application_is_frozen_or_refused(tmp_path):
-    weights = tmp_path / "net.weights.h5"
-    _network("MobileNetV2", 32).save_weights(weights)
-    write_named("keras-mobilenetv2", tmp_path / "x.keras", 32, weights)
-    model = ModelConfig(
-        backbone="imported",
-        image_size=32,
-        channels=3,
-        embedding_dim=8,
-        taps=("head",),
-        trainable="projection",
-    )
-    backbone = import_backbone(tmp_path / "x.keras", model)
-    assert [v.path for v in trainable_variables(backbone, "projection")] == [
-        "embedding/kernel",
-        "embedding/bias",
-    ]
-    with pytest.raises(ArtifactError, match=r"BatchNormalization.*keep it frozen"):
-        import_backbone(tmp_path / "x.keras", model.model_copy(update={"trainable": "all"}))
 
 
 def test_attention_between_images_is_refused(tmp_path):

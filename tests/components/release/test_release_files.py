@@ -9,11 +9,8 @@ from tests.kit.servers import fake_serving
 
 
 @pytest.fixture(scope="module")
-def allowed(tmp_path_factory):
-    """A run that the gate allowed."""
-    run = honest_run.start(tmp_path_factory.mktemp("allowed")).until_gate()
-    run.do_gate()
-    return run
+def allowed(allowed_run, tmp_path_factory):
+    return honest_run.copy_of(allowed_run, tmp_path_factory.mktemp("allowed") / "run")
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,9 @@ def released(tmp_path_factory):
     save_backbone(backbone, run.model / "backbone.keras")
     tensors = [{"name": item.path, "shape": list(item.shape)} for item in backbone.weights]
     initial, honest_run.INITIAL_WEIGHTS = honest_run.INITIAL_WEIGHTS, file_digest(start)
-    for act in ("plan", "reserve", "partition"):
-        getattr(run, f"do_{act}")()
+    run.do("plan reserve partition")
     run.do_train(tensors)
-    for act in ("measure", "account", "gate"):
-        getattr(run, f"do_{act}")()
+    run.do("measure account gate")
     honest_run.INITIAL_WEIGHTS = initial
     run.document = release_model.run(run.context())
     run.backbone = backbone
@@ -298,31 +296,6 @@ def test_raw_artifact_cannot_get_into_a_bundle(tmp_path):
         bundle.place(Raw(tmp_path / "scores.parquet"), tmp_path, "scores.parquet")
 
 
-def test_model_card_is_one_the_hub_reads(released):
-    from huggingface_hub import ModelCard
-    from huggingface_hub.repocard_data import ModelCardData, model_index_to_eval_results
-
-    card = ModelCard.load(Path(released.document["uri"], "README.md"))
-    data = card.data
-    assert isinstance(data, ModelCardData)
-    assert (data.license, data.license_name) == ("other", "not-stated")
-    assert data.library_name == "keras"
-    assert data.pipeline_tag == "image-feature-extraction"
-    assert data.model_name == "glyphs"
-    utility = json.loads(released.utility.read_text())
-    found = {item.metric_type: item.metric_value for item in data.eval_results}
-    assert found == {
-        **{f"recall_at_far_{r}": v["value"] for r, v in utility["recall_at_far"].items()},
-        "gain_over_best_start": 0.2,
-    }
-    # What the Hub's own library writes of it reads back as the same.
-    again = ModelCard(f"---\n{data.to_yaml()}\n---\n{card.text}").data
-    assert again.to_dict() == data.to_dict()
-    name, results = model_index_to_eval_results(again.to_dict()["model-index"])
-    assert name == "glyphs"
-    assert len(results) == 3
-
-
 def test_text_of_others_in_the_card_has_no_markup_of_its_own():
     from fedemb.reports.report import as_text
 
@@ -337,9 +310,3 @@ def test_taken_version_is_refused_for_another_model(released, tmp_path):
     other.do_gate()
     with pytest.raises(Refused, match=r"another release\.version"):
         release_model.run(other.context(releases=released.releases_uri))
-
-
-def test_extra_file_is_found(released, copy):
-    (copy / ".git").mkdir()
-    (copy / ".git" / "head.keras").write_bytes(b"a head")
-    assert any("head.keras" in problem for problem in problems_of(str(copy), trust(released)))

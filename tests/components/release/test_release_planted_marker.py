@@ -14,27 +14,6 @@ from tests.kit.pipeline_runs import honest_run
 MARKER = "glyphs/1.0.json"
 
 
-@pytest.fixture(scope="module")
-def allowed(tmp_path_factory):
-    """A run that the gate allowed and that is not released."""
-    run = honest_run.start(tmp_path_factory.mktemp("allowed") / "run").until_gate()
-    run.do_gate()
-    return run
-
-
-@pytest.fixture(scope="module")
-def released(allowed, tmp_path_factory):
-    """The same, released: a genuine bundle with its marker."""
-    run = _copy(allowed, tmp_path_factory.mktemp("released") / "run")
-    run.do_release()
-    return run
-
-
-def _copy(run, root):
-    shutil.copytree(run.root, root)
-    return honest_run.HonestRun(root, run.run_id, run.config, root / "policy")
-
-
 def _marker(run, **changes):
     """Public names and digests of the run, known to every writer of the store."""
     model = json.loads((run.model / "model.json").read_text())
@@ -73,9 +52,9 @@ def _signed(run, marker):
 @pytest.mark.parametrize("tree", ["../evil", "/elsewhere/glyphs/1.0", "glyphs/0.9", "glyphs/1.0"])
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
 def test_marker_without_a_bundle_of_ours_is_refused_and_recorded_nowhere(
-    allowed, tmp_path, tree, signed
+    allowed_run, tmp_path, tree, signed
 ):
-    run = _copy(allowed, tmp_path / "run")
+    run = honest_run.copy_of(allowed_run, tmp_path / "run")
     marker = _marker(run, tree=tree)
     path = _plant(run, _signed(run, marker) if signed else marker)
     with pytest.raises(Refused, match="remove the marker"):
@@ -87,9 +66,9 @@ def test_marker_without_a_bundle_of_ours_is_refused_and_recorded_nowhere(
     assert run.problems() == []
 
 
-def test_marker_that_points_to_a_bundle_of_a_stranger_is_refused(allowed, tmp_path):
+def test_marker_that_points_to_a_bundle_of_a_stranger_is_refused(allowed_run, tmp_path):
     """A whole bundle of the same name, model and run, signed by keys of another policy owner."""
-    run = _copy(allowed, tmp_path / "run")
+    run = honest_run.copy_of(allowed_run, tmp_path / "run")
     stranger = honest_run.start(tmp_path / "stranger")
     shutil.copytree(run.model, stranger.model)
     stranger.until_gate().do_gate()
@@ -114,9 +93,9 @@ def test_marker_that_points_to_a_bundle_of_a_stranger_is_refused(allowed, tmp_pa
     ],
     ids=str,
 )
-def test_bent_marker_of_a_genuine_bundle_is_refused(released, tmp_path, changes):
-    run = _copy(released, tmp_path / "run")
-    genuine = json.loads((released.root / "releases" / MARKER).read_text())
+def test_bent_marker_of_a_genuine_bundle_is_refused(released_run, tmp_path, changes):
+    run = honest_run.copy_of(released_run, tmp_path / "run")
+    genuine = json.loads((released_run.root / "releases" / MARKER).read_text())
     (run.root / "release.json").unlink()
     before = _releases(run)
     run.do_release()  # reused as it is
@@ -128,16 +107,16 @@ def test_bent_marker_of_a_genuine_bundle_is_refused(released, tmp_path, changes)
     assert _releases(run) == before
 
 
-def test_marker_with_one_field_more_is_refused(released, tmp_path):
-    run = _copy(released, tmp_path / "run")
-    genuine = json.loads((released.root / "releases" / MARKER).read_text())
+def test_marker_with_one_field_more_is_refused(released_run, tmp_path):
+    run = honest_run.copy_of(released_run, tmp_path / "run")
+    genuine = json.loads((released_run.root / "releases" / MARKER).read_text())
     _plant(run, _signed(run, {**genuine, "note": "and one field more"}))
     with pytest.raises(ArtifactError, match="release document"):
         run.do_release()
 
 
-def test_genuine_marker_of_a_bundle_that_was_changed_is_refused(released, tmp_path):
-    run = _copy(released, tmp_path / "run")
+def test_genuine_marker_of_a_bundle_that_was_changed_is_refused(released_run, tmp_path):
+    run = honest_run.copy_of(released_run, tmp_path / "run")
     card = run.root / "releases" / "glyphs" / "1.0" / "README.md"
     card.write_bytes(card.read_bytes() + b"\n")
     with pytest.raises(Refused, match="does not match a signed bundle"):
@@ -146,10 +125,10 @@ def test_genuine_marker_of_a_bundle_that_was_changed_is_refused(released, tmp_pa
 
 @pytest.mark.parametrize("name", ["model.json", "rounds.jsonl", "backbone.keras"])
 def test_file_that_changes_after_it_was_judged_is_not_published(
-    allowed, tmp_path, monkeypatch, name
+    allowed_run, tmp_path, monkeypatch, name
 ):
     """The artifacts are read twice: to judge them, and to copy them."""
-    run, judged = _copy(allowed, tmp_path / "run"), release_model._allowed
+    run, judged = honest_run.copy_of(allowed_run, tmp_path / "run"), release_model._allowed
 
     def then_changed(*evidence):
         verdict = judged(*evidence)

@@ -1,9 +1,7 @@
 """A release told to real servers: after it, without harm to it, once however often told."""
 
-import http.server
 import json
 import os
-import threading
 from urllib.request import urlopen
 
 import pytest
@@ -12,57 +10,20 @@ from fedemb.errors import GateDenied
 from fedemb.pipelines.cli.main import app
 from fedemb.serving.registries import BUNDLE, Release, register
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.servers.receiver import Receiver
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return honest_run.start(tmp_path_factory.mktemp("registries") / "run").until_release()
-
-
-@pytest.fixture(scope="module")
-def release(run):
-    bundle = run.root / "releases" / "glyphs" / "1.0"
+def release(released_run):
+    bundle = released_run.root / "releases" / "glyphs" / "1.0"
     return Release.of(bundle, "s3://releases/glyphs/1.0")
-
-
-class Receiver(http.server.ThreadingHTTPServer):
-    """Keeps what was posted; answers with `status`."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.status, self.posts, self.sends_on_to = 200, [], None
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}/hook"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.posts.append((dict(self.headers), json.loads(body)))
-        self.send_response(self.server.status)
-        if self.server.sends_on_to:
-            self.send_header("Location", self.server.sends_on_to)
-        self.end_headers()
-        self.wfile.write(b"no JSON")
-
-    def do_GET(self):
-        self.server.posts.append((dict(self.headers), None))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture
 def receiver():
     server = Receiver()
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 stranger = receiver
@@ -137,9 +98,9 @@ def test_no_token_follows_to_where_a_registry_sends_on(  # noqa: PLR0917
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     receiver.status, receiver.sends_on_to = status, stranger.url.replace("127.0.0.1", "localhost")
     assert register(release, f"mlflow+{receiver.url}") != ""
-    assert stranger.posts == []
+    assert stranger.sent == []
     assert register(release, f"kubeflow+{receiver.url}") != ""
-    assert "secret" not in repr(stranger.posts)
+    assert "secret" not in repr(stranger.sent)
 
 
 @pytest.fixture
@@ -184,9 +145,12 @@ def test_nobody_is_told_of_a_denied_run(tmp_path, told):
     assert told == []
 
 
-def test_register_tells_again_from_the_bundle(run, told, capsys):
-    bundle, address = run.root / "releases" / "glyphs" / "1.0", "mlflow+https://mlflow.example"
-    trust = f"{run.ledger_uri}/trust.json"
+def test_register_tells_again_from_the_bundle(released_run, told, capsys):
+    bundle, address = (
+        released_run.root / "releases" / "glyphs" / "1.0",
+        "mlflow+https://mlflow.example",
+    )
+    trust = f"{released_run.ledger_uri}/trust.json"
     app(args=["register", str(bundle), "--trust", trust, "--to", address], standalone_mode=False)
     assert f"glyphs 1.0 is known to {address}" in capsys.readouterr().out
     assert told[0][0].name == "glyphs"

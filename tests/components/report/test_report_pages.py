@@ -8,7 +8,7 @@ from fedemb.documents.fields import Interval
 from fedemb.errors import ArtifactError
 from fedemb.reports import charts, report
 from fedemb.reports.charts import Line
-from fedemb.reports.headline import Failure, RunFacts, headline
+from fedemb.reports.headline import RunFacts, headline
 
 SHARE = Interval(value=0.3, low=0.2, high=0.4)
 STEPS = [
@@ -61,25 +61,6 @@ def example_charts():
     ]
 
 
-def test_index_shows_the_closing_lines_steps_and_digests():
-    page = index()
-    for words in (
-        "epsilon 7.3",
-        "recall 0.4",
-        "releases/run-1",
-        "took 1 min",
-        "abababababab",
-    ):
-        assert words in page
-    assert "skipped" in page
-
-
-def test_a_refused_run_and_a_simulation_look_like_it():
-    refused = headline(RunFacts(failures=[Failure("reserve_budget", 3, "BudgetExceeded")]))
-    assert 'class="verdict bad"' in index(headline=refused)
-    assert "can never be released" in index(purpose="simulation", release="none (simulation)")
-
-
 def test_texts_are_escaped():
     assert "<script>" not in index(run_id="<script>alert(1)</script>")
     chart = charts.bar_chart([("<b>&", SHARE)], x_label="<i>", alt='"><script>')
@@ -95,6 +76,3 @@ def test_a_page_names_no_address_and_no_script():
 def test_a_value_the_template_misses_is_an_error():
     with pytest.raises(ArtifactError, match=r"run_index\.html"):
         report.render("run_index.html", tone="plain")
-
-
-# ---- colours ------------------------------------------------------------------------------------

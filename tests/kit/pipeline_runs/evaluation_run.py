@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.data.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.data.pixels import encode_png
-from fedemb.data.records import UserRecord, encode_user
+from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import Commitments, ModelCard, UsersManifest
 from fedemb.foundation.canonical_json import file_digest, tree_digest
-from fedemb.foundation.document import Document, read, write_json
+from fedemb.foundation.document import Document, read
 from fedemb.keys import commit_to_people, commitment_key, open_key_store
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
-from tests.kit.pipeline_runs.partition_run import write_index_files
+from tests.kit.pipeline_runs.partition_run import write_store
 from tests.kit.public_start import sign_start
 
 SIZE = 12
@@ -58,17 +57,12 @@ def write_users(
     *,
     images: int = 4,
     seed: int = 0,
-    noise: float = 40.0,
     groups: int = 1,
 ) -> None:
     """Writes a user store by hand: `users` identities, one class each."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    folder.mkdir(parents=True)
     random = np.random.default_rng(seed)
     keys = np.sort(random.integers(0, 2**63, users, dtype=np.uint64))
-    name = shard_name(folder.name, 0, 1)
-    writer = ArrayRecordWriter(str(folder / name), WRITER_OPTIONS)
+    records = []
     for row, key in enumerate(keys):
         blob = random.uniform(0, 255, (SIZE // 3, SIZE // 3)).repeat(3, 0).repeat(3, 1)
         pictures = []
@@ -76,17 +70,9 @@ def write_users(
             pixels = np.clip(blob + 40 * random.normal(size=blob.shape), 0, 255)
             pictures.append(encode_png(pixels.astype(np.uint8)[..., None]))
         subgroup = f"group {row % groups}" if groups > 1 else ""
-        record = UserRecord(
-            int(key), tuple(pictures), (int(key >> np.uint64(1)),) * images, subgroup
-        )
-        writer.write(encode_user(record))
-    writer.close()
-    counts = np.full(users, images, np.uint32)
-    index = write_index_files(
-        folder, name, keys=keys, images=counts, groups=np.empty((0, users)), clients=0
-    )
-    store = {"image_size": SIZE, "channels": 1, **index}
-    write_json(folder / "manifest.json", STORE_SCHEMA, store)
+        labels = (int(key >> np.uint64(1)),) * images
+        records.append(UserRecord(int(key), tuple(pictures), labels, subgroup))
+    write_store(folder, records, SIZE)
 
 
 @dataclass

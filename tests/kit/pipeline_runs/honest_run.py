@@ -15,6 +15,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
@@ -22,13 +23,14 @@ from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.documents.model import ModelCard, Pretrained, UsersManifest
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport, embedding_space_id, starts_of
 from fedemb.foundation.canonical_json import canonical_json, file_digest, json_digest, sha256_hex
-from fedemb.foundation.document import encode
+from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, sign_document, write_signed
-from fedemb.ledger import read_reservation
+from fedemb.ledger import name_approvers, read_reservation
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.registry import plan_from_json
 from fedemb.reports import charts, pages
@@ -152,59 +154,50 @@ INITIAL = model_file(seed=1)
 INITIAL_WEIGHTS = sha256_hex(INITIAL)
 
 
+OUTPUTS = {
+    "plan_privacy": {"privacy_plan": "plan.json"},
+    "pretrain_public": {"pretrained": "pretrained"},
+    "reserve_budget": {"reservation": "reservation.json"},
+    "partition_users": {"users": "users.json"},
+    "train_dp_fedemb": {"model": "model"},
+    "evaluate_embeddings": {"utility_report": "utility.json"},
+    "audit_privacy": {"audit_report": "audit.json"},
+    "account_privacy": {"privacy_report": "report.json", "privacy_page": "report.html"},
+    "gate_release": {"verdict": "verdict.json", "verdict_page": "verdict.md", "lineage": "lineage"},
+    "release_model": {"release": "release.json"},
+}
+"""Step -> output -> its file or folder in the root of a run."""
+FILES = {name: file for outputs in OUTPUTS.values() for name, file in outputs.items()}
+PLACES = [(step, name) for step, outputs in OUTPUTS.items() for name in outputs]
+"""Step and output."""
+NAMES = {
+    "plan": "privacy_plan",
+    "audit": "audit_report",
+    "utility": "utility_report",
+    "report": "privacy_report",
+    "page": "privacy_page",
+}
+"""What tests call some outputs."""
+
+
 @dataclass
 class HonestRun:
-    """Paths of one run."""
+    """One run; each of its outputs is a path, as `run.model` or `run.report`."""
 
     root: Path
     run_id: str
     config: RunConfig
     policy_root: Path
 
-    @property
-    def plan(self):
-        return self.root / "plan.json"
-
-    @property
-    def reservation(self):
-        return self.root / "reservation.json"
-
-    @property
-    def users(self):
-        return self.root / "users.json"
+    def __getattr__(self, name):
+        file = FILES.get(NAMES.get(name, name))
+        if file is None:
+            raise AttributeError(name)
+        return self.root / file
 
     @property
     def start(self):
-        return self.root / "pretrained" / "pretrained.json"
-
-    @property
-    def model(self):
-        return self.root / "model"
-
-    @property
-    def audit(self):
-        return self.root / "audit.json"
-
-    @property
-    def utility(self):
-        return self.root / "utility.json"
-
-    @property
-    def report(self):
-        return self.root / "report.json"
-
-    @property
-    def page(self):
-        return self.root / "report.html"
-
-    @property
-    def lineage(self):
-        """The whole run as far as it came, by the step that wrote it last."""
-        return self.root / "lineage"
-
-    @property
-    def verdict(self):
-        return self.root / "verdict.json"
+        return self.pretrained / "pretrained.json"
 
     @property
     def artifacts(self):
@@ -215,21 +208,7 @@ class HonestRun:
 
         `releases` and `paths` take the place of the run's own.
         """
-        artifacts = {
-            "privacy_plan": self.plan,
-            "reservation": self.reservation,
-            "users": self.users,
-            "pretrained": self.root / "pretrained",
-            "model": self.model,
-            "audit_report": self.audit,
-            "utility_report": self.utility,
-            "privacy_report": self.report,
-            "privacy_page": self.page,
-            "verdict": self.verdict,
-            "verdict_page": self.root / "verdict.md",
-            "lineage": self.lineage,
-            "release": self.root / "release.json",
-        }
+        artifacts = {name: self.root / file for name, file in FILES.items()}
         return StepContext(
             RunArtifacts(**artifacts | paths),
             config=self.config,
@@ -507,6 +486,20 @@ class HonestRun:
             signer=signer or Signer.load_or_create(self.keys, "policy"),
         )
 
+    def approve(self):
+        """Names an approver, who signs."""
+        ada = Signer.of_approver(Ed25519PrivateKey.generate())
+        name_approvers(self.ledger(), {"ada": ada.public_key}, "the board", self.keys)
+        report = read(self.report, PrivacyReport)
+        self.ledger().decide(
+            read_reservation(self.reservation),
+            code="not_approved",
+            model_sha=report.body.model_sha,
+            report_sha=report.sha,
+            reason="",
+            signer=ada,
+        )
+
     def do_gate(self):
         return gate_release.run(self.context())
 
@@ -521,15 +514,17 @@ class HonestRun:
         with stand_in_for_serving():
             return problems_of(str(bundle), Path(self.ledger_uri) / "trust.json", self.ledger_uri)
 
-    def until_gate(self):
-        for act in ("plan", "pretrain", "reserve", "partition", "train", "measure", "account"):
+    def do(self, acts):
+        """Does the steps that a text names, one after the other; returns itself."""
+        for act in acts.split():
             getattr(self, f"do_{act}")()
         return self
 
+    def until_gate(self):
+        return self.do("plan pretrain reserve partition train measure account")
+
     def until_release(self):
-        self.until_gate().do_gate()
-        self.do_release()
-        return self
+        return self.until_gate().do("gate release")
 
 
 @contextmanager

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import (
+    STORE_SCHEMA,
+    WRITER_OPTIONS,
     GroupIndex,
     UserStore,
     encode_groups,
@@ -21,13 +25,15 @@ from fedemb.data.client_data import (
     groups_in_file,
     groups_name,
     index_name,
+    shard_name,
     split_groups,
 )
 from fedemb.data.identity import Hasher, KeyRef
 from fedemb.data.pixels import encode_png
-from fedemb.data.records import UserRecord
+from fedemb.data.records import UserRecord, encode_user
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.foundation.canonical_json import tree_digests
+from fedemb.foundation.document import write_json
 from fedemb.runtime.step_context import StepContext
 from tests.kit.public_start import sign_start
 from tests.kit.verified_folder import as_committed
@@ -78,6 +84,17 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]], row_group_size: in
     return str(path)
 
 
+def tfrecord(records: Sequence[bytes]) -> bytes:
+    """A file of records, each with its length and the masked checksums of both."""
+
+    def masked(data: bytes) -> bytes:
+        crc = google_crc32c.value(data)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    pairs = [(struct.pack("<Q", len(record)), record) for record in records]
+    return b"".join(length + masked(length) + each + masked(each) for length, each in pairs)
+
+
 @dataclass
 class Result:
     """What one partition wrote."""
@@ -111,35 +128,43 @@ class Result:
         return [row for row in rows for _ in range(row.pop("times"))]
 
 
-def write_index_files(
+def write_store(
     folder: Path,
-    shard: str,
-    *,
-    keys: np.ndarray,
-    images: np.ndarray,
-    groups: np.ndarray,
-    clients: int,
-) -> dict[str, Any]:
-    """Writes the files beside a single shard, as the workers do; returns its manifest entries.
+    records: Sequence[UserRecord],
+    size: int,
+    groups: np.ndarray | None = None,
+    clients: int = 0,
+) -> None:
+    """Writes a user store by hand, of a single shard.
 
     Args:
-      folder: of the users.
-      shard: name of the shard.
-      keys: uint64 [users], ascending.
-      images: uint32 [users].
-      groups: uint32 [groupings, users]; no groupings, no groups.
+      folder: of the users; its name is that of the shard.
+      records: of the users, by ascending keys.
+      size: of an image, in pixels.
+      groups: uint32 [groupings, users]; None: no groupings, no groups.
       clients: virtual clients per grouping.
     """
-    (folder / index_name(shard)).write_bytes(encode_index(keys, images))
-    for grouping, row in enumerate(groups):
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    folder.mkdir(parents=True)
+    shard = shard_name(folder.name, 0, 1)
+    writer = ArrayRecordWriter(str(folder / shard), WRITER_OPTIONS)
+    for record in records:
+        writer.write(encode_user(record))
+    writer.close()
+    keys = np.array([record.user_key for record in records], np.uint64)
+    counts = np.array([len(record.images) for record in records], np.uint32)
+    (folder / index_name(shard)).write_bytes(encode_index(keys, counts))
+    for grouping, row in enumerate([] if groups is None else groups):
         pieces = dict(split_groups(0, row))
         for part in range(group_files(clients)):
             mine = [pieces[part]] if part in pieces else []
             data = encode_groups(mine, groups_in_file(part, clients))
             (folder / groups_name(grouping, part, clients)).write_bytes(data)
-    shards = [{"name": shard, "users": len(keys)}]
-    grouped = {"virtual_clients": clients, "groupings": len(groups)} if len(groups) else {}
-    return {"shards": shards, **grouped}
+    grouped = {} if groups is None else {"virtual_clients": clients, "groupings": len(groups)}
+    shards = [{"name": shard, "users": len(records)}]
+    manifest = {"image_size": size, "channels": 1, "shards": shards, **grouped}
+    write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
 
 
 def user_key(user_id: str) -> int:

@@ -27,11 +27,9 @@ def make(root: Path) -> Path:
     tensors = [{"name": item.path, "shape": list(item.shape)} for item in backbone.weights]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(honest_run, "INITIAL_WEIGHTS", file_digest(first))
-        for act in ("plan", "reserve", "partition"):
-            getattr(run, f"do_{act}")()
+        run.do("plan reserve partition")
         run.do_train(tensors)
-        for act in ("measure", "account", "gate"):
-            getattr(run, f"do_{act}")()
+        run.do("measure account gate")
         release_model.run(run.context())
     Path(run.ledger_uri).rename(root / "ledger")
     (run.root / "releases" / "glyphs" / "1.0").rename(root / "bundle")

@@ -21,17 +21,15 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
-from fedemb.data.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.data.pixels import encode_png
-from fedemb.data.records import UserRecord, encode_user
+from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import UsersManifest
 from fedemb.foundation.canonical_json import file_digest, tree_digest
-from fedemb.foundation.document import write_json
 from fedemb.keys import commit_to_people, commitment_key, open_key_store
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
-from tests.kit.pipeline_runs.partition_run import write_index_files
+from tests.kit.pipeline_runs.partition_run import write_store
 
 SIZE = 12
 RUN_ID = "run-1"
@@ -112,28 +110,17 @@ def write_users(
 
     Of two classes, one of them the user's own; or of the first `classes` classes.
     """
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     keys = np.sort(random.integers(0, 2**63, users, dtype=np.uint64))
-    name = shard_name("users", 0, 1)
-    writer = ArrayRecordWriter(str(folder / name), WRITER_OPTIONS)
+    records = []
     for key in keys:
         blobs = random.integers(0, 256, (3, size, size, 1), np.uint8)
-        images = tuple(encode_png(blob) for blob in blobs)
         labels = (int(key >> np.uint64(2)), int(key >> np.uint64(2)), 7)
         if classes:
             labels = tuple(int(n) for n in random.integers(0, classes, 3))
-        writer.write(encode_user(UserRecord(int(key), images, labels)))
-    writer.close()
-    counts = np.full(users, 3, np.uint32)
+        records.append(UserRecord(int(key), tuple(encode_png(blob) for blob in blobs), labels))
     groups = random.integers(0, virtual_clients, (groupings, users)).astype(np.uint32)
-    index = write_index_files(
-        folder, name, keys=keys, images=counts, groups=groups, clients=virtual_clients
-    )
-    manifest = {"image_size": size, "channels": 1, **index}
-    write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
+    write_store(folder, records, size, groups if groupings else None, virtual_clients)
 
 
 class Unaudited:

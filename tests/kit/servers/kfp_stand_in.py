@@ -21,7 +21,6 @@ Workflow or ScheduledWorkflow was created; the list of runs never shows it |
 | any list | pages; an empty one has no items at all |
 | `tick`: a recurring run without catch-up that is late | runs the latest missed slot at once |
 | a run of a recurring run | is named by Kubeflow: its ScheduledWorkflow, the index, a hash |
-| `workflow`: what Argo runs | has the controller's retry and time to live, if silent on them |
 | a finished Workflow | is deleted by the persistence agent after a day, whatever it says |
 """
 
@@ -54,10 +53,6 @@ CLUSTER_ROUTE = re.compile(
     r"/(?:apis/argoproj.io/v1alpha1|apis/kubeflow.org/v1beta1|api/v1)/namespaces/([^/]+)"
     r"/(workflows|scheduledworkflows|configmaps)(?:/([^/]+))?$"
 )
-ARGO_DEFAULTS = {
-    "templateDefaults": {"retryStrategy": {"limit": "2", "retryPolicy": "OnError"}},
-}
-"""`workflowDefaults` of the workflow controller, as Kubeflow ships it."""
 KEPT = ("parameters", "pipeline_spec", "data", "labels", "annotations", "tags")
 """Fields that are maps or free JSON, whose values are written as they are."""
 TYPES = {
@@ -107,8 +102,6 @@ class KfpStandIn(ThreadingHTTPServer):
         """Workflows of submitted runs, those that no run of the list belongs to among them."""
         self.scheduled_workflows: dict[str, dict] = {}
         """Name -> ScheduledWorkflow."""
-        self.config_maps: dict[str, dict] = {}
-        """Name -> config map of any namespace."""
         self.multi_user = True
         self.cluster_status = 200
         """What Kubernetes answers; 403: the user may not read Workflows."""
@@ -147,16 +140,12 @@ class KfpStandIn(ThreadingHTTPServer):
         )
         return path
 
-    def named(self, name: str) -> list[dict]:
-        """Recurring runs of a schedule: the last word of their name."""
-        return [run for run in self.recurring.values() if schedule_of(run) == name]
-
     def enabled(self, namespace: str, name: str) -> list[dict]:
         """Recurring runs of a schedule that would start runs."""
         return [
             run
-            for run in self.named(name)
-            if (run["namespace"], run["mode"]) == (namespace, "ENABLE")
+            for run in self.recurring.values()
+            if (schedule_of(run), run["namespace"], run["mode"]) == (name, namespace, "ENABLE")
         ]
 
     def count(self) -> None:
@@ -177,23 +166,6 @@ class KfpStandIn(ThreadingHTTPServer):
                 run["_last"] = due
                 started.append(f"{schedule_of(run)} {due:%Y-%m-%d %H:%M}")
         return started
-
-    def retries(self, run: dict) -> dict[str, int]:
-        """Task -> how often Argo starts its pod again."""
-        version = self.versions[run["pipeline_version_reference"]["pipeline_version_id"]]
-        return _retries(next(yaml.safe_load_all(version["_content"])))
-
-
-def _retries(spec: dict) -> dict[str, int]:
-    """Task -> how often Argo starts its pod again: by its own policy, else by the default."""
-    default = int(ARGO_DEFAULTS["templateDefaults"]["retryStrategy"]["limit"])
-    groups = [spec["root"], *spec["components"].values()]
-    return {
-        name: task["retryPolicy"].get("maxRetryCount", 0) if "retryPolicy" in task else default
-        for group in groups
-        if "dag" in group
-        for name, task in group["dag"]["tasks"].items()
-    }
 
 
 def schedule_of(run: dict) -> str:
@@ -287,9 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.cluster_status != 200:
             raise Refused(self.server.cluster_status, f"{kind} is forbidden")
         if kind == "configmaps":
-            if name not in self.server.config_maps:
-                raise Refused(404, f"{kind} {name} not found")
-            return self.server.config_maps[name]
+            raise Refused(404, f"{kind} {name} not found")
         if kind == "workflows":
             found = self.server.workflows
         else:
