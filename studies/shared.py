@@ -17,7 +17,7 @@ from fedemb.config import ServerConfig
 from fedemb.engine.rounds import Feed, run_rounds
 from fedemb.engine.server import initial_state, released_weights
 from fedemb.errors import ArtifactError
-from fedemb.privacy.group_mechanisms import TreeAggregation, even_round_robin
+from fedemb.privacy.group_mechanisms import TreeAggregation
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.running import build_mechanism
 from fedemb.privacy.section import PublicNumbers, Unit
@@ -73,9 +73,6 @@ class Cohort:
             "units_per_round": self.population if one_round else participants,
             "images_per_round": participants,
         }
-        if "min_separation" in fields:
-            turns = even_round_robin(self.groups, participants, self.rounds)
-            found["min_separation"], found["max_participations"] = turns
         return {name: value for name, value in found.items() if name in fields}
 
     def plan(self, mechanism: type[Plan]) -> Plan:

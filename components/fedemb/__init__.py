@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from fedemb.privacy.group_mechanisms import (
         GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
     )
-    from fedemb.privacy.group_mechanisms import NotPrivateConfig as NotPrivateConfig
     from fedemb.privacy.group_mechanisms import (
         TreeAggregationConfig as TreeAggregationConfig,
     )
@@ -107,9 +106,7 @@ _NAMES = {
     "pipelines.run.load_config": "load_config",
     "privacy.accounting": "price",
     "privacy.guarantee": "PrivacyGuarantee",
-    "privacy.group_mechanisms": (
-        "GroupPoissonGaussianConfig NotPrivateConfig TreeAggregationConfig"
-    ),
+    "privacy.group_mechanisms": "GroupPoissonGaussianConfig TreeAggregationConfig",
     "privacy.mechanism": "MechanismPlan",
     "privacy.unit_mechanisms": (
         "CappedImagePoissonConfig CovarianceConfig LeastSquaresConfig PoissonGaussianConfig"

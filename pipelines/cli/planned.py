@@ -14,7 +14,7 @@ from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.planning import with_target_epsilon
 from fedemb.privacy.prices import finite
 from fedemb.privacy.registry import plan_from_json, plan_mechanism
-from fedemb.reports.privacy_words import BACKENDS, comparison, participants
+from fedemb.reports.privacy_words import BACKENDS, participants
 
 
 class Priced(NamedTuple):
@@ -45,10 +45,6 @@ def price_fields(config: RunConfig, found: Priced) -> dict[str, object]:
         "epsilon_conservative_2c": plan.epsilon_conservative_2c,
         "epsilon_rdp": plan.epsilon_rdp,
         "zcdp_rho": plan.zcdp_rho,
-        "comparisons": [
-            {**one.model_dump(), "words": comparison(mechanism, one.name)}
-            for one in plan.comparisons
-        ],
         "unit": mechanism.unit,
         "noise_multiplier": mechanism.noise_multiplier,
         "sampling_probability": mechanism.chance,
@@ -118,8 +114,6 @@ def lines(config: RunConfig, found: Priced) -> list[str]:
         "zCDP rho": plan.zcdp_rho,
     }
     out += [f"  {words}: {value:.4g}" for words, value in others.items() if value is not None]
-    for other in plan.comparisons:
-        out.append(f"  {comparison(mechanism, other.name)}: {_shown(other.epsilon)}")
     if planned := series(config):
         together, cap = planned["epsilon"], planned["cap"]
         price = "more than can be priced" if together is None else f"epsilon {together:.4g}"

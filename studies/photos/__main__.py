@@ -75,7 +75,8 @@ def photo_features(config: RunConfig, data: str, path: Path) -> tuple[Photos, Ph
     The test classes are the 42 of cars, or a third of the groceries.
     """
     model, start = config.model, config.pretraining
-    reader, backbone = PhotoReader.of(model), import_backbone(Path(start.import_path or ""), model)
+    reader = PhotoReader(*model.photo)
+    backbone = import_backbone(Path(start.import_path or ""), model)
     trunk, tip = cut(backbone, "projection")
     if not path.exists():
         assert start.source is not None

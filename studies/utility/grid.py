@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from fedemb.config import RunConfig
 from fedemb.foundation.canonical_json import json_digest, sha256_hex
 from fedemb.pipelines.run.load_config import load_config, with_data
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, NotPrivate, TreeAggregation
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation
 from studies.shared import Cohort
 
 VERSION = 3
@@ -180,13 +180,11 @@ class Row:
         clients = self.clients_per_round
         groups = max(clients, round(users / self.users_per_client))
         chosen = TreeAggregation if self.method == "ftrl" else GroupPoissonGaussian
-        if not self.noise and self.method != "ftrl":
-            chosen = NotPrivate
         cohort = Cohort(
             population=users,
             users_per_client=self.users_per_client,
             clients_per_round=clients,
-            noise_multiplier=self.noise * clients or 1.0,
+            noise_multiplier=self.noise * clients,
             rounds=self.settings.get("mechanism.rounds", base.mechanism.rounds),
             virtual_clients=groups,
         )

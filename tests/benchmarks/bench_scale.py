@@ -84,8 +84,6 @@ def correlated(rounds: int) -> Callable[[], object]:
     section = TreeAggregationConfig(
         rounds=rounds,
         clients_per_round=10,
-        min_separation=1000,
-        max_participations=math.ceil(rounds / 1000),
         noise_multiplier=3 * _noise(rounds),
     )
     return lambda: guarantee_of(plan(section, virtual_clients=10_000), 1e-8)
@@ -118,8 +116,6 @@ def records(rounds: int) -> Callable[[], object]:
     section = TreeAggregationConfig(
         rounds=rounds,
         clients_per_round=10,
-        min_separation=rounds,
-        max_participations=1,
         noise_multiplier=3 * _noise(rounds),
     )
     planned = plan(section, virtual_clients=10 * rounds)

@@ -28,9 +28,8 @@ from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from dp_accounting import pld
 
-from fedemb.privacy import group_mechanisms as tree_sensitivity
 from fedemb.privacy.accounting import price
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation, even_round_robin
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation
 from studies.shared import Cohort, at_equal_utility
 
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16
@@ -116,13 +115,10 @@ def cells(users: int) -> Iterator[Cell]:
             at_settings=on_grid(event, relation, delta, COARSE_GRID),
             setting=f"grid 1e-3; 1e-5 gives {fine:.4f}" if far else "",
         )
-    separation, most = even_round_robin(base.virtual_clients, clients, ROUNDS)
+    tree = cohort.plan(TreeAggregation)
+    separation, most = tree.min_separation, tree.max_participations
     epochs = math.ceil(ROUNDS / separation)
-    restarts = {
-        "restart_every": separation,
-        "matrix_sensitivity": tree_sensitivity.sensitivity(ROUNDS, separation, most, separation),
-    }
-    tree = at_equal_utility(cohort.plan(TreeAggregation).replaced(**restarts), NOISE)
+    tree = at_equal_utility(tree.replaced(restart_every=separation), NOISE)
     fewer = f"{epochs} participations, where taking turns gives at most {most}"
     yield Cell(
         users=users,

@@ -5,11 +5,13 @@ Many planted bugs must turn one of them red.
 
 import copy
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from fedemb.privacy import running
 from fedemb.privacy.running import build_mechanism
 from tests.kit.privacy_worlds import World, make_plan
 
@@ -37,16 +39,14 @@ def _update(users, round_index):
 
 def _play(users):
     """Twelve rounds with the same noise in every world: contributions, sum, noise and mean."""
-    m, drawn = _mechanism(), []
-    noise, sound = m._noise, m._noise.add
-    noise.begin = lambda *_: setattr(noise, "tag", INJECTED_TAG)
+    m, drawn, sound = _mechanism(), [], running.add_rounded_noise
 
-    def add(name, values, scale):
-        out = sound(name, values, scale)
+    def add(values, key, scale):
+        out = sound(values, key, scale)
         drawn.append(out - values)
         return out
 
-    noise.add = add
+    injected = {"round_tag": lambda *_: INJECTED_TAG, "add_rounded_noise": add}
     world = World(users, PLAN.virtual_clients)
     for r in range(12):
         state, contributions = np.zeros(DIM, np.int64), {}
@@ -56,7 +56,9 @@ def _play(users):
             contributions[client.grouping, client.group] = record
             state = state + record
         total = state.copy()
-        yield contributions, total, m.aggregate(r, state).mean.astype(np.float64), drawn.pop()
+        with mock.patch.multiple(running, **injected):
+            mean = m.aggregate(r, state).mean.astype(np.float64)
+        yield contributions, total, mean, drawn.pop()
 
 
 @pytest.mark.planted_bug

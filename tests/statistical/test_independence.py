@@ -8,6 +8,7 @@ import pytest
 
 from fedemb.privacy.noise import run_key, tensor_key
 from fedemb.privacy.running import build_mechanism
+from fedemb.privacy.sampling import sample
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical
@@ -67,10 +68,10 @@ def test_coins_of_rounds_and_of_neighbouring_attempts_are_uncorrelated(kind):
     plan = plan.replaced(virtual_clients=4000)
     rows = []
     for root, *ids in (ATTEMPT, *NEIGHBOURS):
-        sampler = plan.sampler(run_key(root, "coins", *ids))
+        key = run_key(root, "coins", *ids)
         for r in range(rounds):
             taken = np.zeros(4000)
-            found = [client.group for client in sampler.sample(r, world)]
+            found = [client.group for client in sample(plan, key, r, world)]
             taken[found] = 1
             rows.append(taken)
     rows = np.array(rows)

@@ -13,6 +13,7 @@ import pytest
 from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
 
 from fedemb.privacy import noise
+from fedemb.privacy.sampling import sample
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical
@@ -48,7 +49,7 @@ def test_rounds_tensors_runs_and_neighbours_are_independent():
     sums = np.zeros(1, np.int64)
     streams = []
     for r in range(3):
-        tag = noise.round_tag(key, r, {"update": sums})
+        tag = noise.round_tag(key, r, sums)
         streams += [
             noise.gaussian(noise.tensor_key(key, tag, n), 200_000) for n in ("update", "below")
         ]
@@ -121,8 +122,8 @@ def dispersion_p_value(counts: np.ndarray, trials: int, probability: float) -> f
 def test_coins_come_up_with_the_planned_frequency(q):
     """Chi-square over virtual clients and over rounds, each at 1e-4."""
     plan = make_plan(sampling_probability=q, rounds=2000, virtual_clients=50)
-    sampler, world = plan.sampler(ROOT), World([], 50)
-    rounds = [sampler.sample(r, world) for r in range(2000)]
+    world = World([], 50)
+    rounds = [sample(plan, ROOT, r, world) for r in range(2000)]
     per_round = np.array([len(clients) for clients in rounds])
     per_client = np.bincount([c.group for clients in rounds for c in clients], minlength=50)
     assert dispersion_p_value(per_round, 50, q) > 1e-4
@@ -144,10 +145,10 @@ def test_coins_come_up_with_the_planned_frequency(q):
 def test_coins_of_different_rounds_and_clients_are_independent():
     """Pairwise correlations below 6 / sqrt(rounds)."""
     plan = make_plan(sampling_probability=0.5, rounds=4000, virtual_clients=30)
-    sampler, world = plan.sampler(ROOT), World([], 30)
+    world = World([], 30)
     table = np.zeros((4000, 30))
     for r in range(4000):
-        table[r, [c.group for c in sampler.sample(r, world)]] = 1
+        table[r, [c.group for c in sample(plan, ROOT, r, world)]] = 1
     correlations = np.corrcoef(table.T) - np.eye(30)
     assert np.abs(correlations).max() < 6 / math.sqrt(4000)
     lagged = np.mean((2 * table[1:] - 1) * (2 * table[:-1] - 1), axis=0)

@@ -16,6 +16,7 @@ from scipy.stats import norm
 
 from fedemb.privacy.losses import pld_of
 from fedemb.privacy.noise import coins, gaussian
+from fedemb.privacy.sampling import sample
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical
@@ -64,9 +65,8 @@ def test_the_real_sampler_gives_the_target_this_chance():
     """The target's virtual client takes part in Binomial(rounds, q) rounds; 5 sigma."""
     plan = make_plan(rounds=4000, sampling_probability=Q)
     world = World(range(30), 40)
-    sampler = plan.sampler(ROOT)
     target = world.group_of(7, 0)
     hits = sum(
-        any(client.group == target for client in sampler.sample(r, world)) for r in range(4000)
+        any(client.group == target for client in sample(plan, ROOT, r, world)) for r in range(4000)
     )
     assert abs(hits - 4000 * Q) < 5 * math.sqrt(4000 * Q * (1 - Q))

@@ -104,9 +104,6 @@ class DataConfig(Section):
     """Source of the private images."""
     builtin: BuiltinData = BuiltinData()
     """Generated glyph data; used only if `source.uri` is `builtin`."""
-    max_pixels: Annotated[int, Field(ge=1024, le=1 << 28)] = 50_000_000
-    """Maximum width x height in pixels, at most what WebP and AVIF can hold. Larger images are
-    dropped without decoding (decompression bombs)."""
     max_bad_fraction: Fraction = 0.01
     """Maximum share of bad records for `fedemb check-data`. The pipeline itself does not check
     it."""

@@ -177,10 +177,10 @@ class RunConfig(Section):
                     "chosen. Set tuning.data to public, or to private with tuning.private_runs, "
                     "and describe the choice in tuning.method."
                 )
-            if self.training.algorithm == "centralized":
+            if not self.mechanism.private:
                 raise ValueError(
-                    "training.algorithm=centralized has no privacy and is not allowed in a "
-                    "release run. Set purpose: simulation, or algorithm: dp_fedemb."
+                    "mechanism.noise_multiplier=0 has no privacy and is not allowed in a release "
+                    "run. Set purpose: simulation, or add noise."
                 )
             if self.evaluation.centralized_baseline:
                 raise ValueError(

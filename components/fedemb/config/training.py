@@ -78,17 +78,14 @@ class ModelConfig(Section):
     """Number of image channels: 1 for grey, 3 for RGB."""
     aspect_ratio: Literal["squash", "letterbox"] = "squash"
     """Conversion of a photo to a square. `squash`: stretched; `letterbox`: padded with grey."""
-    trainable: Literal[
-        "all",
-        "head",
-        "norm_only",
-        "last_block",
-        "projection",
-        "conv_frozen",
-        "first_blocks_frozen",
-    ] = "all"
+    trainable: Literal["all", "head", "projection", "conv_frozen"] = "all"
     """Named group of variables that private training may change. The head of a classifier is always
     trained; with `head`, only the head is trained."""
+
+    @property
+    def photo(self) -> tuple[int, int, Literal["squash", "letterbox"]]:
+        """Settings of the model's `photos.PhotoReader`."""
+        return self.image_size, self.channels, self.aspect_ratio
 
 
 class LossConfig(Section):
@@ -191,16 +188,13 @@ class ServerConfig(Section):
 class TrainingConfig(Section):
     """Training algorithm. Rounds, clipping norm and noise are in `mechanism`."""
 
-    algorithm: Literal["dp_fedemb", "dp_fedavg", "dp_sgd", "dp_covariance", "centralized"] = (
-        "dp_fedemb"
-    )
+    algorithm: Literal["dp_fedemb", "dp_fedavg", "dp_sgd", "dp_covariance"] = "dp_fedemb"
     """Training algorithm. `dp_sgd` sums one gradient per unit, for `task: classification`;
     `dp_covariance` divides features by their noised covariance within users, in one round;
-    `dp_fedavg` shares its head, with clipping and noise; `centralized` is a baseline that requires
-    `purpose: simulation`, a mechanism without noise and `rounds: 1`."""
+    `dp_fedavg` shares its head, with clipping and noise, and requires `purpose: simulation`."""
     backend: Backend = "tensorflow"
-    """Keras backend of the trainer; `centralized` supports only `tensorflow`. The backend of an
-    attempt cannot change. The model loads on both backends."""
+    """Keras backend of the trainer. The backend of an attempt cannot change. The model loads on
+    both backends."""
     local: LocalTrainingConfig = LocalTrainingConfig()
     """Local training of a virtual client; all algorithms except `dp_sgd`."""
     unit_gradient: UnitGradientConfig = UnitGradientConfig()
@@ -208,8 +202,6 @@ class TrainingConfig(Section):
     server: ServerConfig = ServerConfig()
     seed: NonNegativeInt = 0
     """Seed of initial weights, shuffles, augmentation and heads. Not used for noise or sampling."""
-    checkpoint_every: PositiveInt = 1
-    """Number of rounds between checkpoints; 1: no work is lost on resume."""
     parallel_clients: NonNegativeInt = 0
     """Number of virtual clients trained in parallel; 0: one per core or device. On JAX the number
     is per device, and 0 means eight; other numbers give other bits and use other amounts of
@@ -219,9 +211,9 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.backend == "jax" and self.algorithm in ("centralized", "dp_covariance"):
+        if self.backend == "jax" and self.algorithm == "dp_covariance":
             raise ValueError(
-                f"training.backend=jax does not support training.algorithm={self.algorithm}; set "
+                "training.backend=jax does not support training.algorithm=dp_covariance; set "
                 "training.backend: tensorflow"
             )
         return self

@@ -275,12 +275,6 @@ class GroupIndex:
             raise damaged(name, "names users that do not exist")
         return self._starts[held] + row
 
-    def group_sizes(self, grouping: int) -> np.ndarray:
-        """Returns the number of users of each virtual client, int64 [virtual_clients]. Private."""
-        parts = range(group_files(self.virtual_clients))
-        sizes = [np.diff(self._part(grouping, part)[0]) for part in parts]
-        return np.concatenate(sizes).astype(np.int64)
-
     def _part(self, grouping: int, part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with self._lock:
             return self._file(grouping, part)

@@ -39,13 +39,42 @@ class HostilePhoto:
 def hostile_photos() -> Iterator[HostilePhoto]:
     """Yields every encoding; the picture has no symmetry, so all rotations differ."""
     picture = _picture(61, 43)
-    yield from _jpeg(picture)
-    yield from _png(picture)
-    yield from _webp_and_gif(picture)
-    yield from _heic(picture)
-    yield from _avif(picture)
+    grey, palette = picture.convert("L"), picture.quantize(64)
+    glass, on_white = _glass(picture)
+    other = picture.transpose(Image.Transpose.ROTATE_180)
+    wide = Image.fromarray(np.asarray(grey).astype(np.uint16) << 8)
+    hole, clear = _hole(palette, 0), {"transparency": 0}
+    sharp, lossless, fine = {"quality": 95}, {"lossless": True}, {"quality": 95, "subsampling": 0}
+    frames = {"save_all": True, "append_images": [other], "duration": 100}
+    for number in range(1, 9):
+        yield _turned(f"jpeg exif {number}", picture, "JPEG", number, **fine)
+    yield _photo("jpeg grey", grey, "JPEG", **sharp)
+    yield _photo("jpeg cmyk", picture.convert("CMYK"), "JPEG", picture, **sharp)
+    yield _photo("jpeg progressive", picture, "JPEG", progressive=True, **sharp)
+    yield _photo("png rgb", picture, "PNG")
+    yield _photo("png rgba", glass, "PNG", on_white)
+    yield _photo("png grey", grey, "PNG")
+    yield _photo("png grey alpha", glass.convert("LA"), "PNG", on_white.convert("L"))
+    yield _photo("png palette", palette, "PNG")
+    yield _photo("png palette transparent", palette, "PNG", hole, **clear)
+    yield _photo("png 16 bit", wide, "PNG", grey)
+    yield _photo("png 1 bit", grey.convert("1"), "PNG")
+    yield _turned("png exif 6", picture, "PNG", 6)
+    yield _photo("webp", picture, "WEBP", **sharp)
+    yield _photo("webp lossless", picture, "WEBP", **lossless)
+    yield _photo("webp alpha", glass, "WEBP", on_white, **lossless)
+    yield _turned("webp exif 8", picture, "WEBP", 8, **lossless)
+    yield _photo("webp animated", picture, "WEBP", **lossless, **frames)
+    yield _photo("gif", palette, "GIF")
+    yield _photo("gif transparent", palette, "GIF", hole, **clear)
+    yield _photo("gif animated", palette, "GIF", save_all=True, append_images=[other.quantize(64)])
+    yield _photo("heic", picture, "HEIF", **sharp)
+    yield _turned("heic exif 6", picture, "HEIF", 6, **sharp)
+    yield _photo("heic alpha", glass, "HEIF", on_white, **sharp)
+    yield _photo("avif", picture, "AVIF", **sharp)
+    yield _photo("avif alpha", glass, "AVIF", on_white, **sharp)
     for name, size in (("wide", (180, 24)), ("tall", (24, 180)), ("large", (480, 360))):
-        yield _photo(f"jpeg {name}", _picture(*size), "JPEG", quality=95)
+        yield _photo(f"jpeg {name}", _picture(*size), "JPEG", **sharp)
 
 
 def _picture(width: int, height: int) -> Image.Image:
@@ -60,7 +89,7 @@ def _picture(width: int, height: int) -> Image.Image:
 
 
 def _photo(
-    name: str, stored: Image.Image, kind: str, seen: Image.Image | None = None, **options: object
+    name: str, stored: Image.Image, kind: str, seen: Image.Image | None = None, /, **options: object
 ) -> HostilePhoto:
     sink = io.BytesIO()
     stored.save(sink, kind, **options)
@@ -68,69 +97,13 @@ def _photo(
     return HostilePhoto(name, sink.getvalue(), np.asarray(shown.convert("RGB")))
 
 
-def _turned(picture: Image.Image, orientation: int) -> tuple[Image.Image, bytes]:
+def _turned(
+    name: str, picture: Image.Image, kind: str, orientation: int, /, **options: object
+) -> HostilePhoto:
     exif = Image.Exif()
     exif[_ORIENTATION] = orientation
     stored = picture.transpose(_STORED_AS[orientation]) if orientation > 1 else picture
-    return stored, exif.tobytes()
-
-
-def _jpeg(picture: Image.Image) -> Iterator[HostilePhoto]:
-    for orientation in range(1, 9):
-        stored, exif = _turned(picture, orientation)
-        yield _photo(
-            f"jpeg exif {orientation}",
-            stored,
-            "JPEG",
-            picture,
-            exif=exif,
-            quality=95,
-            subsampling=0,
-        )
-    yield _photo("jpeg grey", picture.convert("L"), "JPEG", quality=95)
-    yield _photo("jpeg cmyk", picture.convert("CMYK"), "JPEG", picture, quality=95)
-    yield _photo("jpeg progressive", picture, "JPEG", progressive=True, quality=95)
-
-
-def _png(picture: Image.Image) -> Iterator[HostilePhoto]:
-    grey = picture.convert("L")
-    glass, on_white = _glass(picture)
-    yield _photo("png rgb", picture, "PNG")
-    yield _photo("png rgba", glass, "PNG", on_white)
-    yield _photo("png grey", grey, "PNG")
-    yield _photo("png grey alpha", glass.convert("LA"), "PNG", on_white.convert("L"))
-    yield _photo("png palette", picture.quantize(64), "PNG")
-    palette = picture.quantize(64)
-    yield _photo("png palette transparent", palette, "PNG", _hole(palette, 0), transparency=0)
-    wide = Image.fromarray(np.asarray(grey).astype(np.uint16) << 8)
-    yield _photo("png 16 bit", wide, "PNG", grey)
-    yield _photo("png 1 bit", grey.convert("1"), "PNG")
-    stored, exif = _turned(picture, 6)
-    yield _photo("png exif 6", stored, "PNG", picture, exif=exif)
-
-
-def _webp_and_gif(picture: Image.Image) -> Iterator[HostilePhoto]:
-    glass, on_white = _glass(picture)
-    stored, exif = _turned(picture, 8)
-    other = picture.transpose(Image.Transpose.ROTATE_180)
-    palette = picture.quantize(64)
-    frames = {"save_all": True, "append_images": [other], "duration": 100}
-    yield _photo("webp", picture, "WEBP", quality=95)
-    yield _photo("webp lossless", picture, "WEBP", lossless=True)
-    yield _photo("webp alpha", glass, "WEBP", on_white, lossless=True)
-    yield _photo("webp exif 8", stored, "WEBP", picture, exif=exif, lossless=True)
-    yield _photo("webp animated", picture, "WEBP", lossless=True, **frames)
-    yield _photo("gif", palette, "GIF")
-    yield _photo("gif transparent", palette, "GIF", _hole(palette, 0), transparency=0)
-    yield _photo("gif animated", palette, "GIF", save_all=True, append_images=[other.quantize(64)])
-
-
-def _heic(picture: Image.Image) -> Iterator[HostilePhoto]:
-    glass, on_white = _glass(picture)
-    stored, exif = _turned(picture, 6)
-    yield _photo("heic", picture, "HEIF", quality=95)
-    yield _photo("heic exif 6", stored, "HEIF", picture, exif=exif, quality=95)
-    yield _photo("heic alpha", glass, "HEIF", on_white, quality=95)
+    return _photo(name, stored, kind, picture, exif=exif.tobytes(), **options)
 
 
 def _glass(picture: Image.Image) -> tuple[Image.Image, Image.Image]:
@@ -147,9 +120,3 @@ def _hole(palette: Image.Image, index: int) -> Image.Image:
     """Returns the look on white of a palette image whose colour `index` is transparent."""
     mask = Image.fromarray((np.asarray(palette) != index).astype(np.uint8) * 255)
     return Image.composite(palette.convert("RGB"), Image.new("RGB", palette.size, "white"), mask)
-
-
-def _avif(picture: Image.Image) -> Iterator[HostilePhoto]:
-    glass, on_white = _glass(picture)
-    yield _photo("avif", picture, "AVIF", quality=95)
-    yield _photo("avif alpha", glass, "AVIF", on_white, quality=95)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import pillow_heif
@@ -38,25 +38,6 @@ class BadImageError(Exception):
         self.reason = reason
 
 
-class ModelSettings(Protocol):
-    """Settings of a model on which its reader depends; see `PhotoReader`."""
-
-    @property
-    def image_size(self) -> int:
-        """Height and width in pixels."""
-        ...
-
-    @property
-    def channels(self) -> int:
-        """1 grey, 3 RGB."""
-        ...
-
-    @property
-    def aspect_ratio(self) -> Literal["squash", "letterbox"]:
-        """How an image becomes a square."""
-        ...
-
-
 @dataclass(frozen=True)
 class PhotoReader:
     """Settings with which a model reads photo files; stored with the model."""
@@ -67,13 +48,6 @@ class PhotoReader:
     """1 grey, 3 RGB."""
     aspect_ratio: Literal["squash", "letterbox"] = "squash"
     """`squash`: stretched to the square; `letterbox`: proportions kept, padded with grey."""
-    max_pixels: int = MAX_PIXELS
-    """Width x height above which a file is not decoded."""
-
-    @classmethod
-    def of(cls, model: ModelSettings, max_pixels: int = MAX_PIXELS) -> PhotoReader:
-        """Returns the reader of a model's configuration."""
-        return cls(model.image_size, model.channels, model.aspect_ratio, max_pixels)
 
     def read(self, data: object) -> np.ndarray:
         """Decodes a file and resizes it to the input size of the model.
@@ -97,10 +71,10 @@ class PhotoReader:
             raise BadImageError("image_empty")
         if len(data) > MAX_BYTES:
             raise BadImageError("file_too_large")
-        _raise_limits(self.max_pixels)
+        _raise_limits()
         try:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-            if image.width * image.height > self.max_pixels:
+            if image.width * image.height > MAX_PIXELS:
                 raise BadImageError("too_many_pixels")
             image.draft(None, (2 * self.image_size, 2 * self.image_size))
             image.load()
@@ -128,10 +102,10 @@ class PhotoReader:
         return pixels
 
 
-def _raise_limits(max_pixels: int) -> None:
+def _raise_limits() -> None:
     """Raises Pillow's limits to those of this module, so that these decide; never lowers one."""
     if Image.MAX_IMAGE_PIXELS is not None:
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, MAX_PIXELS)
     for limit in _PILLOW_LIMITS:
         setattr(PngImagePlugin, limit, max(getattr(PngImagePlugin, limit), MAX_TEXT_BYTES))
 

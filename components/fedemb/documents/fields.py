@@ -84,11 +84,3 @@ class Guarantee(Part):
     rounds: Count | None
     sampler_delta: float
     unit: Unit
-
-
-class Comparison(Part):
-    """The same noise under another sampler, see `prices.figures`."""
-
-    name: Code
-    relation: Name
-    epsilon: Epsilon

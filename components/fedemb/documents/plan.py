@@ -9,7 +9,6 @@ from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
 from fedemb.documents.fields import (
     AnyJson,
-    Comparison,
     Count,
     Delta,
     Epsilon,
@@ -22,7 +21,7 @@ from fedemb.errors import PlanMismatch
 from fedemb.foundation.document import Document, Part, Written, read
 from fedemb.foundation.environment import Backend
 from fedemb.privacy.mechanism import MechanismPlan
-from fedemb.privacy.registry import plan_from_json
+from fedemb.privacy.registry import plan_from_json, plan_mechanism
 
 
 class Projected(Part):
@@ -55,7 +54,6 @@ class PrivacyPlan(Document):
     epsilon_conservative_2c: Epsilon
     epsilon_rdp: Epsilon
     zcdp_rho: Epsilon
-    comparisons: list[Comparison]
     users_lower_bound: Count
     projections: list[Projected]
     warnings: list[
@@ -102,7 +100,7 @@ def check_plan(document: PrivacyPlan, config: RunConfig) -> MechanismPlan:
             f"the privacy plan is of a training on {document.backend}, the configuration asks for "
             f"{config.training.backend}; run plan_privacy again"
         )
-    ours, theirs = plan.to_json(), plan.expected(config.mechanism, config.public_numbers).to_json()
+    ours, theirs = plan.to_json(), plan_mechanism(config).to_json()
     if ours != theirs:
         changed = [name for name in ours if ours[name] != theirs[name]]
         raise PlanMismatch(

@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
+from fedemb.config import PretrainingConfig, TrainingConfig
 from fedemb.engine.clients import augment, glorot_head, stateless_draws
 from fedemb.engine.tensorflow_clients import gradients_summed_in_order
 from fedemb.models.backbones import with_bfloat16
@@ -34,27 +33,9 @@ Embed = Callable[[TfTensor], TfTensor]
 LossOf = Callable[[Embed, Sequence[TfTensor], TfTensor, TfTensor, TfTensor], TfTensor]
 """`(embed, extra variables, uint8 images, labels, int64 seed [2]) -> scalar loss`."""
 
+MOMENTUM = 0.9
 WARM_UP = 0.1
 """Share of the steps with increasing learning rate; cosine losses need a warm-up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """Length and learning rates of a pooled training.
-
-    Attributes:
-      epochs: passes over the images; the last, short batch of each is dropped.
-      batch_size: images per step.
-      learning_rate: maximum of the schedule.
-      momentum: momentum of SGD.
-      mixed_precision: whether everything except weights, updates and last layer is bfloat16.
-    """
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    momentum: float = 0.9
-    mixed_precision: bool = False
 
 
 def minimize(
@@ -64,7 +45,7 @@ def minimize(
     images: UInt8[np.ndarray, "images size size channels"],
     labels: Int[np.ndarray, " images"],
     *,
-    schedule: Schedule,
+    schedule: PretrainingConfig,
     seed: int,
 ) -> float:
     """Trains a backbone in place by SGD with momentum.
@@ -120,7 +101,11 @@ class _PooledTraining:
     """Variables and step of a pooled training."""
 
     def __init__(
-        self, backbone: Model, extra: Sequence[np.ndarray], loss_of: LossOf, schedule: Schedule
+        self,
+        backbone: Model,
+        extra: Sequence[np.ndarray],
+        loss_of: LossOf,
+        schedule: PretrainingConfig,
     ) -> None:
         import tensorflow as tf
 
@@ -169,7 +154,7 @@ class _PooledTraining:
                 accum=slot.handle,
                 lr=rate,
                 grad=gradient,
-                momentum=schedule.momentum,
+                momentum=MOMENTUM,
             )
 
     def finish(self) -> None:
@@ -192,19 +177,28 @@ def _glorot(rows: int, columns: int, seed: int) -> np.ndarray:
     return glorot_head(rows, columns, np.random.default_rng(seeds))
 
 
-def train_supervised(
+def pretrain(
     backbone: Model,
     images: UInt8[np.ndarray, "images size size channels"],
     labels: Int[np.ndarray, " images"],
+    config: PretrainingConfig,
     *,
-    loss: LossConfig,
-    augmentation: AugmentationConfig | None,
-    schedule: Schedule,
     seed: int,
 ) -> float:
-    """Trains a backbone in place with a head of one row per class; see `minimize`."""
+    """Trains a backbone in place, with a head of one row per class that is dropped.
+
+    Args:
+      backbone: from `build_backbone`.
+      images: uint8 `[images, size, size, channels]`, public.
+      labels: int64 `[images]`; of any values.
+      config: loss, augmentation and schedule.
+      seed: seed of shuffles, heads and augmentation.
+
+    Returns:
+      Mean loss of the last epoch.
+    """
     distinct, rows = np.unique(labels, return_inverse=True)
-    build = build_loss(loss)
+    build, augmentation = build_loss(config.loss), config.augmentation
 
     def loss_of(
         embed: Embed,
@@ -218,46 +212,7 @@ def train_supervised(
         return build(embed(batch), extra[0], wanted)
 
     head = _glorot(len(distinct), int(backbone.output_shape[-1]), seed)
-    return minimize(backbone, [head], loss_of, images, rows, schedule=schedule, seed=seed)
-
-
-def pretrain(
-    backbone: Model,
-    images: UInt8[np.ndarray, "images size size channels"],
-    labels: Int[np.ndarray, " images"],
-    config: PretrainingConfig,
-    *,
-    seed: int,
-) -> float:
-    """Trains a backbone in place on public images.
-
-    Args:
-      backbone: from `build_backbone`.
-      images: uint8 `[images, size, size, channels]`, public.
-      labels: int64 `[images]`; of any values.
-      config: kind and schedule; only `supervised` trains.
-      seed: seed of shuffles, heads and augmentation.
-
-    Returns:
-      Mean loss of the last epoch; NaN if nothing was trained.
-    """
-    schedule = Schedule(
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        mixed_precision=config.mixed_precision,
-    )
-    if config.kind == "supervised":
-        return train_supervised(
-            backbone,
-            images,
-            labels,
-            loss=config.loss,
-            augmentation=config.augmentation,
-            schedule=schedule,
-            seed=seed,
-        )
-    return math.nan
+    return minimize(backbone, [head], loss_of, images, rows, schedule=config, seed=seed)
 
 
 def train_centralized(
@@ -267,9 +222,7 @@ def train_centralized(
     training: TrainingConfig,
     *,
     epochs: int = 15,
-    batch_size: int = 64,
     learning_rate: float = 0.05,
-    momentum: float = 0.9,
 ) -> Model:
     """Trains the baseline without privacy, with loss and augmentation of the private run.
 
@@ -279,30 +232,22 @@ def train_centralized(
       labels: int64 `[images]`, any values.
       training: training configuration of the run; provides loss, augmentation and seed.
       epochs: passes over the images.
-      batch_size: images per step.
       learning_rate: maximum of the schedule.
-      momentum: momentum of SGD.
 
     Returns:
       The backbone.
     """
-    schedule = Schedule(
-        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, momentum=momentum
-    )
-    seed = training.seed
-    if training.algorithm == "dp_sgd":  # a classifier has its head already
-        minimize(backbone, [], _cross_entropy, images, labels, schedule=schedule, seed=seed)
-        return backbone
-    local = training.local
-    train_supervised(
-        backbone,
-        images,
-        labels,
+    local, seed = training.local, training.seed
+    schedule = PretrainingConfig(
+        epochs=epochs,
+        learning_rate=learning_rate,
         loss=local.loss,
         augmentation=local.augmentation,
-        schedule=schedule,
-        seed=seed,
     )
+    if training.algorithm == "dp_sgd":  # a classifier has its head already
+        minimize(backbone, [], _cross_entropy, images, labels, schedule=schedule, seed=seed)
+    else:
+        pretrain(backbone, images, labels, schedule, seed=seed)
     return backbone
 
 

@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,19 +18,13 @@ from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
 from fedemb.engine.rounds import ClientExamples, UnitFeatures
 from fedemb.foundation import step_logging as events
-from fedemb.foundation.canonical_json import JsonObject, json_digest
 from fedemb.models.keras_backend import Model, available_cores, traced
 from fedemb.privacy.feature_sums import whole_features
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.sampling import VirtualClient
-from fedemb.storage import Store
 
 _LOG = logging.getLogger(__name__)
 
-FOLDER = "features/"
-"""Folder of all features, in the working state of an attempt."""
-_BLOCK = 1024
-"""Units of one file."""
 _TOGETHER, _TOGETHER_BYTES = 256, 64 << 20
 """Images read before their features are computed, and their bytes."""
 
@@ -95,36 +86,23 @@ class FeatureProgress:
 
 
 class FeatureCache:
-    """Computes the features of each unit once and keeps them for a resumed run.
+    """Computes the features of each unit once and keeps them in memory.
 
-    Features have the same bits whichever images are computed together, see `MicroBatches`. They are
-    as private as the images they are made of.
+    Features have the same bits whichever images are computed together, see `MicroBatches`; a
+    resumed run computes them again.
 
     Args:
       backbone: `keras.Model`, frozen, images to features.
-      store: working state of the attempt, in the private root; None keeps nothing.
-      inputs_sha: digest of all inputs of the features, including the backbone; features of other
-        inputs are not used.
       rows: converts features and labels of a unit to what is kept.
     """
 
     def __init__(
         self,
         backbone: Model,
-        store: Store | None = None,
-        inputs_sha: str = "",
         rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of,
     ) -> None:
         self._compute, self._rows = MicroBatches(backbone), rows
-        self._store, self._folder = store, f"{FOLDER}{inputs_sha}"
         self._known: dict[bytes, UnitFeatures] = {}
-        self._fresh: list[bytes] = []
-        self._blocks = [] if store is None else store.list(f"{self._folder}/")
-        self._kind = f"{self._folder}/by{self._compute.size}-"
-        for name in self._blocks:
-            # Other micro-batches may give other bits.
-            if store is not None and name.startswith(self._kind):
-                self._known |= _unpacked(store.read(name))
 
     def fill(
         self,
@@ -181,17 +159,6 @@ class FeatureCache:
         ends = np.cumsum([len(unit.labels) for unit in filled.values()])
         for (key, unit), part in zip(filled.items(), np.split(features, ends[:-1]), strict=True):
             self._known[key] = self._rows(part, unit.labels)
-            self._fresh.append(key)
-            if len(self._fresh) == _BLOCK:
-                self.save()
-
-    def save(self) -> None:
-        """Writes the features that are not in the store yet."""
-        if self._store is not None and self._fresh:
-            name = f"{self._kind}{len(self._blocks):06d}.npz"
-            self._store.write(name, _packed({key: self._known[key] for key in self._fresh}))
-            self._blocks.append(name)
-        self._fresh = []
 
     @property
     def nothing(self) -> UnitFeatures:
@@ -252,26 +219,6 @@ class FrozenFeatures:
         for user in np.sort(client.users)[:, None]:
             alone = VirtualClient(client.grouping, client.group, user)
             yield user.tobytes(), partial(self._load, alone)
-
-
-def _packed(units: dict[bytes, UnitFeatures]) -> bytes:
-    packed = io.BytesIO()
-    np.savez(
-        packed,
-        keys=np.array([np.frombuffer(key, np.uint8) for key in units]),
-        counts=np.array([len(unit) for unit in units.values()]),
-        rows=np.concatenate([*units.values()]),
-    )
-    return packed.getvalue()
-
-
-def _unpacked(data: bytes) -> dict[bytes, UnitFeatures]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as packed:
-        units = np.split(packed["rows"], np.cumsum(packed["counts"])[:-1])
-        return {key.tobytes(): unit for key, unit in zip(packed["keys"], units, strict=True)}
-
-
-# Features of a frozen backbone in micro-batches, with the same bits for an image anywhere.
 
 
 SIZE = 16
@@ -346,44 +293,3 @@ def _orders(size: int) -> Iterator[np.ndarray]:
     yield np.roll(np.arange(2 * size), 1)
     yield np.arange(2 * size)[::-1]
     yield random.permutation(2 * size)
-
-
-def open_features(
-    store: Store,
-    inputs_sha: str,
-    trunk: Model,
-    images: JsonObject,
-    rows: Callable[[np.ndarray, np.ndarray], UnitFeatures],
-) -> FeatureCache:
-    """Returns the cache of a training; its inputs select it.
-
-    Features follow from the images and the frozen trunk only: no key, coin or noise is part of
-    them.
-
-    Args:
-      store: signed working state of the attempt.
-      inputs_sha: digest of the inputs of the attempt: users, code, configuration, public backbone.
-      trunk: `keras.Model`, frozen, images to features.
-      images: settings that select and decode the images, see `ClientLoader.settings`.
-      rows: see `FeatureCache`.
-    """
-    content = ["features/1", inputs_sha, trunk_digest(trunk), images, rows.__name__]
-    return FeatureCache(trunk, store, json_digest(content), rows)
-
-
-def delete_features(store: Store) -> None:
-    """Deletes all features of an attempt, also those of other inputs."""
-    for name in store.list(FOLDER):
-        store.delete(name)
-
-
-def trunk_digest(trunk: Model) -> str:
-    """Returns a digest of layers, precision and weights of a trunk, without the trunk's name."""
-    layers = json.loads(trunk.to_json())
-    layers["config"].pop("name", None)  # numbered by Keras in each process
-    digest = hashlib.sha256(json.dumps(layers, sort_keys=True).encode())
-    weights: list[np.ndarray] = trunk.get_weights()
-    for values in weights:
-        digest.update(f"{values.dtype.str}{values.shape}".encode())
-        digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest()

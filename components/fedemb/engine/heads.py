@@ -23,6 +23,7 @@ from fedemb.errors import ConfigError
 from fedemb.models.backbones import HEAD
 from fedemb.models.keras_backend import Model
 from fedemb.privacy.feature_sums import (
+    COVARIANCE_NORM,
     Features,
     WholeWeights,
     clipped_product_sum,
@@ -37,7 +38,6 @@ from fedemb.privacy.feature_sums import (
     whole_weights,
 )
 from fedemb.privacy.running import Mechanism
-from fedemb.privacy.unit_mechanisms import Covariance, LeastSquares
 
 _CHUNK_BYTES = 4 << 20
 """Bytes of features in one matrix product, float64; about the cache of a core."""
@@ -168,7 +168,6 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     def __init__(self, classifier: Model, mechanism: Mechanism, config: UnitGradientConfig) -> None:
         super().__init__(classifier, mechanism, config)
-        self._plan = cast("LeastSquares", mechanism.plan)
         self.dim = moment_size(self._rows - 1, self._classes)
 
     @override
@@ -178,15 +177,12 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     def _moments(self, images: np.ndarray, shares: np.ndarray) -> SlabSum:
         """Returns the moments of packed units, with their largest feature norms."""
-        plan = self._plan
         features = images["mantissas"][..., :-1] / images["scale"][..., None]
         summed = moment_sum(
             features,
             np.where(shares > 0, images["label"], -1),
             classes=self._classes,
-            grid_bits=plan.grid_bits,
-            feature_norm=plan.feature_norm,
-            label_weight=plan.label_weight,
+            grid_bits=self.mechanism.plan.grid_bits,
         )
         lengths = np.sqrt(np.square(features).sum(-1)).max(1)
         return summed, lengths, np.full(len(lengths), np.nan)
@@ -194,15 +190,14 @@ class LeastSquaresFunction(HeadGradientFunction):
     @override
     def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
         """Solves the noised mean moments for the head."""
-        plan = self._plan
+        plan = self.mechanism.plan
         noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
         kernel, bias = solve_moments(
             mean / plan.l2_norm_clip,
             classes=self._classes,
             ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self._rows),
-            label_weight=plan.label_weight,
         )
-        head = SHARPNESS * np.concatenate([(kernel / plan.feature_norm).ravel(), bias])
+        head = SHARPNESS * np.concatenate([kernel.ravel(), bias])
         return only_state(server, head.astype(np.float32))
 
 
@@ -238,7 +233,7 @@ class CovarianceFunction(TrainingRound):
                 f"model.embedding_dim: {self.features} and projection_bias: true."
             )
         super().__init__(mechanism, covariance_size(self.features))
-        self.variables, self._plan = variables, cast("Covariance", mechanism.plan)
+        self.variables = variables
 
     @override
     def initial_weights(self) -> np.ndarray:
@@ -254,32 +249,25 @@ class CovarianceFunction(TrainingRound):
 
     @override
     def _sums(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
-        plan, total = self._plan, np.zeros(self.dim, np.int64)
+        grid_bits, total = self.mechanism.plan.grid_bits, np.zeros(self.dim, np.int64)
         rows: list[tuple[float, float, float, float]] = []
         for slab in slabs:
             for unit in cast("list[UnitFeatures]", slab):
                 record, norm = covariance_record(
-                    unit["features"],
-                    unit["label"],
-                    grid_bits=plan.grid_bits,
-                    feature_norm=plan.feature_norm,
-                    covariance_norm=plan.covariance_norm,
-                    mean_weight=plan.mean_weight,
+                    unit["features"], unit["label"], grid_bits=grid_bits
                 )
                 total += record
-                rows.append((norm / plan.covariance_norm, math.nan, math.nan, float(len(unit))))
+                rows.append((norm / COVARIANCE_NORM, math.nan, math.nan, float(len(unit))))
         return RoundSums(total, np.array(rows, np.float32).reshape(-1, 4))
 
     @override
     def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
         """Solves the noised mean record for the projection."""
-        plan = self._plan
+        plan = self.mechanism.plan
         noise = plan.noise_multiplier / plan.normalizer
         kernel, bias = solve_whitening(
             mean / plan.l2_norm_clip,
             features=self.features,
-            feature_norm=plan.feature_norm,
-            mean_weight=plan.mean_weight,
             ridge=server.ridge * noise * math.sqrt(self.features),
         )
         return only_state(server, np.concatenate([kernel.ravel(), bias]).astype(np.float32))

@@ -99,7 +99,6 @@ class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
             worker_count=mesh.size,
         )
         self._parallel_units, self._smaller = together, smaller
-        self._local_devices = mesh.local_devices
         spread, whole = Spec(_UNITS), Spec()
         self._everywhere, self._spread = NamedSharding(mesh, whole), NamedSharding(mesh, spread)
         self._add = jax.jit(
@@ -111,41 +110,6 @@ class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
             ),
             donate_argnums=0,
         )
-
-    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """See `VectorizedRounds`; calls `require_room` before the first slab is read.
-
-        Raises:
-          ConfigError: a step does not fit into device memory.
-        """
-        if not self._layout_checked:
-            self.require_room()
-        return super().run(weights, slabs)
-
-    def require_room(self) -> None:
-        """Checks that a step fits into device memory, before any computation.
-
-        Raises:
-          ConfigError: a step needs more memory than a device has.
-        """
-        room = min((memory_of(device) for device in self._local_devices), default=0)
-        if room and not hosts.is_multi_host() and (needed := self.step_bytes()) > room:
-            raise ConfigError(
-                f"A step of {self._parallel_units} in parallel needs {needed / 2**20:.0f} MiB of "
-                f"device memory, and the device has {room / 2**20:.0f} MiB. Lower {self._smaller} "
-                f"to about {max(1, self._parallel_units * room // needed)}."
-            )
-
-    def step_bytes(self) -> int:
-        """Returns the bytes of one step on each device, from the compiler; compiles it once."""
-        with self._exact_numbers():
-            sums, broadcast = self._begun(np.zeros(self.dim, np.float32))
-            step = self._spread_out(self._any_step())
-            compiled = self._add.lower(sums, broadcast, step).compile()
-        found = compiled.memory_analysis()
-        assert found is not None, "XLA plans the memory of every compiled step"
-        parts = found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes
-        return sum(parts) - found.alias_size_in_bytes
 
     def _any_step(self) -> Units:
         unit = self._generated_unit(0, np.random.default_rng(0))
@@ -310,11 +274,6 @@ def _placed(part: np.ndarray, sharding: NamedSharding) -> JaxArray:
     import jax
 
     return jax.make_array_from_callback(part.shape, sharding, part.__getitem__)
-
-
-def memory_of(device: JaxDevice) -> int:
-    """Returns the memory limit of a device in bytes; 0 if unknown, as on a CPU."""
-    return (device.memory_stats() or {}).get("bytes_limit", 0)
 
 
 def _rows(rows: JaxArray, real: int) -> np.ndarray:

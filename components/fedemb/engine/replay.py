@@ -6,20 +6,18 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from fedemb.documents.audit import REPLAYED, SIGMAS, Receipts
 from fedemb.engine.rounds import TrainingRound, Unit
 from fedemb.keys import derive
-from fedemb.privacy.noise import Floats, gaussian, round_tag, run_key, tensor_key
+from fedemb.privacy.group_mechanisms import TreeAggregation
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.noise import Floats, TreeStream, gaussian, round_tag, run_key, tensor_key
 from fedemb.privacy.running import Mechanism, RoundState
 from fedemb.privacy.sampling import Index, VirtualClient
-
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanism import MechanismPlan
-    from fedemb.privacy.noise import CorrelatedStream
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class NoiseReceipts:
 
     def __init__(self, plan: MechanismPlan, noise_key: bytes, tags: Sequence[bytes] = ()):
         self._plan, self._key = plan, noise_key
-        self._stream: CorrelatedStream | None = None
+        self._stream: TreeStream | None = None
         self._before = list(tags)
         self.figures = ReceiptFigures(rounds=0, failed=0, noise=0.0, both=0.0, rest=0.0)
         """Figures of the rounds so far. Raw."""
@@ -112,10 +110,10 @@ class NoiseReceipts:
 
     def drawn(self, tag: bytes, size: int) -> Floats:
         """Redraws the noise of the next round on the sum / clip."""
-        if not self._plan.tracks_participation:
-            key = tensor_key(self._key, tag, "update")
-            return gaussian(key, size) * self._plan.noise_multiplier
-        return self._row(self._begin(size), tensor_key(self._key, tag, "update"))
+        key = tensor_key(self._key, tag, "update")
+        if stream := self._begin(size):
+            return self._row(stream, key)
+        return gaussian(key, size) * self._plan.noise_multiplier
 
     def _known(self, tag: bytes, size: int) -> Floats | float:
         """Returns a control variate if rounds share noise, else 0.
@@ -124,20 +122,17 @@ class NoiseReceipts:
         round. Noise with the same earlier part and another fresh part is subtracted from both sides
         of the regression; the difference is independent of the sums.
         """
-        if not self._plan.tracks_participation:
-            return 0.0
-        key = tensor_key(self._key, tag, "another")
-        return self._row(copy.deepcopy(self._begin(size)), key)
+        stream = copy.deepcopy(self._begin(size))
+        return self._row(stream, tensor_key(self._key, tag, "another")) if stream else 0.0
 
-    def _begin(self, size: int) -> CorrelatedStream:
-        if self._stream is None:
-            self._stream = self._plan.noise_stream(size)
-            assert self._stream is not None, "rounds of this plan share no noise"
+    def _begin(self, size: int) -> TreeStream | None:
+        if self._stream is None and isinstance(self._plan, TreeAggregation):
+            self._stream = TreeStream(self._plan, size)
             for earlier in self._before:
                 self._stream.next(tensor_key(self._key, earlier, "update"))
         return self._stream
 
-    def _row(self, stream: CorrelatedStream, key: bytes) -> Floats:
+    def _row(self, stream: TreeStream, key: bytes) -> Floats:
         return stream.next(key) / 2.0**self._plan.grid_bits
 
     @property
@@ -182,7 +177,7 @@ class RoundReplay:
         clients = self._mechanism.sample_clients(self._number, index)
         failed, total = self._without_one(index, clients)
         tag = bytes.fromhex(after["tag"])
-        if round_tag(self._noise_key, self._number, {"update": total}) != tag:
+        if round_tag(self._noise_key, self._number, total) != tag:
             failed.add("sum")
         if not self._holds(total, tag):
             failed.add("noise")

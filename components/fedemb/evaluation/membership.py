@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.documents.audit import Attack, SelfTest, attack_on, finding
+from fedemb.documents.audit import Attack, SelfTest, finding
 from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
 from fedemb.evaluation.pairs import Estimate, draw_weights
@@ -159,41 +157,15 @@ _TINY = 1e-30
 """Constant below every float32 probability, so that a class of probability 0 has finite odds."""
 
 
-class Scoring(ABC):
-    """Maps images to one score per user; a member should score higher."""
-
-    attack: ClassVar[Attack]
-    least_images: ClassVar[int]
-    """Minimum number of images of a scored user."""
-
-    @abstractmethod
-    def outputs(
-        self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
-    ) -> np.ndarray:
-        """Returns the model's output for each image, `[images, ...]`."""
-
-    @abstractmethod
-    def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
-        """Returns one score per user, float64 `[users]`.
-
-        Args:
-          seen: outputs of `outputs` for all images; finite.
-          owners: int `[images]`, user of each image, 0..users-1.
-          users: number of users.
-        """
-
-    @abstractmethod
-    def made_up(
-        self, random: np.random.Generator, users: int, images: int, leak: bool
-    ) -> np.ndarray:
-        """Simulates model outputs for synthetic users with or without a leak."""
+# A score maps images to one number per user; a member should score higher.
 
 
-class VerificationScore(Scoring):
+class VerificationScore:
     """Mean cosine within a user minus mean cosine to others."""
 
-    attack = "verification_score"
+    attack: Attack = "verification_score"
     least_images = 2
+    """Minimum number of images of a scored user."""
 
     def outputs(
         self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
@@ -204,7 +176,13 @@ class VerificationScore(Scoring):
         return embed(model, images, batch)
 
     def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
-        """See `verification_scores`."""
+        """Returns one score per user, float64 `[users]`, see `verification_scores`.
+
+        Args:
+          seen: outputs of `outputs` for all images; finite.
+          owners: int `[images]`, user of each image, 0..users-1.
+          users: number of users.
+        """
         return verification_scores(seen, owners, users)
 
     def made_up(
@@ -217,10 +195,10 @@ class VerificationScore(Scoring):
         return points.reshape(users * images, -1).astype(np.float32)
 
 
-class ConfidenceScore(Scoring):
+class ConfidenceScore:
     """Mean log-odds of the label over a unit's images."""
 
-    attack = "confidence_score"
+    attack: Attack = "confidence_score"
     least_images = 1
 
     def outputs(
@@ -249,10 +227,12 @@ class ConfidenceScore(Scoring):
         return (hard + random.normal(size=(users, images))).ravel()
 
 
+Scoring = VerificationScore | ConfidenceScore
+
+
 def scoring_of(config: RunConfig) -> Scoring:
     """Returns the score for the run's task."""
-    kinds = {kind.attack: kind for kind in (VerificationScore, ConfidenceScore)}
-    return kinds[attack_on(config.task)]()
+    return ConfidenceScore() if config.task == "classification" else VerificationScore()
 
 
 USERS = 400

@@ -23,7 +23,6 @@ _EXTRAS = {
         "PIL": "Pillow",
         "pillow_heif": "pillow-heif",
         "pyarrow": "PyArrow",
-        "tensorboard": "TensorBoard",
         "tensorflow": "TensorFlow",
     },
     "jax": {"jax": "JAX"},

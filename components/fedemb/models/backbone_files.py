@@ -194,12 +194,11 @@ def read_card(path: Path) -> BackboneCard | None:
       InputError: the file does not exist.
       ArtifactError: not a `.keras` file, or the card is malformed or of another network.
     """
-    with _opened(path) as archive:
+    with opened(path) as archive:
         if CARD not in archive.namelist():
             return None
-        card = parse(_member(archive, path, CARD, _CARD_BYTES), BackboneCard, path.name).body
-        size = path.stat().st_size
-        if card.network_sha256 != _digest(lambda name: _member(archive, path, name, size)):
+        card = parse(member(archive, CARD, _CARD_BYTES), BackboneCard, path.name).body
+        if card.network_sha256 != _digest(lambda name: member(archive, name)):
             raise ArtifactError(
                 f"the card in {path.name} describes another network. Write the file again with "
                 "`fedemb backbone get`"
@@ -225,30 +224,44 @@ def write_backbone(backbone: Model, path: Path, fields: Mapping[str, object]) ->
     return card
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
+def opened(path: Path) -> zipfile.ZipFile:
+    """Opens a `.keras` file; Keras packs no member, and a packed one may unfold without end.
+
+    Raises:
+      InputError: the file does not exist.
+      ArtifactError: not a `.keras` file, or a member is packed.
+    """
     try:
         open_regular(path).close()  # refuses a pipe, which would block
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist. Name a .keras file") from error
     except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path.name} is not a .keras file. Name a .keras file") from error
+    if packed := [each.filename for each in archive.infolist() if each.compress_type]:
+        archive.close()
+        raise ArtifactError(
+            f"{path.name} holds a packed {packed[0]}, which may unfold without end. Save the "
+            "backbone with Keras 3"
+        )
+    return archive
 
 
-def _member(archive: zipfile.ZipFile, path: Path, name: str, limit: int) -> bytes:
-    """Returns a stored member; refuses compressed and oversized ones before reading them."""
+def member(archive: zipfile.ZipFile, name: str, limit: int | None = None) -> bytes:
+    """Returns a member; refuses one that is larger than `limit`, or than its file.
+
+    Raises:
+      ArtifactError: the member is missing, damaged or too large.
+    """
+    path = Path(str(archive.filename))
     try:
-        member = archive.getinfo(name)
-        plain = member.compress_type == zipfile.ZIP_STORED
-        if not plain or member.file_size > min(limit, path.stat().st_size):
-            raise ArtifactError(
-                f"{path.name} has a member {name} that is compressed or larger than {limit:,} "
-                "bytes. Write the file again"
-            )
+        size = archive.getinfo(name).file_size
+        if size > min(limit or size, path.stat().st_size):
+            raise ArtifactError(f"{path.name} has a member {name} that is too large. Save it again")
         return archive.read(name)
     except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         raise ArtifactError(
-            f"{path.name} has no readable member {name}. Write the file again"
+            f"{path.name} is not a .keras file: it has no readable {name}. Save it with Keras 3"
         ) from error
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
-from fedemb.models.keras_backend import Layer, Model, Variable, all_layers, input_node, keras_layers
-from fedemb.models.layers import channel_group_norm
+from fedemb.models.keras_backend import Model, Variable, all_layers, input_node, keras_layers
 from fedemb.models.networks import NETWORKS
 
 HEAD = "logits"
@@ -160,20 +159,12 @@ def check_backbone(backbone: Model, model: ModelConfig) -> None:
 def with_bfloat16(backbone: Model) -> Model:
     """Returns a copy that computes in bfloat16 on float32 weights, except for its last layer.
 
-    Eight bits of an embedding are too few for the logits computed from it. Group normalisation
-    computes its moments from sums over each channel, because Keras's own layer converts whole maps
-    to float32 and back.
+    Eight bits of an embedding are too few for the logits computed from it.
     """
     import keras
 
-    def lean(layer: Layer) -> Layer:
-        settings = layer.get_config()
-        if type(layer) is keras.layers.GroupNormalization:
-            return channel_group_norm().from_config(settings)
-        return type(layer).from_config(settings)
-
     policy = keras.DTypePolicy("mixed_bfloat16")
-    copy = keras.models.clone_model(backbone, clone_function=lean)
+    copy = keras.models.clone_model(backbone)
     copy.set_weights(backbone.get_weights())
     last = copy.layers[-1]
     for layer in all_layers(copy, include_self=False):
@@ -186,18 +177,6 @@ def with_bfloat16(backbone: Model) -> Model:
 
 
 _PROJECTION = ("embedding/", "embedding_hidden/")
-
-
-def _is_norm(path: str) -> bool:
-    return path.endswith(("/gamma", "/beta"))
-
-
-def _block(path: str) -> str:
-    return path.split("/", 1)[0].split("_", 1)[0]
-
-
-def _is_convolution(path: str) -> bool:
-    return path.endswith("kernel") and "conv" in path
 
 
 def cut(model: Model, group: str) -> tuple[Model, Model]:
@@ -234,28 +213,19 @@ def trainable_variables(backbone: Model, group: str = "all") -> Sequence[Variabl
     Args:
       backbone: from `build_backbone` or loaded, or a classifier made of one; the head of a
           classifier trains with every group.
-      group: `all`; `head`: only the head of a classifier; `norm_only`: scales and offsets of
-          normalisation layers; `last_block`: the last block of layers and the dense layer;
-          `projection`: the dense layers that make an embedding of features; `conv_frozen`: all
-          except convolution kernels; `first_blocks_frozen`: all except the stem and the
-          first block or stage of blocks (arXiv 2201.12328).
+      group: `all`; `head`: only the head of a classifier; `projection`: the dense layers that make
+          an embedding of features; `conv_frozen`: all except convolution kernels (arXiv
+          2201.12328).
 
     Raises:
       ConfigError: the group contains no variable of this backbone.
     """
     variables = list(backbone.trainable_variables)
-    blocks = [
-        _block(v.path) for v in variables if not v.path.startswith((*_PROJECTION, f"{HEAD}/"))
-    ]
-    first = {"stem", *[block for block in blocks if block != "stem"][:1]}
     chosen = {
         "all": lambda path: True,
         "head": lambda path: False,
-        "norm_only": _is_norm,
-        "last_block": lambda path: path.startswith(_PROJECTION) or _block(path) == blocks[-1],
         "projection": lambda path: path.startswith(_PROJECTION),
-        "conv_frozen": lambda path: not _is_convolution(path),
-        "first_blocks_frozen": lambda path: _block(path) not in first,
+        "conv_frozen": lambda path: not (path.endswith("kernel") and "conv" in path),
     }[group]
     found = [v for v in variables if v.path.startswith(f"{HEAD}/") or chosen(v.path)]
     if not found:

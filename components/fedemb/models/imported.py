@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedemb.config import ModelConfig, PretrainingConfig
-from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.errors import ArtifactError, ConfigError
 from fedemb.foundation.canonical_json import strict_json
-from fedemb.foundation.files import open_regular
-from fedemb.models.backbone_files import load_model, read_card, require_finite
+from fedemb.models.backbone_files import (
+    load_model,
+    member,
+    opened,
+    read_card,
+    require_finite,
+)
 from fedemb.models.backbones import HEAD, check_backbone, reinitialize, without_head
 from fedemb.models.keras_backend import Model, all_layers
 from fedemb.models.layers import whitened_layer
@@ -175,24 +179,8 @@ def known_pixels(path: Path) -> tuple[str, str] | None:
 
 def _description(path: Path) -> dict[str, Any]:
     """Returns the model description in the file; executes no code of the file."""
-    try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            packed = [m.filename for m in archive.infolist() if m.compress_type]
-            config = b"" if packed else archive.read("config.json")
-    except FileNotFoundError as error:
-        raise InputError(
-            f"pretraining.import_path={path} does not exist; name a .keras file"
-        ) from error
-    except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ArtifactError(
-            f"{path.name} is not a .keras file; save the backbone with Keras 3"
-        ) from error
-    if packed:
-        raise ArtifactError(
-            f"{path.name} holds a packed {packed[0]}, which may unfold without end, and Keras "
-            "packs nothing; save the backbone with Keras 3"
-        )
-    described = strict_json(config, f"config.json of {path.name}")
+    with opened(path) as archive:
+        described = strict_json(member(archive, "config.json"), f"config.json of {path.name}")
     if not isinstance(described, dict) or not isinstance(described.get("config"), dict):
         raise ArtifactError(f"{path.name} describes no model; save the backbone with Keras 3")
     return described

@@ -19,7 +19,6 @@ from typing import (
     TypeAlias,
     TypeVar,
     cast,
-    runtime_checkable,
 )
 
 from jaxtyping import Float32, Num
@@ -230,17 +229,12 @@ Part = TypeVar("Part")
 """Array of a named tuple: of NumPy on the host, or a tensor of a graph, or its specification."""
 
 
-@runtime_checkable
 class JaxDevice(Protocol):
     """Device of JAX."""
 
     @property
     def platform(self) -> str:
         """Platform, such as `cpu` or `gpu`."""
-        ...
-
-    def memory_stats(self) -> dict[str, int] | None:
-        """Returns memory figures in bytes; None if the device reports none."""
         ...
 
 

@@ -25,7 +25,7 @@ from PIL import Image
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
 from fedemb.data.identity import LEAST_CLASSES, Cell, Hasher
 from fedemb.data.image_files import ImageFiles
-from fedemb.data.photos import FORMATS, MAX_BYTES, MAX_TEXT_BYTES, PhotoReader
+from fedemb.data.photos import FORMATS, MAX_BYTES, MAX_PIXELS, MAX_TEXT_BYTES, PhotoReader
 from fedemb.data.source_parts import csv_image_root, loose_files
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.data.tables import lines_in_quotes
@@ -169,7 +169,7 @@ def _batches(source: SourceConfig, columns: list[str]) -> Iterator[Batch]:
 
 
 def _digests(config: RunConfig, source: SourceConfig, hasher: Hasher) -> set[bytes]:
-    reader = PhotoReader.of(config.model, config.data.max_pixels)
+    reader = PhotoReader(*config.model.photo)
     files, found = image_files(source), set[bytes]()
     for batch in _batches(source, []):
         for digest in image_digests(batch.images, files, reader, hasher):
@@ -214,7 +214,7 @@ BAD = {
     "image_empty": "image of zero bytes",
     "file_too_large": f"image file of more than {MAX_BYTES:,} bytes, which is not read",
     "not_decodable": "bytes that are not a whole PNG, JPEG, WebP, GIF, HEIC or AVIF",
-    "too_many_pixels": "more pixels than data.max_pixels",
+    "too_many_pixels": f"more than {MAX_PIXELS:,} pixels",
     "text_too_large": f"PNG with texts or a colour profile of more than {MAX_TEXT_BYTES:,} bytes",
 }
 """Reason code of a bad record -> text; other records are left out although they are good."""

@@ -314,7 +314,7 @@ class Preparer:
         self._cap = config.partition.max_images_per_user
         self._columns = config.data.source.columns
         self._files = image_files(config.data.source)
-        self._reader = PhotoReader.of(config.model, config.data.max_pixels)
+        self._reader = PhotoReader(*config.model.photo)
         self.labels: set[str] = set()
         """Classes of the records, the first thousand. Private."""
         self.examples: dict[str, str] = {}

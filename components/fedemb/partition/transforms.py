@@ -233,7 +233,7 @@ class _Digest(beam.DoFn):
 
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[tuple[int, bytes]]:
         config = self._job.config
-        reader = PhotoReader.of(config.model, config.data.max_pixels)
+        reader = PhotoReader(*config.model.photo)
         for digest in image_digests(batch[0], self._files, reader, self._hasher):
             yield shard_of(digest, config.partition.shards), digest[:8]
 

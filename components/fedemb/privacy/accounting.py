@@ -80,13 +80,6 @@ def library_version() -> str:
     return version
 
 
-def supports(
-    event: dpe.DpEvent, relation: NeighboringRelation, accountant: Literal["pld", "rdp"]
-) -> bool:
-    """Returns whether the accountant is valid for the event under the relation."""
-    return _valid(event, relation, accountant)
-
-
 def price(
     event: dpe.DpEvent,
     relation: NeighboringRelation,
@@ -124,7 +117,7 @@ def price(
         delta=delta,
         relation=relation,
         accountant=curve_.accountant,
-        rounds=rounds_of(event) if rounds is None else rounds,
+        rounds=getattr(event, "count", None) if rounds is None else rounds,
         unit=unit,
         sampler_delta=sampler_delta(epsilon, runs) if math.isfinite(epsilon) else 0.0,
     )
@@ -174,14 +167,9 @@ def rdp_of(
     alphas = np.asarray(orders, dtype=np.float64)
     if not np.all(alphas > 1):
         raise ValueError(f"Renyi orders must be above 1, got {alphas.min():g}; drop that order")
-    if not _valid(event, relation, "rdp"):
+    if not supports(event, relation, "rdp"):
         raise _unsupported(event, relation, "rdp")
     return _rdp_walk(event, relation, alphas)
-
-
-def rounds_of(event: dpe.DpEvent) -> int | None:
-    """Returns the number of repetitions, if the event is one repeated event."""
-    return event.count if isinstance(event, dpe.SelfComposedDpEvent) else None
 
 
 class _Curve:
@@ -199,7 +187,7 @@ class _Curve:
         choices: tuple[Literal["pld", "rdp"], ...] = (
             ("pld", "rdp") if accountant == "auto" else (accountant,)
         )
-        valid = [name for name in choices if _valid(event, relation, name)]
+        valid = [name for name in choices if supports(event, relation, name)]
         if not valid:
             raise _unsupported(event, relation, accountant)
         self.accountant = valid[0]
@@ -255,16 +243,16 @@ def _is_gaussian_composition(event: dpe.DpEvent) -> bool:
     return isinstance(event, dpe.GaussianDpEvent)
 
 
-def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -> bool:  # noqa: PLR0911
+def supports(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -> bool:  # noqa: PLR0911
     """Implements the dispatch table."""
     is_pld = accountant == "pld"
     match event:
         case dpe.NoOpDpEvent() | dpe.NonPrivateDpEvent():
             return True
         case dpe.SelfComposedDpEvent():
-            return _valid(event.event, relation, accountant)
+            return supports(event.event, relation, accountant)
         case dpe.ComposedDpEvent():
-            return all(_valid(inner, relation, accountant) for inner in event.events)
+            return all(supports(inner, relation, accountant) for inner in event.events)
         case dpe.GaussianDpEvent():
             return is_pld or relation is not _ONE
         case dpe.PoissonSampledDpEvent():

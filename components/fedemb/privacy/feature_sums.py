@@ -179,22 +179,18 @@ def moment_sum(
     *,
     classes: int,
     grid_bits: int,
-    feature_norm: float,
-    label_weight: float,
 ) -> npt.NDArray[np.int64]:
-    """Sums the records of units, `(u u^T, label_weight x u y^T)` averaged over a unit's images.
+    """Sums the records of units, `(u u^T, u y^T)` averaged over a unit's images.
 
-    u is `(x clipped to feature_norm / feature_norm, 0.3) / sqrt(1.09)`, so |u| <= 1, and y is 1 at
-    the label. Formal guarantee: the integer vector of any unit has norm at most 2^grid_bits, both
-    parts together; a unit with a feature that is not finite contributes zero.
+    u is `(x clipped to norm 1, 0.3) / sqrt(1.09)`, so |u| <= 1, and y is 1 at the label. Formal
+    guarantee: the integer vector of any unit has norm at most 2^grid_bits, both parts together; a
+    unit with a feature that is not finite contributes zero.
 
     Args:
       features: `[units, images, features]`.
       labels: `[units, images]`, below `classes`; negative for missing images.
       classes: public number of classes.
       grid_bits: grid bits of the plan: a record of the clip's length is 2^grid_bits long.
-      feature_norm: public norm that longer features are clipped to.
-      label_weight: public weight of the second part.
 
     Returns:
       int64 `[moment_size(features, classes)]`.
@@ -203,12 +199,9 @@ def moment_sum(
       ConfigError: too many images at once for an exact sum.
     """
     images = labels >= 0
-    whole, weights = whole_vectors(
-        features, images, grid_bits=grid_bits, feature_norm=feature_norm, label_weight=label_weight
-    )
+    whole, weights = whole_vectors(features, images, grid_bits=grid_bits)
     rows = whole.shape[-1]
-    largest = 2.0**grid_bits * max(1.0, label_weight)
-    if labels.size * largest > _EXACT:
+    if labels.size * 2.0**grid_bits > _EXACT:
         raise ConfigError(
             f"{labels.size} images at once are too many for one exact sum; lower "
             "training.unit_gradient.images_per_unit"
@@ -225,32 +218,29 @@ def whole_vectors(
     images: npt.NDArray[np.bool_],
     *,
     grid_bits: int,
-    feature_norm: float,
-    label_weight: float,
 ) -> tuple[Doubles, Doubles]:
     """Returns vectors u and label weights as integers, for images of equal share in their unit.
 
     Returns:
       float64 `[units, images, features + 1]`, of norm at most r / sqrt(images of the unit), and
-      `[units, images]`, at most `label_weight` times that, with r^2 sqrt(1 + label_weight^2) =
-      2^grid_bits.
+      `[units, images]`, at most that, with r^2 sqrt(2) = 2^grid_bits.
     """
     exact = features.astype(np.float64)
     finite = np.all((np.abs(exact) < _LARGEST) | ~images[..., None], axis=(1, 2))
     taken = images & finite[:, None]
     exact = np.where(taken[..., None], exact, 0.0)
     length = np.sqrt(np.square(exact).sum(-1, keepdims=True))
-    shortened = exact / np.maximum(feature_norm, length)
+    shortened = exact / np.maximum(1.0, length)
     constant = np.full((*images.shape, 1), CONSTANT)
     vectors = np.concatenate([shortened, constant], axis=-1) / math.hypot(1.0, CONSTANT)
     count = np.maximum(1, images.sum(1, keepdims=True))
-    radius = math.sqrt(2.0**grid_bits / math.hypot(1.0, label_weight)) * (1.0 - _SLACK)
+    radius = math.sqrt(2.0**grid_bits / math.sqrt(2.0)) * (1.0 - _SLACK)
     share = np.where(taken, radius / np.sqrt(count), 0.0)
-    return np.trunc(vectors * share[..., None]), np.trunc(label_weight * share)
+    return np.trunc(vectors * share[..., None]), np.trunc(share)
 
 
 def solve_moments(
-    mean: npt.NDArray[np.floating], *, classes: int, ridge: float, label_weight: float
+    mean: npt.NDArray[np.floating], *, classes: int, ridge: float
 ) -> tuple[Doubles, Doubles]:
     """Computes the head from a noised mean record; this is post-processing.
 
@@ -260,17 +250,16 @@ def solve_moments(
       mean: noised mean record in units of the clip, `[moment_size(features, classes)]`.
       classes: public number of classes.
       ridge: value added to each eigenvalue, in the same units.
-      label_weight: as in `moment_sum`.
 
     Returns:
-      Kernel `[features, classes]` on features divided by `feature_norm`, and bias `[classes]`.
+      Kernel `[features, classes]` on features, and bias `[classes]`.
     """
     rows = round((math.sqrt(classes**2 + 4 * len(mean)) - classes) / 2)
     exact = mean.astype(np.float64)
     second = exact[: rows * rows].reshape(rows, rows)
     # Both triangles have independent noise; their mean has half its variance.
     values, vectors = np.linalg.eigh((second + second.T) / 2)
-    against = exact[rows * rows :].reshape(rows, classes) / label_weight
+    against = exact[rows * rows :].reshape(rows, classes)
     head = vectors @ ((vectors.T @ against) / (np.maximum(values, 0.0) + ridge)[:, None])
     head = head / math.hypot(1.0, CONSTANT)
     return head[:-1], head[-1] * CONSTANT
@@ -289,6 +278,10 @@ def solve_moments(
 
 SHRINKAGE = 0.5
 """Share of the mean eigenvalue that is added to each eigenvalue of the covariance."""
+COVARIANCE_NORM = 0.1
+"""Frobenius norm that larger covariances of a user are clipped to."""
+MEAN_WEIGHT = 0.33
+"""Norm of the record part with the mean, relative to the part with the covariance."""
 _COVARIANCE_BITS = 20
 _TINY = 1e-12
 
@@ -310,15 +303,12 @@ def covariance_record(
     labels: npt.NDArray[np.int64],
     *,
     grid_bits: int,
-    feature_norm: float,
-    covariance_norm: float,
-    mean_weight: float,
 ) -> tuple[npt.NDArray[np.int64], float]:
-    """Returns the record of one user, `(mean_weight x mean, covariance)`, clipped.
+    """Returns the record of one user, `(MEAN_WEIGHT x mean, covariance)`, clipped.
 
-    Each feature vector is first clipped to `feature_norm` and divided by it. The covariance is
-    that of images around the mean of their label, and is clipped to `covariance_norm` and divided
-    by it. The parts have norms of at most `mean_weight` and 1, and together at most the clip.
+    Each feature vector is first clipped to norm 1. The covariance is that of images around the
+    mean of their label, and is clipped to `COVARIANCE_NORM` and divided by it. The parts have
+    norms of at most `MEAN_WEIGHT` and 1, and together at most the clip.
     Formal guarantee: the integer vector has norm at most 2^grid_bits. A user without images, or
     with a feature that is not finite, has a record of zeros.
 
@@ -326,10 +316,6 @@ def covariance_record(
       features: `[images, features]`.
       labels: `[images]`.
       grid_bits: grid bits of the plan: a record of the clip's length is 2^grid_bits long.
-      feature_norm: public norm that longer features are clipped to.
-      covariance_norm: public Frobenius norm that larger covariances are clipped to, in units of
-        the squared `feature_norm`.
-      mean_weight: public weight of the mean.
 
     Returns:
       int64 `[covariance_size(features)]`, and the norm of the covariance before the clip.
@@ -347,7 +333,7 @@ def covariance_record(
     if not images or not np.all(np.abs(exact) < _LARGEST):
         return np.zeros(covariance_size(dim), np.int64), 0.0
     length = np.sqrt(np.square(exact).sum(1, keepdims=True))
-    whole = np.trunc(exact / np.maximum(feature_norm, length) * 2.0**_COVARIANCE_BITS)
+    whole = np.trunc(exact / np.maximum(1.0, length) * 2.0**_COVARIANCE_BITS)
     within = whole.T @ whole / images
     for label in np.unique(labels):
         summed = whole[labels == label].sum(0)
@@ -356,8 +342,8 @@ def covariance_record(
     covariance = within.ravel()[entries] * weights * 2.0 ** (-2 * _COVARIANCE_BITS)
     norm = float(np.sqrt(np.square(covariance).sum()))
     mean = whole.sum(0) / (images * 2.0**_COVARIANCE_BITS)
-    record = np.concatenate([mean_weight * mean, covariance / max(covariance_norm, norm)])
-    radius = 2.0**grid_bits / math.hypot(1.0, mean_weight) * (1.0 - _SLACK)
+    record = np.concatenate([MEAN_WEIGHT * mean, covariance / max(COVARIANCE_NORM, norm)])
+    radius = 2.0**grid_bits / math.hypot(1.0, MEAN_WEIGHT) * (1.0 - _SLACK)
     return np.trunc(record * radius).astype(np.int64), norm
 
 
@@ -365,8 +351,6 @@ def solve_whitening(
     mean: npt.NDArray[np.floating],
     *,
     features: int,
-    feature_norm: float,
-    mean_weight: float,
     ridge: float,
 ) -> tuple[Doubles, Doubles]:
     """Computes the projection from a noised mean record; this is post-processing.
@@ -376,15 +360,13 @@ def solve_whitening(
     Args:
       mean: noised mean record in units of the clip, `[covariance_size(features)]`.
       features: number of features.
-      feature_norm: as in `covariance_record`.
-      mean_weight: as in `covariance_record`.
       ridge: value added to each eigenvalue, in units of the clip.
 
     Returns:
       Kernel `[features, features]`, symmetric, and bias `[features]`: features minus their mean,
       divided by the square root of the covariance. The largest gain is 1.
     """
-    exact = mean.astype(np.float64) * math.hypot(1.0, mean_weight)
+    exact = mean.astype(np.float64) * math.hypot(1.0, MEAN_WEIGHT)
     entries, weights = _triangle(features)
     covariance = np.zeros(features * features)
     covariance[entries] = exact[features:] / weights
@@ -392,7 +374,7 @@ def solve_whitening(
     covariance = covariance + np.triu(covariance, 1).T
     values, vectors = np.linalg.eigh(covariance)
     level = SHRINKAGE * max(float(np.trace(covariance)), 0.0) / features
-    level += ridge * math.hypot(1.0, mean_weight)
+    level += ridge * math.hypot(1.0, MEAN_WEIGHT)
     values = np.maximum(values, 0.0) + max(level, _TINY)
     kernel = (vectors * np.sqrt(values.min() / values)) @ vectors.T
-    return kernel, -(exact[:features] * (feature_norm / mean_weight)) @ kernel
+    return kernel, -(exact[:features] / MEAN_WEIGHT) @ kernel

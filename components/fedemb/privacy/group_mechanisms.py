@@ -1,4 +1,4 @@
-"""Mechanisms of whole virtual clients: Poisson sampling, tree aggregation, and the baseline."""
+"""Mechanisms of whole virtual clients: Poisson sampling and tree aggregation."""
 
 # The numeric libraries are not fully typed; the project's own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
@@ -8,37 +8,40 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 from typing_extensions import override
 
-from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.errors import ConfigError
 from fedemb.foundation.section import Probability
-from fedemb.privacy.mechanism import MechanismPlan, times
-from fedemb.privacy.section import (
-    MAX_SUM_BITS,
-    MOST_GRID_BITS,
-    MechanismConfig,
-    NoisedConfig,
-    PublicNumbers,
-)
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.section import LEAST_NOISE, MOST_NOISE, MechanismConfig, PublicNumbers
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.noise import TreeStream
-    from fedemb.privacy.sampling import Index, Sampler, VirtualClient
 
-
-class GroupPoissonGaussianConfig(NoisedConfig):
+class GroupPoissonGaussianConfig(MechanismConfig):
     """Default: whole virtual clients are sampled independently, docs/privacy/theorem.md."""
 
     kind: Literal["group_poisson_gaussian"] = "group_poisson_gaussian"
+    noise_multiplier: Annotated[float, Field(ge=0, le=MOST_NOISE)]
+    """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma). 0: a baseline
+    without privacy, which the gate always denies."""
     sampling_probability: Probability
     """Sampling probability (q) of each virtual client in each round."""
+
+    @field_validator("noise_multiplier")
+    @classmethod
+    def _none_or_enough(cls, value: float) -> float:
+        if 0 < value < LEAST_NOISE:
+            raise ValueError(
+                f"noise_multiplier={value:g} is too small; set 0 or at least {LEAST_NOISE:g}"
+            )
+        return value
 
 
 class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
@@ -53,84 +56,23 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
     def normalizer(self) -> float:
         return self.sampling_probability * self.virtual_clients
 
-    @override
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.sampling import sample_groups
-
-        return sample_groups(self, self.sampling_probability, round_key, round_index, index)
-
     @property
     @override
     def round_event(self) -> dpe.DpEvent:
-        from dp_accounting import dp_event as dpe
-
-        return dpe.PoissonSampledDpEvent(
-            self.sampling_probability, dpe.GaussianDpEvent(self.noise_multiplier)
-        )
+        return self._at(self.noise_multiplier)
 
     @override
     def conservative_event(self) -> dpe.DpEvent:
         from dp_accounting import dp_event as dpe
 
-        gaussian = dpe.GaussianDpEvent(self.noise_multiplier / 2)
-        sampled = dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
-        return dpe.SelfComposedDpEvent(sampled, self.rounds)
+        return dpe.SelfComposedDpEvent(self._at(self.noise_multiplier / 2), self.rounds)
 
-
-# Baseline without noise; reports and gate treat it as not private.
-
-
-class NotPrivateConfig(MechanismConfig):
-    """Baseline without noise; the gate always denies it."""
-
-    private = False
-
-    kind: Literal["not_private"] = "not_private"
-    sampling_probability: Probability
-    """Sampling probability of each virtual client in each round."""
-
-
-class NotPrivate(NotPrivateConfig, MechanismPlan):
-    """Samples like the default mechanism and adds no noise."""
-
-    section = NotPrivateConfig
-
-    @override
-    @classmethod
-    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
-        # Without noise a coarse grid is visible: use all bits that sums leave.
-        room = MAX_SUM_BITS - math.ceil(math.log2(numbers.virtual_clients + 1))
-        return {"grid_bits": min(MOST_GRID_BITS, room)}
-
-    @override
-    def check(self) -> None:
-        if self.noise_multiplier != 0:
-            raise ConfigError(
-                f"{self.kind} adds no noise. Remove noise_multiplier, or set another kind."
-            )
-        super().check()
-
-    @property
-    @override
-    def normalizer(self) -> float:
-        return self.sampling_probability * self.virtual_clients
-
-    @override
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.sampling import sample_groups
-
-        return sample_groups(self, self.sampling_probability, round_key, round_index, index)
-
-    @property
-    @override
-    def round_event(self) -> dpe.DpEvent:
+    def _at(self, noise: float) -> dpe.DpEvent:
         from dp_accounting import dp_event as dpe
 
-        return dpe.NonPrivateDpEvent()
-
-    @override
-    def event_of(self, rounds: int) -> dpe.DpEvent:
-        return self.round_event
+        if not self.private:
+            return dpe.NonPrivateDpEvent()
+        return dpe.PoissonSampledDpEvent(self.sampling_probability, dpe.GaussianDpEvent(noise))
 
 
 # Sensitivity of tree aggregation under bounded participation, in our own numpy.
@@ -249,34 +191,34 @@ def _single(leaves: int, gap: int) -> Floats:
 # whole run has an event.
 
 
-class TreeAggregationConfig(NoisedConfig):
+class TreeAggregationConfig(MechanismConfig):
     """DP-FTRL: noise on the nodes of a binary tree over rounds; bounded participation."""
 
     tracks_participation = True
 
     kind: Literal["tree_aggregation"] = "tree_aggregation"
     clients_per_round: PositiveInt
-    """Virtual clients per round; the normalizer."""
-    min_separation: PositiveInt
-    """Minimum difference between the round numbers of two participations of a virtual client."""
-    max_participations: PositiveInt
-    """Maximum number of participations of a virtual client in the run."""
+    """Virtual clients per round, in turn; the normalizer."""
     restart_every: NonNegativeInt = 0
     """Rounds per tree; 0: one tree for the run."""
 
     @override
     def check_run(self, numbers: PublicNumbers) -> None:
         super().check_run(numbers)
-        if numbers.groupings > 1:
-            raise ValueError(
-                f"mechanism.kind={self.kind} tracks participation, so partition.groupings must be "
-                f"1, got {numbers.groupings}; set it to 1"
-            )
-        if self.clients_per_round > numbers.virtual_clients:
-            raise ValueError(
-                f"mechanism.clients_per_round={self.clients_per_round} exceeds "
-                f"partition.virtual_clients={numbers.virtual_clients}; lower it"
-            )
+        _check_turns(self, numbers.virtual_clients, numbers.groupings)
+
+
+def _check_turns(section: TreeAggregationConfig, virtual_clients: int, groupings: int) -> None:
+    if groupings > 1:
+        raise ConfigError(
+            f"mechanism.kind={section.kind} limits the rounds of a virtual client, so "
+            f"partition.groupings must be 1, got {groupings}; set it to 1"
+        )
+    if section.clients_per_round > virtual_clients:
+        raise ConfigError(
+            f"mechanism.clients_per_round={section.clients_per_round} exceeds "
+            f"partition.virtual_clients={virtual_clients}; lower it"
+        )
 
 
 class TreeAggregation(TreeAggregationConfig, MechanismPlan):
@@ -288,71 +230,25 @@ class TreeAggregation(TreeAggregationConfig, MechanismPlan):
     section = TreeAggregationConfig
     proof = "the sensitivity of the noise's matrix under bounded participation, at 2C"
 
-    matrix_sensitivity: float | None = None
-    """L2 sensitivity of the correlated noise to the updates of one user, per unit of change."""
-
-    @override
-    @classmethod
-    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
-        assert isinstance(section, TreeAggregationConfig)
-        value = sensitivity(
-            section.rounds,
-            section.min_separation,
-            section.max_participations,
-            section.restart_every,
-        )
-        return {"matrix_sensitivity": value}
-
     @override
     def check(self) -> None:
         super().check()
-        clients, groups = self.clients_per_round, self.virtual_clients
-        if self.groupings != 1:
-            raise ConfigError(
-                f"{self.kind} limits the rounds of a virtual client, so groupings must be 1, got "
-                f"{self.groupings}; set it to 1"
-            )
-        if clients * self.min_separation > groups:
-            raise ConfigError(
-                f"{clients} clients per round and min_separation={self.min_separation} need at "
-                f"least {clients * self.min_separation} virtual clients, got {groups}; lower either"
-            )
-        if clients * self.rounds > self.max_participations * groups:
-            raise ConfigError(
-                f"{self.rounds} rounds of {clients} clients need "
-                f"{math.ceil(clients * self.rounds / groups)} participations of some virtual "
-                f"client, got max_participations={self.max_participations}; raise it or lower "
-                "rounds"
-            )
-        ours = self._sensitivity_over(self.rounds)
-        if self.matrix_sensitivity is None or not math.isclose(
-            ours, self.matrix_sensitivity, rel_tol=1e-9
-        ):
-            raise PlanMismatch(
-                f"matrix_sensitivity={self.matrix_sensitivity} of the plan differs from the "
-                f"recomputed {ours:.12g}; plan the run again"
-            )
+        _check_turns(self, self.virtual_clients, self.groupings)
 
     @property
     @override
     def normalizer(self) -> float:
         return float(self.clients_per_round)
 
-    @override
-    def sampler(self, coin_key: bytes) -> Sampler:
-        from fedemb.privacy.sampling import RoundRobinSampler
+    @property
+    def min_separation(self) -> int:
+        """Minimum difference between the round numbers of two participations in turn."""
+        return self.virtual_clients // self.clients_per_round
 
-        return RoundRobinSampler(self, coin_key)
-
-    @override
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        raise NotImplementedError("all rounds share one order; call `sampler`")
-
-    @override
-    def noise_stream(self, size: int) -> TreeStream:
-        from fedemb.privacy.noise import TreeStream, grid_scale
-
-        return TreeStream(self.restart_every or self.rounds, grid_scale(self), size)
+    @property
+    def max_participations(self) -> int:
+        """Maximum number of participations of a virtual client in the run."""
+        return math.ceil(self.rounds * self.clients_per_round / self.virtual_clients)
 
     @property
     @override
@@ -365,28 +261,8 @@ class TreeAggregation(TreeAggregationConfig, MechanismPlan):
     def event_of(self, rounds: int) -> dpe.DpEvent:
         from dp_accounting import dp_event as dpe
 
-        return dpe.GaussianDpEvent(self.noise_multiplier / (2 * self._sensitivity_over(rounds)))
+        return dpe.GaussianDpEvent(self.noise_multiplier / (2 * self.matrix_sensitivity(rounds)))
 
-    @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
-        clients = times(self.clients_per_round, compute)
-        if population == compute:
-            return {"clients_per_round": clients}
-        groups = times(self.virtual_clients, population)
-        separation, most = even_round_robin(groups, clients, self.rounds)
-        return {
-            "clients_per_round": clients,
-            "min_separation": separation,
-            "max_participations": most,
-            "matrix_sensitivity": sensitivity(self.rounds, separation, most, self.restart_every),
-        }
-
-    def _sensitivity_over(self, rounds: int) -> float:
-        """Returns the matrix sensitivity of the first `rounds` rounds."""
+    def matrix_sensitivity(self, rounds: int) -> float:
+        """Returns the L2 sensitivity of the noise of the first rounds to a user's updates."""
         return sensitivity(rounds, self.min_separation, self.max_participations, self.restart_every)
-
-
-def even_round_robin(virtual_clients: int, clients: int, rounds: int) -> tuple[int, int]:
-    """Returns separation and number of participations of round-robin sampling."""
-    separation = max(1, virtual_clients // clients)
-    return separation, math.ceil(rounds * clients / virtual_clients)

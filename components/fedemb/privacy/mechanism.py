@@ -18,15 +18,16 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveInt, ValidationError, model_validator
+from typing_extensions import override
 
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import JsonObject, json_digest
 from fedemb.privacy.section import (
     GRID_BITS,
+    MAX_SUM_BITS,
     MOST_GRID_BITS,
     MechanismConfig,
     PublicNumbers,
@@ -38,22 +39,10 @@ if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
     from dp_accounting.privacy_accountant import NeighboringRelation
 
-    from fedemb.privacy.noise import CorrelatedStream
-    from fedemb.privacy.sampling import Index, Sampler, VirtualClient
-
-SCHEMA = "fedemb/mechanism_plan/2"
+SCHEMA = "fedemb/mechanism_plan/3"
 
 _PER_ROUND = {"clients_per_round", "units_per_round", "images_per_round"}
 """Sampler fields that count participants of a round."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Event of the same noise under another sampler, for comparison only."""
-
-    name: str
-    event: dpe.DpEvent
-    relation: NeighboringRelation
 
 
 class MechanismPlan(MechanismConfig):
@@ -76,8 +65,8 @@ class MechanismPlan(MechanismConfig):
     """Independent groupings (R)."""
     unit: Unit = "user"
     """Privacy unit: one user with all of their data, or one image."""
-    noise_multiplier: NonNegativeFloat = 0.0
-    """Standard deviation of the noise on the sum / clip; 0 only without a guarantee."""
+    images_per_user: PositiveInt = 1
+    """Maximum number of images of a unit (m)."""
     grid_bits: int = Field(default=GRID_BITS, le=MOST_GRID_BITS)
     """Updates and noise are multiples of clip / 2^grid_bits."""
 
@@ -90,28 +79,18 @@ class MechanismPlan(MechanismConfig):
         Raises:
           ConfigError: the mechanism cannot run on these numbers with the guarantee it claims.
         """
+        # Without noise a coarse grid is visible: use all bits that sums leave.
+        room = MAX_SUM_BITS - math.ceil(math.log2(numbers.virtual_clients + 1))
         return cls.model_validate(
             {
                 **_fields(section),
                 "virtual_clients": numbers.virtual_clients,
                 "groupings": numbers.groupings,
                 "unit": numbers.unit,
-                **cls.derived(section, numbers),
+                "images_per_user": 1 if numbers.unit == "image" else numbers.max_images_per_user,
+                "grid_bits": GRID_BITS if section.private else min(MOST_GRID_BITS, room),
             }
         )
-
-    @classmethod
-    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
-        """Returns the fields that are derived from section and public numbers."""
-        return {}
-
-    def expected(self, section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
-        """Returns the plan of a configuration, with the free choices of this plan.
-
-        Raises:
-          PlanMismatch: the configuration does not allow these choices.
-        """
-        return type(self).of(section, numbers)
 
     def replaced(self, **changes: object) -> Self:
         """Returns a validated copy with changed fields."""
@@ -141,19 +120,12 @@ class MechanismPlan(MechanismConfig):
 
         Raises:
           ConfigError: a number is out of bounds or contradicts another.
-          PlanMismatch: a derived number differs from the recomputed one.
         """
-        if self.private:
-            if not 0 < self.noise_multiplier < math.inf:  # written so that NaN fails
-                raise ConfigError(
-                    f"mechanism plan: noise_multiplier={self.noise_multiplier} must be a number "
-                    "above 0; correct the configuration and plan again"
-                )
-            if self.grid_bits < GRID_BITS:
-                raise ConfigError(
-                    f"grid_bits={self.grid_bits} is below {GRID_BITS}, which leaves too few digits "
-                    f"for records of a large network. Set at least {GRID_BITS}."
-                )
+        if self.private and self.grid_bits < GRID_BITS:
+            raise ConfigError(
+                f"grid_bits={self.grid_bits} is below {GRID_BITS}, which leaves too few digits "
+                f"for records of a large network. Set at least {GRID_BITS}."
+            )
         check_room(
             self.grid_bits,
             self.most_contributions,
@@ -170,7 +142,7 @@ class MechanismPlan(MechanismConfig):
 
     @property
     def chance(self) -> float | None:
-        """Sampling probability; None if the mechanism does not sample."""
+        """Sampling probability; None: virtual clients take turns."""
         return getattr(self, "sampling_probability", None)
 
     @property
@@ -182,30 +154,6 @@ class MechanismPlan(MechanismConfig):
     def user_contributions(self) -> int:
         """Maximum number of clipped vectors that one user can change in the sum of a round."""
         return 1
-
-    def sampler(self, coin_key: bytes) -> Sampler:
-        """Returns the sampler that the event accounts for.
-
-        Args:
-          coin_key: `noise.run_key(root, "coins", ...)`.
-        """
-        from fedemb.privacy.sampling import Sampler
-
-        return Sampler(self, coin_key)
-
-    @abstractmethod
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        """Returns the participants of a round; reads coins and constants first and users last.
-
-        Args:
-          round_key: secret bytes of the round, used only for coins.
-          round_index: the round.
-          index: the users.
-        """
-
-    def noise_stream(self, size: int) -> CorrelatedStream | None:
-        """Returns correlated noise of vectors of `size`; None if rounds are independent."""
-        return None
 
     # ---- privacy loss -------------------------------------------------------------------------
 
@@ -250,10 +198,6 @@ class MechanismPlan(MechanismConfig):
         """
         return self.event_of(self.rounds)
 
-    def comparisons(self) -> tuple[Comparison, ...]:
-        """Returns events of the same noise under other samplers, for comparison."""
-        return ()
-
     @property
     def zcdp_rho(self) -> float | None:
         """Parameter of zCDP if the run is one Gaussian mechanism, else None."""
@@ -287,8 +231,8 @@ class MechanismPlan(MechanismConfig):
         """Returns the sampler fields of `scaled`: sampling probability and counts per round."""
         counts = _PER_ROUND & type(self).model_fields.keys()
         changes: dict[str, float] = {name: times(getattr(self, name), compute) for name in counts}
-        if self.chance is not None:
-            changes["sampling_probability"] = self.chance * (compute / population)
+        if "sampling_probability" in type(self).model_fields:
+            changes["sampling_probability"] = (self.chance or 0.0) * (compute / population)
         return changes
 
     # ---- documents ----------------------------------------------------------------------------
@@ -301,6 +245,10 @@ class MechanismPlan(MechanismConfig):
     def digest(self) -> str:
         """SHA-256 of the canonical JSON."""
         return json_digest(self.to_json())
+
+    @override
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 def times(value: int, factor: float) -> int:

@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from jaxtyping import Bool, Float64, Int64, UInt64
-from typing_extensions import override
 
-from fedemb.errors import ArtifactError, PlanMismatch
+from fedemb.errors import ArtifactError
 from fedemb.keys import derive
+from fedemb.privacy.group_mechanisms import TreeAggregation
+from fedemb.privacy.mechanism import MechanismPlan
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ def run_key(root_key: bytes, purpose: str, run_id: str, attempt: int, inputs_sha
     return derive(root_key, f"{purpose}/1", run_id, str(attempt), inputs_sha)
 
 
-def round_tag(noise_key: bytes, round_index: int, quantities: dict[str, Integers]) -> bytes:
+def round_tag(noise_key: bytes, round_index: int, sums: Integers) -> bytes:
     """Returns the synthetic nonce of a round: a keyed digest of every integer that is noised in it.
 
     Equal sums give the same tag and the same noise, so there is nothing to average. Any difference
@@ -114,19 +114,19 @@ def round_tag(noise_key: bytes, round_index: int, quantities: dict[str, Integers
     Args:
       noise_key: `run_key(..., "noise", ...)`.
       round_index: the round.
-      quantities: name to exact sums, `[size]` each.
+      sums: the exact sums, `[size]`.
     """
-    digest = hashlib.sha256()
-    for name in sorted(quantities):
-        data = np.ascontiguousarray(quantities[name], dtype="<i8")
-        header = f"{len(name)}:{name}:{data.size}:".encode()
-        digest.update(header)
-        digest.update(data.data)
+    digest = hashlib.sha256(f"{sums.size}:".encode())
+    digest.update(np.ascontiguousarray(sums, dtype="<i8").data)
     return derive(noise_key, "round", str(round_index), digest.digest())
 
 
 def tensor_key(noise_key: bytes, tag: bytes, name: str) -> bytes:
-    """Returns the key of the normals of one quantity in the round of the tag."""
+    """Returns the key of the normals of one quantity in the round of the tag.
+
+    A replayed round has the same output, so averaging gains nothing. Other data gets independent
+    noise, so subtracting gains nothing (docs/privacy/noise.md#keys-of-a-round).
+    """
     return derive(noise_key, "normals", tag, name)
 
 
@@ -171,50 +171,6 @@ def _for_blocks(fill: Callable[[int], None], size: int) -> None:
     list(_POOL[0].map(fill, starts))
 
 
-# The noise of a run, derived by key from all inputs and from the sums that it hides.
-#
-# The engine makes one object per attempt. `begin` sets the tag of the round from every integer
-# that will be noised in the round; `add` then draws the noise of one of them. A replayed round
-# has the same output, so averaging gains nothing. Other data gets independent noise, so
-# subtracting gains nothing (docs/privacy/noise.md#keys-of-a-round).
-
-
-class CorrelatedStream(Protocol):
-    """Noise whose rows depend on earlier rows."""
-
-    def next(self, key: bytes) -> Integers:
-        """Returns the noise of the next round, `[size]`; fresh normals come from `key`."""
-        ...
-
-
-class NoisePlan(Protocol):
-    """Parameters and stream that a noise source reads from the plan of a mechanism."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the mechanism."""
-        ...
-
-    @property
-    def rounds(self) -> int:
-        """Planned rounds."""
-        ...
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise on the sum / clip."""
-        ...
-
-    @property
-    def grid_bits(self) -> int:
-        """Updates and noise are multiples of clip / 2^grid_bits."""
-        ...
-
-    def noise_stream(self, size: int) -> CorrelatedStream | None:
-        """Returns correlated noise of vectors of `size`; None if rounds are independent."""
-        ...
-
-
 class TagChain:
     """Tags of the rounds so far, in order, and a digest of all of them that each round extends.
 
@@ -250,70 +206,7 @@ class TagChain:
             )
 
 
-class KeyedNoise:
-    """Noise source of one attempt; its state is a list of tags, useless without the key.
-
-    Args:
-      plan: the mechanism.
-      noise_key: `noise.run_key(root, "noise", ...)`.
-    """
-
-    def __init__(self, plan: NoisePlan, noise_key: bytes):
-        self._plan = plan
-        self._key = noise_key
-        self._stream: CorrelatedStream | None = None
-        self.tag = b""
-        """Tag of the last round: a keyed digest of the noised integers."""
-        self.chain = TagChain()
-        """Tags of the rounds so far; kept only if later noise depends on them."""
-
-    @property
-    def tags(self) -> list[bytes]:
-        """Tags of the rounds so far, in order; kept only if later noise depends on them."""
-        return self.chain.tags
-
-    def begin(self, round_index: int, quantities: dict[str, Integers]) -> None:
-        """Fixes the tag of a round.
-
-        Args:
-          round_index: the round.
-          quantities: every integer quantity that will be noised in this round.
-
-        Raises:
-          PlanMismatch: too many values: the noise sampler's share of delta would be exceeded.
-        """
-        self.require_drawable(sum(values.size for values in quantities.values()))
-        self.tag = round_tag(self._key, round_index, quantities)
-
-    def require_drawable(self, size: int) -> None:
-        """Raises PlanMismatch if so many values per round exceed the sampler's share of delta."""
-        # A tree draws at most two nodes per round.
-        if 2 * size * self._plan.rounds > MAX_NORMALS:
-            raise PlanMismatch(
-                f"{self._plan.rounds} rounds of {size} values exceed the {MAX_NORMALS} normals the "
-                "noise sampler is accounted for; lower rounds"
-            )
-
-    def add(self, name: str, values: Integers, scale: float) -> Integers:
-        """Returns values plus rounded normals of standard deviation `scale` grid units."""
-        return add_rounded_noise(values, tensor_key(self._key, self.tag, name), scale)
-
-    def add_correlated(self, name: str, values: Integers) -> Integers:
-        """Returns values plus the next row of the correlated noise; earlier rows are redrawn."""
-        if self._stream is None:
-            self._stream = self._plan.noise_stream(values.size)
-            assert self._stream is not None, f"{self._plan.kind} has no correlated noise"
-            for tag in self.tags:
-                self._stream.next(tensor_key(self._key, tag, name))
-        self.chain.append(self.tag)
-        return values + self._stream.next(tensor_key(self._key, self.tag, name))
-
-    def restore(self, tags: list[bytes]) -> None:
-        """Resumes after the rounds of these tags; their noise is redrawn when needed."""
-        self.chain, self._stream = TagChain(tags), None
-
-
-class TreeStream(CorrelatedStream):
+class TreeStream:
     """The increments of tree noise: nodes that cover the rounds so far, minus the previous nodes.
 
     Round t (from 1) of a tree closes one node, of 2^level rounds with level the number of trailing
@@ -321,14 +214,14 @@ class TreeStream(CorrelatedStream):
     that closes it, under that round's key and the number of nodes before it.
     """
 
-    def __init__(self, leaves: int, stddev: float, size: int):
-        self._leaves, self._stddev, self._size = leaves, stddev, size
-        self._round = 0
+    def __init__(self, plan: TreeAggregation, size: int):
+        self._leaves, self._size = plan.restart_every or plan.rounds, size
+        self._stddev, self._round = grid_scale(plan), 0
         self._cover: list[tuple[int, Integers]] = []
         """Level and noise of the nodes that cover the tree so far, largest first."""
 
-    @override
     def next(self, key: bytes) -> Integers:
+        """Returns the noise of the next round, `[size]`; fresh normals come from `key`."""
         zeros = np.zeros(self._size, dtype=np.int64)
         place = self._round % self._leaves + 1
         if place == 1:
@@ -344,6 +237,6 @@ class TreeStream(CorrelatedStream):
         return node - before
 
 
-def grid_scale(plan: NoisePlan) -> float:
+def grid_scale(plan: MechanismPlan) -> float:
     """Returns the standard deviation of the noise on the sum, in units of the grid."""
     return plan.noise_multiplier * 2.0**plan.grid_bits

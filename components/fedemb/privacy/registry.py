@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedemb.errors import ArtifactError, ConfigError
 from fedemb.foundation.canonical_json import JsonObject, canonical_json
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, NotPrivate, TreeAggregation
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation
 from fedemb.privacy.mechanism import SCHEMA, MechanismPlan
 from fedemb.privacy.section import MechanismConfig, PublicNumbers
 from fedemb.privacy.unit_mechanisms import (
@@ -32,7 +32,6 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
         LeastSquares,
         Covariance,
         TreeAggregation,
-        NotPrivate,
     )
 }
 """In display order; the first is the default of `fedemb plan`."""

@@ -17,9 +17,20 @@ from dp_accounting import dp_event as dpe
 from typing_extensions import override
 
 from fedemb.errors import ConfigError, PlanMismatch, Refused
+from fedemb.privacy.group_mechanisms import TreeAggregation
 from fedemb.privacy.mechanism import MechanismPlan
-from fedemb.privacy.noise import Integers, KeyedNoise, grid_scale, run_key
-from fedemb.privacy.sampling import Index, VirtualClient
+from fedemb.privacy.noise import (
+    MAX_NORMALS,
+    Integers,
+    TagChain,
+    TreeStream,
+    add_rounded_noise,
+    grid_scale,
+    round_tag,
+    run_key,
+    tensor_key,
+)
+from fedemb.privacy.sampling import Index, VirtualClient, sample
 
 
 @runtime_checkable
@@ -37,73 +48,10 @@ class Array(Protocol):
         ...
 
 
-# Clipped sums: clip in float64, truncate to the grid, sum exactly, add keyed noise.
-#
-# A record is clipped in float64, truncated toward zero onto multiples of clip / 2^grid_bits and
-# summed in int64, which is exact and has no order. Noise is added on the host to the exact sums,
-# under a key that depends on those sums.
-#
-# The clipping is written in `keras.ops` and traced by the training backend; the rest is numpy.
-
-
 AnyArray = TypeVar("AnyArray", bound=Array)
 """Array of one library."""
 _CLIP_SLACK = 2.0**-26
 """Relative margin inside the ball, so that float64 rounding of clipped vectors cannot leave it."""
-
-
-class ClippedSum:
-    """Clips records to an L2 ball, sums them on an integer grid, adds keyed noise.
-
-    Formal guarantee: the integer vector of any record has L2 norm at most 2^grid_bits.
-
-    | record                    | contribution                          |
-    |---------------------------|---------------------------------------|
-    | norm at most the clip     | itself, truncated toward zero         |
-    | longer                    | scaled to the clip, truncated         |
-    | any NaN or infinite entry | zero                                  |
-    | all zero                  | zero                                  |
-    """
-
-    def __init__(self, plan: MechanismPlan, noise: KeyedNoise):
-        self._plan = plan
-        self._noise = noise
-        self._grid, self._clip = 2.0**plan.grid_bits, np.float64(plan.l2_norm_clip)
-
-    def record(self, update: Sequence[AnyArray]) -> AnyArray:
-        """Returns the contribution of a client or unit to the sum, int64 `[dim]`; may be traced.
-
-        Args:
-          update: update of every released variable, any float dtypes and shapes, `dim` in all.
-        """
-        ops = _exact_ops()
-        flat = ops.concatenate([ops.reshape(ops.cast(t, "float64"), (-1,)) for t in update])
-        norm = ops.sqrt(ops.sum(ops.square(flat)))
-        # Any NaN or infinity appears in the norm; a branch on values, never a retry.
-        finite = ops.isfinite(norm)
-        norm = ops.where(finite, norm, ops.zeros_like(norm))
-        factor = self._grid / ops.maximum(self._clip, norm * (1.0 + _CLIP_SLACK))
-        # The cast truncates toward zero, so that the norm cannot grow.
-        kept = ops.where(finite, ops.multiply(flat, factor), ops.zeros_like(flat))
-        return ops.cast(kept, "int64")
-
-    def noised(self, round_index: int, sums: Integers) -> npt.NDArray[np.float64]:
-        """Returns the noised sum of a round, float64 `[dim]`.
-
-        The sum must be rounded to float32 before release (docs/privacy/noise.md#normals).
-
-        Args:
-          round_index: the round.
-          sums: exact sum of records, `[dim]`.
-        """
-        plan = self._plan
-        self._noise.begin(round_index, {"update": sums})
-        if plan.tracks_participation:
-            sums = self._noise.add_correlated("update", sums)
-        elif plan.private:
-            sums = self._noise.add("update", sums, grid_scale(plan))
-        scale = np.float64(self._clip / self._grid)
-        return sums * scale
 
 
 def _exact_ops() -> Any:
@@ -127,7 +75,7 @@ def _exact_ops() -> Any:
 # One attempt of one run: sampler, clipping, noise and accounting in one object.
 
 
-STATE_SCHEMA = "fedemb/mechanism_state/2"
+STATE_SCHEMA = "fedemb/mechanism_state/3"
 
 
 class RoundState(TypedDict):
@@ -172,26 +120,56 @@ class RoundOutput:
 
 
 class Mechanism:
-    """Sampler, clipping, noise and accounting of one attempt; see `build_mechanism`."""
+    """Sampler, clipping, noise and accounting of one attempt; see `build_mechanism`.
 
-    def __init__(self, plan: MechanismPlan, coin_key: bytes, noise: KeyedNoise):
+    Formal guarantee: the integer vector of any record has L2 norm at most 2^grid_bits. Sums of
+    records in int64 are exact and have no order.
+
+    | record                    | contribution                          |
+    |---------------------------|---------------------------------------|
+    | norm at most the clip     | itself, truncated toward zero         |
+    | longer                    | scaled to the clip, truncated         |
+    | any NaN or infinite entry | zero                                  |
+    | all zero                  | zero                                  |
+    """
+
+    def __init__(self, plan: MechanismPlan, coin_key: bytes, noise_key: bytes):
         self.plan = plan
-        self._noise = noise
-        self._sum = ClippedSum(plan, noise)
-        self._sampler = plan.sampler(coin_key)
-        self._next_round = 0
+        self._coin_key, self._noise_key = coin_key, noise_key
+        self._grid, self._clip = 2.0**plan.grid_bits, np.float64(plan.l2_norm_clip)
+        self._next_round, self._tag = 0, b""
+        self._chain = TagChain()
+        self._stream: TreeStream | None = None
 
     def sample_clients(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """Draws the virtual clients of a round; raises as `Sampler.sample`."""
-        return self._sampler.sample(round_index, index)
+        """Draws the virtual clients of a round; raises as `sampling.sample`."""
+        return sample(self.plan, self._coin_key, round_index, index)
 
     def record(self, update: Sequence[AnyArray]) -> AnyArray:
-        """Returns the contribution of one virtual client or unit; see `ClippedSum.record`."""
-        return self._sum.record(update)
+        """Returns the contribution of a client or unit to the sum, int64 `[dim]`; may be traced.
+
+        Args:
+          update: update of every released variable, any float dtypes and shapes, `dim` in all.
+        """
+        ops = _exact_ops()
+        flat = ops.concatenate([ops.reshape(ops.cast(t, "float64"), (-1,)) for t in update])
+        norm = ops.sqrt(ops.sum(ops.square(flat)))
+        # Any NaN or infinity appears in the norm; a branch on values, never a retry.
+        finite = ops.isfinite(norm)
+        norm = ops.where(finite, norm, ops.zeros_like(norm))
+        factor = self._grid / ops.maximum(self._clip, norm * (1.0 + _CLIP_SLACK))
+        # The cast truncates toward zero, so that the norm cannot grow.
+        kept = ops.where(finite, ops.multiply(flat, factor), ops.zeros_like(flat))
+        return ops.cast(kept, "int64")
 
     def require_drawable(self, dim: int) -> None:
         """Raises PlanMismatch if sums of `dim` entries need more noise than is accounted for."""
-        self._noise.require_drawable(dim)
+        # A tree draws at most two nodes per round.
+        if 2 * dim * self.plan.rounds > MAX_NORMALS:
+            raise PlanMismatch(
+                f"{self.plan.rounds} rounds of {dim} values exceed the {MAX_NORMALS} normals the "
+                "noise sampler is accounted for; lower rounds"
+            )
 
     def aggregate(self, round_index: int, total: Array) -> RoundOutput:
         """Noises the sum of a round and divides it by the public normalizer.
@@ -204,8 +182,8 @@ class Mechanism:
           total: sum of the records, int64 `[dim]`.
 
         Raises:
-          PlanMismatch: the round is not planned, or rounds depend on each other and it is not the
-              next one.
+          PlanMismatch: the round is not planned, rounds depend on each other and it is not the
+              next one, or the noise sampler's share of delta would be exceeded.
         """
         if not 0 <= round_index < self.plan.rounds:
             raise PlanMismatch(
@@ -218,12 +196,30 @@ class Mechanism:
                 f"Round {round_index} is not the next round, {self._next_round}. Restore the "
                 "mechanism's state from the last committed round."
             )
-        noised = self._sum.noised(round_index, np.asarray(total, np.int64))
+        noised = self.noised(round_index, np.asarray(total, np.int64)) * (self._clip / self._grid)
         self._next_round = round_index + 1
         # Divided by a public constant, because the number of participants is private.
         mean = (noised / self.plan.normalizer).astype(np.float32)
         digest = hashlib.sha256(mean.tobytes()).hexdigest()
         return RoundOutput(mean, self.plan.round_event, digest)
+
+    def noised(self, round_index: int, sums: Integers) -> Integers:
+        """Returns the exact sums of a round plus its noise, `[dim]`.
+
+        The noise is drawn under a key that depends on every sum. The result must be rounded to
+        float32 before release (docs/privacy/noise.md#normals).
+        """
+        self.require_drawable(sums.size)
+        self._tag = round_tag(self._noise_key, round_index, sums)
+        key = tensor_key(self._noise_key, self._tag, "update")
+        if isinstance(self.plan, TreeAggregation):
+            if self._stream is None:
+                self._stream = TreeStream(self.plan, sums.size)
+                for tag in self._chain.tags:
+                    self._stream.next(tensor_key(self._noise_key, tag, "update"))
+            self._chain.append(self._tag)
+            return sums + self._stream.next(key)
+        return add_rounded_noise(sums, key, grid_scale(self.plan)) if self.plan.private else sums
 
     def round_state(self) -> RoundState:
         """Returns the state after the last round, without the tags of earlier rounds."""
@@ -231,13 +227,13 @@ class Mechanism:
             "schema": STATE_SCHEMA,
             "plan": self.plan.digest,
             "next_round": self._next_round,
-            "tag": self._noise.tag.hex(),
+            "tag": self._tag.hex(),
         }
 
     @property
     def tags_sha(self) -> str | None:
         """Digest of the tags of all rounds, see `TagChain`; None: rounds are independent."""
-        return self._noise.chain.sha if self.plan.tracks_participation else None
+        return self._chain.sha if self.plan.tracks_participation else None
 
     def state_to_json(self) -> MechanismState:
         """Returns the state after the last round: the next round, keyed tags.
@@ -245,7 +241,7 @@ class Mechanism:
         Contains no un-noised value. Correlated noise is redrawn from the root key and the tags of
         earlier rounds; without the root key the tags are random bytes.
         """
-        return with_tags(self.round_state(), self._noise.tags)
+        return with_tags(self.round_state(), self._chain.tags)
 
     def restore(self, state: MechanismState) -> None:
         """Resumes after the round that `state_to_json` was called after.
@@ -262,8 +258,7 @@ class Mechanism:
                 "The mechanism's state belongs to another plan or is incomplete. Resume from the "
                 "checkpoint of this attempt, or reserve a new one."
             )
-        self._noise.restore(tags)
-        self._next_round = next_round
+        self._next_round, self._chain, self._stream = next_round, TagChain(tags), None
 
     def rewind(self, state: MechanismState | None) -> None:
         """Rewinds to an earlier round, from its `state_to_json`; None: to the start.
@@ -294,8 +289,7 @@ def build_mechanism(
       inputs_sha: digest of all inputs; other inputs give other coins and noise.
     """
     ids = (run_id, attempt, inputs_sha)
-    noise = KeyedNoise(plan, run_key(root_key, "noise", *ids))
-    return Mechanism(plan, run_key(root_key, "coins", *ids), noise)
+    return Mechanism(plan, run_key(root_key, "coins", *ids), run_key(root_key, "noise", *ids))
 
 
 class KeylessMechanism(Mechanism):
@@ -306,7 +300,7 @@ class KeylessMechanism(Mechanism):
     """
 
     def __init__(self, plan: MechanismPlan):
-        super().__init__(plan, bytes(32), KeyedNoise(plan, bytes(32)))
+        super().__init__(plan, bytes(32), bytes(32))
 
     @override
     def sample_clients(self, round_index: int, index: Index) -> list[VirtualClient]:

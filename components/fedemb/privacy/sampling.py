@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from jaxtyping import UInt64
-from typing_extensions import override
 
 from fedemb.errors import PlanMismatch
 from fedemb.keys import derive
+from fedemb.privacy.group_mechanisms import TreeAggregation
+from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.noise import Words, coins, heads
 from fedemb.privacy.section import MOST_UNITS
 
@@ -68,84 +69,46 @@ class VirtualClient:
     """Row numbers in the user store, `[members]`, ascending."""
 
 
-class SampledPlan(Protocol):
-    """Parameters and rule that a sampler reads from the plan of a mechanism."""
+def sample(
+    plan: MechanismPlan, coin_key: bytes, round_index: int, index: Index
+) -> list[VirtualClient]:
+    """Draws the participants of a round: a function of only coins, round and index.
 
-    @property
-    def rounds(self) -> int:
-        """Number of planned rounds."""
-        ...
+    Args:
+      plan: the mechanism; its event accounts for this sampler.
+      coin_key: `noise.run_key(root, "coins", ...)`.
+      round_index: the round.
+      index: the users.
 
-    @property
-    def virtual_clients(self) -> int:
-        """Number of virtual clients per grouping."""
-        ...
-
-    @property
-    def groupings(self) -> int:
-        """Number of independent groupings."""
-        ...
-
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        """Returns the virtual clients of a round."""
-        ...
-
-
-class BoundedParticipation(SampledPlan, Protocol):
-    """Plan that bounds the number and the spacing of a virtual client's participations."""
-
-    @property
-    def clients_per_round(self) -> int:
-        """Number of virtual clients per round."""
-        ...
-
-    @property
-    def min_separation(self) -> int:
-        """Minimum difference of two rounds of one virtual client."""
-        ...
-
-    @property
-    def max_participations(self) -> int:
-        """Maximum number of rounds of one virtual client."""
-        ...
-
-
-class Sampler:
-    """Draws the virtual clients of a round: a function of only coins, round and index."""
-
-    def __init__(self, plan: SampledPlan, coin_key: bytes):
-        self.plan = plan
-        self._coin_key = coin_key
-
-    def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """Returns the participants of a round.
-
-        Raises:
-          PlanMismatch: the index was built for another partition, or the round is not planned.
-        """
-        plan = self.plan
-        if not 0 <= round_index < plan.rounds:
+    Raises:
+      PlanMismatch: the index was built for another partition, the round is not planned, or it does
+        not fit the plan or the capacity of one sum.
+    """
+    if not 0 <= round_index < plan.rounds:
+        raise PlanMismatch(
+            f"round {round_index} is not one of the {plan.rounds} planned rounds; plan and "
+            "reserve a longer run"
+        )
+    for name in ("virtual_clients", "groupings"):
+        planned, found = getattr(plan, name), getattr(index, name)
+        if planned != found:
             raise PlanMismatch(
-                f"round {round_index} is not one of the {plan.rounds} planned rounds; plan and "
-                "reserve a longer run"
+                f"the partition has {name}={found}, the plan {planned}; partition the users "
+                "with the configuration of the plan"
             )
-        for name in ("virtual_clients", "groupings"):
-            planned, found = getattr(plan, name), getattr(index, name)
-            if planned != found:
-                raise PlanMismatch(
-                    f"the partition has {name}={found}, the plan {planned}; partition the users "
-                    "with the configuration of the plan"
-                )
-        return self.draw(round_index, index)
-
-    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """Draws by the mechanism's rule, with a key for this round only."""
-        key = derive(self._coin_key, "round", str(round_index))
-        return self.plan.sample(key, round_index, index)
+    if isinstance(plan, TreeAggregation):
+        return sample_turns(plan, coin_key, round_index, index)
+    round_key, chance = derive(coin_key, "round", str(round_index)), plan.chance
+    assert chance is not None, f"{plan.kind} neither samples nor takes turns"
+    if plan.samples_images:
+        return sample_images(plan.images_per_user, chance, round_key, index)
+    if plan.samples_units:
+        return sample_units(chance, round_key, index)
+    return sample_groups(plan, chance, round_key, round_index, index)
 
 
 def sample_groups(
-    plan: SampledPlan, probability: float, round_key: bytes, round_index: int, index: Index
+    plan: MechanismPlan, probability: float, round_key: bytes, round_index: int, index: Index
 ) -> list[VirtualClient]:
     """Samples each virtual client with probability q, regardless of its members.
 
@@ -170,8 +133,12 @@ def sample_units(probability: float, round_key: bytes, index: Index) -> list[Vir
     Raises:
       PlanMismatch: more units than the capacity of one sum.
     """
-    words, _ = user_words(round_key, index.user_keys)
-    return single_units(np.flatnonzero(heads(words, probability)), index)
+    keys = index.user_keys
+    if len(keys) > MOST_UNITS:
+        raise PlanMismatch(
+            f"more than {MOST_UNITS} units could overflow 64-bit sums; train on fewer of them"
+        )
+    return _alone(0, heads(user_words(round_key, keys), probability), keys)
 
 
 def sample_images(
@@ -193,100 +160,53 @@ def sample_images(
         )
     found: list[VirtualClient] = []
     for place in range(most):
-        words, _ = user_words(derive(round_key, "image", str(place)), keys)
-        rows = np.flatnonzero(heads(words, probability)).astype(np.int64)
-        found += [
-            VirtualClient(place, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)
-        ]
+        words = user_words(derive(round_key, "image", str(place)), keys)
+        found += _alone(place, heads(words, probability), keys)
     return found
 
 
-def single_units(rows: Rows, index: Index) -> list[VirtualClient]:
-    """Returns the units of some rows, each separate and identified by its keyed hash.
-
-    Raises:
-      PlanMismatch: more units than the capacity of one sum.
-    """
-    keys = index.user_keys
-    if len(keys) > MOST_UNITS:
-        raise PlanMismatch(
-            f"more than {MOST_UNITS} units could overflow 64-bit sums; train on fewer of them"
-        )
-    rows = rows.astype(np.int64)
-    return [VirtualClient(0, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)]
+def _alone(place: int, sampled: npt.NDArray[np.bool_], keys: Words) -> list[VirtualClient]:
+    """Returns the sampled units, each separate and identified by its keyed hash."""
+    rows = np.flatnonzero(sampled).astype(np.int64)
+    return [VirtualClient(place, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)]
 
 
-class RoundRobinSampler(Sampler):
+def sample_turns(
+    plan: TreeAggregation, coin_key: bytes, round_index: int, index: Index
+) -> list[VirtualClient]:
     """Samples all virtual clients in turn, in a keyed order, with maximum separation.
 
-    A participation log is also kept and enforced. It is a function of the key and the round, and is
-    rebuilt instead of stored.
+    Raises:
+      PlanMismatch: a virtual client would participate too often or too soon for the price.
     """
-
-    def __init__(self, plan: BoundedParticipation, coin_key: bytes):
-        super().__init__(plan, coin_key)
-        self._turns = plan
-        self._order = np.argsort(coins(derive(coin_key, "order"), plan.virtual_clients))
-        self._log = ParticipationLog(plan)
-
-    @override
-    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
-        if self._log.next_round > round_index:
-            self._log = ParticipationLog(self._turns)
-        for earlier in range(self._log.next_round, round_index + 1):
-            self._log.record(earlier, self._scheduled(earlier))
-        return [
-            VirtualClient(0, group, np.sort(index.members(0, group)))
-            for group in map(int, self._scheduled(round_index))
-        ]
-
-    def _scheduled(self, round_index: int) -> Rows:
-        clients = self._turns.clients_per_round
-        turn = np.arange(round_index * clients, (round_index + 1) * clients)
-        return np.sort(self._order[turn % self.plan.virtual_clients]).astype(np.int64)
+    order = np.argsort(coins(derive(coin_key, "order"), plan.virtual_clients))
+    turns = np.arange((round_index + 1) * plan.clients_per_round) % plan.virtual_clients
+    check_turns(plan, order[turns].reshape(round_index + 1, -1))
+    return [
+        VirtualClient(0, group, np.sort(index.members(0, group)))
+        for group in sorted(map(int, order[turns[-plan.clients_per_round :]]))
+    ]
 
 
-class ParticipationLog:
-    """Rejects a round in which a virtual client would participate too often or too soon."""
+def check_turns(plan: TreeAggregation, groups: Rows) -> None:
+    """Checks the virtual clients of all rounds so far, `[rounds, clients]`, against the price.
 
-    def __init__(self, plan: BoundedParticipation):
-        self._separation, self._most = plan.min_separation, plan.max_participations
-        self._last = np.full(plan.virtual_clients, -self._separation, dtype=np.int64)
-        self._count = np.zeros(plan.virtual_clients, dtype=np.int64)
-        self.next_round = 0
-
-    def record(self, round_index: int, groups: Rows) -> None:
-        """Records the participants of the next round.
-
-        Raises:
-          PlanMismatch: the round is not the next one, or a bound of the plan would be exceeded.
-        """
-        if round_index != self.next_round:
-            raise PlanMismatch(
-                f"round {round_index} follows round {self.next_round - 1} in the participation log;"
-                " run the rounds in order"
-            )
-        if len(np.unique(groups)) != len(groups):
-            raise PlanMismatch("a virtual client was sampled twice in one round; report this bug")
-        if np.any(round_index - self._last[groups] < self._separation):
-            raise PlanMismatch(
-                f"a virtual client of round {round_index} participated less than "
-                f"{self._separation} rounds before, against the plan; start a new run"
-            )
-        if np.any(self._count[groups] >= self._most):
-            raise PlanMismatch(
-                f"a virtual client of round {round_index} already participated {self._most} times, "
-                "the most that the plan allows; start a new run"
-            )
-        self._last[groups] = round_index
-        self._count[groups] += 1
-        self.next_round += 1
+    Raises:
+      PlanMismatch: one participates twice within `min_separation` rounds, or too often.
+    """
+    close = groups[-plan.min_separation :]
+    if len(np.unique(close)) < close.size or np.bincount(groups.ravel()).max() > (
+        plan.max_participations
+    ):
+        raise PlanMismatch(
+            f"a virtual client of round {len(groups) - 1} participates more than "
+            f"{plan.max_participations} times, or twice within {plan.min_separation} rounds, "
+            "against the plan; report this bug"
+        )
 
 
-def user_words(
-    key: bytes, user_keys: UInt64[np.ndarray, " users"]
-) -> tuple[UInt64[np.ndarray, " users"], UInt64[np.ndarray, " users"]]:
-    """Returns two words per user, `[users]` each: AES-256 of the hash, a keyed permutation.
+def user_words(key: bytes, user_keys: UInt64[np.ndarray, " users"]) -> UInt64[np.ndarray, " users"]:
+    """Returns a word per user, `[users]`: AES-256 of the hash, a keyed permutation.
 
     ChaCha20 has no cheap random access by 64-bit name; one block cipher call covers all users.
     """
@@ -295,4 +215,4 @@ def user_words(
     # ECB on distinct blocks is a random function up to the birthday bound of 2^64 users.
     encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     words = np.frombuffer(encryptor.update(blocks.tobytes()), dtype="<u8").reshape(-1, 2)
-    return words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64)
+    return words[:, 0].astype(np.uint64)

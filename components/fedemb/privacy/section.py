@@ -109,7 +109,7 @@ def check_room(grid_bits: int, contributions: int, noise: float, *, correlated: 
 # Base classes of the mechanisms' configuration sections.
 
 
-MOST_NOISE = 1e6
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 """Maximum noise multiplier of plans and of searches."""
 
 
@@ -146,8 +146,6 @@ class RunSettings(Protocol):
 class MechanismConfig(Section):
     """Base class of the sections of all mechanisms."""
 
-    private: ClassVar[bool] = True
-    """Whether the mechanism has a privacy guarantee."""
     tracks_participation: ClassVar[bool] = False
     """Whether noise is correlated across rounds, so that the guarantee depends on the number of
     participations of a virtual client."""
@@ -167,6 +165,13 @@ class MechanismConfig(Section):
     """Training rounds (T)."""
     l2_norm_clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Bound (C) on the L2 norm of a virtual client's update, all released variables together."""
+    noise_multiplier: Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
+    """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma)."""
+
+    @property
+    def private(self) -> bool:
+        """Whether the mechanism has a privacy guarantee."""
+        return self.noise_multiplier > 0
 
     @classmethod
     def kind_name(cls) -> str:
@@ -184,10 +189,3 @@ class MechanismConfig(Section):
                 f"mechanism.kind={self.kind} groups users and does not support policy.unit=image. "
                 "Set mechanism.kind: poisson_gaussian, or policy.unit: user."
             )
-
-
-class NoisedConfig(MechanismConfig):
-    """A mechanism that adds noise."""
-
-    noise_multiplier: Annotated[float, Field(ge=1e-3, le=MOST_NOISE)]
-    """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma)."""

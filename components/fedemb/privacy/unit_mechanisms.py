@@ -6,26 +6,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 from typing_extensions import override
 
 from fedemb.foundation.section import Probability
-from fedemb.privacy.mechanism import Comparison, MechanismPlan, times
+from fedemb.privacy.mechanism import MechanismPlan, times
 from fedemb.privacy.section import (
     MOST_IMAGES,
     MOST_UNITS,
     MechanismConfig,
-    NoisedConfig,
     PublicNumbers,
 )
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
-
-    from fedemb.privacy.sampling import Index, VirtualClient
-    from fedemb.privacy.section import PublicNumbers
 
 
 def binomial_mixture(images: int, probability: float, noise_multiplier: float) -> dpe.DpEvent:
@@ -54,7 +50,7 @@ def binomial_mixture(images: int, probability: float, noise_multiplier: float) -
 # Bases of mechanisms that sample units independently: one vector of norm at most C each.
 
 
-class UnitsAloneConfig(NoisedConfig):
+class UnitsAloneConfig(MechanismConfig):
     """Each unit of the policy contributes one separate clipped vector."""
 
     samples_units = True
@@ -84,24 +80,23 @@ class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
 class OneRoundConfig(UnitsAloneConfig):
     """Every unit contributes to the only round."""
 
-    rounds: Annotated[int, Field(ge=1, le=1)] = 1
+    rounds: Literal[1] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Always 1."""
     units_per_round: PositiveInt
     """Expected number of units, a public constant that divides the noised sum."""
-    feature_norm: PositiveFloat = 1.0
-    """Norm that longer features of an image are clipped to."""
 
 
-class OneRound(OneRoundConfig, PerUnitSampling):
+class OneRound(  # pyright: ignore[reportIncompatibleVariableOverride]
+    OneRoundConfig, PerUnitSampling
+):
     """Mechanism whose only round is one Gaussian of all units, under ADD_OR_REMOVE_ONE."""
 
     proof = "a unit adds one vector of norm at most C, in the only round"
 
+    @property
     @override
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.sampling import sample_units
-
-        return sample_units(1.0, round_key, index)
+    def chance(self) -> float:
+        return 1.0
 
     @property
     @override
@@ -156,20 +151,6 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
     section = PoissonGaussianConfig
     proof = "a unit is sampled alone and adds one vector of norm at most C"
 
-    images_per_unit: PositiveInt = 1
-    """Maximum number of images of a unit, for the comparison with sampled images."""
-
-    @override
-    @classmethod
-    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
-        return {"images_per_unit": 1 if numbers.unit == "image" else numbers.max_images_per_user}
-
-    @override
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.sampling import sample_units
-
-        return sample_units(self.sampling_probability, round_key, index)
-
     @property
     @override
     def round_event(self) -> dpe.DpEvent:
@@ -180,27 +161,6 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
             return gaussian
         return dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
 
-    @override
-    def comparisons(self) -> tuple[Comparison, ...]:
-        """Returns the event of independently sampled images, at most m of a user, same noise.
-
-        A user then adds a binomial number of at most m clipped images: a mixture of Gaussians
-        (Charles et al., arXiv 2407.07737). m times as many records have m times the noise.
-        """
-        from dp_accounting import dp_event as dpe
-
-        most = self.images_per_unit
-        if self.unit != "user" or most == 1:
-            return ()
-        mixture = binomial_mixture(most, self.sampling_probability, self.noise_multiplier * most)
-        return (
-            Comparison(
-                name="images_sampled",
-                event=dpe.SelfComposedDpEvent(mixture, self.rounds),
-                relation=self.relation,
-            ),
-        )
-
 
 # User-level DP-SGD that samples images independently, at most m images of a user.
 #
@@ -208,7 +168,7 @@ class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
 # sampling". DP-SGD's own mechanism samples whole users instead.
 
 
-class CappedImagePoissonConfig(NoisedConfig):
+class CappedImagePoissonConfig(MechanismConfig):
     """User-level DP-SGD by independently sampled images; sensitivity C per image of a user."""
 
     samples_units = True
@@ -263,14 +223,6 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
     section = CappedImagePoissonConfig
     proof = "a user adds one vector of norm at most C for each of at most m sampled images"
 
-    images_per_user: PositiveInt = 1
-    """Maximum number of images of a user (m)."""
-
-    @override
-    @classmethod
-    def derived(cls, section: MechanismConfig, numbers: PublicNumbers) -> dict[str, object]:
-        return {"images_per_user": numbers.max_images_per_user}
-
     @property
     @override
     def normalizer(self) -> float:
@@ -286,12 +238,6 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
     def user_contributions(self) -> int:
         return self.images_per_user
 
-    @override
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.sampling import sample_images
-
-        return sample_images(self.images_per_user, self.sampling_probability, round_key, index)
-
     @property
     @override
     def round_event(self) -> dpe.DpEvent:
@@ -302,21 +248,6 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
     @override
     def conservative_event(self) -> None:
         """Returns None: the mechanism does not group users."""
-
-    @override
-    def comparisons(self) -> tuple[Comparison, ...]:
-        """Returns the event of whole sampled users, with m times fewer records, same noise."""
-        from dp_accounting import dp_event as dpe
-
-        whole = dpe.GaussianDpEvent(self.noise_multiplier / self.images_per_user)
-        round_event = dpe.PoissonSampledDpEvent(self.sampling_probability, whole)
-        return (
-            Comparison(
-                name="users_sampled",
-                event=dpe.SelfComposedDpEvent(round_event, self.rounds),
-                relation=self.relation,
-            ),
-        )
 
 
 # One noised round for a linear head: the second moments of the features of all units.
@@ -331,8 +262,6 @@ class LeastSquaresConfig(OneRoundConfig):
     solves = "head"
 
     kind: Literal["least_squares"] = "least_squares"
-    label_weight: Annotated[float, Field(ge=0.125, le=8.0)] = 1.0
-    """Norm of the record part with labels, relative to the part without labels."""
 
     @override
     def check_run(self, numbers: PublicNumbers) -> None:
@@ -368,11 +297,6 @@ class CovarianceConfig(OneRoundConfig):
     solves = "projection"
 
     kind: Literal["covariance"] = "covariance"
-    covariance_norm: PositiveFloat = 0.1
-    """Norm that the covariance of a user's features is clipped to, in units of the squared
-    `feature_norm`."""
-    mean_weight: Annotated[float, Field(ge=0.05, le=8.0)] = 0.33
-    """Norm of the record part with the mean, relative to the part with the covariance."""
 
     @override
     def check_run(self, numbers: PublicNumbers) -> None:

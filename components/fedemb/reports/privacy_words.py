@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Never, TypeVar, cast
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.environment import Backend
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, NotPrivate, TreeAggregation
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation
 from fedemb.privacy.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.section import UNITS
@@ -166,9 +166,6 @@ TEXTS: dict[str, MechanismText[Never]] = {
     "tree_aggregation": MechanismText[TreeAggregation](
         sampler="every virtual client in a fixed order, with bounded participation",
     ),
-    "not_private": MechanismText[NotPrivate](
-        sampler="each virtual client independently with the sampling probability",
-    ),
 }
 """By kind of the mechanism."""
 
@@ -177,11 +174,3 @@ def participants(plan: MechanismPlan) -> str:
     """Returns the participants of a round of a plan, on one line."""
     text = cast("MechanismText[MechanismPlan]", TEXTS[plan.kind])  # the kind names the plan's class
     return text.participants(plan)
-
-
-def comparison(plan: MechanismPlan, name: str) -> str:
-    """Returns the label of a comparison figure of a plan; see `MechanismPlan.comparisons`."""
-    if name == "users_sampled":
-        return "epsilon if whole users were sampled, same noise on the mean"
-    images = plan.images_per_unit if isinstance(plan, PoissonGaussian) else 1
-    return f"epsilon if images were sampled, at most {images} of a user, same noise on the mean"

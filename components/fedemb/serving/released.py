@@ -72,7 +72,7 @@ class ReleasedModel:
             ) from error
         self.backbone = load_backbone(file, self.config.model)
         self.bundle = bundle
-        self.reader = PhotoReader.of(self.config.model, self.config.data.max_pixels)
+        self.reader = PhotoReader(*self.config.model.photo)
 
     def embed(
         self, images: UInt8[np.ndarray, "images size size channels"]
@@ -335,7 +335,7 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path, served:
     """
     from fedemb.models.inference import classify, embed
 
-    reader = photos.PhotoReader.of(config.model, config.data.max_pixels)
+    reader = photos.PhotoReader(*config.model.photo)
     chances = partial(classify, temperature=config.model.temperature)
     compute = chances if config.model.classes else embed
     write_parity(bundle / PARITY, partial(compute, backbone), reader)
@@ -344,7 +344,7 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path, served:
     module = _module(shipped)
     require_parity(
         bundle / PARITY,
-        module.PhotoReader.of(config.model, config.data.max_pixels).read,
+        module.PhotoReader(*config.model.photo).read,
         served,
         exact=True,
     )

@@ -28,7 +28,6 @@ from fedemb.models.backbones import cut, trainable_variables, with_head, without
 from fedemb.models.imported import import_backbone
 from fedemb.models.keras_backend import Model, load_keras
 from fedemb.models.layers import fit_constants
-from fedemb.models.pixel_formats import IMAGES, check_pixels
 from fedemb.models.public_features import (
     fit_features,
     needs_public_images,
@@ -74,8 +73,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
       InputError: the public source is missing or too small.
       ArtifactError: the backbone to import is damaged or has layers that are not allowed, or a
         weight is NaN or infinite.
-      ConfigError: the backbone is unknown, mixes the images of different users, or was trained on
-          another pixel format than `import_pixels`.
+      ConfigError: the backbone is unknown or mixes the images of different users.
     """
     load_keras()
     model, pretraining, seed = start.model, start.pretraining, start.seed
@@ -115,33 +113,24 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
 
 def _imported(start: PublicStart) -> tuple[Model, int]:
     """Returns the imported backbone, and the number of public images of its constants."""
-    model, pretraining, path = start.model, start.pretraining, start.pretraining.import_path or ""
-    backbone = import_backbone(Path(path), model, pixels=pretraining.import_pixels, seed=start.seed)
-    public, constant_images = _some_images(backbone, start), 0
-    if len(public):
-        check_pixels(Path(path), pretraining.import_pixels, public[:IMAGES])
-    if needs_public_images(backbone):
-        constant_images = fit_features(backbone, public)
-    return with_head(backbone, model) if model.classes else backbone, constant_images
-
-
-def _some_images(backbone: Model, start: PublicStart) -> np.ndarray:
-    """Returns public images for the constants of an imported backbone and for `check_pixels`."""
     from fedemb.data.photos import PhotoReader
     from fedemb.data.sources import read_some_public_images
 
-    source, model = start.pretraining.source, start.model
-    fitted = needs_public_images(backbone)
-    if source is None and fitted:
-        raise ConfigError(
-            "model.whitened_directions, principal_directions and square_root take constants from "
-            "public images, and pretraining.source is missing. Name public images, or set all "
-            "three to 0 or false"
+    model, pretraining, path = start.model, start.pretraining, start.pretraining.import_path or ""
+    backbone = import_backbone(Path(path), model, pixels=pretraining.import_pixels, seed=start.seed)
+    constant_images = 0
+    if needs_public_images(backbone):
+        if pretraining.source is None:
+            raise ConfigError(
+                "model.whitened_directions, principal_directions and square_root take constants "
+                "from public images, and pretraining.source is missing. Name public images, or set "
+                "all three to 0 or false"
+            )
+        public = read_some_public_images(
+            pretraining.source, PhotoReader(*model.photo), pretraining.constant_images, start.seed
         )
-    if source is None:
-        return np.empty((0, model.image_size, model.image_size, model.channels), np.uint8)
-    most = start.pretraining.constant_images if fitted else IMAGES
-    return read_some_public_images(source, PhotoReader.of(model), most, start.seed)
+        constant_images = fit_features(backbone, public)
+    return with_head(backbone, model) if model.classes else backbone, constant_images
 
 
 def _train(
@@ -153,7 +142,7 @@ def _train(
 
     if pretraining.source is None:
         raise InputError("pretraining.source is missing; name the public images")
-    images, labels = read_public_images(pretraining.source, PhotoReader.of(model))
+    images, labels = read_public_images(pretraining.source, PhotoReader(*model.photo))
     classes = len(np.unique(labels))
     supervised = pretraining.kind == "supervised"
     if len(images) < 2 or (supervised and classes < 2):

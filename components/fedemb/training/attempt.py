@@ -32,7 +32,6 @@ from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import ModelCard
 from fedemb.engine.audit import RoundAudit
 from fedemb.engine.backend_rounds import build_rounds
-from fedemb.engine.feature_cache import delete_features
 from fedemb.engine.hosts import connect, hosts_of_the_step, is_multi_host
 from fedemb.engine.replay import AttemptKeys
 from fedemb.engine.rounds import TrainingRound, VectorizedRounds, assign_weights
@@ -260,7 +259,6 @@ def run_attempt(
             state = trained.state
             evidence = trained.audit and trained.audit.evidence(attempt.released(state))
             attempt.store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
-        delete_features(attempt.store)
     return attempt.publish(context.artifacts, state)
 
 

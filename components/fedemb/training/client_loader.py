@@ -9,7 +9,6 @@ import numpy as np
 from fedemb.config import ModelConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.engine.rounds import ClientExamples
-from fedemb.foundation.canonical_json import JsonObject
 from fedemb.privacy.sampling import VirtualClient
 
 CACHE_BYTES = 256 << 20
@@ -47,12 +46,6 @@ class ClientLoader:
         }
         self._cache: OrderedDict[bytes, tuple[np.ndarray, np.ndarray]] = OrderedDict()
         self._room = cache_bytes
-
-    @property
-    def settings(self) -> JsonObject:
-        """Everything besides the users that selects and decodes the examples of a client."""
-        classes = None if self._classes is None else self._classes.tolist()
-        return {**self._how, "one_image": self._one_image, "classes": classes}
 
     def load(self, client: VirtualClient) -> ClientExamples:
         """Loads a `sampling.VirtualClient`; a client without users returns no examples."""

@@ -197,8 +197,8 @@ class Simulation(Section):
 
         Raises:
           InputError: the arrays do not match each other or the model.
-          ConfigError: the mechanism cannot run on these virtual clients, or the algorithm is
-              `centralized`, which has no rounds.
+          ConfigError: the mechanism cannot run on these virtual clients, or the algorithm has no
+              simulation.
         """
         training, model = self.training, self.model
         if training.algorithm not in UNCOVERED:

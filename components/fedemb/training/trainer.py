@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -139,29 +137,23 @@ class Trainer:
             load=self._load,
             prepare=self._prepare,
         )
-        try:
-            with feed, StopRequest() as stop:
-                for done in run_rounds(
-                    self._function, mechanism, self._server, progress.state, feed, commit=commit
-                ):
-                    assert done.record is not None, "`commit` returns the record"
-                    self._uncovered.append(replace(done.record, mean=None))
-                    slope = self._audit_round(done.record)
-                    figures.write(done.index, describe(done, mechanism.plan) | slope)
-                    ended = done.index + 1
-                    _LOG.info(events.ROUND, ended, rounds)
-                    due = ended % attempt.config.training.checkpoint_every == 0
-                    if due or stop.requested or ended == rounds:
-                        progress = Progress(done.state, mechanism.state_to_json())
-                        self._save(progress)
-                        figures.flush()
-                    if stop.requested and ended < rounds:
-                        raise Interrupted(
-                            f"Stopped on request after round {ended} of {rounds}. Resume the run "
-                            "to continue from there."
-                        )
-        finally:
-            figures.close()
+        with feed, StopRequest() as stop:
+            for done in run_rounds(
+                self._function, mechanism, self._server, progress.state, feed, commit=commit
+            ):
+                assert done.record is not None, "`commit` returns the record"
+                self._uncovered.append(replace(done.record, mean=None))
+                slope = self._audit_round(done.record)
+                figures.write(done.index, describe(done, mechanism.plan) | slope)
+                ended = done.index + 1
+                _LOG.info(events.ROUND, ended, rounds)
+                progress = Progress(done.state, mechanism.state_to_json())
+                self._save(progress)
+                if stop.requested and ended < rounds:
+                    raise Interrupted(
+                        f"Stopped on request after round {ended} of {rounds}. Resume the run "
+                        "to continue from there."
+                    )
         if self._uncovered:  # all rounds were committed already
             self._save(progress)
         if self._audit is not None:
@@ -219,7 +211,7 @@ class StopRequest:
 #
 # The number of participating clients is secret (publishing it would weaken the guarantee), and so
 # is everything computed from client updates before noise. All of it is written to the private
-# root, as `diagnostics.jsonl` and as TensorBoard event files.
+# root.
 
 
 _FILE = "diagnostics.jsonl"
@@ -270,57 +262,19 @@ class Diagnostics:
     """
 
     def __init__(self, store: Store, first_round: int) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         self._store = store
         try:
             before = [json.loads(line) for line in store.read(_FILE).splitlines()]
         except FileNotFoundError:
             before = []
         self._lines = [line for line in before if line["round"] < first_round]
-        self._started = time.time()
-        self._events = io.BytesIO()
-        self._writer = RecordWriter(self._events)
-        self._written = 0
 
     def write(self, index: int, figures: dict[str, float]) -> None:
-        """Adds the diagnostics of a round."""
-        from tensorboard.compat.proto import summary_pb2
-
-        summaries: Any = summary_pb2
-        self._lines.append({"round": index, **figures})
-        if not self._events.tell():
-            self._add_event(wall_time=self._started, file_version="brain.Event:2")
-        values = [
-            summaries.Summary.Value(tag=f"not DP/{name}", simple_value=value)
-            for name, value in figures.items()
-        ]
-        self._add_event(wall_time=time.time(), step=index, summary=summaries.Summary(value=values))
-
-    def flush(self) -> None:
-        """Writes the lines, and the events if they grew by a tenth since they were written.
+        """Adds the diagnostics of a round.
 
         Raises:
           Superseded: the step was started again meanwhile.
         """
+        self._lines.append({"round": index, **figures})
         lines = (json.dumps(line, sort_keys=True) + "\n" for line in self._lines)
         self._store.write(_FILE, "".join(lines).encode())
-        if self._events.tell() > 1.1 * self._written:
-            self._write_events()
-
-    def close(self) -> None:
-        """Writes all lines and events; raises as `flush`."""
-        self.flush()
-        if self._events.tell() > self._written:
-            self._write_events()
-
-    def _write_events(self) -> None:
-        name = f"events.out.tfevents.{self._started:.6f}.rounds"  # TensorBoard's pattern
-        self._store.write(f"tensorboard/{name}", self._events.getvalue())
-        self._written = self._events.tell()
-
-    def _add_event(self, **fields: object) -> None:
-        from tensorboard.compat.proto import event_pb2
-
-        kinds: Any = event_pb2
-        self._writer.write(kinds.Event(**fields).SerializeToString())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from contextlib import suppress
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedemb.data import photos
 from fedemb.data.hostile_photos import HostilePhoto, hostile_photos
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.pixels import canonical_image, decode_pngs, encode_png
@@ -22,7 +24,8 @@ PHOTOS = list(hostile_photos())
 
 
 def decode_image(data: object, size: int, channels: int, limit: int) -> np.ndarray:
-    return PhotoReader(size, channels, max_pixels=limit).read(data)
+    with mock.patch.object(photos, "MAX_PIXELS", limit):
+        return PhotoReader(size, channels).read(data)
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

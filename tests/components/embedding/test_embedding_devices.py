@@ -16,12 +16,12 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.engine import ClientExamples, RoundFunction, build_backbone
 from fedemb.engine import configure_threads
-from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 
 configure_threads(4)
 names = [device.name for device in tf.config.list_logical_devices("CPU")]
-plan = NotPrivate(rounds=1, l2_norm_clip=0.1, noise_multiplier=0.0,
+plan = GroupPoissonGaussian(rounds=1, l2_norm_clip=0.1, noise_multiplier=0.0,
                   virtual_clients=9, groupings=1, sampling_probability=1.0)
 random = np.random.default_rng(0)
 clients = [

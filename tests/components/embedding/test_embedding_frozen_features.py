@@ -16,10 +16,9 @@ from fedemb.engine.feature_cache import (
 from fedemb.errors import ConfigError
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import cut
-from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 from fedemb.privacy.sampling import VirtualClient
-from fedemb.storage import open_store
 
 MODEL = ModelConfig(backbone="resnet8", image_size=12, embedding_dim=8, trainable="projection")
 LOCAL = LocalTrainingConfig(
@@ -52,13 +51,18 @@ def _client(*users):
     return VirtualClient(0, 3, np.array(users, np.int64))
 
 
-def _cache(trunk, store=None):
-    return FeatureCache(trunk, store, "a" * 8, plain_rows)
+def _cache(trunk):
+    return FeatureCache(trunk, plain_rows)
 
 
 def _mechanism():
-    plan = NotPrivate(
-        rounds=5, l2_norm_clip=5.0, virtual_clients=4, groupings=1, sampling_probability=0.5
+    plan = GroupPoissonGaussian(
+        rounds=5,
+        noise_multiplier=0.0,
+        l2_norm_clip=5.0,
+        virtual_clients=4,
+        groupings=1,
+        sampling_probability=0.5,
     )
     return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
 
@@ -84,9 +88,9 @@ def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
     np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
-def test_a_client_without_one_of_its_users_takes_nothing_new(tmp_path):
+def test_a_client_without_one_of_its_users_takes_nothing_new():
     people, (trunk, _) = _People(), cut(build_backbone(MODEL, 0), "projection")
-    frozen = FrozenFeatures(_cache(trunk, open_store(str(tmp_path))), people.load, 100)
+    frozen = FrozenFeatures(_cache(trunk), people.load, 100)
     one, other = frozen.load(_client(4, 0, 2)), frozen.load(_client(3, 1))
     assert people.read == [[0], [2], [4], [1], [3]]
     assert one.images.dtype == np.float32
@@ -108,7 +112,7 @@ FAR = [3, 3 + 256, 3 + 65_536, 3 + 2**32, 0, 256]
 
 
 @pytest.mark.long
-def test_users_whose_rows_lie_far_apart_never_share_features(tmp_path):
+def test_users_whose_rows_lie_far_apart_never_share_features():
     """Rows that share their low bits: a key of a byte gives one user the features of another."""
     trunk, _ = cut(build_backbone(MODEL, 0), "projection")
 
@@ -120,8 +124,7 @@ def test_users_whose_rows_lie_far_apart_never_share_features(tmp_path):
         (row,) = client.users
         return ClientExamples(client.grouping, client.group, *images_of(int(row)))
 
-    store = open_store(str(tmp_path))
-    kept = FrozenFeatures(_cache(trunk, store), load, 100)
+    kept = FrozenFeatures(_cache(trunk), load, 100)
     for row in FAR:
         own = FrozenFeatures(_cache(trunk), load, 100).load(_client(row)).images
         np.testing.assert_array_equal(kept.load(_client(row)).images, own)

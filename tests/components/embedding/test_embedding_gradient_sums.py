@@ -5,13 +5,13 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig, UnitGradientConfig
+from fedemb.config import LocalTrainingConfig, ModelConfig, PretrainingConfig, UnitGradientConfig
 from fedemb.engine import tensorflow_clients as rounds
-from fedemb.engine.central import Schedule, train_supervised
+from fedemb.engine.central import pretrain
 from fedemb.engine.tensorflow_clients import RoundFunction, gradients_summed_in_order
 from fedemb.engine.units import UnitGradientFunction
 from fedemb.models.backbones import build_backbone, trainable_variables
-from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 
 MODEL = ModelConfig(
@@ -21,7 +21,7 @@ MODEL = ModelConfig(
 
 
 def _function(kind):
-    plan = NotPrivate(
+    plan = GroupPoissonGaussian(
         rounds=10,
         l2_norm_clip=1.0,
         noise_multiplier=0.0,
@@ -85,15 +85,8 @@ def terms(monkeypatch):
 @pytest.mark.long
 def test_training_without_privacy_adds_them_in_one_order_too(terms):
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
-    train_supervised(
-        build_backbone(MODEL, 1),
-        images,
-        np.arange(8) % 2,
-        loss=LossConfig(),
-        augmentation=None,
-        schedule=Schedule(epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9),
-        seed=0,
-    )
+    schedule = PretrainingConfig(epochs=1, batch_size=4, learning_rate=0.1, augmentation=None)
+    pretrain(build_backbone(MODEL, 1), images, np.arange(8) % 2, schedule, seed=0)
     assert max(terms) == 2
 
 

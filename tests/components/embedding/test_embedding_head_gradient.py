@@ -16,7 +16,7 @@ from fedemb.privacy.feature_sums import (
     whole_features,
     whole_weights,
 )
-from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 
 SIZE, CLASSES = 12, 5
@@ -31,7 +31,7 @@ CONFIG = UnitGradientConfig(images_per_unit=3, microbatch=16)
 
 
 def _mechanism(clip):
-    plan = NotPrivate(
+    plan = GroupPoissonGaussian(
         rounds=5,
         l2_norm_clip=clip,
         noise_multiplier=0.0,

@@ -8,7 +8,7 @@ import pytest
 from fedemb.engine.tensorflow_clients import RoundFunction
 from fedemb.models.backbone_files import save_backbone
 from fedemb.models.backbones import build_backbone
-from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.without_tensorflow import said_on_jax
@@ -20,7 +20,7 @@ ROUND = 3
 
 
 def _function(backbone, variant, clip):
-    plan = NotPrivate(
+    plan = GroupPoissonGaussian(
         rounds=10,
         l2_norm_clip=clip,
         noise_multiplier=0.0,
@@ -173,8 +173,3 @@ def test_a_planted_bug_is_seen(faulty, fault):
 )
 def test_what_leaks_into_records_is_refused_before_any_client_is_read(faulty, leak):
     assert "position in a batch of 4" in faulty["probe"][leak]
-
-
-def test_a_step_that_does_not_fit_names_the_settings_to_lower_before_any_client_is_read(found):
-    assert "A step of 4 in parallel needs" in found["room"]
-    assert "training.parallel_clients or training.local.max_examples_per_client" in found["room"]

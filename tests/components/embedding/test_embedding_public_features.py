@@ -38,7 +38,7 @@ from fedemb.models.public_features import (
     without_public_features,
 )
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 from fedemb.serving.released import load_whitelisted, save_for_serving
 from fedemb.steps import pretrain_public
@@ -178,7 +178,7 @@ def test_part_of_a_public_set_is_random_repeatable_and_all_of_a_small_one(tmp_pa
     for number, image in enumerate(_leaves(20)):
         (folder / f"{number:02d}.png").write_bytes(_png(image))
     source = SourceConfig(uri=str(tmp_path / "photos"))
-    reader = PhotoReader.of(MODEL)
+    reader = PhotoReader(*MODEL.photo)
     some, again, other = (
         sources.read_some_public_images(source, reader, 8, seed) for seed in (0, 0, 1)
     )
@@ -225,8 +225,13 @@ def test_private_training_changes_the_projection_and_sees_no_other_output(file):
     whole, _ = _whole(file)
     assert without_public_features(whole).output_shape == (None, 8)
     model = MODEL.model_copy(update={"keep_public_features": 1.5})
-    plan = NotPrivate(
-        rounds=1, l2_norm_clip=1.0, virtual_clients=1, groupings=1, sampling_probability=1.0
+    plan = GroupPoissonGaussian(
+        rounds=1,
+        noise_multiplier=0.0,
+        l2_norm_clip=1.0,
+        virtual_clients=1,
+        groupings=1,
+        sampling_probability=1.0,
     )
     mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
     training = TrainingConfig(local=LocalTrainingConfig(augmentation=None))

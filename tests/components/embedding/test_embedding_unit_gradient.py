@@ -10,9 +10,9 @@ from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.engine import ClientExamples, build_backbone, preprocess, trainable_variables
 from fedemb.engine import units as unit_gradient
 from fedemb.engine.rounds import seed_of
-from fedemb.engine.units import FEWEST_UNITS, UnitGradientFunction, apply_moves, draw_moves
+from fedemb.engine.units import UnitGradientFunction, apply_moves, draw_moves
 from fedemb.errors import Refused
-from fedemb.privacy.group_mechanisms import NotPrivate
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 
 SIZE, CLASSES, ROUND = 12, 5, 3
@@ -28,7 +28,7 @@ VIEWS = UnitGradientConfig(images_per_unit=3, microbatch=4, views=2, flip=True, 
 
 
 def _mechanism(clip=0.5):
-    plan = NotPrivate(
+    plan = GroupPoissonGaussian(
         rounds=50,
         l2_norm_clip=clip,
         noise_multiplier=0.0,
@@ -136,8 +136,7 @@ def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(
     assert 0 < np.linalg.norm(total / grid) <= 3
 
 
-ENOUGH = UnitGradientConfig(microbatch=FEWEST_UNITS)
-"""Units side by side, for which gradients of kernels are taken all at once."""
+ENOUGH = UnitGradientConfig(microbatch=16)
 
 
 @pytest.mark.long
@@ -231,7 +230,7 @@ def test_views_are_crops_of_the_mirrored_border_as_numpy_pads_it():
 
 
 def test_only_the_named_variables_move():
-    head, norms = _function(group="head"), _function(group="norm_only", model=RESNET)
+    head, norms = _function(group="head"), _function(group="conv_frozen", model=RESNET)
     assert [v.path for v in head.variables] == ["logits/kernel", "logits/bias"]
     assert {v.path.rsplit("/")[-1] for v in norms.variables} == {"gamma", "beta", "kernel", "bias"}
     assert len(_sum(head, _units())[0]) == 16 * CLASSES + CLASSES

@@ -110,7 +110,7 @@ def _old_library(monkeypatch):
     def refuse():
         raise UnsupportedAccounting("too old")
 
-    prices._priced.cache_clear()
+    prices.guarantee_of.cache_clear()
     monkeypatch.setattr(accounting, "library_version", refuse)
 
 

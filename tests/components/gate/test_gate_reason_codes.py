@@ -205,8 +205,8 @@ def test_epsilon_of_the_report_that_is_not_the_recomputed_one_is_denied(run, fac
 
 
 def test_mechanism_without_noise_has_no_privacy(run, tmp_path):
-    mechanism = {"kind": "not_private", "rounds": 6, "sampling_probability": 0.05}
-    other = honest_run.start(tmp_path / "other", mechanism=mechanism)
+    changes = {"purpose": "simulation", "mechanism.noise_multiplier": 0.0}
+    other = honest_run.start(tmp_path / "other", **changes)
     other.do_plan()
     found = judged(run, config=other.config, plan=read(other.plan, PrivacyPlan), report=False)
     assert {"no_proof", "no_privacy"} <= set(found)

@@ -13,6 +13,7 @@ from fedemb.errors import ConfigError, UnsupportedAccounting
 from fedemb.privacy.accounting import price
 from fedemb.privacy.guarantee import event_from_json, event_to_json
 from fedemb.privacy.losses import DISCRETISATION, PrivacyLosses, discretisation
+from fedemb.privacy.sampling import sample
 from fedemb.privacy.unit_mechanisms import (
     CappedImagePoissonConfig,
     PoissonGaussianConfig,
@@ -180,8 +181,8 @@ def _coin_problems(taken):
 
 
 def _sampled(r, world):
-    sampler = _plan(images_per_user=MOST, rounds=ROUNDS).sampler(ROOT)
-    return [(image.grouping, image.group) for image in sampler.sample(r, world)]
+    plan = _plan(images_per_user=MOST, rounds=ROUNDS)
+    return [(image.grouping, image.group) for image in sample(plan, ROOT, r, world)]
 
 
 @pytest.mark.statistical
@@ -209,7 +210,7 @@ def test_others_move_no_image():
     keys = np.random.default_rng(0).integers(0, 2**63, 50)
 
     def drawn(users):
-        found = plan.sampler(ROOT).sample(3, World(users, 40))
+        found = sample(plan, ROOT, 3, World(users, 40))
         return {(image.group, image.grouping) for image in found}
 
     gone = int(keys[7])

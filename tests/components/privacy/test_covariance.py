@@ -7,6 +7,7 @@ from scipy.stats import norm
 from fedemb.errors import ConfigError
 from fedemb.privacy import feature_sums as sums
 from fedemb.privacy.prices import guarantee_of
+from fedemb.privacy.sampling import sample
 from fedemb.privacy.unit_mechanisms import Covariance
 from studies.shared import Cohort
 from tests.kit.pipeline_runs.training_run import covariance_config
@@ -39,7 +40,7 @@ def test_price_is_that_of_one_gaussian(noise, epsilon):
 def test_there_is_one_round_and_everybody_is_in_it():
     plan = make_plan("covariance")
     world = World(range(50), 40)
-    assert [int(unit.users[0]) for unit in plan.sampler(ROOT).sample(0, world)] == [*range(50)]
+    assert [int(unit.users[0]) for unit in sample(plan, ROOT, 0, world)] == [*range(50)]
     with pytest.raises(ConfigError, match="rounds"):
         plan.replaced(rounds=2)
 
@@ -52,7 +53,6 @@ def test_there_is_one_round_and_everybody_is_in_it():
     ],
 )
 def test_runs_that_train_something_else_or_do_not_sum_exactly_are_refused(changes, words):
-    assert covariance_config().mechanism.covariance_norm == 0.1
     with pytest.raises(ValueError, match=words):
         covariance_config(**changes)
 
@@ -71,20 +71,18 @@ def worlds():
     yield np.tile([9.0, 0, 0, 0, 0, 0], (5, 1)), np.zeros(5, int)
     # A mean and a covariance, both at their limits.
     corner = [[0.8, y, 0, 0, 0, 0] for y in (0.6, -0.6)]
-    yield 2.0 * np.array(corner), np.zeros(2, int)
+    yield np.array(corner), np.zeros(2, int)
 
 
 def record(features, labels, **changes):
-    options = {"grid_bits": GRID, "feature_norm": 2.0, "covariance_norm": 0.1, "mean_weight": 0.5}
-    return sums.covariance_record(features, np.asarray(labels), **(options | changes))[0]
+    return sums.covariance_record(features, np.asarray(labels), **({"grid_bits": GRID} | changes))[
+        0
+    ]
 
 
 def covariance_norm(features):
-    """Norm of the covariance of images with one label, in units of the squared feature norm."""
-    labels = np.zeros(len(features), int)
-    return sums.covariance_record(
-        features, labels, grid_bits=GRID, feature_norm=2.0, covariance_norm=0.1, mean_weight=0.5
-    )[1]
+    """Norm of the covariance of images with one label."""
+    return sums.covariance_record(features, np.zeros(len(features), int), grid_bits=GRID)[1]
 
 
 def furthest(record_of=record, **changes):
@@ -94,9 +92,8 @@ def furthest(record_of=record, **changes):
     )
 
 
-@pytest.mark.parametrize("weight", [0.1, 0.5, 3.0])
-def test_no_user_moves_the_sum_by_more_than_the_clip(weight):
-    assert 0.9 < furthest(mean_weight=weight) <= 1.0  # nearly reached, so little noise is wasted
+def test_no_user_moves_the_sum_by_more_than_the_clip():
+    assert 0.9 < furthest() <= 1.0  # nearly reached, so little noise is wasted
 
 
 @pytest.mark.parametrize("bits", [2, 4, 6])
@@ -110,9 +107,11 @@ def test_rounding_to_a_coarse_grid_leaves_no_record_outside_the_ball(bits):
 
 def test_planted_clip_for_each_part_is_found_out():
     def apart(features, labels, **changes):
-        return record(features, labels, grid_bits=GRID + np.log2(np.hypot(1.0, 0.5)), **changes)
+        return record(
+            features, labels, grid_bits=GRID + np.log2(np.hypot(1.0, sums.MEAN_WEIGHT)), **changes
+        )
 
-    assert furthest(apart) > 1.05
+    assert furthest(apart) > 1.02
 
 
 def test_planted_sum_over_images_is_found_out():
@@ -123,7 +122,7 @@ def test_planted_sum_over_images_is_found_out():
             record(features[i : i + 1], labels[i : i + 1], **changes) for i in range(len(labels))
         )
 
-    assert furthest(each, mean_weight=3.0) > 4.0
+    assert furthest(each) > 1.5
 
 
 def test_one_record_has_no_order():
@@ -153,7 +152,7 @@ def test_too_many_images_are_refused():
 # ---- what is solved -----------------------------------------------------------------------------
 
 
-def parts(found, weight=0.5, largest=0.1):
+def parts(found, weight=sums.MEAN_WEIGHT, largest=sums.COVARIANCE_NORM):
     """Mean and covariance of a record, in units of the features."""
     whole = found * np.hypot(1.0, weight) / 2.0**GRID
     matrix = np.zeros((DIM, DIM))
@@ -161,7 +160,7 @@ def parts(found, weight=0.5, largest=0.1):
     matrix = matrix / np.sqrt(2.0)
     matrix = matrix + matrix.T
     matrix[np.diag_indices(DIM)] /= np.sqrt(2.0)
-    return 2.0 * whole[:DIM] / weight, 4.0 * matrix
+    return whole[:DIM] / weight, matrix
 
 
 def test_record_is_mean_and_covariance_around_the_mean_of_each_label():
@@ -180,8 +179,8 @@ def test_record_is_mean_and_covariance_around_the_mean_of_each_label():
 
 def test_norm_before_the_clip_is_that_of_the_covariance():
     random = np.random.default_rng(6)
-    features = random.normal(size=(50, DIM)) @ random.normal(size=(DIM, DIM)) * 0.05
-    wanted = np.linalg.norm(np.cov(features.T, bias=True)) / 4.0
+    features = random.normal(size=(50, DIM)) @ random.normal(size=(DIM, DIM)) * 0.02
+    wanted = np.linalg.norm(np.cov(features.T, bias=True))
     assert covariance_norm(features) == pytest.approx(wanted, rel=1e-4)
 
 
@@ -190,16 +189,14 @@ def test_solved_projection_whitens_the_covariance_and_removes_the_mean(ridge):
     random = np.random.default_rng(4)
     turned, _ = np.linalg.qr(random.normal(size=(DIM, DIM)))
     shape = np.diag([0.3, 0.2, 0.1, 0.05, 0.02, 0.01]) @ turned
-    features = 0.1 + random.normal(size=(8192, DIM)) @ shape
-    found = record(features, np.zeros(8192, int), feature_norm=8.0, covariance_norm=1.0)
-    kernel, bias = sums.solve_whitening(
-        found / 2.0**GRID, features=DIM, feature_norm=8.0, mean_weight=0.5, ridge=ridge
-    )
+    features = (0.1 + random.normal(size=(8192, DIM)) @ shape) / 8
+    found = record(features, np.zeros(8192, int))
+    kernel, bias = sums.solve_whitening(found / 2.0**GRID, features=DIM, ridge=ridge)
     centred = features @ kernel + bias
     np.testing.assert_allclose(centred.mean(0), 0.0, atol=1e-3)
     covariance = np.cov(features.T, bias=True)
     level = sums.SHRINKAGE * np.trace(covariance) / DIM
-    level += ridge * np.hypot(1.0, 0.5) * 8.0**2
+    level += ridge * np.hypot(1.0, sums.MEAN_WEIGHT) * sums.COVARIANCE_NORM
     values, vectors = np.linalg.eigh(covariance)
     wanted = vectors @ np.diag((values.min() + level) ** 0.5 / (values + level) ** 0.5) @ vectors.T
     np.testing.assert_allclose(kernel, wanted, rtol=0.02, atol=0.01)
@@ -209,8 +206,6 @@ def test_noise_alone_is_solved_without_infinite_weights():
     random = np.random.default_rng(5)
     for scale in (1.0, 0.0):
         mean = scale * random.normal(size=sums.covariance_size(DIM))
-        kernel, bias = sums.solve_whitening(
-            mean, features=DIM, feature_norm=1.0, mean_weight=0.5, ridge=0.0
-        )
+        kernel, bias = sums.solve_whitening(mean, features=DIM, ridge=0.0)
         assert np.isfinite(kernel).all()
         assert np.isfinite(bias).all()

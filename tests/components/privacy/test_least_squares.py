@@ -7,6 +7,7 @@ from scipy.stats import norm
 from fedemb.errors import ConfigError
 from fedemb.privacy import feature_sums as moments
 from fedemb.privacy.prices import guarantee_of
+from fedemb.privacy.sampling import sample
 from fedemb.privacy.unit_mechanisms import LeastSquares
 from studies.shared import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
@@ -39,7 +40,7 @@ def test_price_is_that_of_one_gaussian(noise, epsilon):
 def test_there_is_one_round_and_everybody_is_in_it():
     plan = make_plan("least_squares")
     world = World(range(50), 40)
-    assert [int(unit.users[0]) for unit in plan.sampler(ROOT).sample(0, world)] == [*range(50)]
+    assert [int(unit.users[0]) for unit in sample(plan, ROOT, 0, world)] == [*range(50)]
     assert plan.normalizer == 80.0  # planned, and not the 50 who are there
     with pytest.raises(ConfigError, match="rounds"):
         plan.replaced(rounds=2)
@@ -61,32 +62,26 @@ def worlds():
     return features, labels
 
 
-def summed(units, weight, total=moments.moment_sum):
+def summed(units, total=moments.moment_sum):
     features, labels = worlds()
-    return total(
-        features[units], labels[units], classes=CLASSES, grid_bits=GRID, feature_norm=2.0,
-        label_weight=weight,
-    )  # fmt: skip
+    return total(features[units], labels[units], classes=CLASSES, grid_bits=GRID)
 
 
-def moved_furthest(weight, total=moments.moment_sum):
+def moved_furthest(total=moments.moment_sum):
     """The most that leaving out one unit moves the sum of the rest, in clips."""
     everybody = np.arange(40)
-    whole = summed(everybody, weight, total)
+    whole = summed(everybody, total)
     return (
         max(
-            np.linalg.norm(
-                (whole - summed(np.delete(everybody, unit), weight, total)).astype(float)
-            )
+            np.linalg.norm((whole - summed(np.delete(everybody, unit), total)).astype(float))
             for unit in everybody
         )
         / 2.0**GRID
     )
 
 
-@pytest.mark.parametrize("weight", [0.25, 1.0, 3.0])
-def test_no_unit_moves_the_sum_by_more_than_the_clip(weight):
-    assert 0.999 < moved_furthest(weight) <= 1.0  # reached, so no noise is wasted
+def test_no_unit_moves_the_sum_by_more_than_the_clip():
+    assert 0.999 < moved_furthest() <= 1.0  # reached, so no noise is wasted
 
 
 def test_planted_two_parts_with_one_clip_each_are_found_out():
@@ -95,7 +90,7 @@ def test_planted_two_parts_with_one_clip_each_are_found_out():
     def apart(features, labels, *, grid_bits, **options):
         return moments.moment_sum(features, labels, grid_bits=grid_bits + 0.5, **options)
 
-    assert moved_furthest(1.0, apart) == pytest.approx(np.sqrt(2), rel=1e-3)
+    assert moved_furthest(apart) == pytest.approx(np.sqrt(2), rel=1e-3)
 
 
 def test_planted_sum_over_images_is_found_out():
@@ -104,14 +99,14 @@ def test_planted_sum_over_images_is_found_out():
     def each(features, labels, **options):
         return moments.moment_sum(features.reshape(-1, 1, 6), labels.reshape(-1, 1), **options)
 
-    assert moved_furthest(1.0, each) > 3.9
+    assert moved_furthest(each) > 3.9
 
 
 @pytest.mark.parametrize(("images", "fits"), [(8, True), (9, False)])
 def test_a_sum_that_might_not_be_exact_is_refused(images, fits):
     """Whole numbers of up to 50 bits: eight of them stay below 2^53."""
     features, labels = np.ones((images, 1, 2)), np.zeros((images, 1), np.int64)
-    options = {"classes": CLASSES, "grid_bits": 50, "feature_norm": 1.0, "label_weight": 1.0}
+    options = {"classes": CLASSES, "grid_bits": 50}
     if fits:
         moments.moment_sum(features, labels, **options)
     else:
@@ -121,19 +116,17 @@ def test_a_sum_that_might_not_be_exact_is_refused(images, fits):
 
 def test_units_that_are_not_finite_add_nothing():
     for unit in (1, 2, 3):
-        assert not summed([unit], 1.0).any()
+        assert not summed([unit]).any()
 
 
 def test_sum_has_no_order_and_is_exact():
     """Units in any order and any split give the same integers as Python's own."""
     everybody = np.arange(40)
-    whole = summed(everybody, 1.0)
+    whole = summed(everybody)
     shuffled = np.random.default_rng(1).permutation(everybody)
-    np.testing.assert_array_equal(summed(shuffled[:13], 1.0) + summed(shuffled[13:], 1.0), whole)
+    np.testing.assert_array_equal(summed(shuffled[:13]) + summed(shuffled[13:]), whole)
     features, labels = worlds()
-    vectors, weights = moments.whole_vectors(
-        features, labels >= 0, grid_bits=GRID, feature_norm=2.0, label_weight=1.0
-    )
+    vectors, weights = moments.whole_vectors(features, labels >= 0, grid_bits=GRID)
     rows = vectors.shape[-1]
     exact = [[0] * (rows + CLASSES) for _ in range(rows)]
     for vector, weight, label in zip(
@@ -158,13 +151,11 @@ def test_without_noise_the_ridge_solution_comes_back():
     features = random.normal(size=(300, 1, 5))
     features /= 1.01 * np.linalg.norm(features, axis=-1, keepdims=True)
     labels = (features[..., 0] > 0).astype(int)
-    total = moments.moment_sum(
-        features, labels, classes=2, grid_bits=GRID, feature_norm=1.0, label_weight=2.0
-    )
+    total = moments.moment_sum(features, labels, classes=2, grid_bits=GRID)
     mean = total / 2.0**GRID / 300
-    kernel, bias = moments.solve_moments(mean, classes=2, ridge=1e-3, label_weight=2.0)
+    kernel, bias = moments.solve_moments(mean, classes=2, ridge=1e-3)
     vectors = np.concatenate([features[:, 0], np.full((300, 1), 0.3)], 1) / np.sqrt(1.09)
-    scale = np.hypot(1.0, 2.0)
+    scale = np.sqrt(2.0)
     against = np.eye(2)[labels[:, 0]]
     wanted = np.linalg.solve(
         vectors.T @ vectors / (300 * scale) + 1e-3 * np.eye(6), vectors.T @ against / (300 * scale)

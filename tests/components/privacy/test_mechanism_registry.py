@@ -15,7 +15,8 @@ from fedemb.pipelines.cli.main import app
 from fedemb.privacy.accounting import price
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import MECHANISMS, plan_from_json
-from fedemb.privacy.section import NoisedConfig
+from fedemb.privacy.sampling import sample
+from fedemb.privacy.section import MechanismConfig
 from fedemb.reports.privacy_words import TEXTS, MechanismText, participants
 from fedemb.steps import gate_release
 from tests.conftest import REPOSITORY
@@ -23,7 +24,7 @@ from tests.kit.pipeline_runs import honest_run, training_run
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 
-class EveryoneConfig(NoisedConfig):
+class EveryoneConfig(MechanismConfig):
     """Every virtual client in every round."""
 
     kind: Literal["everyone"] = "everyone"
@@ -39,10 +40,9 @@ class Everyone(EveryoneConfig, MechanismPlan):
     def normalizer(self):
         return float(self.virtual_clients)
 
-    def sample(self, round_key, round_index, index):
-        from fedemb.privacy.sampling import sample_groups
-
-        return sample_groups(self, 1.0, round_key, round_index, index)
+    @property
+    def chance(self):
+        return 1.0
 
     @property
     def round_event(self):
@@ -72,7 +72,8 @@ def test_a_new_mechanism_is_planned_by_the_command_line():
     result = CliRunner().invoke(app, ["plan", *words])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    ours = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=625, groupings=1)
+    fields = {"rounds": 3, "noise_multiplier": 60.0, "groupings": 1, "images_per_user": 4}
+    ours = Everyone(virtual_clients=625, **fields)
     assert found["epsilon"] == price(ours.event(), ours.relation, found["delta"]).epsilon
     assert found["plan_sha"] == ours.digest
     described = CliRunner().invoke(app, ["config", "mechanism"]).output
@@ -107,7 +108,7 @@ def test_a_new_mechanism_trains(tmp_path):
     assert [line["clients_planned"] for line in lines] == [12.0] * 3
     assert lines[0]["event"] == {"type": "gaussian", "noise_multiplier": 30.0}
     clients = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=12, groupings=1)
-    assert len(clients.sampler(ROOT).sample(0, World(range(100), 12))) == 12
+    assert len(sample(clients, ROOT, 0, World(range(100), 12))) == 12
 
 
 def test_a_kind_that_is_not_registered_is_refused(monkeypatch):

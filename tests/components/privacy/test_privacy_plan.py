@@ -11,14 +11,14 @@ from dp_accounting import dp_event as dpe
 
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import RunArtifacts
-from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
+from fedemb.errors import ArtifactError, ConfigError
 from fedemb.gate.plan import check_composition, document, warnings
 from fedemb.privacy import group_mechanisms as tree_sensitivity
 from fedemb.privacy import planning as calibration
 from fedemb.privacy.accounting import price, supports
 from fedemb.privacy.guarantee import PrivacyGuarantee, event_from_json, repeated
 from fedemb.privacy.planning import project, with_target_epsilon
-from fedemb.privacy.registry import MECHANISMS, plan_from_json, plan_mechanism
+from fedemb.privacy.registry import plan_from_json, plan_mechanism
 from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import run
@@ -51,8 +51,7 @@ def test_plan_survives_json_and_its_digest_names_it(kind):
     value = json.loads(json.dumps(plan.to_json()))
     assert plan_from_json(value) == plan
     assert plan_from_json(value).digest == plan.digest
-    if plan.private:
-        assert make_plan(kind, noise_multiplier=1.5).digest != plan.digest
+    assert make_plan(kind, noise_multiplier=1.5).digest != plan.digest
 
 
 def test_plan_file_is_a_closed_world():
@@ -73,7 +72,7 @@ def test_plan_file_is_a_closed_world():
             plan_from_json(bad)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("field", ["noise_multiplier", "l2_norm_clip", "sampling_probability"])
 def test_bad_numbers_are_refused_with_a_sentence(field, bad):
     with pytest.raises(ConfigError, match=field):
@@ -92,8 +91,8 @@ def test_more_refusals():
         make_plan(noise_multiplier=1e6, grid_bits=40)
     with pytest.raises(ConfigError, match="grid_bits"):
         make_plan(grid_bits=31)
-    with pytest.raises(ConfigError, match="not_private"):
-        make_plan("not_private", noise_multiplier=1.0)
+    with pytest.raises(ConfigError, match="set 0 or at least"):
+        make_plan(noise_multiplier=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["tree_aggregation"])
@@ -110,16 +109,11 @@ def test_correlated_noise_is_left_more_room_in_the_word(kind):
 def test_participation_must_be_possible(kind):
     with pytest.raises(ConfigError, match="groupings"):
         make_plan(kind, groupings=2)
-    with pytest.raises(ConfigError, match="min_separation"):
-        make_plan(kind, min_separation=6)
-    with pytest.raises(ConfigError, match="max_participations"):
-        make_plan(kind, max_participations=3)
-    with pytest.raises(ConfigError, match="need at least 40 virtual clients, got 39"):
-        make_plan(kind, virtual_clients=39, rounds=19)
-    with pytest.raises(ConfigError, match="need 5 participations"):
-        make_plan(kind, rounds=21)
-    with pytest.raises(PlanMismatch, match="matrix_sensitivity"):
-        make_plan(kind).replaced(matrix_sensitivity=1.0)
+    with pytest.raises(ConfigError, match="clients_per_round=8 exceeds"):
+        make_plan(kind, virtual_clients=7)
+    for groups, turns in ((40, (5, 4)), (39, (4, 5)), (8, (1, 20))):
+        plan = make_plan(kind, virtual_clients=groups)
+        assert (plan.min_separation, plan.max_participations) == turns
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,7 +142,7 @@ def test_events_follow_the_rule_table():
     assert group.conservative_event() == dpe.SelfComposedDpEvent(doubled, 20)
     tree = make_plan("tree_aggregation")
     assert tree.round_event == dpe.UnsupportedDpEvent()
-    assert tree.event() == dpe.GaussianDpEvent(1 / (2 * tree.matrix_sensitivity))
+    assert tree.event() == dpe.GaussianDpEvent(1 / (2 * tree.matrix_sensitivity(20)))
     one = dpe.GaussianDpEvent(1.0)
     times = dpe.SelfComposedDpEvent
     alone = {
@@ -160,10 +154,10 @@ def test_events_follow_the_rule_table():
     }
     for plan, event in alone.items():
         assert (plan.relation, plan.event()) == (Relation.ADD_OR_REMOVE_ONE, event)
-    assert make_plan("not_private").event() == dpe.NonPrivateDpEvent()
+    assert make_plan(noise_multiplier=0.0).event() == times(dpe.NonPrivateDpEvent(), 20)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if MECHANISMS[kind].private])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_shorter_run_costs_no_more_and_no_run_costs_nothing(kind):
     plan = make_plan(kind, noise_multiplier=12.0)
     assert plan.event(0) == dpe.NoOpDpEvent()
@@ -298,10 +292,8 @@ def test_mostly_empty_rounds_are_warned_about():
     assert "0.9 virtual clients" in empty["rounds_mostly_empty"]
 
 
-def test_not_private_is_planned_without_a_guarantee():
-    written = document(
-        run_config({"kind": "not_private", "rounds": 5, "sampling_probability": 0.1})
-    )
+def test_baseline_without_noise_is_planned_without_a_guarantee():
+    written = document(run_config({**GROUP, "noise_multiplier": 0.0}))
     assert written.guarantee.epsilon is None
     assert "no differential privacy" in guarantee_sentence(written.guarantee)
     assert written.projections == []
@@ -325,8 +317,8 @@ def test_calibration_hits_the_target_from_below():
     for target in (math.nan, 0.0, -1.0, math.inf):
         with pytest.raises(ConfigError, match="target_epsilon"):
             with_target_epsilon(plan, target, 1e-6)
-    with pytest.raises(ConfigError, match="not_private"):
-        with_target_epsilon(make_plan("not_private"), 2.0, 1e-6)
+    with pytest.raises(ConfigError, match="no noise to calibrate"):
+        with_target_epsilon(make_plan(noise_multiplier=0.0), 2.0, 1e-6)
 
 
 @pytest.mark.long

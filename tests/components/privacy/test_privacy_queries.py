@@ -97,7 +97,7 @@ def test_clip_is_the_same_traced_and_eager_and_sums_have_no_order():
 
 
 def test_noise_zero_and_wide_clip_is_plain_federated_averaging():
-    m = mechanism(make_plan("not_private", l2_norm_clip=1e3))
+    m = mechanism(make_plan(noise_multiplier=0.0, l2_norm_clip=1e3))
     updates = [np.random.default_rng(i).normal(size=50).astype(np.float32) for i in range(9)]
     out = m.aggregate(0, summed(*(contribution(m, u) for u in updates)))
     np.testing.assert_allclose(out.mean, np.sum(updates, axis=0) / 10, atol=1e-6)
@@ -131,7 +131,7 @@ def test_same_inputs_same_noise_and_any_difference_independent_noise():
 
 def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch):
     m = mechanism()
-    monkeypatch.setattr("fedemb.privacy.noise.MAX_NORMALS", 2 * 20 * 10)
+    monkeypatch.setattr("fedemb.privacy.running.MAX_NORMALS", 2 * 20 * 10)
     m.aggregate(0, np.zeros(10, np.int64))
     with pytest.raises(PlanMismatch, match="normals"):
         m.aggregate(1, np.zeros(11, np.int64))
@@ -144,7 +144,7 @@ def test_labels_of_the_key_cannot_be_shifted_into_each_other():
     }
     assert len(keys) == 3
     tags = {
-        noise.round_tag(ROOT, r, {"update": np.array(v)})
+        noise.round_tag(ROOT, r, np.array(v))
         for r, v in [(1, [0, 1]), (1, [1, 0]), (11, [0, 1]), (1, [0, 1, 0])]
     }
     assert len(tags) == 4
@@ -153,8 +153,8 @@ def test_labels_of_the_key_cannot_be_shifted_into_each_other():
 
 def test_coins_and_noise_of_a_mechanism_have_keys_of_their_own():
     m = mechanism()
-    assert m._sampler._coin_key == noise.run_key(ROOT, "coins", *IDS)
-    assert m._noise._key == noise.run_key(ROOT, "noise", *IDS)
+    assert m._coin_key == noise.run_key(ROOT, "coins", *IDS)
+    assert m._noise_key == noise.run_key(ROOT, "noise", *IDS)
 
 
 def test_noise_does_not_depend_on_threads(monkeypatch):
@@ -232,7 +232,7 @@ def test_tree_noise_has_the_covariance_of_its_nodes(restart, rounds):
 
 def test_tree_noise_is_exact_on_the_grid():
     """Prefix sums of whole numbers, so residuals of a completed pair cancel to the bit."""
-    stream = make_plan("tree_aggregation").noise_stream(100)
+    stream = noise.TreeStream(make_plan("tree_aggregation"), 100)
     rows = [stream.next(bytes([r]) * 32) for r in range(8)]
     fresh = noise.add_rounded_noise(
         np.zeros(100, np.int64), derive(bytes([0]) * 32, "node", "0"), 2.0**32

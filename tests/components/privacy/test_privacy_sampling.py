@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fedemb.errors import PlanMismatch
 from fedemb.privacy import sampling
 from fedemb.privacy.noise import coin_threshold, coins, heads
-from fedemb.privacy.sampling import ParticipationLog
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 USERS = range(100, 200)
@@ -16,11 +15,10 @@ USERS = range(100, 200)
 
 def sampled(plan, world, rounds=range(20), key=ROOT):
     """Per round, what each sampled virtual client holds, by user key."""
-    sampler = plan.sampler(key)
     return [
         {
             (client.grouping, client.group): frozenset(world.user_keys[client.users].tolist())
-            for client in sampler.sample(r, world)
+            for client in sampling.sample(plan, key, r, world)
         }
         for r in rounds
     ]
@@ -29,9 +27,8 @@ def sampled(plan, world, rounds=range(20), key=ROOT):
 @settings(max_examples=25, deadline=None)
 @given(users=st.sets(st.integers(0, 10_000), min_size=2, max_size=60), groupings=st.integers(1, 3))
 @example(users=set(range(100, 160)), groupings=1)
-@pytest.mark.parametrize("kind", ["group_poisson_gaussian", "not_private"])
-def test_removing_a_user_changes_what_one_virtual_client_holds(kind, users, groupings):
-    plan = make_plan(kind, groupings=groupings)
+def test_removing_a_user_changes_what_one_virtual_client_holds(users, groupings):
+    plan = make_plan(groupings=groupings)
     gone = min(users)
     pairs = zip(
         sampled(plan, World(users, 40, groupings)),
@@ -73,53 +70,32 @@ def test_cyclic_schedule_is_even_and_can_be_entered_anywhere():
         assert first == later
     assert len({group for groups in places[:5] for group in groups}) == 40
     assert sampled(plan, world, [13]) == [rounds[13]]
-    sampler = plan.sampler(ROOT)
-    assert [c.group for c in sampler.sample(7, world)] == places[7]
-    assert [c.group for c in sampler.sample(2, world)] == places[2]
 
 
-def test_participation_log_refuses_too_often_too_soon_and_twice():
-    plan = make_plan("tree_aggregation")
-
-    def after(*rounds):
-        log = ParticipationLog(plan)
-        for r, groups in enumerate(rounds):
-            log.record(r, np.array(groups))
-        return log
-
-    with pytest.raises(PlanMismatch, match="less than 5 rounds"):
-        after([0], [1], [2], [3], [0])
-    with pytest.raises(PlanMismatch, match="participated 4 times"):
-        after(*([[r % 5] for r in range(20)]), [0])
-    with pytest.raises(PlanMismatch, match="twice"):
-        after([0, 0])
-    with pytest.raises(PlanMismatch, match="in order"):
-        after([0]).record(5, np.array([1]))
-
-
-@pytest.mark.parametrize("kind", ["tree_aggregation"])
-def test_schedule_that_breaks_the_separation_is_refused(monkeypatch, kind):
+@pytest.mark.parametrize(
+    "groups",
+    [[[0], [1], [2], [3], [0]], [*([[r % 5] for r in range(20)]), [0]], [[0, 0]]],
+    ids=["too soon", "too often", "twice"],
+)
+def test_turns_against_the_price_are_refused(groups):
     """The price rests on the separation, so a fault of the schedule must not go unnoticed."""
-    monkeypatch.setattr(
-        sampling.RoundRobinSampler, "_scheduled", lambda self, number: np.arange(1, dtype=np.int64)
-    )
-    sampler = make_plan(kind).sampler(ROOT)
-    world = World(USERS, 40)
-    sampler.sample(0, world)
-    with pytest.raises(PlanMismatch, match="less than"):
-        sampler.sample(1, world)
+    plan = make_plan("tree_aggregation")
+    assert (plan.min_separation, plan.max_participations) == (5, 4)
+    sampling.check_turns(plan, np.array([[r % 5] for r in range(20)]))
+    with pytest.raises(PlanMismatch, match="more than 4 times, or twice within 5 rounds"):
+        sampling.check_turns(plan, np.array(groups))
 
 
 @pytest.mark.parametrize("kind", ["group_poisson_gaussian", "tree_aggregation"])
 def test_another_partition_or_an_unplanned_round_is_refused(kind):
-    sampler = make_plan(kind).sampler(ROOT)
+    plan = make_plan(kind)
     with pytest.raises(PlanMismatch, match="virtual_clients=41"):
-        sampler.sample(0, World(USERS, 41))
+        sampling.sample(plan, ROOT, 0, World(USERS, 41))
     with pytest.raises(PlanMismatch, match="groupings=2"):
-        sampler.sample(0, World(USERS, 40, 2))
+        sampling.sample(plan, ROOT, 0, World(USERS, 40, 2))
     for bad in (-1, 20):
         with pytest.raises(PlanMismatch, match="planned rounds"):
-            sampler.sample(bad, World(USERS, 40))
+            sampling.sample(plan, ROOT, bad, World(USERS, 40))
 
 
 def test_coin_threshold_never_exceeds_the_probability():
@@ -139,11 +115,3 @@ def test_more_units_or_images_than_a_sum_has_room_for_are_refused(monkeypatch):
         sampling.sample_units(0.5, ROOT, World(range(11), 4))
     with pytest.raises(PlanMismatch, match="more than 10 images, 2 of each user"):
         sampling.sample_images(2, 0.5, ROOT, World(range(6), 4))
-
-
-def test_the_two_words_of_a_user_are_independent():
-    """One decides whether a user takes part in a round, the other in which virtual client."""
-    one, other = sampling.user_words(ROOT, np.arange(20_000, dtype=np.uint64))
-    halves = np.array([one >> np.uint64(63), other >> np.uint64(63)], np.float64)
-    assert len(np.intersect1d(one, other)) == 0
-    assert abs(np.corrcoef(halves)[0, 1]) < 0.04  # more than five standard deviations

@@ -93,5 +93,5 @@ def test_compressed_card_is_refused_before_it_is_read(file, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.keras", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in {**members, CARD: b" " * (1 << 28)}.items():
             archive.writestr(name, data)
-    with pytest.raises(ArtifactError, match=r"public_backbone\.json that is compressed"):
+    with pytest.raises(ArtifactError, match="holds a packed"):
         read_card(tmp_path / "x.keras")

@@ -93,7 +93,7 @@ def test_licence_and_origin_are_copied_unless_they_are_set(lite0):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("group", ["all", "last_block", "projection"])
+@pytest.mark.parametrize("group", ["all", "projection"])
 def test_folded_network_can_be_imported_and_trained(lite0, group):
     dim = 1280 if group != "projection" else 8
     model = ModelConfig(
@@ -101,7 +101,7 @@ def test_folded_network_can_be_imported_and_trained(lite0, group):
     )
     backbone = import_backbone(lite0, model)
     found = sum(int(np.prod(one.shape)) for one in trainable_variables(backbone, group))
-    wanted = {"all": 3_350_000, "last_block": 320 * 1280 + 1280, "projection": 1280 * 8 + 8}
+    wanted = {"all": 3_350_000, "projection": 1280 * 8 + 8}
     assert found == wanted[group]
 
 

@@ -89,7 +89,12 @@ def test_the_guarantee_is_the_plans_price_and_says_simulation(result):
 
 
 def test_without_privacy_it_says_so():
-    plain = {"kind": "not_private", "rounds": 1, "sampling_probability": 1.0}
+    plain = {
+        "kind": "group_poisson_gaussian",
+        "rounds": 1,
+        "sampling_probability": 1.0,
+        "noise_multiplier": 0.0,
+    }
     found = simulation(mechanism=plain).train(IMAGES, PEOPLE, PEOPLE)
     assert "no differential privacy" in str(found.guarantee)
     assert found.guarantee.epsilon == math.inf
@@ -124,7 +129,7 @@ def test_what_does_not_fit_is_refused(result):
     with pytest.raises(InputError, match="wanted uint8"):
         result.embed(IMAGES.astype(np.float32))
     with pytest.raises(ConfigError, match="train_centralized"):
-        simulation(training=TRAINING.model_copy(update={"algorithm": "centralized"})).train(
+        simulation(training=TRAINING.model_copy(update={"algorithm": "dp_covariance"})).train(
             IMAGES, PEOPLE, PEOPLE
         )
     with pytest.raises(ValidationError, match="mechanism"):

@@ -12,7 +12,7 @@ from fedemb.engine.rounds import VectorizedRounds
 from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.ledger import Reservation
-from fedemb.privacy import noise as keyed_noise
+from fedemb.privacy import running
 from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.steps import train_dp_fedemb, train_dp_sgd
 from fedemb.training import working_state
@@ -136,7 +136,7 @@ def test_rounds_that_are_refused_are_refused_while_the_charge_can_be_given_back(
         raise Refused("records depend on their place")
 
     if fault == "noise":
-        monkeypatch.setattr(keyed_noise, "MAX_NORMALS", 1)
+        monkeypatch.setattr(running, "MAX_NORMALS", 1)
     elif prepared.config.model.trainable == "head":
         pytest.skip("a head alone has no layout")
     else:

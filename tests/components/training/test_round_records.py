@@ -14,6 +14,7 @@ from fedemb.privacy.planning import plan
 from fedemb.privacy.running import build_mechanism, with_tags
 from fedemb.storage import open_store
 from fedemb.training import working_state
+from fedemb.training.trainer import Trainer
 from fedemb.training.working_state import RoundLog
 from tests.components.training.test_training_state import _state
 from tests.kit.pipeline_runs.training_run import config, prepare
@@ -26,10 +27,7 @@ TREE = {
         "rounds": 6,
         "noise_multiplier": 1.0,
         "clients_per_round": 4,
-        "min_separation": 3,
-        "max_participations": 2,
     },
-    "training.checkpoint_every": 4,
 }
 
 
@@ -37,8 +35,6 @@ def mechanism():
     section = TreeAggregationConfig(
         rounds=ROUNDS,
         clients_per_round=2,
-        min_separation=ROUNDS,
-        max_participations=1,
         noise_multiplier=2.0,
     )
     return build_mechanism(plan(section, virtual_clients=200), b"k" * 32, "run", 1, INPUTS)
@@ -110,7 +106,7 @@ class Killed(BaseException):
 def killed_once(tmp_path_factory):
     """A training killed before round 5; its checkpoint covers four rounds."""
     run = prepare(tmp_path_factory.mktemp("killed") / "run", config(**TREE))
-    original = RoundLog.commit
+    original, save = RoundLog.commit, Trainer._save
 
     def killing(self, index, *rest):
         record = original(self, index, *rest)
@@ -118,8 +114,13 @@ def killed_once(tmp_path_factory):
             raise Killed
         return record
 
+    def early(self, progress):
+        if progress.state.rounds <= 4:
+            save(self, progress)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RoundLog, "commit", killing)
+        patch.setattr(Trainer, "_save", early)
         with pytest.raises(Killed):
             run.train()
     return run

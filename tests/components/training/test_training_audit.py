@@ -12,11 +12,9 @@ import tensorflow as tf
 from fedemb.documents.audit import MechanismAudit
 from fedemb.engine import replay as round_replay
 from fedemb.engine.tensorflow_clients import ParallelRounds
-from fedemb.privacy import group_mechanisms as group_poisson_gaussian
 from fedemb.privacy import running, sampling
-from fedemb.privacy.noise import KeyedNoise
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.privacy.running import ClippedSum, Mechanism, RoundOutput
+from fedemb.privacy.running import Mechanism, RoundOutput
 from fedemb.steps import train_dp_fedemb as embeddings
 from fedemb.steps import train_dp_sgd as classifier
 from fedemb.training import trainer, working_state
@@ -45,7 +43,7 @@ IMAGES = {
     "partition.max_images_per_user": 4,
     "policy.composition": "planned",
 }
-TURNS = {"clients_per_round": 3, "min_separation": 2, "max_participations": 3}
+TURNS = {"clients_per_round": 3}
 
 
 def mechanism(**fields):
@@ -174,7 +172,7 @@ def _raw_mean(mechanism, state):
 
 
 def noise_forgotten_in_the_query(patch):
-    patch.setattr(KeyedNoise, "add", lambda self, name, values, scale: values)
+    patch.setattr(running, "add_rounded_noise", lambda values, key, scale: values)
 
 
 def mean_taken_before_the_noise(patch):
@@ -239,12 +237,12 @@ def public_digest_of_the_raw_sum(patch):
 
 
 def clip_a_tenth_too_long(patch):
-    sound = ClippedSum.record
+    sound = Mechanism.record
 
     def record(self, update):
         return tf.cast(tf.cast(sound(self, update), tf.float64) * 1.1, tf.int64)
 
-    patch.setattr(ClippedSum, "record", record)
+    patch.setattr(Mechanism, "record", record)
 
 
 def clients_cut_to_the_size_of_the_smallest(patch):
@@ -272,7 +270,6 @@ def coins_that_know_how_many_users_there_are(patch):
 
     patch.setattr(sampling, "sample_units", alone)
     patch.setattr(sampling, "sample_groups", sample)
-    patch.setattr(group_poisson_gaussian, "sample_groups", sample, raising=False)
 
 
 @pytest.mark.planted_bug(4)

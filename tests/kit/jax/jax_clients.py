@@ -15,7 +15,6 @@ os.environ["KERAS_BACKEND"] = "jax"
 import numpy as np
 
 from fedemb.engine import jax_clients as jax_local_training
-from fedemb.engine import jax_rounds
 from fedemb.engine.jax_clients import JaxRoundFunction
 from fedemb.engine.rounds import ClientExamples
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
@@ -208,9 +207,6 @@ def sound(folder):
     found["statistics"] = sums.tolist()
     nothing = one.initial_weights() * np.float32(np.nan)
     found["nan"] = not np.asarray(one(nothing, units, 3).total).any()
-
-    jax_rounds.memory_of = lambda _device: 1 << 19
-    found["room"] = refusal(function(), units)
     return found
 
 
