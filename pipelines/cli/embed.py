@@ -22,14 +22,6 @@ def embed(
     id_column: Annotated[
         str | None, typer.Option(help="Parquet, tar: column that names the rows.")
     ] = None,
-    beam: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--beam",
-            help="Option of the Beam engine, whose workers write NAME-00000-of-00004.parquet; see "
-            "docs/how_to/partition.md; repeatable.",
-        ),
-    ] = None,
     trust: TrustOption = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use a folder that no trusted key vouches for.")
@@ -57,7 +49,6 @@ def embed(
             released,
             output,
             id_column=id_column,
-            beam_options=beam or (),
             progress=progress,
         )
     classes = released.config.model.classes

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-import typer
+from typing import TYPE_CHECKING
 
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli.data import counted
 from fedemb.pipelines.cli.init_options import InitOptions
 from fedemb.pipelines.cli.options import grouped
-from fedemb.pipelines.output import escaped, say
+from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
     from fedemb.pipelines.cli.init_photos import Photos
     from fedemb.pipelines.cli.init_settings import Goal, Recipe
 
 
-Answer = TypeVar("Answer", int, float, str)
-
-
 @grouped
 def init(*, options: InitOptions) -> None:
     """Write a configuration for your photos.
 
-    Asks for the public numbers that no option sets. Counts of your photos are private: they are
-    printed and not written to the file.
+    Counts of your photos are private: they are printed and not written to the file.
 
     Example: fedemb init --data photos/ --users-lower-bound 1000 -o mine.yaml
     """
@@ -43,40 +36,13 @@ def init(*, options: InitOptions) -> None:
     with counted("reading photos") as progress:
         photos = survey(options, classify=classify, progress=progress)
     describe(photos)
-    unit = photos.unit
-    bound = options.users_lower_bound or asked(
-        f"Public lower bound on the number of {unit.many} (delta depends on it)?",
-        "--users-lower-bound",
-        int,
-    )
-    start = backbone_of(
-        options.public
-        or asked("Public photos or a .keras file to start from?", "--public", str, "none"),
-        options.public_photos,
-        options.pixels,
-        lambda question: asked(question, "--pixels", str),
-    )
-    epsilon = options.epsilon or asked(
-        f"Epsilon of one run for one {unit.one}?", "--epsilon", float, 8.0
-    )
-    goal = Goal(photos=photos, start=start, users_lower_bound=bound, epsilon=epsilon)
+    bound = options.users_lower_bound
+    start = backbone_of(options.public, options.public_photos, options.pixels)
+    goal = Goal(photos=photos, start=start, users_lower_bound=bound, epsilon=options.epsilon)
     settings = finished(*(_classifier if classify else _embedding)(goal, options))
     write_bytes(output, as_text(settings, output).encode())
     say("", f"wrote {output}", *outlook(load_config(output)))
     _next_steps(output, bound, photos)
-
-
-def asked(question: str, flag: str, kind: type[Answer], default: Answer | None = None) -> Answer:
-    """Returns the answer to a question; the default if standard input is not a terminal.
-
-    Raises:
-      ConfigError: neither a default nor a terminal exists.
-    """
-    if sys.stdin.isatty():
-        return typer.prompt(escaped(question), type=kind, default=default)
-    if default is None:
-        raise ConfigError(f"{flag} is missing, and standard input is not a terminal. Pass {flag}.")
-    return default
 
 
 def _classifier(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
@@ -84,8 +50,9 @@ def _classifier(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
     from fedemb.pipelines.cli.init_settings import classifier_recipe
     from fedemb.pipelines.run.load_config import validate
 
-    named = options.classes or asked("Public list of classes (a,b,c)?", "--classes", str)
-    goal = replace(goal, classes=_names(named))
+    if not options.classes:
+        raise ConfigError("A classifier has a public list of classes. Pass --classes a,b,c.")
+    goal = replace(goal, classes=_names(options.classes))
     check_classes(goal.classes, goal.photos.census)
     recipe = classifier_recipe(goal)
     model = validate(goal.settings(recipe)).model
@@ -113,11 +80,8 @@ def _embedding(goal: Goal, options: InitOptions) -> tuple[Goal, Recipe]:
     shared = "class (--alike user: one user)" if by_class else "user"
     images = _images(config.model.image_size, config.model.channels)
     say(f"the model sees {images} and learns that photos of one {shared} are alike")
-    few = too_few_classes(config, photos.census.classes)
     named = options.classes
-    if few and named is None and sys.stdin.isatty():
-        named = asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")
-    if few and not named:
+    if not named and (few := too_few_classes(config, photos.census.classes)):
         say(f"warning: {few}")
     return (replace(goal, classes=_names(named)) if named else goal), recipe
 

@@ -13,7 +13,7 @@ from fedemb.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
-    """Options of `fedemb init`; questions ask for those that are None."""
+    """Options of `fedemb init`."""
 
     data: Annotated[
         str, typer.Option(help="Photos: Parquet, CSV, TFRecord, tar, or one folder per user.")
@@ -43,17 +43,15 @@ class InitOptions:
         "mine.yaml"
     )
     users_lower_bound: Annotated[
-        int | None, typer.Option(min=2, help="Public lower bound on the number of users.")
-    ] = None
-    epsilon: Annotated[
-        float | None, typer.Option(min=0.01, help="Epsilon of one run for one user; default: 8.")
-    ] = None
+        int, typer.Option(min=2, help="Public lower bound on the number of users, for delta.")
+    ]
+    epsilon: Annotated[float, typer.Option(min=0.01, help="Epsilon of one run for one user.")] = 8.0
     public: Annotated[
-        str | None,
+        str,
         typer.Option(
             help="Public photos to pretrain on, a .keras file to train one layer on, or none."
         ),
-    ] = None
+    ] = "none"
     public_photos: Annotated[
         str | None,
         typer.Option(

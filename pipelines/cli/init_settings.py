@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -156,23 +156,20 @@ class Backbone:
         return found
 
 
-def backbone_of(
-    start: str, photos: str | None, pixels: str | None, ask: Callable[[str], str]
-) -> Backbone:
+def backbone_of(start: str, photos: str | None, pixels: str | None) -> Backbone:
     """Returns the backbone for `--public`.
 
     Args:
       start: public photos, a `.keras` file or `none`.
       photos: public photos for the constants of a `.keras` file's features.
       pixels: pixel format of the `.keras` file; None to read it from the file.
-      ask: asks a question on the terminal.
 
     Raises:
       ConfigError: the pixel format is unknown or not for this backbone.
       InputError: the file does not exist.
     """
     if start.endswith(".keras"):
-        return _imported(Path(start), photos, pixels, ask)
+        return _imported(Path(start), photos, pixels)
     if photos:
         raise ConfigError(
             f"--public-photos is for a .keras file, and --public is {start}. Drop --public-photos."
@@ -193,12 +190,10 @@ def _source(photos: str) -> Section:
     return guess_source(absolute(photos), {}).model_dump(mode="json", exclude_defaults=True)
 
 
-def _imported(
-    path: Path, photos: str | None, pixels: str | None, ask: Callable[[str], str]
-) -> Backbone:
+def _imported(path: Path, photos: str | None, pixels: str | None) -> Backbone:
     check_import(path, "projection")
     section: Section = {"kind": "import", "import_path": absolute(str(path))}
-    section["import_pixels"] = _pixel_format(path, pixels, ask)
+    section["import_pixels"] = _pixel_format(path, pixels)
     found = with_card(path, PretrainingConfig.model_validate(section))
     fields = {"licence", "provenance"}
     section |= found.model_dump(mode="json", include=fields, exclude_defaults=True)
@@ -209,19 +204,21 @@ def _imported(
     return Backbone(pretraining=section, shape=image_shape(path), card=read_card(path))
 
 
-def _pixel_format(path: Path, given: str | None, ask: Callable[[str], str]) -> str:
+def _pixel_format(path: Path, given: str | None) -> str:
     """Returns the pixel format that the file was trained on."""
     known = known_pixels(path)
     if given is None and known:
         say(f"{path.name} expects pixels in {known[0]}, read from {known[1]} (see --pixels)")
         return known[0]
     kinds = get_args(PretrainingConfig.model_fields["import_pixels"].annotation)
-    chosen = given or ask(f"Pixel format that {path.name} was trained on ({', '.join(kinds)})?")
-    if chosen not in kinds:
-        raise ConfigError(f"--pixels is {chosen}. Pass one of {', '.join(kinds)}.")
-    if known and known[0] != chosen:
-        say(f"warning: --pixels is {chosen}, but {known[1]} implies {known[0]}")
-    return chosen
+    if given not in kinds:
+        raise ConfigError(
+            f"--pixels is {given or 'missing'}. Pass the format that {path.name} was trained on, "
+            f"one of {', '.join(kinds)}."
+        )
+    if known and known[0] != given:
+        say(f"warning: --pixels is {given}, but {known[1]} implies {known[0]}")
+    return given
 
 
 class Training(TypedDict):

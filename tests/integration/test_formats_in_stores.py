@@ -64,5 +64,5 @@ def test_shards_of_a_bucket_are_named_by_braces(bucket, tmp_path):
     with pytest.raises(InputError, match="missing, the first is"):
         read_and_prepare(join(bucket, "in", f"s-{{0..{last + 1}}}.tar"))
     source = PhotoSource(join(bucket, "in"))
-    photos = [photo for unit in source.units() for photo in source.photos(unit)]
+    photos = [*source.photos()]
     assert [isinstance(data, bytes) for _, data in photos] == [True] * (last + 1)

@@ -50,8 +50,8 @@ WRONG = {
         "ledger show --ledger {d}/two/ledger --policy mine",
     ),
     "has no run": (
-        "ledger show never --ledger {d}/policy/ledger",
-        "ledger show --ledger {d}/policy/ledger --config {d}/mine.yaml",
+        "ledger void never --reason r " + STORES,
+        "ledger show --ledger {d}/policy/ledger",
     ),
     "--anchor .* is not valid": (
         "ledger verify --ledger {d}/policy/ledger --anchor nine",

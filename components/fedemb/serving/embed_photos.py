@@ -1,34 +1,26 @@
 """Embeds a set of photos with a released model into one Parquet file.
 
-Rows are in the order of the source. Beam spreads the photos over workers.
-
-Rows are `name`, `embedding` (null if the file is not a readable photo) and `reason` (null if it
-is). The embedding-space id is in the metadata of the file, because embeddings of two releases must
-not be compared.
+Rows are in the order of the source: `name`, `embedding` (null if the file is not a readable photo)
+and `reason` (null if it is). The embedding-space id is in the metadata of the file, because
+embeddings of two releases must not be compared.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import apache_beam as beam
 import numpy as np
-from apache_beam.io.parquetio import WriteToParquet
-from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
 
-from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.photos import BadImageError, PhotoReader
-from fedemb.errors import InputError, Refused
-from fedemb.foundation.canonical_json import tree_digests
+from fedemb.errors import InputError
 from fedemb.foundation.files import require_output
 from fedemb.serving.photo_source import Photo, PhotoSource
 from fedemb.serving.released import ReleasedModel
-from fedemb.storage import join, local_tree, open_store, put_tree
+from fedemb.storage import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,93 +98,6 @@ def rows(model: ReleasedModel, pixels: Pixels, outputs: np.ndarray) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, form, strict=True)], form)
 
 
-_COUNTS = "counts.json"
-
-
-def embed_on_beam(
-    source: PhotoSource, model: ReleasedModel, output: str, options: Sequence[str]
-) -> tuple[int, int]:
-    """Embeds every photo; all workers must reach photos and output.
-
-    Returns:
-      The numbers of rows and of rows without an embedding.
-    """
-    prefix = output.removesuffix(".parquet")
-    work = f"{prefix}.work"
-    put_tree(model.bundle, join(work, "model"))
-    handler = _Released(join(work, "model"), tree_digests(model.bundle))
-    reader, form = model.reader, schema(model)
-
-    def build(pipeline: Any) -> None:
-        found = (
-            pipeline
-            | "Start" >> beam.Impulse()
-            | "List" >> beam.FlatMap(lambda _: source.units())
-            | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.FlatMap(lambda unit: decoded(source.photos(unit), reader))
-            | "Embed" >> RunInference(handler)
-            | "Rows" >> beam.FlatMap(lambda result: result.inference)
-        )
-        _ = found | "Write" >> WriteToParquet(prefix, form, file_name_suffix=".parquet")
-        _ = (
-            found
-            | "Outcome" >> beam.Map(lambda row: "bad" if row["reason"] else "good")
-            | "Count" >> beam.combiners.Count.PerElement()
-            | "Collect" >> beam.combiners.ToDict()
-            | "Store" >> beam.Map(_store_counts, work)
-        )
-
-    store = open_store(work)
-    try:
-        run_on_beam(build, options, "embedding photos")
-        counts = json.loads(store.read(_COUNTS))
-    finally:
-        for name in [*store.list(), "model.tree"]:
-            store.delete(name)
-        if store.local_root is not None:
-            shutil.rmtree(store.local_root, ignore_errors=True)
-    return sum(counts.values()), counts.get("bad", 0)
-
-
-def _store_counts(counts: Mapping[str, int], uri: str) -> None:
-    open_store(uri).write(_COUNTS, json.dumps(counts).encode())
-
-
-class _Released(ModelHandler[Pixels, PredictionResult, ReleasedModel]):
-    """Loads the model for RunInference; an element is a batch of photos."""
-
-    def __init__(self, uri: str, digests: Mapping[str, str]):
-        self._uri, self._digests = uri, dict(digests)
-
-    def load_model(self) -> ReleasedModel:
-        with local_tree(self._uri) as bundle:
-            if tree_digests(bundle) != self._digests:
-                raise Refused(
-                    f"the copy of the model at {self._uri} is not the one that was verified; "
-                    "remove it, and embed again"
-                )
-            model = ReleasedModel(bundle)
-            model.check_parity()
-        return model
-
-    def run_inference(
-        self,
-        batch: Sequence[Pixels],
-        model: ReleasedModel,
-        inference_args: dict[str, Any] | None = None,
-    ) -> Iterator[PredictionResult]:
-        del inference_args
-        for pixels in batch:
-            table = rows(model, pixels, model.embed(pixels.images))
-            yield PredictionResult(pixels.names, table.to_pylist())
-
-    def get_num_bytes(self, batch: Sequence[Pixels]) -> int:
-        return sum(pixels.images.nbytes for pixels in batch)
-
-    def batch_elements_kwargs(self) -> Mapping[str, Any]:
-        return {"min_batch_size": 1, "max_batch_size": 1}
-
-
 class Embedded(NamedTuple):
     """Counts of the files of a set by outcome."""
 
@@ -210,7 +115,6 @@ def embed_photos(
     output: str | Path,
     *,
     id_column: str | None = None,
-    beam_options: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Embedded:
     """Embeds every photo of a folder, Parquet or tar; for classifiers, writes probabilities.
@@ -220,9 +124,7 @@ def embed_photos(
       model: the release; checked for parity first.
       output: the file to write, local or in a bucket; written last.
       id_column: column of row names; None uses file and row number, and for tar the key.
-      beam_options: options of the Beam engine, which writes `output-00000-of-00004.parquet` and so
-          on without an order; empty embeds in this process.
-      progress: called with the number of photos done; not called by Beam.
+      progress: called with the number of photos done.
 
     Returns: Counts of photos, of unreadable photos, and of files without a photo file name.
 
@@ -241,14 +143,11 @@ def embed_photos(
         raise InputError(f"{output} exists; name another file, or remove it")
     model.check_parity()
     source = PhotoSource(uri, id_column)
-    if beam_options:
-        photos, bad = embed_on_beam(source, model, address, beam_options)
-    else:
-        with tempfile.TemporaryDirectory(prefix="fedemb-") as scratch:
-            whole = Path(scratch, "embeddings.parquet")
-            photos, bad = _write(source, model, whole, progress)
-            if photos > bad:
-                store.upload(whole, file)
+    with tempfile.TemporaryDirectory(prefix="fedemb-") as scratch:
+        whole = Path(scratch, "embeddings.parquet")
+        photos, bad = _write(source, model, whole, progress)
+        if photos > bad:
+            store.upload(whole, file)
     if not photos:
         raise InputError(
             f"No photos at {uri}. Pass a folder of photos, a Parquet file or tar shards."
@@ -268,10 +167,9 @@ def _write(
 
     photos = bad = 0
     with pq.ParquetWriter(path, schema(model)) as writer:
-        for unit in source.units():
-            for pixels in decoded(source.photos(unit), model.reader):
-                writer.write_table(rows(model, pixels, model.embed(pixels.images)))
-                photos += len(pixels.names)
-                bad += len(pixels.names) - len(pixels.images)
-                progress(photos)
+        for pixels in decoded(source.photos(), model.reader):
+            writer.write_table(rows(model, pixels, model.embed(pixels.images)))
+            photos += len(pixels.names)
+            bad += len(pixels.names) - len(pixels.images)
+            progress(photos)
     return photos, bad

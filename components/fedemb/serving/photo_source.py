@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
@@ -15,26 +14,13 @@ from fedemb.data.image_files import ANY_IMAGE, KEY, BadRecord, ImageFiles, is_si
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
-from fedemb.data.tables import Part, open_parquet
+from fedemb.data.tables import Part
 from fedemb.errors import InputError
 from fedemb.foundation.addresses import split_address
 from fedemb.storage import open_store
 
-FILES_PER_UNIT = 2048
 Photo = tuple[str, Cell]
 """Name, and bytes or the value found instead of bytes."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Input of one worker task: some files of a folder, or a row group."""
-
-    files: tuple[str, ...] = ()
-    """File names in a folder."""
-    rows: Part | None = None
-    """Parquet and tar: a row group, or a file."""
-    first: int = 0
-    """Index of its first row in the file."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +36,19 @@ class PhotoSource:
         """Returns the format of the photos: a folder of files of one format has their format."""
         return format_of_files(self.uri) or format_of(self.uri)
 
-    def units(self) -> Iterator[Unit]:
-        """Lists the units without reading them."""
+    def photos(self) -> Iterator[Photo]:
+        """Reads all photos, in the order of their names."""
         split_address(self.uri)
-        kind = self.kind
-        if kind in ("csv", "tfrecord"):
+        if self.kind in ("csv", "tfrecord"):
             raise InputError(
-                f"{self.uri} is a {kind} file, and `embed` reads a folder, Parquet or tar shards. "
-                "Pass the folder of the photos."
+                f"{self.uri} is a {self.kind} file, and `embed` reads a folder, Parquet or tar "
+                "shards. Pass the folder of the photos."
             )
-        if kind == "image_folder":
-            files = names_in_folder(self.uri)
-            names = iter(sorted(name for name in files if not is_side_file(name)))
-            while batch := tuple(islice(names, FILES_PER_UNIT)):
-                yield Unit(batch)
+        if self.kind == "image_folder":
+            yield from self._files()
             return
-        for file in find_files(self.uri, kind):
-            yield from [Unit(rows=file)] if kind == "webdataset" else _row_groups(file)
+        for file in find_files(self.uri, self.kind):
+            yield from self._rows(file)
 
     def side_files(self) -> int:
         """Returns the number of files of a folder without a photo file name; they have no rows."""
@@ -74,19 +56,17 @@ class PhotoSource:
             return 0
         return sum(map(is_side_file, open_store(self.uri).list()))
 
-    def photos(self, unit: Unit) -> Iterator[Photo]:
-        """Reads the photos of a unit."""
-        return self._rows(unit.rows, unit.first) if unit.rows else self._files(unit.files)
-
-    def _files(self, names: Iterable[str]) -> Iterator[Photo]:
+    def _files(self) -> Iterator[Photo]:
         files = ImageFiles(self.uri)
-        for name in names:
-            try:
-                yield name, files.read(name)
-            except BadImageError as error:
-                yield name, error
+        for name in sorted(names_in_folder(self.uri)):
+            if not is_side_file(name):
+                try:
+                    yield name, files.read(name)
+                except BadImageError as error:
+                    yield name, error
 
-    def _rows(self, rows: Part, first: int) -> Iterator[Photo]:
+    def _rows(self, rows: Part) -> Iterator[Photo]:
+        first = 0
         shard = self.kind == "webdataset"
         column = self.id_column or (KEY if shard else None)
         image = ANY_IMAGE if shard else guess_image_column(self.uri)
@@ -108,14 +88,3 @@ class PhotoSource:
                     BadImageError(photo.reason) if bad else photo,
                 )
             first += len(batch)
-
-
-def _row_groups(part: Part) -> Iterator[Unit]:
-    if open_store(part.root).local_root is None:  # one download per file
-        yield Unit(rows=part)
-        return
-    first = 0
-    with open_parquet(part) as file:
-        for group in range(file.metadata.num_row_groups):
-            yield Unit(rows=replace(part, row_group=group), first=first)
-            first += file.metadata.row_group(group).num_rows

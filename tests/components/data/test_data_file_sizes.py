@@ -47,8 +47,7 @@ def test_check_data_counts_a_huge_file(folder, tmp_path):
 
 def test_embed_gives_a_huge_file_a_row_with_its_reason(folder):
     source = PhotoSource(str(folder))
-    (unit,) = source.units()
-    (read,) = decoded(source.photos(unit), PhotoReader(8, 1))
+    (read,) = decoded(source.photos(), PhotoReader(8, 1))
     reasons = dict(zip(read.names, read.reasons, strict=True))
     assert reasons.pop("user 1/film.png") == "file_too_large"
     assert set(reasons.values()) == {None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -111,8 +110,7 @@ def test_batches_are_bounded_by_their_bytes_and_change_nothing(
     embed_photos(str(folder), model, whole)
     monkeypatch.setattr(module, "MOST_BYTES", 3000)
     source = PhotoSource(str(folder))
-    (unit,) = source.units()
-    assert len(list(module.decoded(source.photos(unit), model.reader))) > 5
+    assert len(list(module.decoded(source.photos(), model.reader))) > 5
     embed_photos(str(folder), model, small)
     assert pq.read_table(small).equals(pq.read_table(whole))
 
@@ -131,35 +129,6 @@ def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
     (tmp_path / "in" / "caf\udce9.jpg").write_bytes(photo.data)
     assert embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet") == (1, 0, 0)
     assert pq.read_table(tmp_path / "e.parquet")["name"].to_pylist() == ["caf?.jpg"]
-
-
-def by_name(paths):
-    rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
-    return sorted(rows, key=lambda row: row["name"])
-
-
-def test_beam_writes_the_same_rows_in_shards(model, folder, tmp_path):
-    whole = tmp_path / "whole.parquet"
-    embed_photos(str(folder), model, whole)
-    options = ["--direct_num_workers=1"]
-    done = embed_photos(str(folder), model, tmp_path / "spread.parquet", beam_options=options)
-    assert done == (len(list(hostile_photos())) + 2, 2, 1)
-    shards = list(tmp_path.glob("spread-*-of-*.parquet"))
-    assert pq.read_table(shards[0]).schema.metadata[SPACE].decode() == model.space_id
-    assert by_name(shards) == by_name([whole])
-    assert not list(tmp_path.glob("spread.work*"))
-
-
-def test_workers_take_no_model_but_the_one_that_was_verified(model, folder, tmp_path, monkeypatch):
-
-    honest, other = module.put_tree, tmp_path / "other"
-    shutil.copytree(model.bundle, other)
-    (other / "extra.txt").write_text("not of the release")
-    monkeypatch.setattr(module, "put_tree", lambda _, uri: honest(other, uri))
-    with pytest.raises(Refused, match="not the one that was verified"):
-        embed_photos(
-            str(folder), model, tmp_path / "e.parquet", beam_options=["--direct_num_workers=1"]
-        )
 
 
 def test_parquet_rows_keep_their_place_over_row_groups_and_files(model, tmp_path):
@@ -238,7 +207,7 @@ def test_what_is_no_bundle_is_a_sentence(tmp_path):
 
 def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
     with pytest.raises(InputError, match="Pass the folder of the photos"):
-        next(PhotoSource(str(tmp_path / "photos.csv")).units())
+        next(PhotoSource(str(tmp_path / "photos.csv")).photos())
 
 
 def test_command_embed(small_release, folder, tmp_path):
