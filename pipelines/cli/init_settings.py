@@ -211,7 +211,7 @@ def _pixel_format(path: Path, given: str | None) -> str:
         say(f"{path.name} expects pixels in {known[0]}, read from {known[1]} (see --pixels)")
         return known[0]
     kinds = get_args(PretrainingConfig.model_fields["import_pixels"].annotation)
-    if given not in kinds:
+    if given is None or given not in kinds:
         raise ConfigError(
             f"--pixels is {given or 'missing'}. Pass the format that {path.name} was trained on, "
             f"one of {', '.join(kinds)}."

@@ -70,10 +70,7 @@ def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
     """
     policy = config.policy
     runs = policy.planned_runs if policy.composition == "planned" else 1
-    # With unplanned runs, the ledger prices each composition method at half of delta.
-    split = runs > 1 and policy.unplanned_runs == "renyi"
-    delta = policy.delta / 2 if split else policy.delta
-    found = with_target_epsilon(plan_mechanism(config), target_epsilon, delta, runs=runs)
+    found = with_target_epsilon(plan_mechanism(config), target_epsilon, policy.delta, runs=runs)
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})
 
 

@@ -20,7 +20,7 @@ from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, te
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import evaluate_classifier, evaluate_embeddings
-from fedemb.storage import buckets, open_store, put_tree
+from fedemb.storage import buckets, open_store
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of
 from tests.kit.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
@@ -162,7 +162,8 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
         pretrain_public.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
     if config.evaluation.previous_release:
         seal(context(), here / "pretrained" / "backbone.keras", here / "before")
-        put_tree(here / "before", PREVIOUS)
+        place, _, name = PREVIOUS.rpartition("/")
+        open_store(place).upload_tree(here / "before", name)
     for _ in range(2):  # a resumed run reserves and partitions again
         with fence.acting("reserve_budget"):
             reserve_budget.run(context())

@@ -7,7 +7,7 @@ import pytest
 
 from fedemb.data.input_version import locate
 from fedemb.errors import ArtifactError, StorageError
-from fedemb.storage import join, local_tree, open_store, put_tree
+from fedemb.storage import join, local_tree, open_store
 
 
 def test_written_object_is_read_back_whole(store_uri):
@@ -105,7 +105,7 @@ def _content(root: Path) -> dict[str, bytes]:
 
 def test_published_tree_reads_back_equal(store_uri, tree):
     uri = join(store_uri, "models", "one")
-    put_tree(tree, uri)
+    open_store(uri.rpartition("/")[0]).upload_tree(tree, uri.rpartition("/")[2])
     with local_tree(uri) as local:
         assert _content(local) == _content(tree)
 

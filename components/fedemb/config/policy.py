@@ -61,11 +61,8 @@ class PolicyConfig(Section):
     """Order of the Renyi filter, above 1 and at most 512, fixed when the policy is created. More
     noise and fewer total rounds need a higher order: 3 at noise multiplier 1, 8 to 16 from 2."""
     planned_runs: PositiveInt = 1
-    """`planned` only: number of runs of exactly this plan in the schedule."""
-    unplanned_runs: Literal["refuse", "renyi"] = "refuse"
-    """`planned` only: treatment of a run with another plan. `refuse`: rejected; `renyi`: charged by
-    the Renyi filter. `renyi` prices each path at half of delta, because the choice of path can
-    depend on earlier models."""
+    """`planned` only: number of runs of exactly this plan in the schedule. The policy refuses any
+    other run."""
     covers_change_own_data: bool = False
     """Requirement that the guarantee also covers users who stay and change their own data. A run
     whose epsilon does not hold for them is refused."""

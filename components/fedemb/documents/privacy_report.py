@@ -138,7 +138,6 @@ class Filter(Part):
 
     kind: Name
     order: float | None
-    unplanned_runs: Name
 
 
 class Cumulative(Part):

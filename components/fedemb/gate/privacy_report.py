@@ -216,7 +216,6 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
         "filter": {
             "kind": terms.composition,
             "order": terms.renyi_order if terms.composition == "renyi" else None,
-            "unplanned_runs": terms.unplanned_runs,
         },
         "ledger_sequence": head_sequence,
         "ledger_head": ledger.chain.records[head_sequence].sha,

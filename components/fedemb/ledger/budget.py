@@ -9,10 +9,6 @@ The policy fixes one of two composition methods when it is created:
   divergences at one order, fixed in advance, stays below the value that converts to the cap
   (Feldman and Zrnic 2021, Renyi filters; docs/privacy/accounting.md#over-several-runs). Selecting
   the best order afterwards, or a PLD filter, would not be valid.
-
-A planned policy may allow unplanned runs. The method that applies to a block can then depend on
-earlier outputs, so each method is priced at half of delta: the outcomes of the two methods are
-disjoint, and the two failure probabilities add up to delta.
 """
 
 # dp-accounting ships no types.
@@ -165,21 +161,18 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
     """
     if not charges:
         return Spent(0.0, terms.delta, "nothing", None, 0)
-    split = terms.composition == "planned" and terms.unplanned_runs == "renyi"
-    delta = terms.delta / 2 if split else terms.delta
-    planned = terms.series is not None and all(
-        in_series(terms, item) and not item.external for item in charges
-    )
-    if terms.series is not None and planned and len(charges) <= terms.series.runs:
+    delta = terms.delta
+    if terms.series is not None:
+        planned = all(in_series(terms, item) and not item.external for item in charges)
+        if not planned or len(charges) > terms.series.runs:
+            raise LedgerError(
+                "the ledger has a run outside the planned series, which the policy refuses; "
+                "restore the ledger from its backup"
+            )
         # Unused rounds are not reused here: the series is priced as planned.
         first = charges[0]
         epsilon = _series_epsilon(first.event, first.relation, len(charges), delta)
-        return Spent(epsilon, terms.delta, "planned_series", None, len(charges))
-    if terms.composition == "planned" and not split:
-        raise LedgerError(
-            "the ledger has a run outside the planned series, which the policy refuses; restore "
-            "the ledger from its backup"
-        )
+        return Spent(epsilon, delta, "planned_series", None, len(charges))
     divergence = math.fsum(
         _divergence(
             item.event,
@@ -215,10 +208,10 @@ def external_charge(terms: PolicyTerms, declared: ChargeRecord, sequence: int = 
       Refused: the loss has not exactly one valid form, or the composition or the neighbouring
         relation of the policy does not admit it.
     """
-    if terms.composition == "planned" and terms.unplanned_runs != "renyi":
+    if terms.composition == "planned":
         raise Refused(
             "a planned series cannot compose an external charge, because its runs are fixed in "
-            "advance. Start a policy with composition: renyi or unplanned_runs: renyi"
+            "advance. Start a policy with composition: renyi"
         )
     changed = terms.covers_change_own_data
     covered = "REPLACE_ONE" if changed else "ADD_OR_REMOVE_ONE"

@@ -410,7 +410,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: ChargedConte
     if content["purpose"] == "simulation":
         return blocks
     charge = Charge.planned(content, run_id)
-    if terms.series is not None and terms.unplanned_runs == "refuse":
+    if terms.series is not None:
         if not in_series(terms, charge):
             raise PlanMismatch(
                 f"run {run_id!r} is not of the series that policy {policy_id!r} planned (another "
@@ -435,7 +435,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: ChargedConte
 
 
 def _remedy(terms: PolicyTerms) -> str:
-    if terms.series is not None and terms.unplanned_runs == "refuse":
+    if terms.series is not None:
         return (
             "no more runs of its series fit: use users of other blocks, or start another "
             "policy_id, with more noise or fewer rounds, and add up the epsilons of both"

@@ -85,8 +85,6 @@ class PolicyTerms:
     """Privacy unit whose presence every guarantee of the policy hides."""
     covers_change_own_data: bool = False
     """Whether the guarantee also covers users who stay and change their own data."""
-    unplanned_runs: Literal["refuse", "renyi"] = "refuse"
-    """Handling of a run that is not part of the planned series."""
     approvals: int = 0
     """Number of people who must approve a release."""
     series: PlannedSeries | None = None
@@ -131,7 +129,6 @@ class PolicyTerms:
             and 0 < terms.delta < 1 / terms.users_lower_bound
             and 1 < terms.renyi_order <= 512
             and terms.composition in ("planned", "renyi")
-            and terms.unplanned_runs in ("refuse", "renyi")
             and terms.audit_level in ("monitoring", "full")
             and terms.unit in ("user", "image")
             and terms.approvals >= 0
@@ -236,7 +233,6 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
         unit=policy.unit,
         identifiers=identifiers_of(source),
         covers_change_own_data=policy.covers_change_own_data,
-        unplanned_runs=policy.unplanned_runs,
         approvals=policy.approvals,
         series=series,
         rollback_anchor_sha=rollback_anchor_sha(policy.policy_id, config.storage.rollback_anchor),

@@ -5,7 +5,7 @@ Every backend guarantees:
 - Reads and writes of an object are atomic.
 - `create` succeeds for exactly one of several writers, and a retry after a lost response recognizes
   its own object.
-- A tree published with `put_tree` is complete once its index (`<tree>.tree`) exists, and is
+- A tree published with `upload_tree` is complete once its index (`<tree>.tree`) exists, and is
   verified against the index when it is read.
 - A failure raises a `StorageError` with a one-sentence message within seconds.
 """
@@ -78,16 +78,6 @@ def local_tree(uri: str | Path) -> Iterator[Path]:
         target = Path(temporary, "tree")
         open_store(parent).download_tree(name, target)
         yield target
-
-
-def put_tree(local: Path, uri: str | Path) -> None:
-    """Publishes a finished local folder at `uri`.
-
-    Raises:
-      StorageError: the tree cannot be written, or `uri` names a whole bucket.
-    """
-    parent, name = _split(str(uri))
-    open_store(parent).upload_tree(local, name)
 
 
 def _parse(uri: str) -> tuple[str, str, str]:

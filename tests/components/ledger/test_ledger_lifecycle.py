@@ -470,20 +470,6 @@ def test_changed_last_record_is_found_even_for_display(tmp_path, signatures, how
         chain.refresh(signatures=signatures)
 
 
-def test_unplanned_runs_runs_go_by_renyi_with_half_of_delta(tmp_path):
-    kit = kit_.make(tmp_path, composition="planned", unplanned_runs="renyi", series=_series(3))
-    ledger = kit.open()
-    ledger.reserve(run_id="week-0", content=kit_.content())
-    planned = ledger.spent("all/0")
-    half = price(kit_.event(), REPLACE_ONE, kit_.DELTA / 2).epsilon
-    assert (planned.method, planned.epsilon) == ("planned_series", pytest.approx(half, rel=1e-9))
-    ledger.reserve(run_id="odd", content=kit_.content(noise=3.0))
-    both = sum(float(rdp_of(kit_.event(n), REPLACE_ONE, [8.0])[0]) for n in (2.0, 3.0))
-    mixed = ledger.spent("all/0")
-    assert mixed.method == "renyi_filter"
-    assert mixed.epsilon == pytest.approx(renyi_epsilon(both, 8.0, kit_.DELTA / 2), rel=1e-6)
-
-
 def test_terms_of_a_policy_are_fixed_for_life(kit):
     with pytest.raises(Refused, match="epsilon_cap"):
         kit.open().create_policy(kit_.terms(epsilon_cap=9.0), kit.owner)

@@ -22,7 +22,6 @@ LEAST = ledger_kit.terms().users_lower_bound
         {"approvals": 0},
         {"unit": "image"},
         {"audit_level": "full"},
-        {"unplanned_runs": "refuse"},
     ],
     ids=str,
 )
@@ -48,7 +47,6 @@ def test_terms_within_bounds_are_read_back(changes):
         {"approvals": -1},
         {"unit": "household"},
         {"audit_level": "none"},
-        {"unplanned_runs": "allow"},
         {"composition": "planned"},
         {"composition": "basic"},
         {"rollback_anchor_sha": "0" * 63},
@@ -72,6 +70,5 @@ def test_terms_that_nobody_named_promise_and_allow_nothing():
     terms = ledger_kit.terms()
     assert terms.approvals == 0
     assert terms.unit == "user"
-    assert terms.unplanned_runs == "refuse"
     assert terms.covers_change_own_data is False
     assert (terms.rollback_anchor_sha, terms.trust_sha) == ("", "")

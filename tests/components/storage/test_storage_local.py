@@ -8,7 +8,7 @@ import pytest
 
 from fedemb.errors import InputError, StorageError
 from fedemb.foundation.files import write_bytes
-from fedemb.storage import local_tree, open_store, put_tree
+from fedemb.storage import local_tree, open_store
 from fedemb.storage.local import LocalStore
 
 
@@ -41,8 +41,8 @@ def test_remote_stores_contact_nobody_when_opened():
 
 
 def test_tree_cannot_be_a_whole_bucket(tmp_path):
-    with pytest.raises(InputError, match="whole store"):
-        put_tree(tmp_path, "gs://bucket")
+    with pytest.raises(InputError, match="whole store"), local_tree("gs://bucket"):
+        pass
 
 
 def test_a_new_tree_appears_in_one_rename(tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_tree_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(StorageError, match="No space left"):
-        put_tree(source, tmp_path / "store" / "tree")
+        open_store(tmp_path / "store").upload_tree(source, "tree")
     assert list((tmp_path / "store").iterdir()) == []
 
 
