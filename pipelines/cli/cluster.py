@@ -65,7 +65,6 @@ def schedule(
 
     Example: fedemb schedule schedules/ --host https://kubeflow.example/pipeline
     """
-    from fedemb.gate.plan import check_noise
     from fedemb.pipelines.cluster.kubeflow import apply, plan
     from fedemb.pipelines.cluster.schedule import load_schedules
 
@@ -83,8 +82,6 @@ def schedule(
     if not todo:
         say("nothing to do")
         return
-    for item in schedules:
-        check_noise(item.config)
     check_cluster_first(kubeflow.namespace, cluster.profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
@@ -135,7 +132,7 @@ def submit(
 
     Example: fedemb submit dp-fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
     """
-    from fedemb.gate.plan import check_noise, document
+    from fedemb.gate.plan import document
     from fedemb.pipelines.cluster import submission
     from fedemb.pipelines.cluster.package import check_package, checked_digest, run_arguments
     from fedemb.pipelines.run.load_config import load_config
@@ -143,8 +140,6 @@ def submit(
 
     kubeflow = None if dry_run else connect(cluster)
     loaded = load_config(config, set_ or [])
-    if options.resume is None:
-        check_noise(loaded)
     check_package(package, config=loaded)
     say(f"package: sha256 {checked_digest(package, cluster.profile or ())}")
     beam_options = tuple(options.beam_option or ())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.data.sources import find_parts
-from fedemb.gate.plan import check_first_run, check_noise
+from fedemb.gate.plan import check_first_run
 from fedemb.ledger import Ledger, policies
 from fedemb.partition.prepare import columns_of
 from fedemb.pipelines.cli.ledger_summary import (
@@ -39,7 +39,6 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         yield "guarantee: none (simulation)"
     else:
         check_first_run(config)
-        check_noise(config)
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
@@ -69,7 +68,6 @@ def refusal(config: RunConfig) -> str | None:
     """
     check_images(config)
     check_first_run(config)
-    check_noise(config)
     ledger = _begun(config)
     return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
 

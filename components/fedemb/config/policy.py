@@ -155,10 +155,6 @@ class ReleaseConfig(Section):
     refuses a model below it. The gain is measured over the best baseline: public backbone, its
     frozen features under a projection, an untrained network, raw pixels, or, for a classifier, the
     most frequent class. Its unit is recall at the first false accept rate, or top-1 accuracy."""
-    train_despite_noise: Annotated[str, Field(max_length=200)] = ""
-    """Reason to train although the noise is far above the noise of every measured run that gained,
-    at most 200 characters; empty: such a release is refused before it is charged. The privacy
-    report repeats the reason."""
     approval_hours: PositiveFloat | None = None
     """Hours after the time of the privacy report within which all approvals (`policy.approvals`)
     must be in the ledger; null: no deadline. After the deadline the gate refuses the release, and

@@ -60,6 +60,7 @@ class PrivacyPlan(Document):
         Literal[
             "clients_mostly_empty",
             "delta_above_customary",
+            "noise_above_measured",
             "probabilities_too_certain",
             "rounds_mostly_empty",
         ]

@@ -219,8 +219,6 @@ class ReleaseTerms(Part):
     name: Name | None
     """Name of the release. Approvers sign the report, and with it name and version."""
     version: Name | None
-    train_despite_noise_sha: Sha | None
-    """SHA-256 of the reason to train despite the noise; None: the noise needed no reason."""
     approval_hours: float | None
     """Hours after `time` of the report within which approvals count; None: no deadline."""
 

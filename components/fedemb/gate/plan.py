@@ -1,10 +1,9 @@
 """The plan of a run, priced before it starts, and the checks that refuse a run before its charge.
 
 The plan is public: it contains no data and no secrets, and every later step compares its operations
-with the plan. A release is refused if its noise is far above the noise of every measured run that
-gained. Utility depends on the noise, not on epsilon: a small population with the usual epsilon has
-noise that no model can learn through. The limits are evidence from other images. They predict no
-gain: a simulation measures it.
+with the plan. Utility depends on the noise, not on epsilon: a small population with the usual
+epsilon has noise that no model can learn through. The plan warns if its noise is far above that of
+every measured run that gained. Those runs are on other images: a simulation measures the gain.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Literal
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
 from fedemb.documents.plan import PrivacyPlan
-from fedemb.errors import ConfigError, Refused
+from fedemb.errors import ConfigError
 from fedemb.foundation.document import Fields
 from fedemb.ledger import Charge, charged_content, series_of, terms_of
 from fedemb.ledger.budget import spent
@@ -28,33 +27,19 @@ from fedemb.privacy.prices import figures, guarantee_of
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.section import UNITS
 
-Recipe = Literal["whole_net", "projection", "whitening", "head", "all_layers"]
+Recipe = Literal["whole_net", "projection", "whitening", "head"]
 LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {
     "whole_net": (0.03, "LeNet on Omniglot: +.026 at 0.03"),
     "projection": (0.1, "projection of EfficientNet-Lite0 on car photos: +.014 at 0.1"),
     "whitening": (0.01, "covariances of EfficientNet-Lite2 features on car photos: +.03 at 0.01"),
     "head": (0.6, "head on scattering features, sign digits: 54 % at 0.58"),
-    "all_layers": (0.15, "CIFAR-10, all layers: published 57 % at 0.14"),
 }
 """Largest noise at which a measured run gained, and where it was measured.
 
 Noise of embeddings: noise on the mean of one round / clipping norm. Noise of classifiers: length of
 the noise on the mean gradient of the whole training / clipping norm, in all trained weights."""
-REFUSED_FROM = 2.0
-"""Multiple of `LARGEST_THAT_GAINED` from which a release is refused."""
-
-WEIGHTS: Mapping[str, float] = {
-    "lenet": 3.2e5,
-    "mobilenetv2": 2.3e6,
-    "resnet8": 8.2e4,
-    "resnet8_s2": 1.6e5,
-    "resnet8_ws": 8.2e4,
-    "tanh_cnn": 4.2e5,
-    "tiny": 3.5e4,
-    "wrn_16_4": 2.8e6,
-}
-"""Trainable weights of a backbone for 32 pixels, two digits. The square root enters the noise, so
-other sizes of image change the comparison little."""
+WARNED_FROM = 2.0
+"""Multiple of `LARGEST_THAT_GAINED` from which the plan warns."""
 
 
 def training_noise(config: RunConfig, plan: MechanismPlan) -> tuple[Recipe, float] | None:
@@ -71,27 +56,16 @@ def training_noise(config: RunConfig, plan: MechanismPlan) -> tuple[Recipe, floa
             return None
         recipe: Recipe = "projection" if config.model.trainable == "projection" else "whole_net"
         return recipe, noise_on_mean(plan)
-    weights = trained_weights(config)
-    if plan.solves is not None or weights is None:
+    model = config.model
+    if plan.solves is not None or model.trainable != "head":
         return None
-    noise = noise_on_mean(plan) * math.sqrt(weights / plan.rounds)
-    return "head" if config.model.trainable == "head" else "all_layers", noise
+    weights = (model.embedding_dim + 1) * max(1, len(model.classes))
+    return "head", noise_on_mean(plan) * math.sqrt(weights / plan.rounds)
 
 
 def noise_on_mean(plan: MechanismPlan) -> float:
     """Returns the standard deviation of noise on the mean update / clip; it limits utility."""
     return plan.noise_multiplier / plan.normalizer
-
-
-def trained_weights(config: RunConfig) -> float | None:
-    """Returns the approximate number of trained weights; None if only the built model shows it."""
-    model = config.model
-    head = (model.embedding_dim + 1) * max(1, len(model.classes))
-    if model.trainable == "head":
-        return head
-    if model.trainable != "all" or model.backbone not in WEIGHTS:
-        return None
-    return WEIGHTS[model.backbone] + head
 
 
 def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | None:
@@ -117,40 +91,6 @@ def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | Non
     deviation = clip * noise_on_mean(plan) * math.hypot(*mean_shares(server, plan.rounds))
     return math.sqrt(1 + math.pi * deviation**2 / 8)
 
-
-def check_noise(config: RunConfig) -> None:
-    """Refuses a release that cannot help its users, before anything is charged.
-
-    `release.train_despite_noise` overrides the refusal; the privacy report repeats it.
-
-    Raises:
-      Refused: the noise is far above the noise of every measured run that gained.
-    """
-    if config.purpose != "release" or config.release.train_despite_noise:
-        return
-    found = training_noise(config, plan_mechanism(config))
-    if found is None:
-        return
-    recipe, noise = found
-    largest, evidence = LARGEST_THAT_GAINED[recipe]
-    if noise <= REFUSED_FROM * largest:
-        return
-    raise Refused(
-        f"the noise is {noise:.2g} clipping norms, and no measured run gained above "
-        f"{largest:g} ({evidence}). Nothing was charged. {_REMEDIES[recipe]} To train anyway, set "
-        "release.train_despite_noise to the reason; the privacy report repeats it."
-    )
-
-
-_REMEDIES: Mapping[Recipe, str] = {
-    "whole_net": "Train a projection on a strong public backbone (fedemb backbone show), or use "
-    "fewer rounds or a larger epsilon.",
-    "projection": "Use every virtual client in every round, fewer rounds or a larger epsilon.",
-    "whitening": "Use fewer model.principal_directions or a larger epsilon.",
-    "head": "Use fewer classes or features, or a larger epsilon.",
-    "all_layers": "Train only the head (model.trainable: head), on features of a strong public "
-    "backbone or of backbone scatter_linear, or use a larger epsilon.",
-}
 
 _TOO_CERTAIN = 1.5
 """Maximum ratio of the temperature that the noise needs to the configured one."""
@@ -241,6 +181,14 @@ def warnings(config: RunConfig) -> dict[str, str]:
             f"partition.virtual_clients={clients:,} exceeds the {policy.users_lower_bound:,} users "
             "of policy.users_lower_bound, so many of them are empty, and the noise is larger "
             "relative to the update than printed; set fewer clients, with several users each"
+        )
+    recipe, noise = training_noise(config, plan) or ("head", 0.0)
+    largest, evidence = LARGEST_THAT_GAINED[recipe]
+    if noise > WARNED_FROM * largest:
+        found["noise_above_measured"] = (
+            f"the noise is {noise:.2g} clipping norms, and no measured run gained above "
+            f"{largest:g} ({evidence}); measure the gain by a simulation first, or use fewer "
+            "rounds, a larger epsilon, or a stronger public backbone and fewer trained weights"
         )
     divisor = temperature_for_noise(config, plan)
     if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:

@@ -102,13 +102,11 @@ def _tuning(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dict
 
 def _release_terms(config: RunConfig, run_id: str) -> dict[str, object]:
     name, version = config.released_as(run_id)
-    despite = config.release.train_despite_noise
     return {
         "licence_sha": sha256_hex(config.release.licence.encode()),
         "min_gain_over_public": config.release.min_gain_over_public,
         "no_worse_than": config.release.no_worse_than,
         "approval_hours": config.release.approval_hours,
-        "train_despite_noise_sha": sha256_hex(despite.encode()) if despite else None,
         "name": name,
         "version": version,
     }

@@ -14,7 +14,7 @@ from fedemb.documents.artifacts import Public
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.foundation.document import Written
 from fedemb.foundation.environment import require_backend
-from fedemb.gate.plan import check_first_run, check_noise, document, warnings
+from fedemb.gate.plan import check_first_run, document, warnings
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step import Rights, step
@@ -78,7 +78,6 @@ def run(context: StepContext) -> Written[PrivacyPlan]:
     """
     require_backend(context.config.training.backend)
     check_first_run(context.config)
-    check_noise(context.config)
     body = document(context.config)
     for warning in warnings(context.config).values():
         _log.warning("%s", warning)

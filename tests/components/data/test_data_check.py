@@ -83,7 +83,6 @@ def classifier(source: str, **overrides: Any) -> RunConfig:
             "units_per_round": 5,
             "noise_multiplier": 1.0,
         },
-        "release.train_despite_noise": "the run is small",
     }
     tree = make_config(source).model_dump(mode="json")
     for dotted, value in (settings | overrides).items():

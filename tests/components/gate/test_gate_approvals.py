@@ -413,7 +413,6 @@ def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
         {"release.licence": "apache-2.0"},
         {"release.version": "2"},
         {"release.name": "faces"},
-        {"release.train_despite_noise": "another reason"},
         {"release.approval_hours": 48.0},
         {"release.approval_hours": None},
     ):

@@ -1,4 +1,4 @@
-"""Plans with hopeless noise are refused before the charge, unless a reason is configured."""
+"""Warnings of a plan about its noise, and the temperature that corrects for it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ import pytest
 from scipy.special import logsumexp
 
 from fedemb.engine.server import mean_shares
-from fedemb.errors import Refused
 from fedemb.gate.plan import (
     LARGEST_THAT_GAINED,
-    REFUSED_FROM,
-    WEIGHTS,
-    check_noise,
+    WARNED_FROM,
     temperature_for_noise,
     training_noise,
     warnings,
 )
-from fedemb.models.backbones import build_backbone
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.registry import plan_mechanism
 
@@ -34,25 +30,19 @@ def with_noise(preset: str, noise: float, **settings: object):
 
 
 @pytest.mark.parametrize(
-    ("preset", "recipe"),
-    [("quickstart", "whole_net"), ("dp_sgd_quickstart", "all_layers"), ("cifar10_scatter", "head")],
+    ("preset", "recipe"), [("quickstart", "whole_net"), ("cifar10_scatter", "head")]
 )
-def test_release_with_hopeless_noise_is_refused_unless_a_reason_is_given(preset, recipe):
-    limit = REFUSED_FROM * LARGEST_THAT_GAINED[recipe][0]
-    check_noise(with_noise(preset, 0.99 * limit))
-    hopeless = with_noise(preset, 1.01 * limit)
-    with pytest.raises(Refused, match=r"Nothing was charged.*train_despite_noise"):
-        check_noise(hopeless)
-    check_noise(hopeless.updated({"purpose": "simulation"}))
-    check_noise(hopeless.updated({"release.train_despite_noise": "a baseline"}))
+def test_plan_warns_of_noise_far_above_that_of_every_measured_run(preset, recipe):
+    limit = WARNED_FROM * LARGEST_THAT_GAINED[recipe][0]
+    assert "noise_above_measured" not in warnings(with_noise(preset, 0.99 * limit))
+    assert "noise_above_measured" in warnings(with_noise(preset, 1.01 * limit))
 
 
 def test_projection_tolerates_more_noise_than_a_whole_net():
     config = with_noise("quickstart", 0.1)
     projection = config.updated({"model.trainable": "projection"})
-    check_noise(projection)
-    with pytest.raises(Refused):
-        check_noise(config)
+    assert "noise_above_measured" in warnings(config)
+    assert "noise_above_measured" not in warnings(projection)
 
 
 def test_noise_of_a_classifier_counts_weights_and_rounds():
@@ -64,15 +54,6 @@ def test_noise_of_a_classifier_counts_weights_and_rounds():
     weights = (config.model.embedding_dim + 1) * len(config.model.classes)
     per_round = plan.noise_multiplier / plan.normalizer * math.sqrt(weights)
     assert found[1] == pytest.approx(per_round / math.sqrt(plan.rounds))
-
-
-@pytest.mark.parametrize("name", ["lenet", "resnet8_ws", "tanh_cnn", "tiny", "wrn_16_4"])
-def test_table_of_weights_is_that_of_the_networks(name):
-    settings = {"backbone": name, "image_size": 32, "channels": 3, "embedding_dim": 64}
-    model = load_config("quickstart").model.model_copy(update=settings)
-    built = build_backbone(model, seed=bytes(32))
-    count = sum(math.prod(variable.shape) for variable in built.trainable_variables)
-    assert WEIGHTS[name] == pytest.approx(count, rel=0.05)
 
 
 def head_at(epsilon_noise: float):

@@ -43,7 +43,6 @@ def _config(root: Path, **changes: Any) -> RunConfig:
             "noise_multiplier": 2.0,
         },
         "policy": {"users_lower_bound": 10, "delta": 1e-3, "epsilon_cap": 100.0},
-        "release": {"train_despite_noise": "the run is small"},
     }
     return RunConfig.model_validate(tree).updated(changes)
 

@@ -44,7 +44,6 @@ def config(**overrides: Any) -> RunConfig:
             "sampling_probability": 0.5,
         },
         "policy": {"users_lower_bound": 100, "delta": 1e-3, "epsilon_cap": 8.0},
-        "release": {"train_despite_noise": "the run is small"},
         "evaluation": {"bootstrap_samples": 40, "batch_size": 32},
         "audit": {"bootstrap_samples": 40, "max_users": 60},
     }

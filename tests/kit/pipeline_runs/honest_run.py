@@ -109,7 +109,6 @@ def config(**changes) -> RunConfig:
             "release": {
                 "name": "glyphs",
                 "version": "1.0",
-                "train_despite_noise": "the run is cheap to price",
             },
             "tuning": {"data": "public", "method": "on drawn glyphs"},
         }
