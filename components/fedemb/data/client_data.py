@@ -247,11 +247,6 @@ class GroupIndex:
         self._lock = threading.Lock()
         self._file = lru_cache(_OPEN_FILES)(self._map)
 
-    @classmethod
-    def load(cls, folder: VerifiedFolder) -> GroupIndex:
-        """Opens the index; see `__init__`."""
-        return cls(folder)
-
     @cached_property
     def user_keys(self) -> np.ndarray:
         """Returns the keyed hashes of the users, uint64 [users], ascending: the order of rows."""

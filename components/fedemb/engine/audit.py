@@ -156,9 +156,9 @@ class RoundAudit:
             before = _record(read, number - 1).mechanism_state if number else None
             mechanism.rewind(before and with_tags(before, tags))
             one = RoundReplay(
-                function,
-                mechanism,
-                load,
+                function=function,
+                mechanism=mechanism,
+                load=load,
                 number=number,
                 weights=self._before[number],
                 mean=self._means[number],

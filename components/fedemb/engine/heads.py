@@ -76,11 +76,6 @@ class HeadGradientFunction(TrainingRound):
         self._chunk = min(held, most_units(images, mechanism.plan.grid_bits))
 
     @override
-    def initial_weights(self) -> np.ndarray:
-        """Returns kernel, then bias, float32 `[dim]`."""
-        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
-
-    @override
     def slabs(self, units: Iterable[Unit], round_index: int) -> Iterator[Slab]:
         """Packs the units of a round in chunks; units without images contribute nothing."""
         del round_index  # nothing here is random
@@ -234,11 +229,6 @@ class CovarianceFunction(TrainingRound):
             )
         super().__init__(mechanism, covariance_size(self.features))
         self.variables = variables
-
-    @override
-    def initial_weights(self) -> np.ndarray:
-        """Returns kernel, then bias, float32 `[features * (features + 1)]`."""
-        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
     @override
     def slabs(self, units: Iterable[Unit], round_index: int) -> Iterator[Slab]:

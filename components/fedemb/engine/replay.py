@@ -148,24 +148,18 @@ class NoiseReceipts:
 # Repeats a recorded round without one of its users, and checks that the rest is unchanged.
 
 
+@dataclass(frozen=True, kw_only=True)
 class RoundReplay:
     """Repeats one round from its initial weights; the mechanism is rewound to before the round."""
 
-    def __init__(
-        self,
-        function: TrainingRound,
-        mechanism: Mechanism,
-        load: Callable[[VirtualClient], Unit],
-        *,
-        number: int,
-        weights: np.ndarray,
-        mean: np.ndarray,
-        receipts: NoiseReceipts,
-        noise_key: bytes,
-    ):
-        self._function, self._mechanism, self._load = function, mechanism, load
-        self._number, self._weights, self._mean = number, weights, mean
-        self._receipts, self._noise_key = receipts, noise_key
+    function: TrainingRound
+    mechanism: Mechanism
+    load: Callable[[VirtualClient], Unit]
+    number: int
+    weights: np.ndarray
+    mean: np.ndarray
+    receipts: NoiseReceipts
+    noise_key: bytes
 
     def problems(self, index: Index, after: RoundState) -> set[str]:
         """Returns the codes of failed checks.
@@ -174,10 +168,10 @@ class RoundReplay:
           index: the users.
           after: mechanism state in the round's record.
         """
-        clients = self._mechanism.sample_clients(self._number, index)
+        clients = self.mechanism.sample_clients(self.number, index)
         failed, total = self._without_one(index, clients)
         tag = bytes.fromhex(after["tag"])
-        if round_tag(self._noise_key, self._number, total) != tag:
+        if round_tag(self.noise_key, self.number, total) != tag:
             failed.add("sum")
         if not self._holds(total, tag):
             failed.add("noise")
@@ -194,12 +188,12 @@ class RoundReplay:
         members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
         if not len(members):
             return set(), self._sum(clients)
-        mechanism, failed = self._mechanism, set[str]()
+        mechanism, failed = self.mechanism, set[str]()
         removed = int(members[len(members) // 2])
         mine = [client for client in clients if removed in client.users]
         wanted = [_less(client, removed) for client in clients]
         apart = _Without(index, removed)
-        left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
+        left = [apart.named(c) for c in mechanism.sample_clients(self.number, apart)]
         apiece = len({client.grouping for client in mine}) == len(mine)
         few = len(mine) <= mechanism.plan.user_contributions
         if not apiece or not few or _names(left) != _names(wanted):
@@ -218,15 +212,15 @@ class RoundReplay:
 
     def _holds(self, total: np.ndarray, tag: bytes) -> bool:
         """Returns whether the committed mean is sum plus noise, up to float32 rounding."""
-        mechanism = self._mechanism
+        mechanism = self.mechanism
         plan = mechanism.plan
-        output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
+        output = total / 2.0**plan.grid_bits + self.receipts.drawn(tag, total.size)
         output *= plan.l2_norm_clip / plan.normalizer
-        return bool(np.abs(self._mean - output).max() <= 1e-6 * np.abs(output).max())
+        return bool(np.abs(self.mean - output).max() <= 1e-6 * np.abs(output).max())
 
     def _sum(self, clients: list[VirtualClient]) -> np.ndarray:
-        slabs = self._function.slabs(map(self._load, clients), self._number)
-        return np.asarray(self._function.run(self._weights, slabs).total, np.int64)
+        slabs = self.function.slabs(map(self.load, clients), self.number)
+        return np.asarray(self.function.run(self.weights, slabs).total, np.int64)
 
 
 class _Without:

@@ -102,6 +102,8 @@ class TrainingRound(ABC):
 
     seconds_waited = 0.0
     """Seconds that the last round waited for data."""
+    variables: Sequence[Variable] = ()
+    """Trained variables."""
 
     def __init__(self, mechanism: Mechanism, dim: int) -> None:
         self.mechanism, self.dim = mechanism, dim
@@ -116,9 +118,9 @@ class TrainingRound(ABC):
         plan = self.mechanism.plan
         return server_step(server, state, mean, rounds=plan.rounds, l2_norm_clip=plan.l2_norm_clip)
 
-    @abstractmethod
     def initial_weights(self) -> Float32[np.ndarray, " weights"]:
         """Returns the values of the trained variables, float32 `[weights]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
     @abstractmethod
     def slabs(self, units: Iterable[Unit], round_index: int) -> Iterator[Slab]:

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from typing import Generic, NamedTuple, cast
 
 import numpy as np
-from jaxtyping import Float32
 from typing_extensions import override
 
 from fedemb.config import UnitGradientConfig
@@ -83,10 +82,6 @@ class UnitRounds(VectorizedRounds[UnitShare[np.ndarray]]):
         self._image = tuple(classifier.input_shape[1:])
         self._classes = int(classifier.output_shape[-1])
         return [tuple(int(n) for n in v.shape) for v in self.variables]
-
-    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
-        """Returns the values of the trained variables, float32 `[dim]`."""
-        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
     def _share(
         self, units: Sequence[ClientExamples], round_index: int, multiple: int

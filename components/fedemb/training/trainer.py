@@ -128,7 +128,7 @@ class Trainer:
         if first:
             _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(attempt.diagnostics, first)
-        index = cast("Index", GroupIndex.load(self._users))
+        index = cast("Index", GroupIndex(self._users))
         feed = Feed(
             self._function,
             mechanism,

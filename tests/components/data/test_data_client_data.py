@@ -43,7 +43,7 @@ def test_rows_are_sorted_by_user_key_over_all_shards(folder: Path) -> None:
     assert [record.user_key for record in records] == store.user_keys.tolist()
     assert (np.diff(store.user_keys.astype(object)) > 0).all()
     assert store.image_counts.tolist() == [len(record.images) for record in records]
-    assert GroupIndex.load(as_committed(folder)).user_keys.tolist() == store.user_keys.tolist()
+    assert GroupIndex(as_committed(folder)).user_keys.tolist() == store.user_keys.tolist()
 
 
 def test_users_are_read_in_the_order_asked_for_from_many_threads(folder: Path) -> None:
@@ -100,7 +100,7 @@ def test_damaged_shard_is_one_sentence(tmp_path: Path, folder: Path, damage: str
 
 
 def test_incomplete_folder_is_one_sentence(tmp_path: Path) -> None:
-    for opened in (UserStore, GroupIndex.load):
+    for opened in (UserStore, GroupIndex):
         with pytest.raises(ArtifactError):
             opened(as_committed(tmp_path))
 
@@ -131,7 +131,7 @@ def test_groups_come_back_over_shards_and_files_in_any_order(
         shards = [{"name": str(number), "users": len(some)} for number, some in enumerate(by_shard)]
         manifest = {"virtual_clients": clients, "groupings": 1, "shards": shards}
         write_json(Path(folder, "manifest.json"), STORE_SCHEMA, manifest)
-        index = GroupIndex.load(as_committed(Path(folder)))
+        index = GroupIndex(as_committed(Path(folder)))
         every = [group for groups in by_shard for group in groups]
         for group in {0, clients - 1, *every}:
             expected = [row for row, one in enumerate(every) if one == group]
@@ -147,7 +147,7 @@ def test_damaged_index_is_one_sentence(tmp_path: Path, folder: Path, damage: str
             path.unlink()
         else:
             path.write_bytes(path.read_bytes()[:90] if damage == "cut" else b"another thing")
-    index = GroupIndex.load(as_committed(copy))
+    index = GroupIndex(as_committed(copy))
     with pytest.raises(ArtifactError, match="run partition_users again"):
         index.members(0, 0)
     with pytest.raises(ArtifactError, match="run partition_users again"):

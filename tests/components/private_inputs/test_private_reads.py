@@ -113,6 +113,6 @@ def test_a_new_access_is_noticed(line):
 def test_only_verified_folders_can_be_opened(tmp_path):
     from fedemb.data.client_data import GroupIndex, UserStore
 
-    for opened in (UserStore, GroupIndex.load):
+    for opened in (UserStore, GroupIndex):
         with pytest.raises(AttributeError):
             opened(tmp_path)

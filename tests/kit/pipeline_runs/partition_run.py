@@ -112,7 +112,7 @@ class Result:
 
     def groups(self) -> list[list[frozenset[int]]]:
         """User keys of every group of every grouping."""
-        index = GroupIndex.load(as_committed(self.root / "users"))
+        index = GroupIndex(as_committed(self.root / "users"))
         keys = index.user_keys.tolist()
         return [
             [
