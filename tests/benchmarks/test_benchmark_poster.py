@@ -3,7 +3,6 @@
 import pytest
 
 from tests.benchmarks import equal_utility, poster
-from tests.benchmarks.equal_utility import Cell
 
 
 @pytest.mark.slow
@@ -40,31 +39,3 @@ def test_row_of_equal_utility_whose_gap_is_the_grid_of_losses():
     assert "1e-5 gives 0.5009" in group.reason or "1e-5 gives 0.5010" in group.reason
     assert "digits" in users.reason
     assert tree.reason == ""
-
-
-@pytest.mark.parametrize(
-    ("ours", "at_settings", "setting", "ok"),
-    [
-        (1.000, 1.10, "another grid", True),
-        (1.000, 1.10, "", False),  # A gap that nothing explains.
-        (1.000, 1.11, "another grid", False),  # An explanation that does not give the figure.
-        (1.099, 1.11, "", False),
-        (1.099, 1.10, "", True),
-    ],
-)
-def test_a_cell_needs_the_published_figure_and_a_reason(ours, at_settings, setting, ok):
-    cell = Cell(
-        users=10,
-        mechanism="x",
-        ours=ours,
-        published="1.10",
-        at_settings=at_settings,
-        setting=setting,
-    )
-    assert cell.ok is ok
-
-
-def test_a_row_that_is_off_is_said_and_fails(monkeypatch, capsys):
-    monkeypatch.setattr(poster, "poster_rows", lambda: iter([poster.Row("x", 1.0, 1.01)]))
-    assert poster.main(["--quick"]) == 1
-    assert "OFF BY -0.99%" in capsys.readouterr().out

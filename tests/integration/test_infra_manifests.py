@@ -159,35 +159,6 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
 # ---- the table of rights itself --------------------------------------------------------------
 
 
-def test_rights_follow_the_table_of_artifacts():
-    append = {group for group, rights in GROUPS.items() if rights["ledger"] == "append"}
-    assert append == {"reserve", "train", "evaluate", "release"}
-    reads = {
-        folder: {group for group, rights in GROUPS.items() if folder in rights["private"]}
-        for folder in ("users", "evaluation", "diagnostics")
-    }
-    assert reads["users"] == {"partition", "train", "evaluate", "audit"}
-    assert reads["evaluation"] == {"partition", "evaluate", "audit"}
-    assert reads["diagnostics"] == {"train"}
-    assert {group for group, rights in GROUPS.items() if rights["releases"] == "create"} == {
-        "release"
-    }
-    destroyed = {kind for rights in GROUPS.values() for kind in rights["keys"].items()}
-    assert {kind for kind, right in destroyed if right == "destroy"} == {"reservation"}, (
-        "a policy's key and the marks of its ledger outlive every run"
-    )
-    assert "destroy" not in {*GROUPS["reserve"]["keys"].values()}
-    assert {group for group, rights in GROUPS.items() if rights["rollback_anchor"] != "none"} == {
-        "reserve"
-    }
-    assert not [group for group, rights in GROUPS.items() if "policy" in rights["signing"]], (
-        "the policy's owner signs by hand: no step holds that key"
-    )
-    for role in ("report", "gate", "release", "trainer"):
-        holders = [group for group, rights in GROUPS.items() if role in rights["signing"]]
-        assert len(holders) == 1, f"the key signing/{role} is in the hands of {holders}"
-
-
 def test_no_policy_is_called_like_a_folder_that_rights_go_by():
     """`<policy>/train/...` would be the trainer's to write."""
     from fedemb.config.policy import PRIVATE_FOLDERS, PolicyConfig

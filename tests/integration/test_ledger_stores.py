@@ -23,6 +23,7 @@ def test_life_of_a_run_is_the_same_on_every_store(store_uri, tmp_path):
         kit.open()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [6, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["gcs", "s3"])
 def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, tmp_path, request):

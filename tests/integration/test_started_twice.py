@@ -61,7 +61,7 @@ def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("point", "superseded"),
     [
-        ("a round", True),
+        pytest.param("a round", True, marks=pytest.mark.long),
         pytest.param("a checkpoint", True, marks=pytest.mark.long),
         pytest.param("the weights", True, marks=pytest.mark.slow),
         pytest.param("the card", True, marks=pytest.mark.slow),

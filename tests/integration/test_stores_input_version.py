@@ -1,20 +1,9 @@
 """What a reservation binds of the input, on a folder and in buckets; a change since is refused."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from fedemb.data.input_version import fingerprint_input
-from fedemb.documents.artifacts import RunArtifacts
-from fedemb.errors import PlanMismatch
-from fedemb.keys import commitment_key
-from fedemb.runtime.step_context import StepContext
-from fedemb.steps import plan_privacy, reserve_budget
-from fedemb.steps.partition_users import run as partition
 from fedemb.storage import join, open_store
-from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
-from tests.kit.public_start import sign_start
 
 KEY = b"k" * 32
 
@@ -73,56 +62,6 @@ def test_version_of_composed_and_multipart_objects_is_known(s3_store_uri, gcs_st
         (entry,) = store.entries("in/")
         assert (entry.name, entry.size) == ("in/shard", 20 << 20)
         assert entry.version
-
-
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        ("replaced", "gcs"),
-        ("removed", "s3"),
-        pytest.param("replaced", "s3", marks=pytest.mark.slow),
-        pytest.param("removed", "gcs", marks=pytest.mark.slow),
-        pytest.param("added", "gcs", marks=pytest.mark.slow),
-        pytest.param("added", "s3", marks=pytest.mark.slow),
-    ],
-)
-def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_path, request):
-    uri = request.getfixturevalue(f"{kind}_store_uri")
-    store = open_store(uri)
-    rows = Path(write_parquet(tmp_path / "rows.parquet", rows_of(6))).read_bytes()
-    for name in ("a", "b"):
-        store.write(f"in/{name}.parquet", rows)
-    config = make_config(join(uri, "in"), data__source__format="parquet")
-    artifacts = RunArtifacts(
-        privacy_plan=tmp_path / "plan.json",
-        reservation=tmp_path / "reservation.json",
-        pretrained=tmp_path / "pretrained",
-        users=tmp_path / "manifest.json",
-    )
-    stores = {name: str(tmp_path / name) for name in ("ledger", "keys")}
-    private = str(tmp_path / "private")
-    context = StepContext(artifacts, config=config, run_id="monday", private_root=private, **stores)
-    plan_privacy.run(context)
-    sign_start(context)
-    document = reserve_budget.run(context)
-    key = commitment_key(context.keys, config.policy.policy_id)
-    assert document["body"]["input"] == fingerprint_input(join(uri, "in"), key, "monday")
-    record = open_store(tmp_path / "ledger").read("default/00000001.json").decode()
-    (entry, _) = store.entries("in/")
-    assert entry.version not in record  # keyed, or it would tell which of two data sets it was
-    assert json.loads(record)["body"]["input"] == document["body"]["input"]
-    if change == "replaced":  # one user's pixels, every size the same
-        changed = bytearray(rows)
-        changed[len(rows) // 2] ^= 1
-        store.write("in/b.parquet", bytes(changed))
-    elif change == "added":
-        store.write("in/c.parquet", rows)
-    else:
-        store.delete("in/b.parquet")
-    with pytest.raises(PlanMismatch, match="changed since the budget was reserved"):
-        partition(context)
-    assert not (tmp_path / "private").exists()
-    assert not (tmp_path / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("name", ["photo\u30001.jpg", "caf\udce9.jpg", "CORP\\ada.jpg"])

@@ -316,12 +316,6 @@ def test_rule_notices_its_planted_change(compiled_once, rule, plant):
     assert list(named(*changed))
 
 
-def test_only_public_steps_may_be_cached(compiled):
-    tasks = _tasks(compiled)
-    cached = {name for name, task in tasks.items() if task["cachingOptions"].get("enableCache")}
-    assert cached == {"pretrain-public"}
-
-
 @pytest.mark.parametrize("reference", ["registry.example/fedemb:latest", "fedemb", "x@sha256:12"])
 def test_image_without_digest_is_refused(reference):
     with pytest.raises(ConfigError, match="has no digest"):
@@ -439,18 +433,6 @@ def test_only_a_step_that_trains_on_jax_has_several_hosts(tmp_path, text):
     profiles = ["cpu" if "train" in text else "gpu", _profile(tmp_path, text)]
     with pytest.raises(ConfigError, match="only a step that trains on JAX may have several"):
         _compile(profiles, tmp_path)
-
-
-def test_every_pod_has_limits_a_deadline_and_no_root(compiled):
-    spec, platform = compiled
-    nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    for name, executor in spec["deploymentSpec"]["executors"].items():
-        resources = executor["container"]["resources"]
-        assert resources["cpuLimit"] == resources["cpuRequest"] > 0
-        assert resources["memoryLimit"] == resources["memoryRequest"] > 0
-        assert int(nodes[name]["activeDeadlineSeconds"]) > 0
-        assert nodes[name]["securityContext"] == {"runAsNonRoot": True}
-    assert platform["platforms"]["kubernetes"]["pipelineConfig"]["resourceTtlOnCompletion"] > 0
 
 
 def _profile(folder, text):

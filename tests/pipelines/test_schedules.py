@@ -25,17 +25,6 @@ RUNNING = datetime(2027, 1, 13, 12, tzinfo=UTC)
 """A Wednesday: the schedule of the example has run twice and is next due on Monday the 18th."""
 
 
-@pytest.fixture(scope="session")
-def classifiers(tmp_path_factory) -> Path:
-    """The compiled pipeline of DP-SGD."""
-    from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
-    from fedemb.pipelines.dp_sgd import DP_SGD
-
-    path = tmp_path_factory.mktemp("package") / "dp-sgd.yaml"
-    compile_pipeline(path, profile="tpu", images=parse_images([IMAGE]), pipeline=DP_SGD)
-    return path
-
-
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     monkeypatch.setattr(recurring, "WAITS", (0.0, 0.0))
@@ -135,50 +124,6 @@ def test_wrong_schedules_are_sentences(folder, changes, sentence):
 def test_package_of_another_pipeline_is_refused(folder):
     with pytest.raises(ConfigError, match="`fedemb compile --pipeline dp-sgd`"):
         load_schedule(change_schedule(folder, "classes", config="dp_sgd_quickstart", overrides={}))
-
-
-@pytest.fixture
-def both(folder, classifiers) -> Path:
-    """The folder with a weekly classifier beside the weekly embedding, of policies of their own."""
-    pinned = folder / "dp-sgd.yaml.package"
-    pinned.write_bytes(classifiers.read_bytes())
-    change_schedule(
-        folder,
-        "classes",
-        package={"path": pinned.name, "sha256": file_digest(pinned)},
-        config="dp_sgd_quickstart",
-        overrides={
-            "policy.policy_id": "classes-2027",
-            "release.name": "classes",
-            "training.backend": "jax",  # its package is for TPUs
-        },
-        experiment=None,
-    )
-    return folder
-
-
-def test_a_classifier_is_scheduled_beside_an_embedding(both, kfp):
-    assert _actions(_apply(kfp, both)) == [("create", "classes"), ("create", "weekly")]
-    loaded = {item.schedule.name: item for item in load_schedules(both)}
-    runs = {name: len(item.schedule.slots) for name, item in loaded.items()}
-    assert runs == {"classes": 13, "weekly": 13}
-    names = {number: made["display_name"] for number, made in kfp.pipelines.items()}
-    filed = {number: made["display_name"] for number, made in kfp.experiments.items()}
-    found = {
-        schedule_of(run): (
-            names[run["pipeline_version_reference"]["pipeline_id"]],
-            filed[run["experiment_id"]],
-            run["runtime_config"]["parameters"],
-        )
-        for run in kfp.recurring.values()
-    }
-    assert found == {
-        "classes": ("dp-sgd", "dp-sgd", loaded["classes"].arguments),
-        "weekly": ("dp-fedemb", "glyphs", loaded["weekly"].arguments),
-    }
-    before = list(kfp.calls)
-    assert _actions(_apply(kfp, both, RUNNING)) == [("keep", "classes"), ("keep", "weekly")]
-    assert kfp.calls == before
 
 
 @pytest.mark.parametrize(

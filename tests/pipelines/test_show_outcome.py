@@ -179,21 +179,6 @@ def released(bucket, released_run):
     return run
 
 
-@pytest.mark.parametrize("state", ["COMPLETE", "SUCCEEDED", "FAILED", "SOMETHING_NEW", ""])
-def test_headline_comes_from_the_documents_and_not_from_the_state(released, tmp_path, state):
-    page, figures = _show(tmp_path, "monday", state)
-    assert page.startswith("# Released\n")
-    assert (figures["exit_code"], figures["allowed"]) == (0, 1)
-    html = (tmp_path / "outcome").read_text()
-    for heading in ("Release", "Reports", "Gate checklist", "Lineage"):
-        assert f">{heading}</h2>" in html
-    stated = json.loads(released.report.read_text())
-    epsilon = f"{stated['cumulative']['max_block_epsilon']:.3g}"
-    assert f'class="value">{epsilon}<' in html
-    assert "gs://public/runs/dp-fedemb/monday/account-privacy/1bf2/privacy_page" in html
-    assert "https://storage.cloud.google.com/public/runs/dp-fedemb/monday/account" in page
-
-
 def _die_in_turn(*stores: str) -> None:
     for store in stores:
         FencingToken(store, "train_dp_fedemb")
@@ -233,30 +218,6 @@ def test_failure_with_the_highest_fencing_token_is_shown(bucket, tmp_path):
     page, figures = _show(tmp_path, "monday", "FAILED")
     assert page.startswith("# Stopped: train_dp_fedemb, a store could not be reached\n")
     assert figures == {"exit_code": 4}
-
-
-def test_gate_that_waits_for_approval_is_no_refusal_and_its_retry_counts(bucket, tmp_path):
-    """In Kubeflow: the gate waits, a person approves and retries it, and it runs elsewhere."""
-    policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
-    run = honest_run.start(tmp_path / "run", policy=policy).until_gate()
-    folder = tmp_path / "pod"
-    folder.mkdir()
-    _upload(bucket, "monday", "account-privacy", privacy_report=run.report)
-    assert _gate(run, _pod(folder, "gate-release", "monday", *GATE)) == 6
-    page, figures = _show(tmp_path, "monday", "FAILED")
-    assert page.startswith("# Waiting for approval: 0 of 1 given\n")
-    assert figures["exit_code"] == 6
-
-    run.approve()
-    run.do("gate release")
-    gate = {"verdict": run.verdict, "verdict_page": run.root / "verdict.md"}
-    _upload(bucket, "monday", "gate-release", **gate, lineage=run.lineage)
-    _upload(bucket, "monday", "release-model", release=run.root / "release.json")
-    page, figures = _show(tmp_path, "monday", "FAILED")
-    assert page.startswith("# Released\n")
-    assert "- approved by ada" in page
-    assert "ended with exit code" not in page
-    assert figures["exit_code"] == 0
 
 
 def test_raw_output_is_never_kept(bucket, tmp_path):

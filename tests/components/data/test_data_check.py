@@ -129,23 +129,3 @@ def test_a_cap_that_is_priced_and_no_user_reaches_is_said(tmp_path: Path) -> Non
     assert found.warnings == (
         "No training user has more than 3 images; partition.max_images_per_user is 5.",
     )
-
-
-def test_images_that_are_units_are_counted_as_images(tmp_path: Path) -> None:
-    rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(30))]
-    config = classifier(
-        write_parquet(tmp_path / "rows.parquet", rows),
-        **{
-            "purpose": "release",
-            "data.source.columns.user_id": None,
-            "policy.unit": "image",
-            "policy.users_lower_bound": 500,
-            "training.unit_gradient.images_per_unit": 1,
-            "mechanism.units_per_round": 500,
-        },
-    )
-    found = check(config)
-    (problem,) = found.problems
-    assert "images would train, fewer than" in problem
-    assert "images would train" in found.facts[0]
-    assert not any("user" in fact for fact in found.facts)

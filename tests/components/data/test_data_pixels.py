@@ -121,24 +121,6 @@ def test_letterbox_keeps_proportions_and_fills_with_grey() -> None:
     assert (PhotoReader(32, 3).read(red) == (255, 0, 0)).all()
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (None, "image_missing"),
-        ("name.png", "image_missing"),
-        (b"", "image_empty"),
-        (b"BM junk", "not_decodable"),
-        (encode_png(noise(8, 8, 1))[:-30], "not_decodable"),
-        (encoded(Image.new("L", (2000, 2000))), "too_many_pixels"),
-        (encoded(Image.new("L", (30, 30)), "TIFF"), "not_decodable"),
-    ],
-)
-def test_bad_images_have_a_reason(data: object, reason: str) -> None:
-    with pytest.raises(BadImageError) as error:
-        decode_image(data, 8, 1, LIMIT)
-    assert error.value.reason == reason
-
-
 @given(st.binary(max_size=200), st.integers(0, 199), st.integers(0, 255))
 @settings(max_examples=200, deadline=None)
 def test_hostile_bytes_never_raise_anything_else(junk: bytes, place: int, value: int) -> None:

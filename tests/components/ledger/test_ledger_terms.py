@@ -64,11 +64,3 @@ def test_an_evaluation_in_no_block_is_refused():
     body["users"]["blocks_per_cohort"] = 0
     with pytest.raises(LedgerError, match="out of bounds"):
         PolicyTerms.from_json(body)
-
-
-def test_terms_that_nobody_named_promise_and_allow_nothing():
-    terms = ledger_kit.terms()
-    assert terms.approvals == 0
-    assert terms.unit == "user"
-    assert terms.covers_change_own_data is False
-    assert (terms.rollback_anchor_sha, terms.trust_sha) == ("", "")

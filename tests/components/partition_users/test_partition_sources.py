@@ -24,39 +24,14 @@ def write_tfrecord(path: Path, records: list[bytes]) -> str:
 
 
 def example(row: dict[str, Any]) -> bytes:
-    return encode_example(
-        {
-            "image": [row["image"]],
-            "user_id": [row["user_id"].encode()],
-            "label": [row["label"].encode()],
-        }
-    )
+    columns = {"image": [row["image"]]}
+    columns |= {name: [row[name].encode()] for name in ("user_id", "label")}
+    return encode_example(columns)
 
 
 def same_users(left: Any, right: Any) -> bool:
     kinds = ("users", "evaluation")
     return all(left.records(kind) == right.records(kind) for kind in kinds)
-
-
-def test_line_of_a_csv_that_is_no_row_is_counted_whatever_where_says(
-    partition: Partitioner, tmp_path: Path
-) -> None:
-    (tmp_path / "images").mkdir()
-    rows = rows_of(4)
-    lines = ["user_id,image_id,label,part"]
-    for number, row in enumerate(rows):
-        (tmp_path / "images" / f"{number}.png").write_bytes(row["image"])
-        lines.append(f"{row['user_id']},{number}.png,{row['label']},a")
-    lines += ["Smith, jr,0.png,x,a", "too short", "ada,0.png,x,b"]
-    (tmp_path / "map.csv").write_text("\n".join(lines) + "\n")
-    result = partition(
-        str(tmp_path / "map.csv"),
-        data__source__image_root=str(tmp_path / "images"),
-        data__source__columns={"label": "label"},
-        data__source__where={"part": ["a"]},
-    )
-    assert same_users(result, partition(rows))
-    assert result.counts["rows"] == len(rows) + 2
 
 
 STRANGE = ("\u5c71\u7530\u3000\u592a\u90ce", "CORP\\ada", "no\u00a0break")

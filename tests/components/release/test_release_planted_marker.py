@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from fedemb.errors import ArtifactError, Refused
+from fedemb.errors import Refused
 from fedemb.foundation.document import encode
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.steps import release_model
@@ -105,22 +105,6 @@ def test_bent_marker_of_a_genuine_bundle_is_refused(released_run, tmp_path, chan
         with pytest.raises(Refused, match="does not match a signed bundle"):
             run.do_release()
     assert _releases(run) == before
-
-
-def test_marker_with_one_field_more_is_refused(released_run, tmp_path):
-    run = honest_run.copy_of(released_run, tmp_path / "run")
-    genuine = json.loads((released_run.root / "releases" / MARKER).read_text())
-    _plant(run, _signed(run, {**genuine, "note": "and one field more"}))
-    with pytest.raises(ArtifactError, match="release document"):
-        run.do_release()
-
-
-def test_genuine_marker_of_a_bundle_that_was_changed_is_refused(released_run, tmp_path):
-    run = honest_run.copy_of(released_run, tmp_path / "run")
-    card = run.root / "releases" / "glyphs" / "1.0" / "README.md"
-    card.write_bytes(card.read_bytes() + b"\n")
-    with pytest.raises(Refused, match="does not match a signed bundle"):
-        run.do_release()
 
 
 @pytest.mark.parametrize("name", ["model.json", "rounds.jsonl", "backbone.keras"])

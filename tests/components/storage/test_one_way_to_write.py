@@ -23,8 +23,6 @@ ELSEWHERE = {
     "components/fedemb/data/client_data.py new_file": MEMORY,
     "components/fedemb/data/client_data.py write_table": MEMORY,
     "components/fedemb/data/hostile_photos.py save": MEMORY,
-    "components/fedemb/engine/feature_cache.py save": "features, through a store",
-    "components/fedemb/engine/feature_cache.py savez": MEMORY,
     "components/fedemb/models/backbone_files.py save": SCRATCH,
     "components/fedemb/models/backbone_files.py ZipFile": MEMORY,
     "components/fedemb/serving/embed_photos.py ParquetWriter": SCRATCH,

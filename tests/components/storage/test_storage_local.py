@@ -45,25 +45,6 @@ def test_tree_cannot_be_a_whole_bucket(tmp_path):
         pass
 
 
-def test_a_new_tree_appears_in_one_rename(tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in "abc":
-        (source / name).write_bytes(name.encode())
-    store = open_store(tmp_path / "store")
-    seen, upload = [], LocalStore._upload
-
-    def looked_at(staged, *file):
-        upload(staged, *file)
-        seen.append(store.list())
-
-    monkeypatch.setattr(LocalStore, "_upload", looked_at)
-    store.upload_tree(source, "tree")
-    assert seen == [[], [], []]
-    assert store.list() == ["tree/a", "tree/b", "tree/c"]
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["tree"]
-
-
 def test_a_tree_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.mkdir()
