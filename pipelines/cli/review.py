@@ -20,7 +20,6 @@ from fedemb.pipelines.cli.options import (
 from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
-    from fedemb.documents.plan import PrivacyPlan
     from fedemb.pipelines.run.directory import RunDirectory
 
 NOT_SIGNED = "not signed or not readable, or its ledger is gone"
@@ -87,56 +86,27 @@ def _report(run: RunDirectory, *, json_: bool, open_: bool) -> None:
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     """Returns the lines of a table in text, one row per run; `-`: not measured.
 
-    The headline is the one of the run's page. Before the privacy report is made, the epsilon of
-    this run is the planned one; a simulation's is a projection to the largest certified population.
-    The gain, over the best start that needs no private data, is in points, with its 95 % interval.
+    Headline and figures are those of the run's page. The gain, over the best start that needs no
+    private data, is in points, with its 95 % interval.
     """
-    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "priced for", "gain")]
+    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "gain")]
     for run in runs:
         try:
             rows.append((run.run_id, *_row(run)))
         except FedEmbError:
-            rows.append((run.run_id, NOT_SIGNED, "?", "?", "?", "?"))
+            rows.append((run.run_id, NOT_SIGNED, "?", "?", "?"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _row(run: RunDirectory) -> tuple[str, str, str, str, str]:
+def _row(run: RunDirectory) -> tuple[str, str, str, str]:
     from fedemb.documents.fields import points
-    from fedemb.pipelines.run.directory import signed_utility
     from fedemb.pipelines.run.pages import run_headline
 
     found = run_headline(run)
-    users, epsilon = _price(run)
     everything, this, _ = found.figures.rows()
-    utility = signed_utility(run)
-    gain = points(utility.body.gain) if utility and utility.body.gain else "-"
-    return found.title, everything.value, epsilon if this.value == "-" else this.value, users, gain
-
-
-def _price(run: RunDirectory) -> tuple[str, str]:
-    from fedemb.pipelines.run.directory import signed_plan
-
-    state = run.read_state()
-    if (state.failed_step, state.exit_code) == ("reserve_budget", Refused.exit_code):
-        return "-", "-"  # it spent nothing
-    plan = signed_plan(run)
-    return price(run.config().purpose, plan) if plan else ("-", "-")
-
-
-def price(purpose: str, plan: PrivacyPlan) -> tuple[str, str]:
-    """How many units a plan is priced for, and its epsilon."""
-    from fedemb.privacy.section import count_of
-
-    if purpose == "release":
-        units = count_of(plan.users_lower_bound, plan.guarantee.unit)
-        epsilon = plan.guarantee.epsilon
-        return units, "infinite" if epsilon is None else f"{epsilon:.2f}"
-    if not plan.projections:
-        return "none (simulation)", "-"
-    largest = max(plan.projections, key=lambda item: item.population)
-    epsilon = "infinite" if largest.epsilon is None else f"{largest.epsilon:.2g}"
-    return f"{largest.population:,} (projected)", epsilon
+    gain = points(found.figures.gain) if found.figures.gain else "-"
+    return found.title, everything.value, this.value, gain
 
 
 def verify_release(

@@ -10,6 +10,7 @@ from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import main
 from fedemb.pipelines.run.directory import RunDirectory, RunState
+from fedemb.reports.report import significant
 from tests.kit.cli import ended, fedemb
 from tests.kit.pipeline_runs import honest_run
 
@@ -67,8 +68,8 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
     outputs = tmp_path / "good" / "public" / "dp-fedemb-1" / "step"
     outputs.mkdir(parents=True)
     shutil.copy(measured.utility, outputs / "utility_report")
-    shutil.copy(measured.plan, outputs / "privacy_plan")
-    epsilon = f"{json.loads(measured.plan.read_text())['guarantee']['epsilon']:.2f}"
+    shutil.copy(measured.report, outputs / "privacy_report")
+    epsilon = significant(json.loads(measured.report.read_text())["guarantee"]["epsilon"])
     report = read(measured.utility, UtilityReport).body
     gain = report.public_backbone.difference[report.headline_rate]
     listed = fedemb("runs", "--runs", tmp_path).split("\n")
