@@ -18,12 +18,6 @@ from fedemb.config import PretrainingConfig, RunConfig
 from fedemb.config.policy import PRIVATE_FOLDERS
 from fedemb.data.columns import guess_source
 from fedemb.errors import ConfigError, InputError
-from fedemb.gate.plan import (
-    noise_on_mean,
-    temperature_for_noise,
-    training_noise,
-    warnings,
-)
 from fedemb.models.backbone_files import BackboneCard, read_card
 from fedemb.models.imported import check_import, image_shape, known_pixels, with_card
 from fedemb.pipelines.cli.init_photos import Photos, absolute
@@ -32,6 +26,12 @@ from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.privacy_words import participants
+from fedemb.training.noise_warnings import (
+    noise_on_mean,
+    temperature_for_noise,
+    training_noise,
+    warnings,
+)
 
 Section = dict[str, object]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 from fedemb.config import RunConfig
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.foundation.document import Written, written
-from fedemb.gate.plan import document, warnings
+from fedemb.gate.plan import document
 from fedemb.pipelines.cli.ledger_summary import planned_series
 from fedemb.privacy.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan
@@ -15,6 +15,7 @@ from fedemb.privacy.planning import with_target_epsilon
 from fedemb.privacy.prices import finite
 from fedemb.privacy.registry import plan_from_json, plan_mechanism
 from fedemb.reports.privacy_words import BACKENDS, participants
+from fedemb.training.noise_warnings import warnings
 
 
 class Priced(NamedTuple):

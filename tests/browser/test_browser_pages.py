@@ -85,7 +85,7 @@ def build_privacy_report(folder, _):
     first = start(folder / "one").until_gate()
     second = start(folder / "two", run_id="tuesday", policy_root=first.policy_root).until_gate()
     second.page.rename(folder / "page.html")
-    return "What is guaranteed"
+    return "Assumptions and limits"
 
 
 BUILDERS = {

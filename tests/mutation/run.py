@@ -40,7 +40,7 @@ ELSEWHERE = ("fedemb/engine/jax/", "hosts.py", "secret_manager.py")
 
 _LEDGER = ("components/ledger", "components/reserve_budget", "components/private_inputs")
 _ROUNDS = (
-    *("rounds", "unit_gradient", "head_gradient", "kernel_gradients", "least_squares_head"),
+    *("rounds", "unit_gradient", "head_gradient", "least_squares_head"),
     *("covariance_projection", "gradient_sums", "packed_state", "server", "feed"),
     *("feature_cache", "frozen_features"),
 )

@@ -5,6 +5,7 @@ Only pass or fail is reported, because exact figures are functions of private da
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedemb.config.policy import Unit
@@ -28,6 +29,15 @@ class Receipts(Part):
     """Number of rounds whose output does not contain its noise with slope 1."""
     together: bool
     """Whether the slope over all rounds is 1 within measurement precision."""
+    normals: Count
+    """Number of normals of the noise: rounds x trained weights."""
+    scaled: bool
+    """Whether their variance is the planned one, in all and in each block of weights."""
+
+    @property
+    def least_error(self) -> float:
+        """Relative error of the scale of all noise that is found with probability 0.999."""
+        return (SIGMAS + 3.1) / math.sqrt(2 * max(1, self.normals))
 
 
 class Fold(Part):
@@ -60,11 +70,13 @@ class MechanismAudit(Part):
         """Returns code -> description of each check that failed for a run of this plan."""
         receipts, fold, replay = self.receipts, self.fold, self.replay
         wrong: dict[str, str] = {}
-        if receipts.rounds != plan.rounds or receipts.failed or not receipts.together:
+        whole = receipts.together and receipts.scaled
+        if receipts.rounds != plan.rounds or receipts.failed or not whole:
             wrong["noise_receipt_failed"] = (
                 f"the noise of {receipts.rounds} of {plan.rounds} rounds was checked, "
                 f"{receipts.failed} of them do not hold it in full, and all together "
-                f"{'do' if receipts.together else 'do not'}"
+                f"{'do' if receipts.together else 'do not'}; its variance is "
+                f"{'' if receipts.scaled else 'not '}the planned one"
             )
         if fold.rounds != plan.rounds or not fold.same:
             wrong["fold_differs"] = (

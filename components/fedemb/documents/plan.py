@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
@@ -56,15 +56,6 @@ class PrivacyPlan(Document):
     zcdp_rho: Epsilon
     users_lower_bound: Count
     projections: list[Projected]
-    warnings: list[
-        Literal[
-            "clients_mostly_empty",
-            "delta_above_customary",
-            "noise_above_measured",
-            "probabilities_too_certain",
-            "rounds_mostly_empty",
-        ]
-    ]
     accounting_library: Name
 
 

@@ -1,14 +1,21 @@
 """Receipts of noise, and rounds that are replayed without one user."""
 
+# SciPy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import copy
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from scipy import special
 
 from fedemb.documents.audit import REPLAYED, SIGMAS, Receipts
 from fedemb.engine.rounds import TrainingRound, Unit
@@ -56,6 +63,12 @@ class AttemptKeys:
 
 _DIGITS = 1e-5
 """Tolerance for committed means, which are float32."""
+BLOCK = 1024
+"""Weights whose noise is compared with its planned variance together, over all rounds."""
+FALSE_ALARM = 2e-9
+"""Probability that noise with the planned variance fails, in all blocks together."""
+SAMPLED = 64
+"""Normals of a replayed round that are computed in another way."""
 
 
 class ReceiptFigures(TypedDict):
@@ -66,6 +79,9 @@ class ReceiptFigures(TypedDict):
     noise: float
     both: float
     rest: float
+    size: int
+    blocks: list[float]
+    """Sum of squares / planned variance, of each block."""
 
 
 class NoiseReceipts:
@@ -81,7 +97,9 @@ class NoiseReceipts:
         self._plan, self._key = plan, noise_key
         self._stream: TreeStream | None = None
         self._before = list(tags)
-        self.figures = ReceiptFigures(rounds=0, failed=0, noise=0.0, both=0.0, rest=0.0)
+        self.figures = ReceiptFigures(
+            rounds=0, failed=0, noise=0.0, both=0.0, rest=0.0, size=0, blocks=[]
+        )
         """Figures of the rounds so far. Raw."""
 
     def add(self, mean: np.ndarray, tag: bytes) -> float:
@@ -106,7 +124,27 @@ class NoiseReceipts:
         so_far["noise"] += energy
         so_far["both"] += both
         so_far["rest"] += rest * energy / output.size
+        self._count(noise)
         return slope
+
+    def _count(self, noise: Floats) -> None:
+        """Adds the squares of a round's noise, or of its difference from a control variate."""
+        variance = self._plan.noise_multiplier**2 * (2.0 if self._stream else 1.0)
+        squares = np.add.reduceat(np.square(noise), np.arange(0, noise.size, BLOCK)) / variance
+        before = self.figures["blocks"] or [0.0] * len(squares)
+        self.figures["blocks"] = (squares + before).tolist()
+        self.figures["size"] = noise.size
+
+    def _scaled(self) -> bool:
+        """Returns whether the sums of squares are those of as many standard normals.
+
+        They have a chi-squared distribution, which is exact for every number of weights.
+        """
+        size, found = self.figures["size"], np.array(self.figures["blocks"])
+        counts = np.minimum(BLOCK, size - BLOCK * np.arange(len(found))) * self.figures["rounds"]
+        counts, found = np.append(counts, counts.sum()), np.append(found, found.sum())
+        tails = np.minimum(special.chdtr(counts, found), special.chdtrc(counts, found))
+        return bool((2 * tails * len(tails) >= FALSE_ALARM).all())  # NaN fails
 
     def drawn(self, tag: bytes, size: int) -> Floats:
         """Redraws the noise of the next round on the sum / clip."""
@@ -142,7 +180,32 @@ class NoiseReceipts:
         if so_far["noise"] > 0:
             tolerance = SIGMAS * math.sqrt(so_far["rest"]) / so_far["noise"] + _DIGITS
             together = abs(so_far["both"] / so_far["noise"] - 1) <= tolerance
-        return Receipts(rounds=so_far["rounds"], failed=so_far["failed"], together=together)
+        return Receipts(
+            rounds=so_far["rounds"],
+            failed=so_far["failed"],
+            together=together,
+            normals=so_far["rounds"] * so_far["size"],
+            scaled=self._scaled(),
+        )
+
+
+def normal_by_quantile(key: bytes, size: int, place: int) -> float:
+    """Returns one of the normals of `noise.gaussian(key, size)`, from the bits of the cipher.
+
+    The radius comes from the quantile function of the chi-squared distribution, and the angle from
+    functions of degrees: a fault in the generator is not repeated here.
+    """
+    block, at = divmod(place, 1 << 16)
+    pairs = (min(1 << 16, size - (block << 16)) + 1) // 2
+    nonce = bytes(4) + (1).to_bytes(4, "little") + block.to_bytes(8, "little")
+    stream = (
+        Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor().update(bytes(24 * pairs))
+    )
+    places = (8 * (row * pairs + at % pairs) for row in range(3))
+    high, low, angle = (int.from_bytes(stream[start : start + 8], "little") for start in places)
+    radius = math.sqrt(special.chdtri(2.0, ((high << 64) + low + 1) / 2**128))
+    turned = special.cosdg if at < pairs else special.sindg
+    return radius * float(turned(360.0 * (angle / 2**64)))
 
 
 # Repeats a recorded round without one of its users, and checks that the rest is unchanged.
@@ -175,6 +238,10 @@ class RoundReplay:
             failed.add("sum")
         if not self._holds(total, tag):
             failed.add("noise")
+        key, size = tensor_key(self.noise_key, tag, "update"), total.size
+        drawn, places = gaussian(key, size), {secrets.randbelow(size) for _ in range(SAMPLED)}
+        if not all(abs(drawn[at] - normal_by_quantile(key, size, at)) <= 1e-8 for at in places):
+            failed.add("generator")
         return failed
 
     def _without_one(

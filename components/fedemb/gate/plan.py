@@ -1,16 +1,10 @@
 """The plan of a run, priced before it starts, and the checks that refuse a run before its charge.
 
 The plan is public: it contains no data and no secrets, and every later step compares its operations
-with the plan. Utility depends on the noise, not on epsilon: a small population with the usual
-epsilon has noise that no model can learn through. The plan warns if its noise is far above that of
-every measured run that gained. Those runs are on other images: a simulation measures the gain.
+with the plan.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Mapping
-from typing import Literal
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
@@ -25,75 +19,6 @@ from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.planning import Projection, project
 from fedemb.privacy.prices import figures, guarantee_of
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.privacy.section import UNITS
-
-Recipe = Literal["whole_net", "projection", "whitening", "head"]
-LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {
-    "whole_net": (0.03, "LeNet on Omniglot: +.026 at 0.03"),
-    "projection": (0.1, "projection of EfficientNet-Lite0 on car photos: +.014 at 0.1"),
-    "whitening": (0.01, "covariances of EfficientNet-Lite2 features on car photos: +.03 at 0.01"),
-    "head": (0.6, "head on scattering features, sign digits: 54 % at 0.58"),
-}
-"""Largest noise at which a measured run gained, and where it was measured.
-
-Noise of embeddings: noise on the mean of one round / clipping norm. Noise of classifiers: length of
-the noise on the mean gradient of the whole training / clipping norm, in all trained weights."""
-WARNED_FROM = 2.0
-"""Multiple of `LARGEST_THAT_GAINED` from which the plan warns."""
-
-
-def training_noise(config: RunConfig, plan: MechanismPlan) -> tuple[Recipe, float] | None:
-    """Returns the kind of training and its noise in the unit of `LARGEST_THAT_GAINED`.
-
-    None if the plan is not private, or nothing was measured for this kind of training.
-    """
-    if not plan.private:
-        return None
-    if config.task == "embedding":
-        if plan.solves == "projection":
-            return "whitening", noise_on_mean(plan)
-        if config.mechanism.samples_units:
-            return None
-        recipe: Recipe = "projection" if config.model.trainable == "projection" else "whole_net"
-        return recipe, noise_on_mean(plan)
-    model = config.model
-    if plan.solves is not None or model.trainable != "head":
-        return None
-    weights = (model.embedding_dim + 1) * max(1, len(model.classes))
-    return "head", noise_on_mean(plan) * math.sqrt(weights / plan.rounds)
-
-
-def noise_on_mean(plan: MechanismPlan) -> float:
-    """Returns the standard deviation of noise on the mean update / clip; it limits utility."""
-    return plan.noise_multiplier / plan.normalizer
-
-
-def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | None:
-    """Returns the divisor of a head's logits that corrects their probabilities for the noise.
-
-    The noise of the released head has a known standard deviation, and so has its share in a logit,
-    because features have length 1. A logit with Gaussian noise of standard deviation s has about
-    the expected probability of the logit without noise / sqrt(1 + pi s^2 / 8) (MacKay 1992, The
-    evidence framework applied to classification networks), if that logit is as large as the noise
-    or larger. No data are used.
-
-    Returns:
-      At least 1; None if more than a head is trained, or the noise in the weights is not known.
-    """
-    if config.task != "classification" or config.model.trainable != "head":
-        return None
-    from fedemb.engine.server import mean_shares
-
-    server = config.training.server
-    if plan.tracks_participation or plan.solves is not None:
-        return None
-    clip = 1.0 if server.rescale_to_unit_norm else plan.l2_norm_clip
-    deviation = clip * noise_on_mean(plan) * math.hypot(*mean_shares(server, plan.rounds))
-    return math.sqrt(1 + math.pi * deviation**2 / 8)
-
-
-_TOO_CERTAIN = 1.5
-"""Maximum ratio of the temperature that the noise needs to the configured one."""
 
 
 def document(config: RunConfig) -> PrivacyPlan:
@@ -115,7 +40,6 @@ def document(config: RunConfig) -> PrivacyPlan:
         "projections": [
             projection.to_json() for projection in _projections(plan, config, policy.delta)
         ],
-        "warnings": sorted(warnings(config)),
         "accounting_library": f"dp-accounting {library_version()}",
     }
     return PrivacyPlan.of_fields(fields)
@@ -157,46 +81,6 @@ def check_first_run(config: RunConfig) -> None:
             f"{policy.policy_id!r}. Raise mechanism.noise_multiplier, lower mechanism.rounds, "
             "or raise the cap."
         )
-
-
-def warnings(config: RunConfig) -> dict[str, str]:
-    """Returns warnings about allowed but questionable settings: code to sentence."""
-    plan, policy = plan_mechanism(config), config.policy
-    delta, customary = policy.delta, policy.users_lower_bound**-1.1
-    found: dict[str, str] = {}
-    if delta > customary:
-        found["delta_above_customary"] = (
-            f"delta={delta:g} is above the customary users_lower_bound**-1.1={customary:.3g}; lower"
-            f" it, as a mechanism may expose a share delta of its {UNITS[policy.unit].many}"
-        )
-    if plan.normalizer < 1:
-        found["rounds_mostly_empty"] = (
-            f"{plan.normalizer:.2g} virtual clients are expected in a round, so most rounds hold "
-            "only noise; raise the sampling probability"
-        )
-    clients = config.partition.virtual_clients
-    grouped = plan.private and not config.mechanism.samples_units
-    if grouped and clients > policy.users_lower_bound:
-        found["clients_mostly_empty"] = (
-            f"partition.virtual_clients={clients:,} exceeds the {policy.users_lower_bound:,} users "
-            "of policy.users_lower_bound, so many of them are empty, and the noise is larger "
-            "relative to the update than printed; set fewer clients, with several users each"
-        )
-    recipe, noise = training_noise(config, plan) or ("head", 0.0)
-    largest, evidence = LARGEST_THAT_GAINED[recipe]
-    if noise > WARNED_FROM * largest:
-        found["noise_above_measured"] = (
-            f"the noise is {noise:.2g} clipping norms, and no measured run gained above "
-            f"{largest:g} ({evidence}); measure the gain by a simulation first, or use fewer "
-            "rounds, a larger epsilon, or a stronger public backbone and fewer trained weights"
-        )
-    divisor = temperature_for_noise(config, plan)
-    if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:
-        found["probabilities_too_certain"] = (
-            f"model.temperature is {config.model.temperature:g}, but the noise of this plan needs "
-            f"{divisor:.3g}; set it, otherwise probabilities are too certain"
-        )
-    return found
 
 
 def _projections(plan: MechanismPlan, config: RunConfig, delta: float) -> list[Projection]:

@@ -199,6 +199,8 @@ def mechanism_sentences(audit: MechanismAudit, unit: Unit) -> list[str]:
     return [
         f"The outputs of {count_of(receipts.rounds, 'round')} "
         f"{'contain' if whole else 'do NOT contain'} the noise of their keys.",
+        f"The variance of this noise is {'' if receipts.scaled else 'NOT '}as planned; a scale "
+        f"{100 * receipts.least_error:.2g} % wrong would be found with probability 0.999.",
         f"The committed means {'give' if audit.fold.same else 'do NOT give'} the released weights.",
         f"The replay of {count_of(audit.replay.rounds, 'round')} without one of their {unit}s "
         f"{'gave the expected sums' if not audit.replay.failed else 'FAILED'}.",

@@ -195,6 +195,7 @@ def test_release_without_evidence_of_its_mechanism_is_denied(run):
     [
         ("receipts", {"failed": 1}, "noise_receipt_failed"),
         ("receipts", {"together": False}, "noise_receipt_failed"),
+        ("receipts", {"scaled": False}, "noise_receipt_failed"),
         ("receipts", {"rounds": 5}, "noise_receipt_failed"),
         ("fold", {"same": False}, "fold_differs"),
         ("fold", {"rounds": 5}, "fold_differs"),

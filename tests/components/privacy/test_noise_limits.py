@@ -9,15 +9,15 @@ import pytest
 from scipy.special import logsumexp
 
 from fedemb.engine.server import mean_shares
-from fedemb.gate.plan import (
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.training.noise_warnings import (
     LARGEST_THAT_GAINED,
     WARNED_FROM,
     temperature_for_noise,
     training_noise,
     warnings,
 )
-from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.registry import plan_mechanism
 
 
 def with_noise(preset: str, noise: float, **settings: object):

@@ -9,12 +9,12 @@ from fedemb.config import RunConfig
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import read
-from fedemb.gate.plan import warnings
 from fedemb.pipelines.cli.planned import lines, priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.section import UNITS
 from fedemb.reports.measured_words import covers
 from fedemb.serving.model_card import model_card
+from fedemb.training.noise_warnings import warnings
 from tests.kit.pipeline_runs import honest_run
 
 ALONE = {

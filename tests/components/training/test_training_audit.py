@@ -12,7 +12,7 @@ import tensorflow as tf
 from fedemb.documents.audit import MechanismAudit
 from fedemb.engine import replay as round_replay
 from fedemb.engine.tensorflow_clients import ParallelRounds
-from fedemb.privacy import running, sampling
+from fedemb.privacy import noise, running, sampling
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.running import Mechanism, RoundOutput
 from fedemb.steps import train_dp_fedemb as embeddings
@@ -175,6 +175,25 @@ def noise_forgotten_in_the_query(patch):
     patch.setattr(running, "add_rounded_noise", lambda values, key, scale: values)
 
 
+def _normals_scaled(patch, factor):
+    """In the generator that trainer and audit share."""
+    sound = noise._box_muller
+
+    def scaled(key, block, out):
+        sound(key, block, out)
+        out *= factor(out.size)
+
+    patch.setattr(noise, "_box_muller", scaled)
+
+
+def noise_two_percent_too_small(patch):
+    _normals_scaled(patch, lambda size: 0.98)
+
+
+def noise_left_out_of_the_last_weights(patch):
+    _normals_scaled(patch, lambda size: np.where(np.arange(size) < 0.6 * size, 1.0, 1e-3))
+
+
 def mean_taken_before_the_noise(patch):
     sound = Mechanism.aggregate
 
@@ -278,6 +297,8 @@ def coins_that_know_how_many_users_there_are(patch):
     ("damage", "code"),
     [
         (noise_forgotten_in_the_query, "noise_receipt_failed"),
+        (noise_two_percent_too_small, "replay_differs"),
+        (noise_left_out_of_the_last_weights, "noise_receipt_failed"),
         (mean_taken_before_the_noise, "noise_receipt_failed"),
         (trainer_steps_with_the_raw_mean, "fold_differs"),
         (mean_shrunk_by_its_raw_norm, "noise_receipt_failed"),

@@ -76,7 +76,13 @@ def spelled(fields):
 def mechanism_audit(plan):
     """What the trainer finds of an honest mechanism."""
     return {
-        "receipts": {"rounds": plan.rounds, "failed": 0, "together": True},
+        "receipts": {
+            "rounds": plan.rounds,
+            "failed": 0,
+            "together": True,
+            "normals": 99,
+            "scaled": True,
+        },
         "fold": {"rounds": plan.rounds, "same": True},
         "replay": {"rounds": 2, "failed": []},
     }
