@@ -35,6 +35,13 @@ def test_every_section_is_bound_unless_it_is_one_of_four():
         assert config_digest(other[name], name) != config_digest(config, name)
 
 
+def test_another_backend_is_another_configuration():
+    """The plan says it too (`check_plan`); a digest that did not would leave it at that."""
+    config = honest_run.config()
+    other = config.updated({"training.backend": "jax"})
+    assert config_digest(other) != config_digest(config)
+
+
 @pytest.fixture
 def run(tmp_path):
     """A run directory whose steps have written something, up to the audit."""

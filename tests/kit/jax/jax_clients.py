@@ -78,20 +78,20 @@ class SeededByPlace(JaxRoundFunction):
 class HeadOfTheNeighbour(JaxRoundFunction):
     """Each client starts with the head of its neighbour."""
 
-    def _records(self, broadcast, units, clip):
+    def _records(self, broadcast, units):
         import jax.numpy as jnp
 
-        return super()._records(broadcast, units._replace(head=jnp.roll(units.head, 1, 0)), clip)
+        return super()._records(broadcast, units._replace(head=jnp.roll(units.head, 1, 0)))
 
 
 class RowsOfOthers(JaxRoundFunction):
     """A client learns from images of its neighbour."""
 
-    def _records(self, broadcast, units, clip):
+    def _records(self, broadcast, units):
         import jax.numpy as jnp
 
         images = units.images.at[:, 0].set(jnp.roll(units.images[:, 0], 1, 0))
-        return super()._records(broadcast, units._replace(images=images), clip)
+        return super()._records(broadcast, units._replace(images=images))
 
 
 class FilledWithAnything(JaxRoundFunction):

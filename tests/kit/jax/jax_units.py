@@ -139,7 +139,7 @@ class WeightedAfterTheClip(JaxUnitGradientFunction):
 
     def __init__(self, classifier, mechanism, *rest, **options):
         sound = mechanism.record
-        mechanism.record = lambda *given: tuple(3 * part for part in sound(*given))
+        mechanism.record = lambda update: 3 * sound(update)
         super().__init__(classifier, mechanism, *rest, **options)
 
 
