@@ -14,13 +14,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from fedemb.config import ServerConfig
-from fedemb.engine.rounds import Feed, run_rounds
-from fedemb.engine.server import initial_state, released_weights
 from fedemb.errors import ArtifactError
 from fedemb.privacy.group_mechanisms import TreeAggregation
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.running import build_mechanism
 from fedemb.privacy.section import PublicNumbers, Unit
+from fedemb.training.rounds import Feed, run_rounds
+from fedemb.training.server import initial_state, released_weights
 
 Plan = TypeVar("Plan", bound=MechanismPlan)
 _STANDALONE = (

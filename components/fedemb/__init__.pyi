@@ -11,25 +11,6 @@ from fedemb.config import ServerConfig as ServerConfig
 from fedemb.config import TrainingConfig as TrainingConfig
 from fedemb.data.builtin import ArrayUsers as ArrayUsers
 from fedemb.data.builtin import glyphs as glyphs
-from fedemb.engine import ClientExamples as ClientExamples
-from fedemb.engine import Feed as Feed
-from fedemb.engine import Round as Round
-from fedemb.engine import RoundFunction as RoundFunction
-from fedemb.engine import RoundSums as RoundSums
-from fedemb.engine import assign_weights as assign_weights
-from fedemb.engine import build_backbone as build_backbone
-from fedemb.engine import build_loss as build_loss
-from fedemb.engine import configure_threads as configure_threads
-from fedemb.engine import embed as embed
-from fedemb.engine import initial_state as initial_state
-from fedemb.engine import load_backbone as load_backbone
-from fedemb.engine import pretrain as pretrain
-from fedemb.engine import released_weights as released_weights
-from fedemb.engine import run_rounds as run_rounds
-from fedemb.engine import save_backbone as save_backbone
-from fedemb.engine import server_step as server_step
-from fedemb.engine import train_centralized as train_centralized
-from fedemb.engine import trainable_variables as trainable_variables
 from fedemb.errors import FedEmbError as FedEmbError
 from fedemb.evaluation.metrics import arrange as arrange
 from fedemb.evaluation.metrics import recall as recall
@@ -60,6 +41,25 @@ from fedemb.privacy.unit_mechanisms import LeastSquaresConfig as LeastSquaresCon
 from fedemb.privacy.unit_mechanisms import (
     PoissonGaussianConfig as PoissonGaussianConfig,
 )
+from fedemb.training import ClientExamples as ClientExamples
+from fedemb.training import Feed as Feed
+from fedemb.training import Round as Round
+from fedemb.training import RoundFunction as RoundFunction
+from fedemb.training import RoundSums as RoundSums
+from fedemb.training import assign_weights as assign_weights
+from fedemb.training import build_backbone as build_backbone
+from fedemb.training import build_loss as build_loss
+from fedemb.training import configure_threads as configure_threads
+from fedemb.training import embed as embed
+from fedemb.training import initial_state as initial_state
+from fedemb.training import load_backbone as load_backbone
+from fedemb.training import pretrain as pretrain
+from fedemb.training import released_weights as released_weights
+from fedemb.training import run_rounds as run_rounds
+from fedemb.training import save_backbone as save_backbone
+from fedemb.training import server_step as server_step
+from fedemb.training import train_centralized as train_centralized
+from fedemb.training import trainable_variables as trainable_variables
 from fedemb.training.simulation import Simulation as Simulation
 from fedemb.training.simulation import SimulationResult as SimulationResult
 

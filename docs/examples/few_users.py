@@ -14,8 +14,8 @@ from PIL import Image
 
 import fedemb
 from fedemb.config import PretrainingConfig
-from fedemb.engine import build_backbone, embed, pretrain
 from fedemb.evaluation.metrics import recall
+from fedemb.training import build_backbone, embed, pretrain
 
 parser = argparse.ArgumentParser()
 parser.add_argument("data")

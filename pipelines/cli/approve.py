@@ -200,7 +200,7 @@ def require_waivable(code: str) -> None:
     Raises:
       Refused: no such rule, or it protects arithmetic or integrity.
     """
-    from fedemb.gate.decide import WAIVABLE
+    from fedemb.release.decide import WAIVABLE
 
     if code not in WAIVABLE:
         raise Refused(

@@ -132,10 +132,10 @@ def submit(
 
     Example: fedemb submit dp-fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
     """
-    from fedemb.gate.plan import document
     from fedemb.pipelines.cluster import submission
     from fedemb.pipelines.cluster.package import check_package, checked_digest, run_arguments
     from fedemb.pipelines.run.load_config import load_config
+    from fedemb.release.plan import document
     from fedemb.reports.privacy_words import guarantee_sentence
 
     kubeflow = None if dry_run else connect(cluster)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
 from fedemb.data.sources import find_parts
-from fedemb.gate.plan import check_first_run
 from fedemb.ledger import Ledger, policies
 from fedemb.partition.prepare import columns_of
 from fedemb.pipelines.cli.ledger_summary import (
@@ -20,6 +19,7 @@ from fedemb.pipelines.cli.ledger_summary import (
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.prices import guarantee_of
 from fedemb.privacy.registry import plan_mechanism
+from fedemb.release.plan import check_first_run
 from fedemb.storage import open_store
 
 

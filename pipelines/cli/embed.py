@@ -39,8 +39,8 @@ def embed(
     require_released(model, trust, insecure=insecure)
     with quiet():
         from fedemb.partition.check import LEFT_OUT
-        from fedemb.serving.embed_photos import embed_photos
-        from fedemb.serving.released import ReleasedModel
+        from fedemb.release.embed_photos import embed_photos
+        from fedemb.release.released import ReleasedModel
 
         released = ReleasedModel(model)
     with counted("embedding photos") as progress:

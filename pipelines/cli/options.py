@@ -121,7 +121,7 @@ def require_released(bundle: Path, trust: Path | None, *, insecure: bool = False
       ArtifactError: the pinned keys or the manifest cannot be read.
     """
     from fedemb.keys.trust import TrustStore
-    from fedemb.serving.bundle import check_origin
+    from fedemb.release.bundle import check_origin
 
     if not bundle.is_dir():
         raise InputError(f"No release folder at {bundle}. Check the address.")

@@ -7,13 +7,13 @@ from typing import NamedTuple, TypedDict
 from fedemb.config import RunConfig
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.foundation.document import Written, written
-from fedemb.gate.plan import document
 from fedemb.pipelines.cli.ledger_summary import planned_series
 from fedemb.privacy.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.planning import with_target_epsilon
 from fedemb.privacy.prices import finite
 from fedemb.privacy.registry import plan_from_json, plan_mechanism
+from fedemb.release.plan import document
 from fedemb.reports.privacy_words import BACKENDS, participants
 from fedemb.training.noise_warnings import warnings
 

@@ -134,12 +134,12 @@ def verify_release(
 
     Example: fedemb verify gs://models/photos/1.0 --trust trust.json
     """
-    from fedemb.serving.bundle import locate
+    from fedemb.release.bundle import locate
 
     locate(bundle)  # reports typing errors before TensorFlow is loaded
     if not skip_saved_model:
         _load_tensorflow()
-    from fedemb.serving.verify import verify_release
+    from fedemb.release.verify import verify_release
 
     found = verify_release(bundle, trust, ledger, saved_model=not skip_saved_model)
     if json_:
@@ -198,9 +198,9 @@ def register(
 
     Example: fedemb register BUNDLE --to mlflow+https://mlflow.example
     """
-    from fedemb.serving.bundle import locate
-    from fedemb.serving.registries import Release
-    from fedemb.serving.registries import register as tell
+    from fedemb.release.bundle import locate
+    from fedemb.release.registries import Release
+    from fedemb.release.registries import register as tell
     from fedemb.storage import local_tree
 
     address = locate(bundle).address

@@ -2,9 +2,9 @@
 
 The other hosts of a training step come from a TrainingRuntime of Kubeflow Trainer. `fedemb compile`
 writes it beside the pipeline where the profile gives a step more than one host. Apply it once; the
-step then starts a TrainJob of it (`fedemb.engine.hosts`), which names it and nothing else:
-image, node pool and resources are decided here. Its pods have no service account, no key and no
-store, and a network policy lets them talk to their step alone
+step then starts a TrainJob of it (`fedemb.training.host_messages`), which names it and nothing
+else: image, node pool and resources are decided here. Its pods have no service account, no key and
+no store, and a network policy lets them talk to their step alone
 (infra/kustomize/base/network_policy.yaml).
 """
 
@@ -20,8 +20,6 @@ import yaml
 from pydantic import Field, ValidationError
 
 from fedemb.config import Section
-from fedemb.engine import hosts as train_job
-from fedemb.engine.hosts import CONTAINER, HOST_LABEL
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.canonical_json import Json, JsonObject, canonical_json, sha256_hex
 from fedemb.foundation.environment import ACCELERATOR, BACKEND, Backend
@@ -41,6 +39,8 @@ from fedemb.pipelines.cluster.rules import (
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
 from fedemb.runtime.step import PLACEHOLDER_IMAGES, Image, Step
+from fedemb.training import host_messages as train_job
+from fedemb.training.host_messages import CONTAINER, HOST_LABEL
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask

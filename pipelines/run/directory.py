@@ -327,7 +327,7 @@ def signed_plan(run: RunDirectory) -> PrivacyPlan | None:
         return None
     plan = signed_plan_document(run)
     if plan is None:
-        from fedemb.gate.plan import document
+        from fedemb.release.plan import document
 
         return document(run.config())
     return plan.body

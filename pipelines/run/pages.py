@@ -16,7 +16,6 @@ from fedemb.errors import AwaitingApproval, Interrupted, Refused
 from fedemb.foundation.canonical_json import file_digest, json_digest, tree_digest
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.decide import applied_waivers
 from fedemb.pipelines.run.directory import (
     RunDirectory,
     RunState,
@@ -31,6 +30,7 @@ from fedemb.pipelines.run.directory import (
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.section import UNITS
+from fedemb.release.decide import applied_waivers
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
 from fedemb.reports.measured_words import audit_answer
 from fedemb.reports.mlflow import TrackedRun

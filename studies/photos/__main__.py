@@ -21,10 +21,6 @@ from fedemb.config import EvaluationConfig, ModelConfig, RunConfig, ServerConfig
 from fedemb.config.training import UnitGradientConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images, read_some_public_images
-from fedemb.engine.feature_cache import MicroBatches, plain_rows, rows_of
-from fedemb.engine.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
-from fedemb.engine.rounds import ClientExamples, assign_weights
-from fedemb.engine.tensorflow_clients import RoundFunction
 from fedemb.evaluation import held_out as m
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models.backbone_files import read_card
@@ -36,6 +32,10 @@ from fedemb.models.public_features import fit_features
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.planning import with_target_epsilon
 from fedemb.privacy.registry import MECHANISMS
+from fedemb.training.feature_cache import MicroBatches, plain_rows, rows_of
+from fedemb.training.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
+from fedemb.training.rounds import ClientExamples, assign_weights
+from fedemb.training.tensorflow_clients import RoundFunction
 from studies.shared import Groups, trained_weights
 
 FILES = {"cars": "cars140_160.parquet", "groceries": "grocery_96.parquet"}

@@ -17,7 +17,12 @@ import numpy as np
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import find_parts, read_part, read_public_images
-from fedemb.engine import (
+from fedemb.errors import InputError
+from fedemb.evaluation.held_out import Subjects, measure, rate_name
+from fedemb.foundation.canonical_json import file_digest, json_digest
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.runtime.provenance import code_digest
+from fedemb.training import (
     Round,
     assign_weights,
     build_backbone,
@@ -26,11 +31,6 @@ from fedemb.engine import (
     pretrain,
     train_centralized,
 )
-from fedemb.errors import InputError
-from fedemb.evaluation.held_out import Subjects, measure, rate_name
-from fedemb.foundation.canonical_json import file_digest, json_digest
-from fedemb.privacy.registry import plan_mechanism
-from fedemb.runtime.provenance import code_digest
 from fedemb.training.simulation import Simulation
 from studies.shared import TableFile, at_equal_utility
 from studies.utility.grid import (

@@ -223,7 +223,7 @@ def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack):
 
 
 def test_bundle_is_read_within_limits(bundle, monkeypatch):
-    from fedemb.serving import bundle as parts
+    from fedemb.release import bundle as parts
 
     folder, trust = bundle
     monkeypatch.setattr(parts, "LARGEST_FILE", (folder / "ledger.jsonl").stat().st_size - 1)

@@ -115,9 +115,9 @@ class Units:
     def sides(self, cores: int) -> tuple[Act, Callable[[], Act]]:
         """A round of ours, and what makes the plain step on the same views."""
         from fedemb.config import ModelConfig, UnitGradientConfig
-        from fedemb.engine import ClientExamples, build_backbone
-        from fedemb.engine.units import UnitGradientFunction
         from fedemb.models.keras_backend import configure_threads
+        from fedemb.training import ClientExamples, build_backbone
+        from fedemb.training.units import UnitGradientFunction
         from tests.benchmarks.plain_loop import PlainLoop
 
         workers = configure_threads(cores)
@@ -167,10 +167,10 @@ class Head:
         import tensorflow as tf
 
         from fedemb.config import UnitGradientConfig
-        from fedemb.engine.feature_cache import rows_of
-        from fedemb.engine.heads import HeadGradientFunction
         from fedemb.models.backbones import HEAD
         from fedemb.models.keras_backend import configure_threads
+        from fedemb.training.feature_cache import rows_of
+        from fedemb.training.heads import HeadGradientFunction
 
         configure_threads(cores)
         random = np.random.default_rng(0)

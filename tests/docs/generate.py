@@ -25,10 +25,10 @@ from fedemb import errors
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import DESCRIPTIONS
 from fedemb.foundation.document import Document
-from fedemb.gate.decide import RULES
-from fedemb.gate.rule import Rule
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
+from fedemb.release.decide import RULES
+from fedemb.release.rule import Rule
 from fedemb.runtime.step import Step
 from tests.architecture.structure import import_graph, modules, room_graph
 from tests.docs import declared

@@ -32,7 +32,7 @@ NO_INSTRUCTION: Mapping[str, str] = {
 """File -> why its errors do not say what to do."""
 COMPLETED: Mapping[str, str] = {
     "components/fedemb/documents/": "`parse` of a document adds the instruction",
-    "components/fedemb/engine/server.py": "the reader of the state adds the instruction",
+    "components/fedemb/training/server.py": "the reader of the state adds the instruction",
     "components/fedemb/keys/trust.py": "each is raised in a `try` that adds the instruction",
     "components/fedemb/ledger/terms.py": "each is raised in a `try` that adds the instruction",
 }

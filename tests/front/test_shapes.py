@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
-from fedemb.engine import embed
 from fedemb.evaluation.pairs import weighted_mean
 from fedemb.models import losses
 from fedemb.privacy.noise import heads
+from fedemb.training import embed
 
 
 def test_wrong_shapes_and_types_are_refused():

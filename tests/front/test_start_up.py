@@ -23,8 +23,8 @@ def printed(script):
     [
         f"try:\n    {PLANNED}\nexcept SystemExit: pass",
         "import fedemb.ledger.budget",
-        "import fedemb.gate.privacy_report",
-        "import fedemb.gate.decide",
+        "import fedemb.release.privacy_report",
+        "import fedemb.release.decide",
     ],
 )
 def test_planning_and_ledger_import_no_statistics_of_scipy(use):

@@ -9,7 +9,7 @@ import pytest
 from fedemb.data.columns import guess_source
 from fedemb.data.input_version import fingerprint_input
 from fedemb.errors import InputError
-from fedemb.serving.photo_source import PhotoSource
+from fedemb.release.photo_source import PhotoSource
 from fedemb.storage import join, open_store
 from tests.components.data.test_fuzz_readers import (
     read_and_prepare,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedemb.engine import hosts as train_job
+from fedemb.training import host_messages as train_job
 
 celpy = pytest.importorskip("celpy", reason="the package cel-python is not installed")
 

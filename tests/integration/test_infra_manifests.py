@@ -90,8 +90,8 @@ def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(manifests):
-    from fedemb.engine import hosts as train_job
     from fedemb.pipelines.steps import all_steps
+    from fedemb.training import host_messages as train_job
 
     policies = _of_kind([item for item in manifests], "NetworkPolicy")
     closed = policies["fedemb-nothing-else"]["spec"]

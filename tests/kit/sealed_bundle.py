@@ -6,8 +6,8 @@ from pathlib import Path
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer
+from fedemb.release import bundle as parts
 from fedemb.runtime.step_context import StepContext
-from fedemb.serving import bundle as parts
 
 
 def seal(context: StepContext, backbone: Path, folder: Path) -> str:

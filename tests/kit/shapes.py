@@ -16,11 +16,11 @@ from jaxtyping import jaxtyped
 
 ROOMS = (
     "fedemb.data",
-    "fedemb.engine",
+    "fedemb.training",
     "fedemb.evaluation",
     "fedemb.models",
     "fedemb.privacy",
-    "fedemb.serving",
+    "fedemb.release",
 )
 SHAPE = re.compile(r"\b(Float|Float32|Float64|Int|Int32|Int64|UInt8|UInt64|Bool|Num)\[")
 

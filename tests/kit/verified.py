@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedemb.serving.verify import verify_release
+from fedemb.release.verify import verify_release
 
 
 def problems_of(bundle: str, trust: Path, ledger: str | None = None) -> list[str]:

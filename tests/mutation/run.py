@@ -35,7 +35,7 @@ SLOWER = 6.0
 STATUSES = ("caught", "survived", "not_reached", "stopped", "not_code")
 LEFT_OUT = ("kill", "race", "hosts", "year", "speed", "concurrency")
 """Names of test files that start processes of their own, or take minutes."""
-ELSEWHERE = ("fedemb/engine/jax/", "hosts.py", "secret_manager.py")
+ELSEWHERE = ("fedemb/training/jax/", "hosts.py", "secret_manager.py")
 """Code whose tests run it in processes of their own, which the first pass does not see."""
 
 _LEDGER = ("components/ledger", "components/reserve_budget", "components/private_inputs")
@@ -45,7 +45,7 @@ _ROUNDS = (
     *("feature_cache", "frozen_features"),
 )
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "gate": (("fedemb/gate",), ("components/gate",)),
+    "gate": (("fedemb/release",), ("components/gate",)),
     "ledger": (("fedemb/ledger",), _LEDGER),
     "keys": (
         ("fedemb/keys",),
@@ -67,7 +67,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "engine": (
-        ("fedemb/engine",),
+        ("fedemb/training",),
         (
             *(f"components/embedding/test_embedding_{name}.py" for name in _ROUNDS),
             *("components/privacy/test_privacy_auditing.py", "statistical/test_independence.py"),

@@ -11,8 +11,8 @@ from fedemb.foundation.document import encode
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, sign_document, trust_of
 from fedemb.pipelines.cli.main import app
-from fedemb.serving import registries
-from fedemb.serving import released as module
+from fedemb.release import registries
+from fedemb.release import released as module
 
 COMMANDS = {
     "embed": ("embed", "photos", "-m", "BUNDLE"),

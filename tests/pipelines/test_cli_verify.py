@@ -39,7 +39,7 @@ def test_verify_without_tensorflow_says_so_and_does_not_pass(
     import sys
 
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.delitem(sys.modules, "fedemb.serving.released", raising=False)
+    monkeypatch.delitem(sys.modules, "fedemb.release.released", raising=False)
     bundle = released_run.root / "releases" / "glyphs" / "1.0"
     code, _, error = ended("verify", bundle, *_trust(released_run))
     assert code == 3

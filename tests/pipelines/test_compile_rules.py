@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.engine import hosts as train_job
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images, violations_of_hosts
 from fedemb.pipelines.cluster.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.steps import PIPELINES, pipeline_named
+from fedemb.training import host_messages as train_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = [pipeline.name for pipeline in PIPELINES]

@@ -10,10 +10,10 @@ import pytest
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
-from fedemb.gate.decide import RULES
 from fedemb.pipelines.cli.review import runs_table
 from fedemb.pipelines.run.pages import collect_reports, render_index
-from fedemb.serving.registries import Release
+from fedemb.release.decide import RULES
+from fedemb.release.registries import Release
 from tests.kit.cli import fedemb, ssh_key
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder

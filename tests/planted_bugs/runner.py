@@ -117,16 +117,16 @@ def _gate() -> Iterator[Mutant]:
     The rules are read from the source: planting needs a process that imported none of them.
     """
     tests = named_codes()
-    for path in sorted((REPOSITORY / "components/fedemb/gate").glob("*_rules.py")):
+    for path in sorted((REPOSITORY / "components/fedemb/release").glob("*_rules.py")):
         for rule in ast.parse(path.read_text()).body:
             if not isinstance(rule, ast.FunctionDef) or not rule.decorator_list:
                 continue
             declared = ast.unparse(rule.decorator_list[0])
-            edit = Edit(f"fedemb.gate.{path.stem}", rule.name, declared, "staticmethod")
+            edit = Edit(f"fedemb.release.{path.stem}", rule.name, declared, "staticmethod")
             yield Mutant(19, f"gate_without_{rule.name}", (edit,), tests.get(rule.name, ()))
             if declared.endswith(".before_charge"):
                 left = f"(rule for rule in RULES if rule.code != {rule.name!r})"
-                edit = Edit("fedemb.gate.decide", "check_before_charge", "RULES", left)
+                edit = Edit("fedemb.release.decide", "check_before_charge", "RULES", left)
                 charge = ("tests/components/gate/test_gate_before_charge.py",)
                 yield Mutant(19, f"charged_without_{rule.name}", (edit,), charge)
 

@@ -1,7 +1,7 @@
 """Privacy report: the guarantee, its cost, and its evidence.
 
-`gate.privacy_report` builds the report, and it is compared as a whole with a rebuilt one. It states
-each fact once: what another signed document has is bound by the digest of that document.
+`release.privacy_report` builds the report, and it is compared as a whole with a rebuilt one. It
+states each fact once: what another signed document has is bound by the digest of that document.
 """
 
 from __future__ import annotations

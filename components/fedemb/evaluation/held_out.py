@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from fedemb.config import EvaluationConfig, RunConfig
-from fedemb.data.client_data import UserStore, VerifiedFolder, load_examples
+from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import RunArtifacts
@@ -79,9 +78,8 @@ class Subjects:
 
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model]:
     """Returns the trained model and those baselines of `starts_of` that are models."""
-    from fedemb.engine import build_backbone
     from fedemb.models.backbone_files import load_backbone
-    from fedemb.models.backbones import cut
+    from fedemb.models.backbones import build_backbone, cut
     from fedemb.models.inference import raw_pixels
     from fedemb.models.public_features import with_public_features
 
@@ -97,27 +95,6 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model
     }
     models = {"model": load_backbone(artifacts.model / "backbone.keras", config.model)}
     return models | {name: makers[name]() for name in starts_of(config) if name in makers}
-
-
-def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Model:
-    """Trains the non-private baseline of a simulation from the same public backbone."""
-    from fedemb.engine import train_centralized
-    from fedemb.models.backbone_files import load_backbone
-    from fedemb.models.public_features import without_public_features
-
-    backbone = load_backbone(pretrained / "backbone.keras", config.model)
-    store = UserStore(users)
-    images, labels = load_examples(
-        store,
-        np.arange(len(store)),
-        max_examples=int(store.image_counts.sum()),
-        image_size=config.model.image_size,
-        channels=config.model.channels,
-    )
-    epochs = config.evaluation.centralized_epochs
-    trained = without_public_features(backbone)
-    train_centralized(trained, images, labels, config.training, epochs=epochs)
-    return backbone
 
 
 def first_images(users: Iterator[UserRecord], limit: int) -> Iterator[UserRecord]:

@@ -171,7 +171,7 @@ class VerificationScore:
         self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
     ) -> np.ndarray:
         """Returns embeddings of unit length."""
-        from fedemb.engine import embed
+        from fedemb.models.inference import embed
 
         return embed(model, images, batch)
 

@@ -23,7 +23,6 @@ LOCKS = ("cpu", "dev", "gpu", "light", "tpu")
 DECIDES_PRIVACY = (
     "config",
     "data",
-    "engine",
     "foundation",
     "keys",
     "ledger",

@@ -18,9 +18,9 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import PlanMismatch
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.privacy_report import build_report
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Ledger, read_reservation
+from fedemb.release.privacy_report import build_report
 from fedemb.reports.lineage import send, steps_of, write_run
 from fedemb.reports.pages import report_page
 from fedemb.reports.privacy_words import report_sentence

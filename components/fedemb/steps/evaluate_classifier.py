@@ -28,7 +28,6 @@ from fedemb.evaluation.held_out import (
     Subjects,
     apply_models,
     models_of_run,
-    train_without_privacy,
 )
 from fedemb.foundation import step_logging as events
 from fedemb.foundation.document import Fields, Written
@@ -37,13 +36,14 @@ from fedemb.keys.trust import Signer, write_signed
 from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import classify
 from fedemb.models.keras_backend import Model, load_keras
+from fedemb.release.bundle import read_release
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
 from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
-from fedemb.serving.bundle import read_release
+from fedemb.training.central import train_without_privacy
 
 
 @step(

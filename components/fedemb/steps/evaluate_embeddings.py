@@ -28,7 +28,6 @@ from fedemb.evaluation.held_out import (
     measure,
     models_of_run,
     roc_points,
-    train_without_privacy,
 )
 from fedemb.foundation import step_logging as events
 from fedemb.foundation.canonical_json import JsonFields, file_digest
@@ -38,13 +37,14 @@ from fedemb.keys.trust import Signer, write_signed
 from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import embed
 from fedemb.models.keras_backend import load_keras
+from fedemb.release.bundle import read_release
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.pages import utility_page
 from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.signed_inputs import read_model, read_start, read_users
 from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
-from fedemb.serving.bundle import read_release
+from fedemb.training.central import train_without_privacy
 
 
 @step(

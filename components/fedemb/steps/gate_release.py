@@ -1,6 +1,6 @@
 """Allows a release, or raises with every reason and its remedy. The decision cannot be bypassed.
 
-The decision is the pure function `fedemb.gate.decide.decide`. This step reads the documents
+The decision is the pure function `fedemb.release.decide.decide`. This step reads the documents
 strictly, calls the function, signs the verdict and raises on a denial. An unreadable document is a
 reason for denial.
 """
@@ -23,11 +23,11 @@ from fedemb.errors import AwaitingApproval, GateDenied, LedgerError, SignatureIn
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import Fields, Written, read
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.decide import applied_waivers, decide, given_approvals
-from fedemb.gate.rule import Reason, Verdict
 from fedemb.keys import KeyStore
 from fedemb.keys.trust import Signer, TrustStore, write_signed
 from fedemb.ledger import Ledger
+from fedemb.release.decide import applied_waivers, decide, given_approvals
+from fedemb.release.rule import Reason, Verdict
 from fedemb.reports.lineage import send, write_run
 from fedemb.reports.report import render
 from fedemb.runtime.step import Rights, leading_to, step

@@ -17,7 +17,6 @@ from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.builtin import drawn_images
 from fedemb.documents.artifacts import Public
 from fedemb.documents.model import Pretrained, PublicTraining
-from fedemb.engine import build_backbone, embed, pretrain, save_backbone
 from fedemb.errors import ConfigError, InputError
 from fedemb.evaluation.metrics import recall
 from fedemb.foundation.canonical_json import JsonObject
@@ -34,6 +33,7 @@ from fedemb.models.public_features import (
     with_public_features,
 )
 from fedemb.runtime.step import Rights, step
+from fedemb.training import build_backbone, embed, pretrain, save_backbone
 
 _LOG = logging.getLogger(__name__)
 

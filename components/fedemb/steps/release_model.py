@@ -24,18 +24,18 @@ from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
 from fedemb.foundation.canonical_json import JsonObject, canonical_json, file_digest, tree_digests
 from fedemb.foundation.document import Written, read
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.decide import applied_waivers, decide
 from fedemb.keys.trust import Signer
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.models.keras_backend import load_keras
+from fedemb.release import bundle as parts
+from fedemb.release.bundle import Identity, Marker
+from fedemb.release.decide import applied_waivers, decide
+from fedemb.release.model_card import model_card
+from fedemb.release.registries import Release, register
 from fedemb.reports.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.pages import report_page
 from fedemb.runtime.step import Rights, leading_to, step
 from fedemb.runtime.step_context import StepContext
-from fedemb.serving import bundle as parts
-from fedemb.serving.bundle import Identity, Marker
-from fedemb.serving.model_card import model_card
-from fedemb.serving.registries import Release, register
 from fedemb.storage import join, local_tree, open_store
 
 
@@ -243,7 +243,7 @@ def _complete(
     start: Path,
 ) -> None:
     """Adds files created at release: serving model, card, ledger copy, lineage."""
-    from fedemb.serving.released import (
+    from fedemb.release.released import (
         load_whitelisted,
         save_for_serving,
         save_preprocessing,

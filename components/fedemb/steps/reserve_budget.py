@@ -21,7 +21,6 @@ from fedemb.documents.plan import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.decide import check_before_charge
 from fedemb.keys import (
     KeyStore,
     commitment_key,
@@ -46,6 +45,7 @@ from fedemb.ledger import (
 from fedemb.ledger.state import Attempt
 from fedemb.ledger.terms import ReservedContent
 from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.release.decide import check_before_charge
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.signed_inputs import check_start
 from fedemb.runtime.step import Rights, step
@@ -114,7 +114,7 @@ def run(
       PlanMismatch: the run exists with different content, or is not part of a planned series; or
           the public backbone was made with another configuration.
       Refused: the policy has other terms; the gate would deny the release regardless of training
-          (see `gate.decide`); or the run id already has a root key.
+          (see `release.decide`); or the run id already has a root key.
       ArtifactError: the public backbone is missing, not the signed one, or not a valid backbone.
       SignatureInvalid: the plan is not signed by plan_privacy, or the public backbone not by
           pretrain_public.

@@ -10,8 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fedemb.data.client_data import UserStore, VerifiedFolder
-from fedemb.engine.backend_rounds import build_rounds
-from fedemb.engine.feature_cache import (
+from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import JsonObject
+from fedemb.privacy.sampling import VirtualClient
+from fedemb.runtime.step_context import StepContext
+from fedemb.training.attempt import Attempt, Trained, run_attempt
+from fedemb.training.backend_rounds import build_rounds
+from fedemb.training.client_loader import ClientLoader, all_classes
+from fedemb.training.feature_cache import (
     FeatureCache,
     FeatureProgress,
     FrozenFeatures,
@@ -19,13 +25,7 @@ from fedemb.engine.feature_cache import (
     rows_of,
     unit_key,
 )
-from fedemb.engine.rounds import ClientExamples, Unit
-from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import JsonObject
-from fedemb.privacy.sampling import VirtualClient
-from fedemb.runtime.step_context import StepContext
-from fedemb.training.attempt import Attempt, Trained, run_attempt
-from fedemb.training.client_loader import ClientLoader, all_classes
+from fedemb.training.rounds import ClientExamples, Unit
 from fedemb.training.trainer import Trainer
 
 

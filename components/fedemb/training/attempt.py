@@ -30,12 +30,6 @@ from fedemb.config import RunConfig, TrainingConfig
 from fedemb.data.client_data import VerifiedFolder
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import ModelCard
-from fedemb.engine.audit import RoundAudit
-from fedemb.engine.backend_rounds import build_rounds
-from fedemb.engine.hosts import connect, hosts_of_the_step, is_multi_host
-from fedemb.engine.replay import AttemptKeys
-from fedemb.engine.rounds import TrainingRound, VectorizedRounds, assign_weights
-from fedemb.engine.server import ServerState, released_weights
 from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.canonical_json import (
     JsonObject,
@@ -64,6 +58,12 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
 from fedemb.storage.fencing import FencedStore, FencingToken
 from fedemb.training import working_state
+from fedemb.training.audit import RoundAudit
+from fedemb.training.backend_rounds import build_rounds
+from fedemb.training.host_messages import connect, hosts_of_the_step, is_multi_host
+from fedemb.training.replay import AttemptKeys
+from fedemb.training.rounds import TrainingRound, VectorizedRounds, assign_weights
+from fedemb.training.server import ServerState, released_weights
 from fedemb.training.working_state import AttemptInputs, RoundLog, SignedState
 
 _EVIDENCE = "evidence.json"

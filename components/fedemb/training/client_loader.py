@@ -8,8 +8,8 @@ import numpy as np
 
 from fedemb.config import ModelConfig
 from fedemb.data.client_data import UserStore, load_examples
-from fedemb.engine.rounds import ClientExamples
 from fedemb.privacy.sampling import VirtualClient
+from fedemb.training.rounds import ClientExamples
 
 CACHE_BYTES = 256 << 20
 """Maximum bytes of decoded images cached for later rounds."""

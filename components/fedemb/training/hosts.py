@@ -1,4 +1,4 @@
-"""Entry point of a non-chief host: `python -m fedemb.training.hosts`, see `engine.hosts`.
+"""Entry point of a non-chief host: `python -m fedemb.training.hosts`, see `host_messages`.
 
 The host builds the rounds that the chief describes and computes what the chief requests. It reads
 no store and no key.
@@ -24,8 +24,15 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.engine.backend_rounds import build_rounds
-from fedemb.engine.hosts import (
+from fedemb.errors import ConfigError, PlanMismatch, StorageError
+from fedemb.models.backbone_files import load_backbone, save_backbone
+from fedemb.models.keras_backend import Model, use_backend
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.privacy.running import KeylessMechanism
+from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.step import watched
+from fedemb.training.backend_rounds import build_rounds
+from fedemb.training.host_messages import (
     LOST,
     JobHost,
     Message,
@@ -35,15 +42,8 @@ from fedemb.engine.hosts import (
     receive,
     send,
 )
-from fedemb.engine.jax_rounds import JaxRounds
-from fedemb.engine.rounds import TrainingRound
-from fedemb.errors import ConfigError, PlanMismatch, StorageError
-from fedemb.models.backbone_files import load_backbone, save_backbone
-from fedemb.models.keras_backend import Model, use_backend
-from fedemb.privacy.registry import plan_mechanism
-from fedemb.privacy.running import KeylessMechanism
-from fedemb.runtime.provenance import code_digest
-from fedemb.runtime.step import watched
+from fedemb.training.jax_rounds import JaxRounds
+from fedemb.training.rounds import TrainingRound
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from fedemb.config import RunConfig
-from fedemb.engine.server import mean_shares
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.section import UNITS
+from fedemb.training.server import mean_shares
 
 Recipe = Literal["whole_net", "projection", "whitening", "head"]
 LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {

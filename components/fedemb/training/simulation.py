@@ -24,7 +24,6 @@ from pydantic import Field, PositiveInt
 
 from fedemb.config import AnyMechanism, ModelConfig, RunConfig, Section, TrainingConfig
 from fedemb.data.builtin import ArrayUsers, check_images
-from fedemb.engine.rounds import Round
 from fedemb.errors import ConfigError
 from fedemb.evaluation.metrics import recall
 from fedemb.evaluation.pairs import Estimate
@@ -34,12 +33,13 @@ from fedemb.models.keras_backend import Model, use_backend
 from fedemb.privacy.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.planning import guarantee, plan
+from fedemb.training.rounds import Round
 
 if TYPE_CHECKING:
-    from fedemb.engine.rounds import ClientExamples
-    from fedemb.engine.server import ServerState
     from fedemb.privacy.running import Mechanism
     from fedemb.privacy.sampling import VirtualClient
+    from fedemb.training.rounds import ClientExamples
+    from fedemb.training.server import ServerState
 
 RUN_ID = "simulation"
 UNCOVERED = {
@@ -230,13 +230,13 @@ class Simulation(Section):
         on_round: Callable[[Round[None]], None] | None,
     ) -> SimulationResult:
         """Plans the mechanism, trains on the users and returns the result."""
-        from fedemb.engine.rounds import assign_weights
-        from fedemb.engine.server import released_weights
         from fedemb.models.backbones import build_backbone, trainable_variables
         from fedemb.models.keras_backend import configure_threads
         from fedemb.models.layers import plain_form
         from fedemb.models.public_features import with_public_features
         from fedemb.privacy.running import build_mechanism
+        from fedemb.training.rounds import assign_weights
+        from fedemb.training.server import released_weights
 
         training, model = self.training, self.model
         population = self.population or people.user_count
@@ -276,10 +276,10 @@ class Simulation(Section):
         on_round: Callable[[Round[None]], None] | None,
     ) -> ServerState:
         """Runs all rounds and returns the state after the last one."""
-        from fedemb.engine.backend_rounds import build_rounds
-        from fedemb.engine.feature_cache import FeatureCache, FrozenFeatures, plain_rows
-        from fedemb.engine.rounds import ClientExamples, Feed, run_rounds
-        from fedemb.engine.server import initial_state
+        from fedemb.training.backend_rounds import build_rounds
+        from fedemb.training.feature_cache import FeatureCache, FrozenFeatures, plain_rows
+        from fedemb.training.rounds import ClientExamples, Feed, run_rounds
+        from fedemb.training.server import initial_state
 
         training = self.training
         shared, most = training.algorithm == "dp_fedavg", training.local.max_examples_per_client

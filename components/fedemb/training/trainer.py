@@ -18,9 +18,6 @@ from typing import cast
 import numpy as np
 
 from fedemb.data.client_data import GroupIndex, VerifiedFolder
-from fedemb.engine.audit import RoundAudit, RoundRecord
-from fedemb.engine.rounds import STATISTICS, Feed, Round, TrainingRound, Unit, run_rounds
-from fedemb.engine.server import ServerState, initial_state
 from fedemb.errors import ArtifactError, Interrupted
 from fedemb.foundation import step_logging as events
 from fedemb.privacy.mechanism import MechanismPlan
@@ -30,7 +27,10 @@ from fedemb.privacy.sampling import Index, VirtualClient
 from fedemb.storage import Store
 from fedemb.training import working_state
 from fedemb.training.attempt import Attempt, Trained
+from fedemb.training.audit import RoundAudit, RoundRecord
 from fedemb.training.hosts import led
+from fedemb.training.rounds import STATISTICS, Feed, Round, TrainingRound, Unit, run_rounds
+from fedemb.training.server import ServerState, initial_state
 from fedemb.training.working_state import Progress
 
 _LOG = logging.getLogger(__name__)

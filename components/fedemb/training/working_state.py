@@ -17,8 +17,6 @@ from fedemb.config.run import config_digest
 from fedemb.documents.evidence import write_rounds
 from fedemb.documents.model import RoundHead, RoundLine, UsersManifest
 from fedemb.documents.plan import read_plan
-from fedemb.engine.audit import RoundRecord
-from fedemb.engine.server import STATE_ARRAYS, ServerState, pack, unpack
 from fedemb.errors import ArtifactError, PlanMismatch, SignatureInvalid
 from fedemb.foundation.canonical_json import (
     JsonObject,
@@ -37,6 +35,8 @@ from fedemb.runtime.signed_inputs import read_reserved, read_start, read_users
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store
 from fedemb.storage.fencing import FencedStore, FencingToken
+from fedemb.training.audit import RoundRecord
+from fedemb.training.server import STATE_ARRAYS, ServerState, pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True)

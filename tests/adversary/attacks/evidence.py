@@ -20,7 +20,7 @@ from fedemb.foundation.canonical_json import file_digest, tree_digest
 from fedemb.keys import commit_to_people
 from fedemb.ledger import check_high_water, open_ledger, read_trust
 from fedemb.pipelines.cli.options import require_released
-from fedemb.serving.bundle import ALL
+from fedemb.release.bundle import ALL
 from fedemb.storage import open_store
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted, damaged
 

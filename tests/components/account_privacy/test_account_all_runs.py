@@ -8,8 +8,8 @@ from fedemb.documents.privacy_report import BlockSpent, PrivacyReport
 from fedemb.foundation.document import read
 from fedemb.pipelines.run.directory import RunState
 from fedemb.pipelines.run.local import closing_lines
+from fedemb.release.verify import verify_release
 from fedemb.reports.privacy_words import all_runs
-from fedemb.serving.verify import verify_release
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
 

@@ -12,8 +12,8 @@ from fedemb.data import image_files, photos
 from fedemb.data.image_files import ImageFiles
 from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
 from fedemb.partition.check import check
-from fedemb.serving.embed_photos import decoded
-from fedemb.serving.photo_source import PhotoSource
+from fedemb.release.embed_photos import decoded
+from fedemb.release.photo_source import PhotoSource
 from fedemb.storage import open_store
 from tests.kit.pipeline_runs.partition_run import make_config, picture
 

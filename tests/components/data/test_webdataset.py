@@ -20,8 +20,8 @@ from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import find_parts, read_part
 from fedemb.errors import InputError
 from fedemb.partition.check import BAD, LEFT_OUT
-from fedemb.serving.embed_photos import decoded
-from fedemb.serving.photo_source import PhotoSource
+from fedemb.release.embed_photos import decoded
+from fedemb.release.photo_source import PhotoSource
 from tests.components.partition_users.test_partition_sources import same_users
 from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of
 

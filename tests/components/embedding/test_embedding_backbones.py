@@ -3,7 +3,9 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.engine import (
+from fedemb.errors import ConfigError
+from fedemb.models.layers import plain_form
+from fedemb.training import (
     build_backbone,
     check_backbone,
     embed,
@@ -11,8 +13,6 @@ from fedemb.engine import (
     save_backbone,
     trainable_variables,
 )
-from fedemb.errors import ConfigError
-from fedemb.models.layers import plain_form
 
 
 def _count(variables):

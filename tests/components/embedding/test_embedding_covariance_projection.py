@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from fedemb.config import ServerConfig
-from fedemb.engine import initial_state, released_weights
-from fedemb.engine.feature_cache import plain_rows
-from fedemb.engine.heads import CovarianceFunction
 from fedemb.errors import ConfigError
 from fedemb.privacy.running import build_mechanism
+from fedemb.training import initial_state, released_weights
+from fedemb.training.feature_cache import plain_rows
+from fedemb.training.heads import CovarianceFunction
 from tests.kit.privacy_worlds import ROOT, make_plan
 
 DIM, USERS = 12, 400

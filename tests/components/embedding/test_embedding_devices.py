@@ -14,8 +14,8 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 from fedemb.config import LocalTrainingConfig, ModelConfig
-from fedemb.engine import ClientExamples, RoundFunction, build_backbone
-from fedemb.engine import configure_threads
+from fedemb.training import ClientExamples, RoundFunction, build_backbone
+from fedemb.training import configure_threads
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 

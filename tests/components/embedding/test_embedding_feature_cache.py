@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.engine import ClientExamples, build_backbone
-from fedemb.engine.feature_cache import (
+from fedemb.foundation import step_logging as events
+from fedemb.models.keras_backend import preprocess
+from fedemb.training import ClientExamples, build_backbone
+from fedemb.training.feature_cache import (
     SIZE,
     FeatureCache,
     FeatureProgress,
     MicroBatches,
     same_bits_anywhere,
 )
-from fedemb.foundation import step_logging as events
-from fedemb.models.keras_backend import preprocess
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 

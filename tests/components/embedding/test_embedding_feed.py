@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ServerConfig
-from fedemb.engine.rounds import Feed, RoundSums, TrainingRound, run_rounds
-from fedemb.engine.server import initial_state
 from fedemb.errors import ArtifactError
 from fedemb.privacy.running import build_mechanism
+from fedemb.training.rounds import Feed, RoundSums, TrainingRound, run_rounds
+from fedemb.training.server import initial_state
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 

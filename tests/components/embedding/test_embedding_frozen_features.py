@@ -5,20 +5,20 @@ import pytest
 
 from fedemb.config import AugmentationConfig, LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
-from fedemb.engine import ClientExamples, RoundFunction, build_backbone, trainable_variables
-from fedemb.engine.feature_cache import (
-    FeatureCache,
-    FrozenFeatures,
-    keeps_features,
-    plain_rows,
-    unit_key,
-)
 from fedemb.errors import ConfigError
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import cut
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 from fedemb.privacy.sampling import VirtualClient
+from fedemb.training import ClientExamples, RoundFunction, build_backbone, trainable_variables
+from fedemb.training.feature_cache import (
+    FeatureCache,
+    FrozenFeatures,
+    keeps_features,
+    plain_rows,
+    unit_key,
+)
 
 MODEL = ModelConfig(backbone="resnet8", image_size=12, embedding_dim=8, trainable="projection")
 LOCAL = LocalTrainingConfig(

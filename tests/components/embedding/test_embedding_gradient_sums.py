@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from fedemb.config import LocalTrainingConfig, ModelConfig, PretrainingConfig, UnitGradientConfig
-from fedemb.engine import tensorflow_clients as rounds
-from fedemb.engine.central import pretrain
-from fedemb.engine.tensorflow_clients import RoundFunction, gradients_summed_in_order
-from fedemb.engine.units import UnitGradientFunction
 from fedemb.models.backbones import build_backbone, trainable_variables
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
+from fedemb.training import tensorflow_clients as rounds
+from fedemb.training.central import pretrain
+from fedemb.training.tensorflow_clients import RoundFunction, gradients_summed_in_order
+from fedemb.training.units import UnitGradientFunction
 
 MODEL = ModelConfig(
     backbone="resnet8_ws", image_size=8, channels=3, embedding_dim=16, classes=tuple("abc")

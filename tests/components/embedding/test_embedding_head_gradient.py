@@ -4,10 +4,6 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.engine import ClientExamples, build_backbone, trainable_variables
-from fedemb.engine.feature_cache import FeatureCache, rows_of
-from fedemb.engine.heads import HeadGradientFunction
-from fedemb.engine.units import UnitGradientFunction
 from fedemb.errors import ConfigError
 from fedemb.models.backbones import without_head
 from fedemb.privacy.feature_sums import (
@@ -18,6 +14,10 @@ from fedemb.privacy.feature_sums import (
 )
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
+from fedemb.training import ClientExamples, build_backbone, trainable_variables
+from fedemb.training.feature_cache import FeatureCache, rows_of
+from fedemb.training.heads import HeadGradientFunction
+from fedemb.training.units import UnitGradientFunction
 
 SIZE, CLASSES = 12, 5
 MODEL = ModelConfig(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.engine import build_backbone
 from fedemb.models.imported import known_pixels
 from fedemb.models.pixel_formats import rescaled
+from fedemb.training import build_backbone
 
 APPLICATIONS = {
     "MobileNet": ("mobilenet", "-1..1"),

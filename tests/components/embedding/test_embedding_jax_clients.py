@@ -5,11 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fedemb.engine.tensorflow_clients import RoundFunction
 from fedemb.models.backbone_files import save_backbone
 from fedemb.models.backbones import build_backbone
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
+from fedemb.training.tensorflow_clients import RoundFunction
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.without_tensorflow import said_on_jax
 

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig, RunConfig, UnitGradientConfig
-from fedemb.engine.rounds import ClientExamples
-from fedemb.engine.units import UnitGradientFunction
 from fedemb.errors import ConfigError
 from fedemb.models import keras_backend as backend
 from fedemb.models.backbone_files import save_backbone
@@ -17,6 +15,8 @@ from fedemb.models.backbones import build_backbone, trainable_variables
 from fedemb.models.keras_backend import use_backend
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
+from fedemb.training.rounds import ClientExamples
+from fedemb.training.units import UnitGradientFunction
 from tests.kit.jax.without_tensorflow import said_on_jax
 from tests.kit.pipeline_runs.training_run import classifier_config
 

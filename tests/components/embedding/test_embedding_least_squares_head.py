@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
-from fedemb.engine import build_backbone, initial_state, released_weights
-from fedemb.engine.feature_cache import rows_of
-from fedemb.engine.heads import LeastSquaresFunction
 from fedemb.privacy.running import build_mechanism
+from fedemb.training import build_backbone, initial_state, released_weights
+from fedemb.training.feature_cache import rows_of
+from fedemb.training.heads import LeastSquaresFunction
 from tests.kit.privacy_worlds import ROOT, make_plan
 
 CLASSES = 4

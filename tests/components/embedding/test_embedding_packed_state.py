@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedemb.engine.server import pack, unpack
+from fedemb.training.server import pack, unpack
 
 ARRAYS = {"weights": np.arange(3, dtype=np.float32), "none": np.zeros((0, 2))}
 PACKED = pack({"rounds": 7, "tags": ["é"]}, ARRAYS)

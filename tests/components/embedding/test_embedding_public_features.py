@@ -23,8 +23,6 @@ from fedemb.config.data import SourceConfig
 from fedemb.data import sources
 from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
-from fedemb.engine import build_backbone, load_backbone, save_backbone
-from fedemb.engine.backend_rounds import build_rounds
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
 from fedemb.models.backbones import cut, trainable_variables
@@ -40,8 +38,10 @@ from fedemb.models.public_features import (
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
-from fedemb.serving.released import load_whitelisted, save_for_serving
+from fedemb.release.released import load_whitelisted, save_for_serving
 from fedemb.steps import pretrain_public
+from fedemb.training import build_backbone, load_backbone, save_backbone
+from fedemb.training.backend_rounds import build_rounds
 
 COMPONENTS = Path(pretrain_public.__file__).resolve().parents[1]
 NET = ModelConfig(backbone="resnet8", projection=False, image_size=16, channels=3, embedding_dim=64)

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.errors import ArtifactError, InputError, Refused
 from fedemb.pipelines.cli.embed import embed
-from fedemb.serving import embed_photos as module
-from fedemb.serving.embed_photos import SPACE, embed_photos
-from fedemb.serving.photo_source import PhotoSource
-from fedemb.serving.released import ReleasedModel
+from fedemb.release import embed_photos as module
+from fedemb.release.embed_photos import SPACE, embed_photos
+from fedemb.release.photo_source import PhotoSource
+from fedemb.release.released import ReleasedModel
 
 ENDINGS = {
     "jpeg": "jpg",
@@ -169,9 +169,9 @@ def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, m
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     """What a release of a classifier holds, as far as it is used here."""
-    from fedemb.engine import build_backbone
     from fedemb.models.backbone_files import save_backbone
-    from fedemb.serving.released import save_for_serving
+    from fedemb.release.released import save_for_serving
+    from fedemb.training import build_backbone
     from tests.kit.pipeline_runs.training_run import classifier_config
 
     config, bundle = classifier_config(), tmp_path_factory.mktemp("classifier")

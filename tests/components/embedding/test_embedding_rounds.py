@@ -7,27 +7,27 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedemb import engine as embedding
+from fedemb import training as embedding
 from fedemb.config import (
     AugmentationConfig,
     LocalTrainingConfig,
     LossConfig,
     ModelConfig,
 )
-from fedemb.engine import (
+from fedemb.models.backbones import with_bfloat16
+from fedemb.models.losses import build_loss
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
+from fedemb.privacy.running import build_mechanism
+from fedemb.training import (
     ClientExamples,
     RoundFunction,
     build_backbone,
     preprocess,
     trainable_variables,
 )
-from fedemb.engine import tensorflow_clients as rounds_module
-from fedemb.engine.clients import Objective
-from fedemb.engine.tensorflow_clients import first_head
-from fedemb.models.backbones import with_bfloat16
-from fedemb.models.losses import build_loss
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
+from fedemb.training import tensorflow_clients as rounds_module
+from fedemb.training.clients import Objective
+from fedemb.training.tensorflow_clients import first_head
 from tests.kit.privacy_worlds import make_plan
 
 SIZE, DIM = 12, 8

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.engine import build_backbone, load_backbone, save_backbone, trainable_variables
 from fedemb.errors import ConfigError
 from fedemb.models.keras_backend import preprocess
 from fedemb.models.scattering import PATHS, mirrored_paths, scattering_layer
+from fedemb.training import build_backbone, load_backbone, save_backbone, trainable_variables
 
 _BORDER = 4
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedemb.config import ServerConfig
-from fedemb.engine.server import (
+from fedemb.training.server import (
     initial_state,
     learning_rate,
     mean_shares,

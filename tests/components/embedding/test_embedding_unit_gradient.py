@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.engine import ClientExamples, build_backbone, preprocess, trainable_variables
-from fedemb.engine import units as unit_gradient
-from fedemb.engine.rounds import seed_of
-from fedemb.engine.units import UnitGradientFunction, apply_moves, draw_moves
 from fedemb.errors import Refused
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
+from fedemb.training import ClientExamples, build_backbone, preprocess, trainable_variables
+from fedemb.training import units as unit_gradient
+from fedemb.training.rounds import seed_of
+from fedemb.training.units import UnitGradientFunction, apply_moves, draw_moves
 
 SIZE, CLASSES, ROUND = 12, 5, 3
 MODEL = ModelConfig(

@@ -5,7 +5,6 @@ import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.builtin import drawn_images
-from fedemb.engine import build_backbone, load_backbone, save_backbone
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
 from fedemb.models.backbones import without_head
@@ -13,6 +12,7 @@ from fedemb.models.imported import import_backbone
 from fedemb.models.keras_backend import preprocess
 from fedemb.models.layers import constants, fit_constants
 from fedemb.steps import pretrain_public
+from fedemb.training import build_backbone, load_backbone, save_backbone
 
 MODEL = ModelConfig(
     backbone="scatter_linear",

@@ -107,7 +107,7 @@ def test_model_of_another_run_is_refused(copied, tmp_path):
 
 
 def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path, caplog):
-    from fedemb.engine import build_backbone
+    from fedemb.training import build_backbone
 
     other = config().model.model_copy(update={"embedding_dim": 8})
     build_backbone(other, seed=0).save(tmp_path / "other.keras")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.engine import build_backbone
 from fedemb.models import inference
 from fedemb.models.backbones import cut
 from fedemb.models.inference import SharedFeatures, classify, embed, raw_pixels
+from fedemb.training import build_backbone
 
 CLASSES = ("a", "b", "c")
 

@@ -19,11 +19,11 @@ from fedemb.errors import (
     SignatureInvalid,
 )
 from fedemb.foundation.document import read
-from fedemb.gate.decide import WAIVABLE, decide
-from fedemb.gate.rule import Reason, Verdict
 from fedemb.keys.trust import Signer, key_id_of
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.release.decide import WAIVABLE, decide
+from fedemb.release.rule import Reason, Verdict
 from tests.kit import ledger_kit
 from tests.kit.cli import fedemb, ssh_key
 from tests.kit.pipeline_runs import honest_run
@@ -309,7 +309,7 @@ def test_approval_after_the_deadline_never_counts(run, ada, bob, deadline, monke
 def test_after_the_deadline_the_gate_refuses_and_nobody_is_asked(
     run, tmp_path, deadline, monkeypatch
 ):
-    for module in ("gate.decide", "pipelines.run.pages", "pipelines.cli.approve"):
+    for module in ("release.decide", "pipelines.run.pages", "pipelines.cli.approve"):
         clock = clock_at(deadline + timedelta(seconds=1))
         monkeypatch.setattr(f"fedemb.{module}.datetime", clock)
     with pytest.raises(GateDenied) as denied:

@@ -11,10 +11,10 @@ from fedemb.documents.plan import read_plan
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused, UnsupportedAccounting
 from fedemb.foundation.canonical_json import file_digest, sha256_hex
 from fedemb.foundation.files import write_bytes
-from fedemb.gate import privacy_rules, rule
-from fedemb.gate.decide import RULES, check_before_charge
 from fedemb.privacy import accounting, prices
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
+from fedemb.release import privacy_rules, rule
+from fedemb.release.decide import RULES, check_before_charge
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import plan_privacy, reserve_budget
 from fedemb.steps.reserve_budget import open_or_create

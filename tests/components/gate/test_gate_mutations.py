@@ -21,9 +21,9 @@ from fedemb.errors import ArtifactError, FedEmbError, GateDenied
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.foundation.document import encode, parse, read, written
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.decide import decide
-from fedemb.gate.privacy_report import build_report
 from fedemb.keys.trust import Signer, sign_document
+from fedemb.release.decide import decide
+from fedemb.release.privacy_report import build_report
 from tests.kit.pipeline_runs import honest_run
 
 FREE = {("signature",), ("time",)}

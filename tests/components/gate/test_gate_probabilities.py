@@ -10,7 +10,7 @@ import pytest
 from fedemb.documents.utility import ClassifierReport
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
-from fedemb.gate.decide import RULES
+from fedemb.release.decide import RULES
 
 CLASSES = ("ant", "bee", "cat")
 

@@ -17,12 +17,12 @@ from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.document import encode, read, written
 from fedemb.foundation.files import write_bytes
-from fedemb.gate.decide import RULES, decide
-from fedemb.gate.privacy_report import build_report
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.registry import plan_mechanism
+from fedemb.release.decide import RULES, decide
+from fedemb.release.privacy_report import build_report
 from fedemb.steps import reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run

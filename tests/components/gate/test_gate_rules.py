@@ -18,12 +18,12 @@ from fedemb.errors import (
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, parse, read
 from fedemb.foundation.files import write_bytes
-from fedemb.gate import privacy_rules
-from fedemb.gate.decide import RULES, WAIVABLE, decide
-from fedemb.gate.privacy_report import build_report, covers_change_own_data
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.privacy.registry import plan_mechanism
+from fedemb.release import privacy_rules
+from fedemb.release.decide import RULES, WAIVABLE, decide
+from fedemb.release.privacy_report import build_report, covers_change_own_data
 from fedemb.steps import reserve_budget
 from tests.kit import ledger_kit
 from tests.kit.pipeline_runs import honest_run
@@ -613,7 +613,7 @@ def test_run_with_purpose_changed_after_the_reservation_is_denied(tmp_path):
 @pytest.mark.parametrize("position", range(len(RULES)))
 def test_rule_that_breaks_denies(good_run, monkeypatch, position):
     """Fails closed: whatever goes wrong inside a rule is a reason."""
-    from fedemb.gate import decide as module
+    from fedemb.release import decide as module
 
     def broken(case):
         raise RuntimeError("unforeseen")
@@ -627,7 +627,7 @@ def test_rule_that_breaks_denies(good_run, monkeypatch, position):
 
 def test_store_that_cannot_be_reached_is_no_denial(run, monkeypatch):
     """Nothing was found wrong: a denial would cost another run, and a retry costs nothing."""
-    from fedemb.gate import decide as module
+    from fedemb.release import decide as module
 
     def unreachable(case):
         raise StorageError("the store could not be read: 503")

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.errors import BudgetExceeded, LedgerError, Refused
-from fedemb.gate.privacy_report import block_table
 from fedemb.keys.trust import Signer
 from fedemb.ledger import PlannedSeries, check_high_water
 from fedemb.pipelines.cli.ledger import app
 from fedemb.privacy.accounting import rdp_of
+from fedemb.release.privacy_report import block_table
 from tests.kit import ledger_kit as kit_
 
 ORDER = 8.0

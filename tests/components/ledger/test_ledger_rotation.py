@@ -199,7 +199,7 @@ def test_releases_of_before_and_after_verify_with_the_keys_pinned_first(two, whi
 
 def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     """A thief of Monday's keys changes Tuesday's card, and signs manifest and bundle again."""
-    from fedemb.serving import bundle as parts
+    from fedemb.release import bundle as parts
 
     pinned, _, keys, bundles = two
     forged = tmp_path / "2.0"

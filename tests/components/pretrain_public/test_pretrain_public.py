@@ -6,12 +6,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
-from fedemb.engine import build_backbone, embed, load_backbone
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.keys import open_key_store
 from fedemb.steps import pretrain_public
 from fedemb.steps.pretrain_public import run
+from fedemb.training import build_backbone, embed, load_backbone
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from fedemb.engine.server import mean_shares
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.training.noise_warnings import (
@@ -18,6 +17,7 @@ from fedemb.training.noise_warnings import (
     training_noise,
     warnings,
 )
+from fedemb.training.server import mean_shares
 
 
 def with_noise(preset: str, noise: float, **settings: object):

@@ -9,9 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from fedemb.engine.replay import NoiseReceipts
 from fedemb.keys import derive
 from fedemb.privacy.noise import gaussian, tensor_key
+from fedemb.training.replay import NoiseReceipts
 from tests.kit.privacy_worlds import make_plan
 
 DIM, ROUNDS = 3000, 6

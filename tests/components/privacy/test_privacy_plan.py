@@ -12,13 +12,13 @@ from dp_accounting import dp_event as dpe
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError
-from fedemb.gate.plan import check_composition, document
 from fedemb.privacy import group_mechanisms as tree_sensitivity
 from fedemb.privacy import planning as calibration
 from fedemb.privacy.accounting import price, supports
 from fedemb.privacy.guarantee import PrivacyGuarantee, event_from_json, repeated
 from fedemb.privacy.planning import project, with_target_epsilon
 from fedemb.privacy.registry import plan_from_json, plan_mechanism
+from fedemb.release.plan import check_composition, document
 from fedemb.reports.privacy_words import guarantee_sentence
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import run

@@ -26,7 +26,7 @@ def package(tmp_path, monkeypatch):
 BOUND = (
     "config/run.py",
     "data/identity.py",
-    "engine/units.py",
+    "training/units.py",
     "foundation/canonical_json.py",
     "keys/stores.py",
     "models/keras_backend.py",

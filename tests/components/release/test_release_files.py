@@ -3,7 +3,7 @@
 import pytest
 
 from fedemb.errors import Refused
-from fedemb.serving.bundle import SAVED_MODEL_FILES
+from fedemb.release.bundle import SAVED_MODEL_FILES
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.servers import fake_serving
 

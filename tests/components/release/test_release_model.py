@@ -16,7 +16,6 @@ from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
 from fedemb.documents.verdict import BundleManifest
-from fedemb.engine import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
@@ -24,9 +23,10 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, trust_of
 from fedemb.pipelines.cli.main import app
-from fedemb.serving import bundle
-from fedemb.serving.released import load_whitelisted, save_preprocessing
+from fedemb.release import bundle
+from fedemb.release.released import load_whitelisted, save_preprocessing
 from fedemb.steps import release_model
+from fedemb.training import embed as embed_pixels
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.verified import problems_of
@@ -35,8 +35,8 @@ from tests.kit.verified import problems_of
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     """A released run with a real, tiny backbone."""
-    from fedemb.engine import build_backbone
     from fedemb.models.backbone_files import save_backbone
+    from fedemb.training import build_backbone
 
     run = honest_run.start(tmp_path_factory.mktemp("release") / "run")
     backbone = build_backbone(run.config.model, seed=0)
@@ -168,7 +168,7 @@ def test_examples_of_the_page_give_the_same_embeddings(released, tmp_path, monke
 
 
 def test_released_model_reads_every_photo_as_training_did(released):
-    from fedemb.serving.released import ReleasedModel
+    from fedemb.release.released import ReleasedModel
 
     model = ReleasedModel(Path(released.document["uri"]))
     model.check_parity()

@@ -8,7 +8,7 @@ import pytest
 
 from fedemb.errors import GateDenied
 from fedemb.pipelines.cli.main import app
-from fedemb.serving.registries import BUNDLE, Release, register
+from fedemb.release.registries import BUNDLE, Release, register
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.servers.receiver import Receiver
 
@@ -112,7 +112,7 @@ def told(monkeypatch):
         found.append((release, address))
         return "dead" if "dead" in address else ""
 
-    for module in ("steps.release_model", "serving.registries"):
+    for module in ("steps.release_model", "release.registries"):
         monkeypatch.setattr(f"fedemb.{module}.register", tell)
     return found
 

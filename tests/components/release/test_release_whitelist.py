@@ -23,9 +23,9 @@ HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A backbone, and its SavedModel."""
-    from fedemb.engine import build_backbone
     from fedemb.models.backbone_files import save_backbone
-    from fedemb.serving.released import save_for_serving
+    from fedemb.release.released import save_for_serving
+    from fedemb.training import build_backbone
 
     folder = tmp_path_factory.mktemp("saved")
     backbone = build_backbone(MODEL, seed=0)
@@ -35,7 +35,7 @@ def saved(tmp_path_factory):
 
 
 def _problem(folder, graph=None, backbone="backbone.keras"):
-    from fedemb.serving.released import serving_problem
+    from fedemb.release.released import serving_problem
 
     path = folder / "saved_model" / "saved_model.pb"
     original = path.read_bytes()
@@ -69,8 +69,8 @@ def test_honest_model_passes(saved):
 def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypatch):
     import tensorflow as tf
 
-    from fedemb import engine as embedding
-    from fedemb.serving.released import save_for_serving
+    from fedemb import training as embedding
+    from fedemb.release.released import save_for_serving
 
     folder, backbone = saved
     honest = embedding.preprocess
@@ -160,7 +160,7 @@ tf.config.optimizer.set_jit(True)
 for _ in range(20):
     tf.function(lambda x: x + 1)(tf.constant(1.0))
 from fedemb.config import ModelConfig
-from fedemb.serving.released import serving_problem
+from fedemb.release.released import serving_problem
 folder = Path(sys.argv[1])
 model = ModelConfig.model_validate_json(sys.argv[2])
 print(serving_problem(folder / "saved_model", folder / "backbone.keras", model))
@@ -186,9 +186,9 @@ def test_settings_of_the_process_have_no_room_for_numbers(saved):
 def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
     """Groups, standardised and fixed filters, a classifier: what one process saves, so does another
     call."""
-    from fedemb.engine import build_backbone
     from fedemb.models.backbone_files import save_backbone
-    from fedemb.serving.released import save_for_serving, serving_problem
+    from fedemb.release.released import save_for_serving, serving_problem
+    from fedemb.training import build_backbone
 
     model = MODEL.model_copy(update={"backbone": name, "image_size": 32})
     backbone = build_backbone(model, seed=0)

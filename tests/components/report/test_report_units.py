@@ -12,8 +12,8 @@ from fedemb.foundation.document import read
 from fedemb.pipelines.cli.planned import lines, priced
 from fedemb.pipelines.run.command import _stated
 from fedemb.privacy.section import UNITS
+from fedemb.release.model_card import model_card
 from fedemb.reports.measured_words import covers
-from fedemb.serving.model_card import model_card
 from fedemb.training.noise_warnings import warnings
 from tests.kit.pipeline_runs import honest_run
 

@@ -9,7 +9,11 @@ from pydantic import ValidationError
 from fedemb import Simulation
 from fedemb.config import LocalTrainingConfig, ModelConfig, TrainingConfig
 from fedemb.data.builtin import ArrayUsers
-from fedemb.engine import (
+from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.keys import derive
+from fedemb.privacy.running import build_mechanism
+from fedemb.training import (
     ClientExamples,
     RoundFunction,
     build_backbone,
@@ -17,10 +21,6 @@ from fedemb.engine import (
     released_weights,
     server_step,
 )
-from fedemb.errors import ConfigError, InputError
-from fedemb.foundation.canonical_json import json_digest
-from fedemb.keys import derive
-from fedemb.privacy.running import build_mechanism
 from fedemb.training.simulation import RUN_ID
 
 KEY = bytes(range(32))

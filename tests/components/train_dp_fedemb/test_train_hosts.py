@@ -7,10 +7,10 @@ import signal
 import numpy as np
 import pytest
 
-from fedemb.engine.hosts import LOST, JobHost
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.training import hosts
+from fedemb.training.host_messages import LOST, JobHost
 from tests.kit.pipeline_runs.host_processes import embedded, played
 from tests.kit.pipeline_runs.training_run import ReadyRun, config, round_times
 

@@ -15,16 +15,15 @@ from fedemb.config import run as config_run
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
 from fedemb.documents.plan import read_plan
-from fedemb.engine import load_backbone
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
-from fedemb.gate.privacy_rules import public_line
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import running as queries
+from fedemb.release.privacy_rules import public_line
 from fedemb.steps import train_dp_fedemb
-from fedemb.training import attempt, trainer, working_state
+from fedemb.training import attempt, load_backbone, trainer, working_state
 from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import (
     RUN_ID,

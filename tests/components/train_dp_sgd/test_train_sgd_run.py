@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from fedemb.documents.evidence import MODEL_FILES
-from fedemb.engine import load_backbone
-from fedemb.engine.rounds import VectorizedRounds
 from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.ledger import Reservation
 from fedemb.privacy import running
 from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.steps import train_dp_fedemb, train_dp_sgd
-from fedemb.training import working_state
+from fedemb.training import load_backbone, working_state
+from fedemb.training.rounds import VectorizedRounds
 from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, config, prepare
 

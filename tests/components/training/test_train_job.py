@@ -7,8 +7,16 @@ from typing import ClassVar
 
 import pytest
 
-from fedemb.engine.hosts import CHIEF, HOSTS, POD, RUNTIME, JobHost, hosts_of_the_step, train_job
 from fedemb.errors import ConfigError, StorageError
+from fedemb.training.host_messages import (
+    CHIEF,
+    HOSTS,
+    POD,
+    RUNTIME,
+    JobHost,
+    hosts_of_the_step,
+    train_job,
+)
 
 VARIABLES = {
     HOSTS: "3",

@@ -10,14 +10,14 @@ import pytest
 import tensorflow as tf
 
 from fedemb.documents.audit import MechanismAudit
-from fedemb.engine import replay as round_replay
-from fedemb.engine.tensorflow_clients import ParallelRounds
 from fedemb.privacy import noise, running, sampling
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.running import Mechanism, RoundOutput
 from fedemb.steps import train_dp_fedemb as embeddings
 from fedemb.steps import train_dp_sgd as classifier
+from fedemb.training import replay as round_replay
 from fedemb.training import trainer, working_state
+from fedemb.training.tensorflow_clients import ParallelRounds
 from tests.kit.pipeline_runs.training_run import (
     ReadyRun,
     Unaudited,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedemb.config import AugmentationConfig, LocalTrainingConfig, LossConfig, ModelConfig
-from fedemb.engine.rounds import ClientExamples
+from fedemb.training.rounds import ClientExamples
 
 MODEL = ModelConfig(backbone="tanh_cnn", image_size=12, embedding_dim=8)
 SEED = 9

@@ -14,9 +14,9 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import numpy as np
 
-from fedemb.engine import jax_clients as jax_local_training
-from fedemb.engine.jax_clients import JaxRoundFunction
-from fedemb.engine.rounds import ClientExamples
+from fedemb.training import jax_clients as jax_local_training
+from fedemb.training.jax_clients import JaxRoundFunction
+from fedemb.training.rounds import ClientExamples
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.jax_units import (
     bfloat16,
@@ -115,7 +115,7 @@ class UpdatesOfAllDevices(JaxRoundFunction):
     def _records(self, *given):
         import jax
 
-        from fedemb.engine.jax_rounds import _UNITS, on_each_device
+        from fedemb.training.jax_rounds import _UNITS, on_each_device
 
         updates, rows = super()._records(*given)
         return on_each_device(jax.lax.psum(updates, _UNITS)), rows

@@ -19,13 +19,13 @@ os.environ["KERAS_BACKEND"] = "jax"
 import numpy as np
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.engine import jax_rounds
-from fedemb.engine.jax_rounds import JaxUnitGradientFunction
-from fedemb.engine.rounds import ClientExamples
 from fedemb.errors import ConfigError, Refused
 from fedemb.models import keras_backend as backend
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
+from fedemb.training import jax_rounds
+from fedemb.training.jax_rounds import JaxUnitGradientFunction
+from fedemb.training.rounds import ClientExamples
 from tests.kit.jax.without_tensorflow import forbid
 
 ROUND, SEED = 3, 9

@@ -50,10 +50,10 @@ def main(folder):
     """Prints what was built; raises where TensorFlow is asked for."""
     import numpy as np
 
-    import fedemb.engine.rounds
-    import fedemb.engine.units
     import fedemb.training.attempt
-    import fedemb.training.trainer  # noqa: F401
+    import fedemb.training.rounds
+    import fedemb.training.trainer
+    import fedemb.training.units  # noqa: F401
     from fedemb.config import ModelConfig
     from fedemb.models.backbone_files import load_backbone
     from fedemb.models.backbones import build_backbone

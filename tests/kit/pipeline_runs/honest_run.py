@@ -540,7 +540,7 @@ def stand_in_for_serving():
     """
     from tests.kit.servers import fake_serving
 
-    name = "fedemb.serving.released"
+    name = "fedemb.release.released"
     before = sys.modules.get(name)
     sys.modules[name] = fake_serving
     try:

@@ -151,7 +151,7 @@ def darkened(ready):
     """How dark an image is follows from how many there are: one user moves all others."""
 
     def act():
-        from fedemb.engine.rounds import SlabRounds
+        from fedemb.training.rounds import SlabRounds
 
         sound = SlabRounds.slabs
 

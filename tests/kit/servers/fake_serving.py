@@ -1,10 +1,10 @@
-"""Stands in for fedemb.serving.released where a test needs no TensorFlow."""
+"""Stands in for fedemb.release.released where a test needs no TensorFlow."""
 
 from types import SimpleNamespace
 
 from fedemb.documents.model import stored_tensors
 from fedemb.foundation.canonical_json import file_digest
-from fedemb.serving.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
+from fedemb.release.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
 
 
 def load_whitelisted(path, start, model):

@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import special
 
 from fedemb.documents.audit import REPLAYED, SIGMAS, Receipts
-from fedemb.engine.rounds import TrainingRound, Unit
 from fedemb.keys import derive
 from fedemb.privacy.group_mechanisms import TreeAggregation
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.noise import Floats, TreeStream, gaussian, round_tag, run_key, tensor_key
 from fedemb.privacy.running import Mechanism, RoundState
 from fedemb.privacy.sampling import Index, VirtualClient
+from fedemb.training.rounds import TrainingRound, Unit
 
 
 @dataclass(frozen=True)

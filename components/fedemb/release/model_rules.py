@@ -17,8 +17,8 @@ from fedemb.documents.utility import (
     rate_name,
     starts_of,
 )
-from fedemb.gate.privacy_report import build_report
-from fedemb.gate.rule import LATER_TOLERANCE, RELATIVE_TOLERANCE, Case, Charge, Rule, differences
+from fedemb.release.privacy_report import build_report
+from fedemb.release.rule import LATER_TOLERANCE, RELATIVE_TOLERANCE, Case, Charge, Rule, differences
 
 _AUDIT_AGAIN = "run audit_privacy on this model, then account_privacy"
 _TRAINED = "use the model artifact of the training step"

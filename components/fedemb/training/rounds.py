@@ -25,11 +25,11 @@ import numpy as np
 from jaxtyping import Float32
 
 from fedemb.config import ServerConfig
-from fedemb.engine.server import ServerState, server_step
 from fedemb.errors import Refused
 from fedemb.models.keras_backend import Variable
 from fedemb.privacy.running import Array, Mechanism, RoundOutput
 from fedemb.privacy.sampling import Index, VirtualClient
+from fedemb.training.server import ServerState, server_step
 
 SLAB_BYTES = 64 << 20
 """Maximum bytes of images in one slab; a larger client has a separate slab."""

@@ -23,18 +23,6 @@ from jaxtyping import Float32
 from typing_extensions import override
 
 from fedemb.config import UnitGradientConfig
-from fedemb.engine import hosts
-from fedemb.engine.hosts import Message
-from fedemb.engine.rounds import (
-    STATISTICS,
-    ClientExamples,
-    Padded,
-    RoundSums,
-    Slab,
-    Units,
-    VectorizedRounds,
-)
-from fedemb.engine.units import SLAB_MICROBATCHES, UnitRounds, UnitShare
 from fedemb.errors import ConfigError
 from fedemb.models.keras_backend import (
     JaxArray,
@@ -45,6 +33,18 @@ from fedemb.models.keras_backend import (
     jax_devices,
 )
 from fedemb.privacy.running import Mechanism
+from fedemb.training import host_messages as hosts
+from fedemb.training.host_messages import Message
+from fedemb.training.rounds import (
+    STATISTICS,
+    ClientExamples,
+    Padded,
+    RoundSums,
+    Slab,
+    Units,
+    VectorizedRounds,
+)
+from fedemb.training.units import SLAB_MICROBATCHES, UnitRounds, UnitShare
 
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding

@@ -15,15 +15,6 @@ import numpy as np
 from fedemb.config import ServerConfig
 from fedemb.documents.audit import Fold, MechanismAudit, Replay
 from fedemb.documents.model import RoundLine
-from fedemb.engine.replay import AttemptKeys, NoiseReceipts, ReceiptFigures, RoundReplay
-from fedemb.engine.rounds import TrainingRound, Unit
-from fedemb.engine.server import (
-    STATE_ARRAYS,
-    ServerState,
-    pack,
-    released_weights,
-    unpack,
-)
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import JsonObject, sha256_hex
 from fedemb.privacy.mechanism import MechanismPlan
@@ -31,6 +22,15 @@ from fedemb.privacy.noise import TagChain
 from fedemb.privacy.running import Mechanism, RoundState, with_tags
 from fedemb.privacy.sampling import Index, VirtualClient
 from fedemb.storage import Store
+from fedemb.training.replay import AttemptKeys, NoiseReceipts, ReceiptFigures, RoundReplay
+from fedemb.training.rounds import TrainingRound, Unit
+from fedemb.training.server import (
+    STATE_ARRAYS,
+    ServerState,
+    pack,
+    released_weights,
+    unpack,
+)
 
 _NAME = "audit.npz"
 _BEFORE = "began"

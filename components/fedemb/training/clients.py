@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Float32, Int, Int32, Int64, Num
 
 from fedemb.config import AugmentationConfig, LocalTrainingConfig
-from fedemb.engine.rounds import ClientExamples, SlabRounds, seed_of
 from fedemb.models.keras_backend import (
     AnyTensor,
     Model,
@@ -27,6 +26,7 @@ from fedemb.models.keras_backend import (
     input_of,
     keras_ops,
 )
+from fedemb.training.rounds import ClientExamples, SlabRounds, seed_of
 
 _ROTATION, _SCALE, _SHEAR, _SHIFT = math.pi / 18.0, 0.1, 0.15, 0.07
 """Largest rotation in radians, change of scale, shear, and shift as a share of the image size."""

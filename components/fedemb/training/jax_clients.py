@@ -19,7 +19,10 @@ import numpy as np
 from typing_extensions import override
 
 from fedemb.config import LocalTrainingConfig
-from fedemb.engine.clients import (
+from fedemb.models.keras_backend import JaxArray, JaxDevice, Model, Part, Variable
+from fedemb.models.losses import Real, build_loss, unit_rows
+from fedemb.privacy.running import Mechanism
+from fedemb.training.clients import (
     DRAWS,
     PROTOTYPE_BATCH,
     ClientRounds,
@@ -28,12 +31,9 @@ from fedemb.engine.clients import (
     no_data,
     type_of,
 )
-from fedemb.engine.jax_rounds import JaxRounds, on_each_device
-from fedemb.engine.processor_forms import for_processor
-from fedemb.engine.rounds import ClientExamples
-from fedemb.models.keras_backend import JaxArray, JaxDevice, Model, Part, Variable
-from fedemb.models.losses import Real, build_loss, unit_rows
-from fedemb.privacy.running import Mechanism
+from fedemb.training.jax_rounds import JaxRounds, on_each_device
+from fedemb.training.processor_forms import for_processor
+from fedemb.training.rounds import ClientExamples
 
 if TYPE_CHECKING:
     import jax

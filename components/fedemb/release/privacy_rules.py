@@ -9,9 +9,15 @@ from dataclasses import replace
 from fedemb.documents.model import RoundLine
 from fedemb.errors import SignatureInvalid
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.gate.plan import document as plan_document
-from fedemb.gate.privacy_report import block_table, covers_change_own_data
-from fedemb.gate.rule import (
+from fedemb.ledger import Anchor, terms_of
+from fedemb.ledger.records import check_record
+from fedemb.privacy.guarantee import event_to_json
+from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.prices import epsilon_rdp
+from fedemb.privacy.registry import MECHANISMS
+from fedemb.release.plan import document as plan_document
+from fedemb.release.privacy_report import block_table, covers_change_own_data
+from fedemb.release.rule import (
     LATER_TOLERANCE,
     RELATIVE_TOLERANCE,
     Case,
@@ -19,12 +25,6 @@ from fedemb.gate.rule import (
     Rule,
     differences,
 )
-from fedemb.ledger import Anchor, terms_of
-from fedemb.ledger.records import check_record
-from fedemb.privacy.guarantee import event_to_json
-from fedemb.privacy.mechanism import MechanismPlan
-from fedemb.privacy.prices import epsilon_rdp
-from fedemb.privacy.registry import MECHANISMS
 
 _NEW_RUN = "start a run with a new id"
 _TRAINED = "use the model artifact of the training step"

@@ -26,8 +26,6 @@ import numpy as np
 from typing_extensions import override
 
 from fedemb.config import UnitGradientConfig
-from fedemb.engine.rounds import ClientExamples, Slab, VectorizedRounds, seed_of
-from fedemb.engine.tensorflow_clients import ParallelRounds, assigned_devices
 from fedemb.models.backbones import HEAD, without_head
 from fedemb.models.keras_backend import (
     AnyTensor,
@@ -41,6 +39,8 @@ from fedemb.models.keras_backend import (
 )
 from fedemb.models.losses import NEVER
 from fedemb.privacy.running import Mechanism
+from fedemb.training.rounds import ClientExamples, Slab, VectorizedRounds, seed_of
+from fedemb.training.tensorflow_clients import ParallelRounds, assigned_devices
 
 SLAB_MICROBATCHES = 16
 """Maximum number of micro-batches per slab and worker."""

@@ -16,9 +16,6 @@ import numpy as np
 from typing_extensions import override
 
 from fedemb.config import ServerConfig, UnitGradientConfig
-from fedemb.engine.feature_cache import row_type
-from fedemb.engine.rounds import RoundSums, Slab, TrainingRound, Unit, UnitFeatures
-from fedemb.engine.server import ServerState, only_state
 from fedemb.errors import ConfigError
 from fedemb.models.backbones import HEAD
 from fedemb.models.keras_backend import Model
@@ -38,6 +35,9 @@ from fedemb.privacy.feature_sums import (
     whole_weights,
 )
 from fedemb.privacy.running import Mechanism
+from fedemb.training.feature_cache import row_type
+from fedemb.training.rounds import RoundSums, Slab, TrainingRound, Unit, UnitFeatures
+from fedemb.training.server import ServerState, only_state
 
 _CHUNK_BYTES = 4 << 20
 """Bytes of features in one matrix product, float64; about the cache of a core."""

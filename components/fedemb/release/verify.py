@@ -22,13 +22,13 @@ from fedemb.documents.verdict import BundleManifest, VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.foundation.canonical_json import file_digest, json_object
 from fedemb.foundation.document import Written, read
-from fedemb.gate.decide import decide, given_approvals
-from fedemb.gate.rule import Verdict
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
+from fedemb.release import bundle as parts
+from fedemb.release.decide import decide, given_approvals
+from fedemb.release.model_card import release_headline
+from fedemb.release.rule import Verdict
 from fedemb.reports.privacy_words import all_runs, report_sentence
-from fedemb.serving import bundle as parts
-from fedemb.serving.model_card import release_headline
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _check_serving(bundle: Path) -> None:
     )
     saved = bundle / parts.SAVED_MODEL
     try:
-        from fedemb.serving.released import check_parity, serving_problem
+        from fedemb.release.released import check_parity, serving_problem
 
         problem = serving_problem(saved, bundle / "backbone.keras", config.model)
         if problem is None:

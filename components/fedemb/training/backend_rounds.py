@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedemb.config import ModelConfig, TrainingConfig
-from fedemb.engine.feature_cache import keeps_features
-from fedemb.engine.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
-from fedemb.engine.rounds import TrainingRound
-from fedemb.engine.tensorflow_clients import RoundFunction
-from fedemb.engine.units import UnitGradientFunction
 from fedemb.models.backbones import cut, trainable_variables, with_bfloat16, without_head
 from fedemb.models.keras_backend import Model, Variable
 from fedemb.models.public_features import without_public_features
 from fedemb.privacy.running import Mechanism
+from fedemb.training.feature_cache import keeps_features
+from fedemb.training.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
+from fedemb.training.rounds import TrainingRound
+from fedemb.training.tensorflow_clients import RoundFunction
+from fedemb.training.units import UnitGradientFunction
 
 
 def build_rounds(
@@ -56,7 +56,7 @@ def build_rounds(
     variables, seed = trainable_variables(model, settings.trainable), training.seed
     unit = training.unit_gradient
     if by_unit and on_jax:
-        from fedemb.engine.jax_rounds import JaxUnitGradientFunction
+        from fedemb.training.jax_rounds import JaxUnitGradientFunction
 
         return JaxUnitGradientFunction(model, mechanism, unit, variables=variables, seed=seed), None
     if by_unit:
@@ -84,7 +84,7 @@ def _client_rounds(
     shared_head_rows: int,
 ) -> TrainingRound:
     if training.backend == "jax":
-        from fedemb.engine.jax_clients import JaxRoundFunction
+        from fedemb.training.jax_clients import JaxRoundFunction
 
         return JaxRoundFunction(
             model,

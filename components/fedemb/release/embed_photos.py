@@ -18,14 +18,14 @@ import numpy as np
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.errors import InputError
 from fedemb.foundation.files import require_output
-from fedemb.serving.photo_source import Photo, PhotoSource
-from fedemb.serving.released import ReleasedModel
+from fedemb.release.photo_source import Photo, PhotoSource
+from fedemb.release.released import ReleasedModel
 from fedemb.storage import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fedemb.serving.released import ReleasedModel
+    from fedemb.release.released import ReleasedModel
 
 SPACE = b"embedding_space_id"
 MOST_PHOTOS = 256

@@ -14,17 +14,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from fedemb.config import PretrainingConfig, TrainingConfig
-from fedemb.engine.clients import augment, glorot_head, stateless_draws
-from fedemb.engine.tensorflow_clients import gradients_summed_in_order
+from fedemb.config import PretrainingConfig, RunConfig, TrainingConfig
+from fedemb.models.backbone_files import load_backbone
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.keras_backend import Model, TfTensor, preprocess
 from fedemb.models.losses import build_loss
+from fedemb.models.public_features import without_public_features
+from fedemb.training.clients import augment, glorot_head, stateless_draws
+from fedemb.training.tensorflow_clients import gradients_summed_in_order
+
+if TYPE_CHECKING:
+    from fedemb.data.client_data import VerifiedFolder
 
 _LOG = logging.getLogger(__name__)
 
@@ -248,6 +254,25 @@ def train_centralized(
         minimize(backbone, [], _cross_entropy, images, labels, schedule=schedule, seed=seed)
     else:
         pretrain(backbone, images, labels, schedule, seed=seed)
+    return backbone
+
+
+def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Model:
+    """Trains the non-private baseline of a simulation from the same public backbone."""
+    from fedemb.data.client_data import UserStore, load_examples
+
+    backbone = load_backbone(pretrained / "backbone.keras", config.model)
+    store = UserStore(users)
+    images, labels = load_examples(
+        store,
+        np.arange(len(store)),
+        max_examples=int(store.image_counts.sum()),
+        image_size=config.model.image_size,
+        channels=config.model.channels,
+    )
+    epochs = config.evaluation.centralized_epochs
+    trained = without_public_features(backbone)
+    train_centralized(trained, images, labels, config.training, epochs=epochs)
     return backbone
 
 

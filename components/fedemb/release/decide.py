@@ -23,10 +23,10 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, GivenApproval, RuleOutcome
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused, StorageError
 from fedemb.foundation.document import Written
-from fedemb.gate import model_rules, privacy_rules
-from fedemb.gate.rule import RERUN, Case, Charge, Reason, Rule, Verdict
 from fedemb.ledger import Ledger
 from fedemb.privacy.mechanism import MechanismPlan
+from fedemb.release import model_rules, privacy_rules
+from fedemb.release.rule import RERUN, Case, Charge, Reason, Rule, Verdict
 
 LENGTH = 200
 """Maximum number of characters of a value or limit."""

@@ -16,12 +16,12 @@ from jaxtyping import Float32, UInt8
 
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
-from fedemb.engine.rounds import ClientExamples, UnitFeatures
 from fedemb.foundation import step_logging as events
 from fedemb.models.keras_backend import Model, available_cores, traced
 from fedemb.privacy.feature_sums import whole_features
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.sampling import VirtualClient
+from fedemb.training.rounds import ClientExamples, UnitFeatures
 
 _LOG = logging.getLogger(__name__)
 

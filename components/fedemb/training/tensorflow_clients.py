@@ -22,7 +22,10 @@ from jaxtyping import Float32
 from typing_extensions import override
 
 from fedemb.config import LocalTrainingConfig
-from fedemb.engine.clients import (
+from fedemb.models.keras_backend import Model, Part, TfTensor, TfVariable, Variable
+from fedemb.models.losses import build_loss
+from fedemb.privacy.running import Mechanism
+from fedemb.training.clients import (
     DRAWS,
     PROTOTYPE_BATCH,
     ClientRounds,
@@ -31,10 +34,7 @@ from fedemb.engine.clients import (
     augment,
     no_data,
 )
-from fedemb.engine.rounds import STATISTICS, ClientExamples, RoundSums, Slab, SlabRounds
-from fedemb.models.keras_backend import Model, Part, TfTensor, TfVariable, Variable
-from fedemb.models.losses import build_loss
-from fedemb.privacy.running import Mechanism
+from fedemb.training.rounds import STATISTICS, ClientExamples, RoundSums, Slab, SlabRounds
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -18,10 +18,10 @@ from fedemb.documents.privacy_report import (
 )
 from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.foundation.document import Written
-from fedemb.gate.decide import applied_waivers
 from fedemb.ledger import Ledger
 from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
+from fedemb.release.decide import applied_waivers
 from fedemb.reports import privacy_words
 from fedemb.reports.headline import Headline, RunFacts, headline
 from fedemb.reports.measured_words import (

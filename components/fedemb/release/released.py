@@ -36,7 +36,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import classify, embed
 from fedemb.models.keras_backend import Model, Variable, all_layers
-from fedemb.serving.bundle import PARITY, SAVED_MODEL_FILES
+from fedemb.release.bundle import PARITY, SAVED_MODEL_FILES
 
 _REMEDY = "Install the versions in requirements/"
 _FURTHEST = 0.02
@@ -233,7 +233,7 @@ def save_for_serving(backbone: Model, model: ModelConfig, folder: Path) -> Serve
     """
     import tensorflow as tf
 
-    from fedemb.engine import preprocess
+    from fedemb.models.keras_backend import preprocess
 
     trainable, fixed = backbone.trainable_variables, backbone.non_trainable_variables
     pixels = tf.TensorSpec(

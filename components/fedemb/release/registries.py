@@ -22,9 +22,9 @@ from fedemb.foundation.addresses import in_time
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import read
 from fedemb.foundation.environment import require_modules
+from fedemb.release import bundle as parts
 from fedemb.reports.headline import RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun, client_of, log_run
-from fedemb.serving import bundle as parts
 
 BUNDLE = "fedemb.bundle_sha"
 """Property that identifies a release."""
@@ -110,7 +110,7 @@ def _mlflow(url: str, release: Release) -> None:
     # A server rejects a folder of another machine as a source.
     source = release.uri if "://" in release.uri else f"fedemb://{name}/{release.version}"
     figures = {f"fedemb.{key}": repr(value) for key, value in release.run.metrics().items()}
-    tags = release.properties | figures | {"fedemb.serving.bundle": release.uri}
+    tags = release.properties | figures | {"fedemb.release.bundle": release.uri}
     client.create_model_version(
         name, source, run, tags, description=release.run.headline.sentence()
     )

@@ -1,1 +1,0 @@
-"""Gate: the plan of a run, and the rules that allow or deny its release."""

@@ -1,1 +1,0 @@
-"""Releases: bundle, marker, card, verification, registries, and use by their users."""
