@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.evidence import Evidence, gather, sentence_of
@@ -195,7 +193,7 @@ def _check_serving(bundle: Path) -> None:
             f"saved_model cannot be checked without {error.name}. Verify with an installation "
             "that has TensorFlow."
         ) from error
-    except (OSError, ValueError, DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SignatureInvalid("saved_model is not readable. Fetch the bundle again.") from error
     if problem is not None:
         raise SignatureInvalid(problem)
