@@ -45,6 +45,6 @@ def train_dp_sgd(
 
 def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
     """Trains the attempt, see `algorithms.run`; the late import drops TensorFlow's messages."""
-    from fedemb.training.algorithms import run
+    from fedemb.training.trainer import run
 
     return run(context, "train_dp_sgd", root_key=root_key)

@@ -58,10 +58,9 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
 from fedemb.storage.fencing import FencedStore, FencingToken
 from fedemb.training import working_state
-from fedemb.training.audit import RoundAudit
+from fedemb.training.audit import AttemptKeys, RoundAudit
 from fedemb.training.backend_rounds import build_rounds
 from fedemb.training.host_messages import connect, hosts_of_the_step, is_multi_host
-from fedemb.training.replay import AttemptKeys
 from fedemb.training.rounds import TrainingRound, VectorizedRounds, assign_weights
 from fedemb.training.server import ServerState, released_weights
 from fedemb.training.working_state import AttemptInputs, RoundLog, SignedState

@@ -21,6 +21,7 @@ from typing_extensions import override
 from fedemb.config import LocalTrainingConfig
 from fedemb.models.keras_backend import JaxArray, JaxDevice, Model, Part, Variable
 from fedemb.models.losses import Real, build_loss, unit_rows
+from fedemb.models.processor_forms import for_processor
 from fedemb.privacy.running import Mechanism
 from fedemb.training.clients import (
     DRAWS,
@@ -32,7 +33,6 @@ from fedemb.training.clients import (
     type_of,
 )
 from fedemb.training.jax_rounds import JaxRounds, on_each_device
-from fedemb.training.processor_forms import for_processor
 from fedemb.training.rounds import ClientExamples
 
 if TYPE_CHECKING:

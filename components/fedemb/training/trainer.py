@@ -10,28 +10,119 @@ import json
 import logging
 import signal
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import cast
 
 import numpy as np
 
-from fedemb.data.client_data import GroupIndex, VerifiedFolder
-from fedemb.errors import ArtifactError, Interrupted
+from fedemb.config import ModelConfig
+from fedemb.data.client_data import GroupIndex, UserStore, VerifiedFolder, load_examples
+from fedemb.errors import ArtifactError, ConfigError, Interrupted
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.noise import TagChain
 from fedemb.privacy.running import MechanismState, RoundOutput, with_tags
 from fedemb.privacy.sampling import Index, VirtualClient
+from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store
 from fedemb.training import working_state
-from fedemb.training.attempt import Attempt, Trained
+from fedemb.training.attempt import Attempt, Trained, run_attempt
 from fedemb.training.audit import RoundAudit, RoundRecord
+from fedemb.training.backend_rounds import build_rounds
+from fedemb.training.feature_cache import (
+    FeatureCache,
+    FeatureProgress,
+    FrozenFeatures,
+    plain_rows,
+    rows_of,
+    unit_key,
+)
 from fedemb.training.hosts import led
-from fedemb.training.rounds import STATISTICS, Feed, Round, TrainingRound, Unit, run_rounds
+from fedemb.training.rounds import (
+    STATISTICS,
+    ClientExamples,
+    Feed,
+    Round,
+    TrainingRound,
+    Unit,
+    run_rounds,
+)
 from fedemb.training.server import ServerState, initial_state
 from fedemb.training.working_state import Progress
+
+CACHE_BYTES = 256 << 20
+"""Maximum bytes of decoded images cached for later rounds."""
+
+
+class ClientLoader:
+    """Loads the examples of virtual clients and caches the most recently used ones decoded.
+
+    Args:
+      store: the users.
+      model: model configuration, which defines the image format.
+      max_examples: maximum number of examples of one client, in keyed order.
+      one_image: True if clients are images sampled separately; each client then loads the image at
+          its index among its owner's images.
+      classes: DP-FedAvg only: all labels, ascending; a label's index is its row of the shared head.
+      cache_bytes: maximum bytes of decoded images cached.
+    """
+
+    def __init__(
+        self,
+        store: UserStore,
+        model: ModelConfig,
+        *,
+        max_examples: int,
+        one_image: bool = False,
+        classes: np.ndarray | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._store, self._classes, self._one_image = store, classes, one_image
+        self._how = {
+            "max_examples": max_examples,
+            "image_size": model.image_size,
+            "channels": model.channels,
+        }
+        self._cache: OrderedDict[bytes, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._room = cache_bytes
+
+    def load(self, client: VirtualClient) -> ClientExamples:
+        """Loads a `sampling.VirtualClient`; a client without users returns no examples."""
+        key = client.users.tobytes()
+        found = self._cache.pop(key, None)
+        if found is None:
+            found = self._read(client.users)
+            self._room -= found[0].nbytes
+        self._cache[key] = found
+        while self._room < 0:
+            _, (images, _) = self._cache.popitem(last=False)
+            self._room += images.nbytes
+        images, labels = found
+        if self._one_image:
+            place = slice(client.grouping, client.grouping + 1)
+            images, labels = images[place], labels[place]
+        return ClientExamples(client.grouping, client.group, images, labels)
+
+    def _read(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = load_examples(self._store, users, **self._how)
+        if self._classes is not None:
+            labels = np.searchsorted(self._classes, labels)
+        return images, labels
+
+
+def all_classes(store: UserStore) -> np.ndarray:
+    """Returns all labels of the training users, int64 ascending, for DP-FedAvg's shared head."""
+    found: set[int] = set()
+    for start in range(0, len(store), 1024):
+        for user in store.read(np.arange(start, min(start + 1024, len(store)))):
+            found.update(user.labels)
+    return np.array(sorted(found), np.int64)
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -278,3 +369,72 @@ class Diagnostics:
         self._lines.append({"round": index, **figures})
         lines = (json.dumps(line, sort_keys=True) + "\n" for line in self._lines)
         self._store.write(_FILE, "".join(lines).encode())
+
+
+def run(context: StepContext, step: str, *, root_key: bytes | None = None) -> JsonObject:
+    """Trains a model; arguments, result and errors are those of `run_attempt`.
+
+    Raises:
+      ConfigError: also raised for an algorithm without a guarantee, or that another step runs.
+    """
+    config = context.config
+    algorithm = config.training.algorithm
+    other = "train_dp_sgd" if algorithm == "dp_sgd" else "train_dp_fedemb"
+    if step != other:
+        raise ConfigError(
+            f"training.algorithm={algorithm} is run by {other} and not by this step; submit the "
+            f"pipeline {other.removeprefix('train_').replace('_', '-')}"
+        )
+    if algorithm == "dp_fedavg" and config.purpose != "simulation":
+        raise ConfigError(
+            "training.algorithm=dp_fedavg takes the list of all classes from private data, which "
+            "no guarantee covers; set purpose: simulation, or algorithm: dp_fedemb"
+        )
+    return run_attempt(context, step, train, root_key, rehearsed=algorithm != "dp_fedavg")
+
+
+def train(attempt: Attempt, users: VerifiedFolder) -> Trained:
+    """Runs the rounds that are not committed yet, and recomputes two of them."""
+    config, training, store = attempt.config, attempt.config.training, UserStore(users)
+    classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
+    by_unit, alone = training.algorithm == "dp_sgd", config.mechanism.samples_images
+    most = training.local.max_examples_per_client
+    if alone or training.algorithm == "dp_covariance":
+        most = config.partition.max_images_per_user
+    elif by_unit:
+        most = training.unit_gradient.images_per_unit
+    loader = ClientLoader(store, config.model, max_examples=most, one_image=alone, classes=classes)
+    function, trunk = attempt.rounds or build_rounds(
+        attempt.backbone,
+        attempt.mechanism,
+        config.model,
+        training,
+        workers=attempt.workers.number,
+        devices=attempt.workers.devices,
+        shared_head_rows=0 if classes is None else max(1, len(classes)),
+    )
+    if trunk is None:
+        return Trainer(attempt, users, function, loader.load).train()
+    cache = FeatureCache(trunk, rows_of if by_unit else plain_rows)
+    progress = FeatureProgress.of(attempt.mechanism.plan)
+    if by_unit or training.algorithm == "dp_covariance":
+        return Trainer(attempt, users, function, *_by_unit(cache, loader.load, progress)).train()
+    frozen = FrozenFeatures(cache, loader.load, most)
+    prepare = partial(frozen.fill, progress=progress)
+    return Trainer(attempt, users, function, frozen.load, prepare).train()
+
+
+def _by_unit(
+    cache: FeatureCache,
+    load: Callable[[VirtualClient], ClientExamples],
+    progress: FeatureProgress,
+) -> tuple[Callable[[VirtualClient], Unit], Callable[[Sequence[VirtualClient]], None]]:
+    """Returns readers of the features of one unit, and of all units of a round."""
+
+    def features(client: VirtualClient) -> Unit:
+        return cache.of(unit_key(client), partial(load, client))
+
+    def fill(clients: Sequence[VirtualClient]) -> None:
+        cache.fill(((unit_key(client), partial(load, client)) for client in clients), progress)
+
+    return features, fill

@@ -7,7 +7,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-from fedemb.training.processor_forms import for_processor  # noqa: E402
+from fedemb.models.processor_forms import for_processor  # noqa: E402
 
 AXES = ("NHWC", "HWIO", "NHWC")
 CASES = {

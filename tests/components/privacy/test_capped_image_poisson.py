@@ -261,7 +261,7 @@ def test_what_contradicts_it_is_refused(changes, words):
 @pytest.mark.long
 @pytest.mark.parametrize("trainable", ["all", "head"])
 def test_it_trains_on_one_image_of_a_user_at_a_time(tmp_path, trainable, monkeypatch):
-    from fedemb.training.client_loader import ClientLoader
+    from fedemb.training.trainer import ClientLoader
 
     seen = []
     load = ClientLoader.load

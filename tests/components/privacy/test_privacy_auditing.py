@@ -11,7 +11,7 @@ import pytest
 
 from fedemb.keys import derive
 from fedemb.privacy.noise import gaussian, tensor_key
-from fedemb.training.replay import NoiseReceipts
+from fedemb.training.audit import NoiseReceipts
 from tests.kit.privacy_worlds import make_plan
 
 DIM, ROUNDS = 3000, 6

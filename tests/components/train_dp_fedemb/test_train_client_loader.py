@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedemb.data.client_data import UserStore
-from fedemb.training.client_loader import ClientLoader, all_classes
+from fedemb.training.trainer import ClientLoader, all_classes
 from tests.kit.pipeline_runs.training_run import SIZE, config, write_users
 from tests.kit.verified_folder import as_committed
 

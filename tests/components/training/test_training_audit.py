@@ -15,7 +15,7 @@ from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.running import Mechanism, RoundOutput
 from fedemb.steps import train_dp_fedemb as embeddings
 from fedemb.steps import train_dp_sgd as classifier
-from fedemb.training import replay as round_replay
+from fedemb.training import audit as round_replay
 from fedemb.training import trainer, working_state
 from fedemb.training.tensorflow_clients import ParallelRounds
 from tests.kit.pipeline_runs.training_run import (
