@@ -69,13 +69,15 @@ def test_honest_model_passes(saved):
 def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypatch):
     import tensorflow as tf
 
-    from fedemb import training as embedding
+    from fedemb.models import keras_backend
     from fedemb.release.released import save_for_serving
 
     folder, backbone = saved
-    honest = embedding.preprocess
+    honest = keras_backend.preprocess
     scale = np.random.default_rng(0).normal(size=(8, 8, 1)).astype(np.float32)
-    monkeypatch.setattr(embedding, "preprocess", lambda images: honest(images) * tf.constant(scale))
+    monkeypatch.setattr(
+        keras_backend, "preprocess", lambda images: honest(images) * tf.constant(scale)
+    )
     save_for_serving(backbone, MODEL, tmp_path / "saved_model")
     (tmp_path / "backbone.keras").write_bytes((folder / "backbone.keras").read_bytes())
     monkeypatch.undo()
