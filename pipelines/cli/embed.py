@@ -14,13 +14,13 @@ from fedemb.pipelines.output import say
 
 
 def embed(
-    photos: Annotated[str, typer.Argument(help="Folder of photos, Parquet, or tar shards.")],
+    photos: Annotated[str, typer.Argument(help="Folder of photos, or Parquet.")],
     model: Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")],
     output: Annotated[
         str, typer.Option("--output", "-o", help="File NAME.parquet to write, here or in a bucket.")
     ] = "embeddings.parquet",
     id_column: Annotated[
-        str | None, typer.Option(help="Parquet, tar: column that names the rows.")
+        str | None, typer.Option(help="Parquet: column that names the rows.")
     ] = None,
     trust: TrustOption = None,
     insecure: Annotated[

@@ -16,7 +16,7 @@ class InitOptions:
     """Options of `fedemb init`."""
 
     data: Annotated[
-        str, typer.Option(help="Photos: Parquet, CSV, TFRecord, tar, or one folder per user.")
+        str, typer.Option(help="Photos: Parquet, CSV, TFRecord, or one folder per user.")
     ]
     column: Annotated[
         list[str] | None,
@@ -29,7 +29,7 @@ class InitOptions:
         str | None,
         typer.Option(
             "--format",
-            help="Format: parquet, tfrecord, csv, webdataset or image_folder; default: by name.",
+            help="Format: parquet, tfrecord, csv or image_folder; default: by name.",
         ),
     ] = None
     image_root: Annotated[

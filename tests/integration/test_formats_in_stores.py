@@ -16,19 +16,13 @@ from tests.components.data.test_fuzz_readers import (
     write_csv,
     write_folder,
     write_packed_records,
-    write_packed_tar,
     write_records,
     write_rows,
-    write_tar,
 )
-from tests.components.data.test_webdataset import sample, shard
-from tests.kit.pipeline_runs.partition_run import rows_of
+from tests.kit.pipeline_runs.partition_run import rows_of, write_parquet
 
 pytestmark = pytest.mark.slow
-WRITERS = (
-    *(write_folder, write_csv, write_rows, write_records, write_packed_records),
-    *(write_tar, write_packed_tar),
-)
+WRITERS = (write_folder, write_csv, write_rows, write_records, write_packed_records)
 
 
 @pytest.fixture(params=["gcs", "s3"])
@@ -57,12 +51,12 @@ def test_bucket_gives_the_records_of_a_folder(bucket, tmp_path, write):
 
 def test_shards_of_a_bucket_are_named_by_braces(bucket, tmp_path):
     for number, row in enumerate(rows_of(2)):
-        shard(tmp_path / f"s-{number}.tar", sample("0", row))
+        write_parquet(tmp_path / f"s-{number}.parquet", [row])
     upload(tmp_path, join(bucket, "in"))
     last = len(rows_of(2)) - 1
-    assert read_and_prepare(join(bucket, "in", f"s-{{0..{last}}}.tar")) == last + 1
+    assert read_and_prepare(join(bucket, "in", f"s-{{0..{last}}}.parquet")) == last + 1
     with pytest.raises(InputError, match="missing, the first is"):
-        read_and_prepare(join(bucket, "in", f"s-{{0..{last + 1}}}.tar"))
+        read_and_prepare(join(bucket, "in", f"s-{{0..{last + 1}}}.parquet"))
     source = PhotoSource(join(bucket, "in"))
     photos = [*source.photos()]
     assert [isinstance(data, bytes) for _, data in photos] == [True] * (last + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from fedemb.data.columns import guess_source
 from fedemb.data.image_files import is_side_file
 from fedemb.errors import InputError
 from fedemb.pipelines.run.load_config import load_config
-from tests.components.data.test_webdataset import shard
 from tests.pipelines.test_other_peoples_files import USERS, as_parquet, rows, users_of
 from tests.pipelines.test_tables_of_others import PHOTOS, checked, plain, table
 
@@ -30,14 +28,6 @@ def people(folder: Path, inside: str, beside: dict[str, str]) -> Path:
     return folder / "in"
 
 
-def webdataset(folder: Path) -> Path:
-    files = []
-    for number, (user, _, data) in enumerate(rows()):
-        values = json.dumps({"user_id": user, "url": "x"}).encode()
-        files += [(f"{number:09d}.jpg", data), (f"{number:09d}.json", values)]
-    return shard(folder / "00000.tar", files)
-
-
 def open_images(folder: Path) -> Path:
     return table(folder, "ImageID,Author,Title", lambda n, user, _: f'{n},{user},"a, b"')
 
@@ -53,7 +43,6 @@ WORKS: dict[str, Make] = {
     "phone card": lambda f: people(f, "DCIM/100APPLE", {".THM.db": "x"}),
     "Hugging Face Parquet": lambda f: as_parquet(f / "train-00000-of-00001.parquet"),
     "Kaggle CSV": lambda f: table(f, "file_name,user_id,label", plain),
-    "webdataset": webdataset,
 }
 
 
@@ -97,6 +86,12 @@ def tree(folder: Path, *names: str) -> Path:
 def test_loose_photos_have_no_owner_and_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"has no folder per user"):
         users_of(tree(tmp_path, "1.jpg", "2.jpg"), tmp_path)
+
+
+def test_archive_is_to_be_unpacked(tmp_path):
+    (tmp_path / "photos.tar").write_bytes(b"x")
+    with pytest.raises(InputError, match="Unpack archives"):
+        users_of(tmp_path / "photos.tar", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ ONE_COHORT = "all"
 
 
 class Columns(Section):
-    """Names of columns, of features (TFRecord), or of JSON fields and endings (webdataset)."""
+    """Names of columns or features (TFRecord)."""
 
     image: str = "image"
-    """Encoded image bytes (Parquet, TFRecord). webdataset: ending of the image member, such as
-    `left.jpg`; `image`: any image ending. Unused for CSV and image folders."""
+    """Encoded image bytes (Parquet, TFRecord); unused for CSV and image folders."""
     user_id: str | None = "user_id"
     """Owner of the image, which is the unit of privacy. Must be null with `policy.unit: image`,
     where each row is a separate unit, and set otherwise."""
@@ -39,7 +38,6 @@ ENDINGS = {
     "parquet": re.compile(r"\.(parquet|pq)$", re.IGNORECASE),
     "tfrecord": re.compile(r"[._-]tfrecords?[-0-9of*?\[\]]*(\.(gz|gzip|zlib))?$", re.IGNORECASE),
     "csv": re.compile(r"\.csv$", re.IGNORECASE),
-    "webdataset": re.compile(r"\.(tar|tar\.gz|tgz)$", re.IGNORECASE),
 }
 """Pattern of file name endings for each format."""
 
@@ -54,11 +52,11 @@ class SourceConfig(Section):
     """Location and format of a set of images."""
 
     uri: Address
-    """File, folder, glob or shards such as `{000..009}.tar`; local, gs:// or s3://. `builtin`: the
+    """File, folder, glob or shards such as `{000..009}.csv`; local, gs:// or s3://. `builtin`: the
     generated glyphs."""
-    format: Literal["auto", "parquet", "tfrecord", "image_folder", "csv", "webdataset"] = "auto"
-    """File format. `auto` uses the extension: .parquet, .tfrecord[.gz], .csv, .tar[.gz]
-    (webdataset), else a folder per user."""
+    format: Literal["auto", "parquet", "tfrecord", "image_folder", "csv"] = "auto"
+    """File format. `auto` uses the extension: .parquet, .tfrecord[.gz], .csv, else a
+    folder per user."""
     image_root: Address | None = None
     """CSV only: folder of the image files; null: the folder that contains the CSV file."""
     columns: Columns = Columns()

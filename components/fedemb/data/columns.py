@@ -13,7 +13,7 @@ from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
-from fedemb.data.image_files import KNOWN_ENDINGS, ImageFiles, fields_of, is_side_file
+from fedemb.data.image_files import ImageFiles, is_side_file
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_parts import find_files
 from fedemb.data.tables import Part, check_columns, csv_columns, open_csv, open_parquet, path_values
@@ -78,7 +78,6 @@ _USER = (
     "identity",
 )
 _LABEL = ("label", "class", "category", "character", "target")
-_WEBDATASET_LABEL = (*_LABEL, "cls")
 _IMAGE = ("image", "photo", "picture", "img", "jpg", "png", "bytes")
 _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
 _TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
@@ -96,7 +95,7 @@ def guess_source(
     """Returns a source with columns guessed from their names; classes are assumed to be shared.
 
     Args:
-      uri: Parquet, CSV, TFRecord or tar file, folder of users, or glob of files.
+      uri: Parquet, CSV or TFRecord file, folder of users, or glob of files.
       named: role -> column name, for known columns; `user_id` may be `NO_OWNER`.
       kind: format of the files; None: from the ending of the address, or of the files of a folder.
       image_root: folder of the images of a CSV; None: the one that has its first images.
@@ -127,11 +126,6 @@ def guess_source(
         _check_no_table(uri, names)
         depths = {name.count("/") for name in names if not is_side_file(name)}
         columns["label"] = "label" if depths == {2} else None  # user/class/photo.jpg
-    elif kind == "webdataset":
-        files = find_files(uri, kind)
-        names = _webdataset_names(files[0], uri, owned=named.get("user_id") != NO_OWNER)
-        columns["label"] = _first(names, _WEBDATASET_LABEL)
-        columns["user_id"] = named.get("user_id") or _needed(names, _USER, "user_id", uri)
     tree["columns"] = _with_named(columns, named)
     return SourceConfig.model_validate(tree)
 
@@ -184,8 +178,8 @@ def names_in_folder(uri: str) -> list[str]:
     if store.local_root is not None and not store.local_root.is_dir():
         if store.local_root.exists():
             raise InputError(
-                f"The format of {uri} is unknown. Pass a folder of photos, Parquet, CSV, TFRecord "
-                "or tar files; pass --format if their names do not show it."
+                f"The format of {uri} is unknown. Unpack archives, and pass a folder of photos, "
+                "Parquet, CSV or TFRecord; pass --format if the names of tables do not show it."
             )
         raise InputError(f"No folder at {uri}. Pass a file or folder of photos.")
     return store.list()
@@ -200,32 +194,11 @@ def format_of_files(uri: str) -> str | None:
         return None
     names = islice((entry.name for entry in store.entries()), _LOOKED_AT)
     names = (name for name in names if not _MARKER.search(name))
-    formats = ("parquet", "tfrecord", "webdataset")
+    formats = ("parquet", "tfrecord")
     found = ((name, format_of(name)) for name in names)
     kinds = {kind for name, kind in found if kind in formats or not is_side_file(name)}
     (kind,) = kinds if len(kinds) == 1 else (None,)
     return kind if kind in formats else None
-
-
-def _webdataset_names(part: Part, uri: str, *, owned: bool) -> list[str]:
-    """Returns JSON fields and endings of the first samples of a shard that can be columns."""
-    fields, endings = fields_of(part, _LOOKED_AT)
-    images = [ending for ending in endings if f".{ending}".endswith(KNOWN_ENDINGS)]
-    if not images:
-        shown = ", ".join(endings[:_LOOKED_AT]) or "none"
-        raise InputError(
-            f"{uri} is not a webdataset shard: no member has an image ending among the first "
-            f"{_LOOKED_AT} keys (endings: {shown}). Unpack it with `tar -xf`, and pass the folder."
-        )
-    if owned and not fields and endings == images:
-        raise InputError(
-            f"{uri} has images and nothing that names their owners. For one folder per user, "
-            "unpack it with `tar -xf` and pass the folder; else add a member such as "
-            "000.json with the field user_id beside 000.jpg."
-        )
-    texts = {ending.removesuffix(".txt") for ending in endings}
-    texts = {ending for ending in texts if ending.rpartition(".")[2] != "json"}
-    return sorted({*fields, *texts} - {*images})
 
 
 def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]:
@@ -251,7 +224,7 @@ def _check_no_table(uri: str, names: Sequence[str]) -> None:
         lines = any(name.endswith(".jsonl") for name in tables)
         raise InputError(
             f"{uri} has {' and '.join(tables[:2])}, which may name the owners of its photos. Pass "
-            "the one that does (CSV, Parquet, TFRecord or tar), or remove it if each folder is one "
+            "the one that does (CSV, Parquet or TFRecord), or remove it if each folder is one "
             "user." + " Convert JSON Lines to CSV first." * lines
         )
 

@@ -77,8 +77,8 @@ def braces(text: str) -> tuple[str, ...]:
     Raises:
       InputError: more than 100,000 names.
 
-    >>> braces("a-{08..10}.tar"), braces("{x,y}/*")
-    (('a-08.tar', 'a-09.tar', 'a-10.tar'), ('x/*', 'y/*'))
+    >>> braces("a-{08..10}.csv"), braces("{x,y}/*")
+    (('a-08.csv', 'a-09.csv', 'a-10.csv'), ('x/*', 'y/*'))
     """
     pieces: list[list[str]] = []
     end, count = 0, 1

@@ -1,4 +1,4 @@
-"""Reads images with owners: Parquet, TFRecord, webdataset, folders, CSV; local, gs://, s3://.
+"""Reads images with owners: Parquet, TFRecord, folders, CSV; local, gs://, s3://.
 
 Reading has three stages, so that Beam can distribute it and a laptop can loop over it. `find_parts`
 checks names and schemas, and raises an error for infrastructure faults. `split_part` splits a file
@@ -18,7 +18,7 @@ import numpy as np
 
 from fedemb.config import SourceConfig
 from fedemb.data.identity import Cell, SinglePrecision, name_text
-from fedemb.data.image_files import BadRecord, ImageFiles, iter_samples, plain_name
+from fedemb.data.image_files import BadRecord, ImageFiles, plain_name
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.records import example_values
 from fedemb.data.source_parts import check_parquet, csv_image_root, find_parts, split_part
@@ -81,7 +81,6 @@ def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Itera
         "csv": _read_csv,
         "tfrecord": _read_tfrecord,
         "image_folder": _read_folders,
-        "webdataset": _read_webdataset,
     }
     for batch in readers[kind](source, part, wanted):
         kept = apply_where(source, named_labels(source, batch))
@@ -256,19 +255,6 @@ def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iter
             rows = []
     if rows:
         yield _from_rows(rows, image, columns)
-
-
-def _read_webdataset(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
-    images, rows, size = list[Cell](), list[Mapping[str, Cell]](), 0
-    for image, values in iter_samples(part, source.columns.image, columns):
-        images.append(image)
-        rows.append(values)
-        size += len(image) if isinstance(image, bytes) else 0
-        if len(rows) == BATCH_ROWS or size >= BATCH_BYTES:
-            yield Batch(images, {name: [row[name] for row in rows] for name in columns})
-            images, rows, size = [], [], 0
-    if rows:
-        yield Batch(images, {name: [row[name] for row in rows] for name in columns})
 
 
 def _from_rows(rows: Sequence[Mapping[str, Cell]], image: str, columns: list[str]) -> Batch:

@@ -204,13 +204,6 @@ BAD = {
     "cohort_missing": "no cohort",
     "image_missing": "no image bytes (such as Parquet with paths alone), or no file of that name "
     "below data.source.image_root",
-    "sample_without_image": "key of a tar shard without an image; its members must be neighbours",
-    "several_images": "key of a tar shard with several images; name one by columns.image",
-    "member_twice": "key of a tar shard with two members of one name",
-    "member_name": "member of a tar shard with an absolute, empty, `..` or unprintable name",
-    "member_not_a_file": "member of a tar shard that is a link, a device or a sparse file",
-    "json_not_valid": "key of a tar shard whose JSON is not an object, or has a field twice",
-    "values_differ": "key of a tar shard with two values of one column; remove one",
     "image_empty": "image of zero bytes",
     "file_too_large": f"image file of more than {MAX_BYTES:,} bytes, which is not read",
     "not_decodable": "bytes that are not a whole PNG, JPEG, WebP, GIF, HEIC or AVIF",

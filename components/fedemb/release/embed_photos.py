@@ -117,13 +117,13 @@ def embed_photos(
     id_column: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Embedded:
-    """Embeds every photo of a folder, Parquet or tar; for classifiers, writes probabilities.
+    """Embeds every photo of a folder or of Parquet; for classifiers, writes probabilities.
 
     Args:
-      uri: folder, searched recursively, or Parquet or tar file, folder of such files, or glob.
+      uri: folder, searched recursively, or Parquet file, folder of such files, or glob.
       model: the release; checked for parity first.
       output: the file to write, local or in a bucket; written last.
-      id_column: column of row names; None uses file and row number, and for tar the key.
+      id_column: column of row names; None uses file and row number.
       progress: called with the number of photos done.
 
     Returns: Counts of photos, of unreadable photos, and of files without a photo file name.
@@ -149,9 +149,7 @@ def embed_photos(
         if photos > bad:
             store.upload(whole, file)
     if not photos:
-        raise InputError(
-            f"No photos at {uri}. Pass a folder of photos, a Parquet file or tar shards."
-        )
+        raise InputError(f"No photos at {uri}. Pass a folder of photos or a Parquet file.")
     if photos == bad:
         raise InputError(
             f"None of the {photos:,} files at {uri} is a readable photo. Pass another folder."

@@ -1,4 +1,4 @@
-"""Photos to embed: a folder, Parquet files or tar shards, read in a fixed order."""
+"""Photos to embed: a folder or Parquet files, read in a fixed order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.columns import format_of_files, guess_image_column, names_in_folder
 from fedemb.data.identity import Cell
-from fedemb.data.image_files import ANY_IMAGE, KEY, BadRecord, ImageFiles, is_side_file
+from fedemb.data.image_files import BadRecord, ImageFiles, is_side_file
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
@@ -25,11 +25,11 @@ Photo = tuple[str, Cell]
 
 @dataclass(frozen=True)
 class PhotoSource:
-    """A folder of photos, searched recursively, Parquet files or tar shards."""
+    """A folder of photos, searched recursively, or Parquet files."""
 
     uri: str
     id_column: str | None = None
-    """Parquet and tar: column of row names; None uses file and row number, and for tar the key."""
+    """Parquet: column of row names; None uses file and row number."""
 
     @cached_property
     def kind(self) -> str:
@@ -41,8 +41,8 @@ class PhotoSource:
         split_address(self.uri)
         if self.kind in ("csv", "tfrecord"):
             raise InputError(
-                f"{self.uri} is a {self.kind} file, and `embed` reads a folder, Parquet or tar "
-                "shards. Pass the folder of the photos."
+                f"{self.uri} is a {self.kind} file, and `embed` reads a folder or Parquet. "
+                "Pass the folder of the photos."
             )
         if self.kind == "image_folder":
             yield from self._files()
@@ -67,24 +67,25 @@ class PhotoSource:
 
     def _rows(self, rows: Part) -> Iterator[Photo]:
         first = 0
-        shard = self.kind == "webdataset"
-        column = self.id_column or (KEY if shard else None)
-        image = ANY_IMAGE if shard else guess_image_column(self.uri)
+        column = self.id_column
         source = SourceConfig.model_validate(
             {
                 "uri": self.uri,
                 "format": self.kind,
-                "columns": {"image": image, "user_id": None, "label": None},
+                "columns": {
+                    "image": guess_image_column(self.uri),
+                    "user_id": None,
+                    "label": None,
+                },
             }
         )
         for batch in read_part(source, rows, [column] if column else []):
             for number, photo in enumerate(batch.images, first):
                 value = batch.columns[column][number - first] if column else None
-                missing = f"{rows.name}#{number}"
-                name = f"{rows.name}/{value}" if column == KEY and value else value
                 bad = isinstance(photo, BadRecord)
+                unnamed = column is None or (bad and value is None)
                 yield (
-                    missing if column is None or (bad and value is None) else str(name),
+                    f"{rows.name}#{number}" if unnamed else str(value),
                     BadImageError(photo.reason) if bad else photo,
                 )
             first += len(batch)

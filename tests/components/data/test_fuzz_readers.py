@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,25 +70,7 @@ def write_packed_records(folder: Path) -> str:
     ).name
 
 
-def write_tar(folder: Path, mode: str = "w", name: str = "t.tar") -> str:
-    with tarfile.open(folder / name, mode) as archive:
-        for number, row in enumerate(rows_of(3)):
-            values = {"user_id": row["user_id"], "label": row["label"]}
-            for ending, data in (("png", row["image"]), ("json", json.dumps(values).encode())):
-                info = tarfile.TarInfo(f"{'long ' * 30}{number}.{ending}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-    return name
-
-
-def write_packed_tar(folder: Path) -> str:
-    return write_tar(folder, "w:gz", "t.tar.gz")
-
-
-WRITERS = (
-    *(write_csv, write_rows, write_records, write_packed_records),
-    *(write_tar, write_packed_tar),
-)
+WRITERS = (write_csv, write_rows, write_records, write_packed_records)
 
 
 @cache
