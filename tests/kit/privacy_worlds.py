@@ -8,6 +8,7 @@ import numpy as np
 
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import MECHANISMS
+from fedemb.privacy.running import Mechanism, build_mechanism
 from studies.shared import Cohort
 
 ROOT = bytes(range(32))
@@ -49,6 +50,12 @@ def make_plan(kind: str = "group_poisson_gaussian", **changes) -> MechanismPlan:
     mechanism, cohort = MECHANISMS[kind], OTHER_COHORTS.get(kind, COHORT)
     fields = {"rounds": cohort.rounds, **cohort.section(mechanism), **changes}
     return mechanism(**{"groupings": 1, "virtual_clients": cohort.virtual_clients, **fields})
+
+
+def noiseless(clip: float = 0.5, **changes) -> Mechanism:
+    """Clips the updates of groups and adds them up; no noise."""
+    fields = {"rounds": 10, "noise_multiplier": 0.0, "sampling_probability": 0.5, **changes}
+    return build_mechanism(make_plan(l2_norm_clip=clip, **fields), b"k" * 32, "run", 1, "0" * 64)
 
 
 KINDS = tuple(MECHANISMS)

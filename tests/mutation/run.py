@@ -242,20 +242,12 @@ def main() -> None:
     parser.add_argument("--files", action="store_true", help="Print the files that are changed.")
     parser.add_argument("--minutes", type=float, default=60.0, help="Time limit, 60 by default.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="File that is added to.")
-    parser.add_argument("--group", choices=GROUPS, help="Only the mutants of one group.")
-    parser.add_argument("--most", type=int, default=None, help="Mutants at most.")
     parser.add_argument("--again", action="store_true", help="Try survivors with every test.")
-    parser.add_argument("--survivors", action="store_true", help="Print what no test noticed.")
-    parser.add_argument("--summary", action="store_true", help="Print the table of results.")
     asked = parser.parse_args()
-    if asked.survivors:
-        alive = [line for line in _record(asked.results) if line["status"] == "survived"]
-        sys.stdout.write("".join(f"{json.dumps(line)}\n" for line in alive))
-    elif asked.files:
+    if asked.files:
         sys.stdout.write("\n".join(files()) + "\n")
     else:
-        if not asked.summary:
-            _try_all(asked)
+        _try_all(asked)
         sys.stdout.write(summary(asked.results))
 
 
@@ -265,13 +257,13 @@ def _try_all(asked: argparse.Namespace) -> None:
     waiting = {
         _key(mutant): mutant
         for mutant in listed
-        if _group_of(mutant["file"]) in ((asked.group,) if asked.group else GROUPS)
+        if _group_of(mutant["file"])
         and status.get(_key(mutant)) == ("survived" if asked.again else None)
     }
     order = sorted(waiting, key=lambda key: hashlib.sha256(SEED + key.encode()).digest())
     load()
     until, sound = time.monotonic() + 60 * asked.minutes, set[str]()
-    for key in order[: asked.most]:
+    for key in order:
         if time.monotonic() > until:
             break
         mutant = waiting[key]

@@ -2,8 +2,6 @@
 
 import io
 import os
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -14,7 +12,6 @@ from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
 from fedemb.partition.check import check
 from fedemb.release.embed_photos import decoded
 from fedemb.release.photo_source import PhotoSource
-from fedemb.storage import open_store
 from tests.kit.pipeline_runs.partition_run import make_config, picture
 
 HUGE = 30 << 30
@@ -53,20 +50,6 @@ def test_embed_gives_a_huge_file_a_row_with_its_reason(folder):
     assert set(reasons.values()) == {None}
 
 
-def test_huge_file_takes_no_memory(folder):
-    code = (
-        "import resource\n"
-        "from fedemb.data.image_files import ImageFiles\n"
-        "from fedemb.data.photos import BadImageError\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-        f"files = ImageFiles({str(folder)!r})\n"
-        "try: files.read('user 1/film.png')\n"
-        "except BadImageError as error: print(error.reason)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "file_too_large\n"
-
-
 def test_bytes_in_a_table_have_the_same_bound(monkeypatch):
     sink = io.BytesIO()
     Image.new("L", (8, 8)).save(sink, "PNG")
@@ -74,13 +57,6 @@ def test_bytes_in_a_table_have_the_same_bound(monkeypatch):
     monkeypatch.setattr(photos, "MAX_BYTES", 10)
     with pytest.raises(BadImageError, match="file_too_large"):
         PhotoReader(8, 1).read(sink.getvalue())
-
-
-@pytest.mark.parametrize(("size", "whole"), [(0, True), (5, True), (6, False)])
-def test_store_reads_up_to_a_limit(tmp_path, size, whole):
-    store = open_store(tmp_path)
-    store.write("a", bytes(size))
-    assert store.read_up_to("a", 5) == (bytes(size) if whole else None)
 
 
 def test_file_that_grows_while_it_is_read_is_bounded_too(tmp_path, monkeypatch):

@@ -8,8 +8,6 @@ from fedemb.data.client_data import choose_examples
 from fedemb.errors import ConfigError
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import cut
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.privacy.sampling import VirtualClient
 from fedemb.training import ClientExamples, RoundFunction, build_backbone, trainable_variables
 from fedemb.training.feature_cache import (
@@ -19,6 +17,7 @@ from fedemb.training.feature_cache import (
     plain_rows,
     unit_key,
 )
+from tests.kit.privacy_worlds import noiseless
 
 MODEL = ModelConfig(backbone="resnet8", image_size=12, embedding_dim=8, trainable="projection")
 LOCAL = LocalTrainingConfig(
@@ -55,18 +54,6 @@ def _cache(trunk):
     return FeatureCache(trunk, plain_rows)
 
 
-def _mechanism():
-    plan = GroupPoissonGaussian(
-        rounds=5,
-        noise_multiplier=0.0,
-        l2_norm_clip=5.0,
-        virtual_clients=4,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
-
-
 def _sum(function, clients):
     total = function(function.initial_weights(), clients, 0).total
     return np.asarray(total, np.float64) / 2.0**function.mechanism.plan.grid_bits
@@ -76,9 +63,9 @@ def _sum(function, clients):
 def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
     people, backbone = _People(), build_backbone(MODEL, 0)
     variables = trainable_variables(backbone, "projection")
-    whole = RoundFunction(backbone, _mechanism(), LOCAL, variables=variables, seed=4)
+    whole = RoundFunction(backbone, noiseless(5.0), LOCAL, variables=variables, seed=4)
     trunk, tip = cut(backbone, "projection")
-    short = RoundFunction(tip, _mechanism(), LOCAL, seed=4)
+    short = RoundFunction(tip, noiseless(5.0), LOCAL, seed=4)
     np.testing.assert_array_equal(short.initial_weights(), whole.initial_weights())
     frozen = FrozenFeatures(_cache(trunk), people.load, LOCAL.max_examples_per_client)
     client = _client(3, 0, 4)

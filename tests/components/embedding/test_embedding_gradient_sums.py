@@ -7,12 +7,11 @@ import pytest
 
 from fedemb.config import LocalTrainingConfig, ModelConfig, PretrainingConfig, UnitGradientConfig
 from fedemb.models.backbones import build_backbone, trainable_variables
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.training import tensorflow_clients as rounds
 from fedemb.training.central import pretrain
 from fedemb.training.tensorflow_clients import RoundFunction, gradients_summed_in_order
 from fedemb.training.units import UnitGradientFunction
+from tests.kit.privacy_worlds import noiseless
 
 MODEL = ModelConfig(
     backbone="resnet8_ws", image_size=8, channels=3, embedding_dim=16, classes=tuple("abc")
@@ -21,15 +20,7 @@ MODEL = ModelConfig(
 
 
 def _function(kind):
-    plan = GroupPoissonGaussian(
-        rounds=10,
-        l2_norm_clip=1.0,
-        noise_multiplier=0.0,
-        virtual_clients=40,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    mechanism = noiseless(1.0)
     net = build_backbone(MODEL, 1)
     if kind == "clients":
         return RoundFunction(net, mechanism, LocalTrainingConfig())

@@ -12,12 +12,11 @@ from fedemb.privacy.feature_sums import (
     whole_features,
     whole_weights,
 )
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.training import ClientExamples, build_backbone, trainable_variables
 from fedemb.training.feature_cache import FeatureCache, rows_of
 from fedemb.training.heads import HeadGradientFunction
 from fedemb.training.units import UnitGradientFunction
+from tests.kit.privacy_worlds import noiseless
 
 SIZE, CLASSES = 12, 5
 MODEL = ModelConfig(
@@ -28,18 +27,6 @@ MODEL = ModelConfig(
     head_init="glorot",
 )
 CONFIG = UnitGradientConfig(images_per_unit=3, microbatch=16)
-
-
-def _mechanism(clip):
-    plan = GroupPoissonGaussian(
-        rounds=5,
-        l2_norm_clip=clip,
-        noise_multiplier=0.0,
-        virtual_clients=20,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
 
 
 def _units(count=6):
@@ -57,7 +44,7 @@ def _units(count=6):
 
 def _function(clip, config=CONFIG):
     classifier = build_backbone(MODEL, 1)
-    return classifier, HeadGradientFunction(classifier, _mechanism(clip), config)
+    return classifier, HeadGradientFunction(classifier, noiseless(clip), config)
 
 
 def _features(classifier, units):
@@ -70,7 +57,7 @@ def test_closed_form_equals_the_sum_of_formed_gradients(clip):
     units = _units()
     classifier, function = _function(clip)
     formed = UnitGradientFunction(
-        classifier, _mechanism(clip), CONFIG, variables=trainable_variables(classifier, "head")
+        classifier, noiseless(clip), CONFIG, variables=trainable_variables(classifier, "head")
     )
     weights = function.initial_weights()
     found = function(weights, _features(classifier, units), 0)

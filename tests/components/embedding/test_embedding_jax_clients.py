@@ -7,11 +7,10 @@ import pytest
 
 from fedemb.models.backbone_files import save_backbone
 from fedemb.models.backbones import build_backbone
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.training.tensorflow_clients import RoundFunction
 from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.without_tensorflow import said_on_jax
+from tests.kit.privacy_worlds import noiseless
 
 pytestmark = pytest.mark.long  # each process compiles for half a minute
 
@@ -20,15 +19,7 @@ ROUND = 3
 
 
 def _function(backbone, variant, clip):
-    plan = GroupPoissonGaussian(
-        rounds=10,
-        l2_norm_clip=clip,
-        noise_multiplier=0.0,
-        virtual_clients=40,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    mechanism = noiseless(clip)
     local = LOCAL.model_copy(update=VARIANTS[variant])
     rows = 3 if variant == "shared" else 0
     return RoundFunction(backbone, mechanism, local, seed=SEED, shared_head_rows=rows)

@@ -13,12 +13,11 @@ from fedemb.models import keras_backend as backend
 from fedemb.models.backbone_files import save_backbone
 from fedemb.models.backbones import build_backbone, trainable_variables
 from fedemb.models.keras_backend import use_backend
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.training.rounds import ClientExamples
 from fedemb.training.units import UnitGradientFunction
 from tests.kit.jax.without_tensorflow import said_on_jax
 from tests.kit.pipeline_runs.training_run import classifier_config
+from tests.kit.privacy_worlds import noiseless
 
 pytestmark = pytest.mark.long  # each process compiles for half a minute
 
@@ -36,15 +35,7 @@ CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True,
 
 
 def _function(classifier, clip):
-    plan = GroupPoissonGaussian(
-        rounds=10,
-        l2_norm_clip=clip,
-        noise_multiplier=0.0,
-        virtual_clients=40,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    mechanism = noiseless(clip)
     variables = trainable_variables(classifier, "all")
     return UnitGradientFunction(classifier, mechanism, CONFIG, variables=variables, seed=SEED)
 

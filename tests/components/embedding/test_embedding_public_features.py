@@ -36,12 +36,11 @@ from fedemb.models.public_features import (
     without_public_features,
 )
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.release.released import load_whitelisted, save_for_serving
 from fedemb.steps import pretrain_public
 from fedemb.training import build_backbone, load_backbone, save_backbone
 from fedemb.training.backend_rounds import build_rounds
+from tests.kit.privacy_worlds import noiseless
 
 COMPONENTS = Path(pretrain_public.__file__).resolve().parents[1]
 NET = ModelConfig(backbone="resnet8", projection=False, image_size=16, channels=3, embedding_dim=64)
@@ -225,15 +224,7 @@ def test_private_training_changes_the_projection_and_sees_no_other_output(file):
     whole, _ = _whole(file)
     assert without_public_features(whole).output_shape == (None, 8)
     model = MODEL.model_copy(update={"keep_public_features": 1.5})
-    plan = GroupPoissonGaussian(
-        rounds=1,
-        noise_multiplier=0.0,
-        l2_norm_clip=1.0,
-        virtual_clients=1,
-        groupings=1,
-        sampling_probability=1.0,
-    )
-    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    mechanism = noiseless(1.0)
     training = TrainingConfig(local=LocalTrainingConfig(augmentation=None))
     function, trunk = build_rounds(whole, mechanism, model, training, workers=1)
     assert function.dim == 12 * 8 + 8

@@ -16,7 +16,6 @@ from fedemb.config import (
 )
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.losses import build_loss
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 from fedemb.training import (
     ClientExamples,
@@ -28,25 +27,13 @@ from fedemb.training import (
 from fedemb.training import tensorflow_clients as rounds_module
 from fedemb.training.clients import Objective
 from fedemb.training.tensorflow_clients import first_head
-from tests.kit.privacy_worlds import make_plan
+from tests.kit.privacy_worlds import make_plan, noiseless
 
 SIZE, DIM = 12, 8
 MODEL = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=DIM)
 LOCAL = LocalTrainingConfig(
     epochs=2, batch_size=5, client_learning_rate=0.005, head_learning_rate_scale=4
 )
-
-
-def _mechanism(clip=0.5):
-    plan = GroupPoissonGaussian(
-        rounds=50,
-        noise_multiplier=0.0,
-        l2_norm_clip=clip,
-        virtual_clients=20,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
 
 
 def _clients(count=5, seed=0):
@@ -67,7 +54,7 @@ def _sum(function, clients, round_index=3):
 
 def _function(local=LOCAL, mechanism=None, **changes):
     backbone = build_backbone(MODEL, seed=1)
-    return RoundFunction(backbone, mechanism or _mechanism(), local, seed=9, **changes)
+    return RoundFunction(backbone, mechanism or noiseless(), local, seed=9, **changes)
 
 
 def _reference_update(function, client, local, round_index):
@@ -132,7 +119,7 @@ def test_clipped_sum_equals_a_straightforward_reference(changes):
     clip = float(np.median(norms))
     assert min(norms) < clip < max(norms)  # some are clipped, some are not
     expected = sum(u * min(1.0, clip / max(n, 1e-9)) for u, n in zip(updates, norms, strict=True))
-    mechanism = _mechanism(clip)
+    mechanism = noiseless(clip)
     total, sums = _sum(_function(local, mechanism, workers=2), clients)
     found = total * clip / 2.0**mechanism.plan.grid_bits
     assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
@@ -262,7 +249,7 @@ def test_frozen_variables_are_not_part_of_the_update():
     )
     before = [w.copy() for w in backbone.get_weights()]
     variables = trainable_variables(backbone, "conv_frozen")
-    function = RoundFunction(backbone, _mechanism(), LOCAL, variables=variables)
+    function = RoundFunction(backbone, noiseless(), LOCAL, variables=variables)
     assert function.dim == sum(int(np.prod(v.shape)) for v in variables) < 2000
     total, _ = _sum(function, _clients(2))
     assert total.any()
@@ -284,7 +271,7 @@ def test_augmentation_and_triplets_train():
 
 
 def test_shared_head_is_trained_clipped_and_summed_with_the_backbone():
-    function = _function(mechanism=_mechanism(clip=0.01), shared_head_rows=6)
+    function = _function(mechanism=noiseless(clip=0.01), shared_head_rows=6)
     assert function.dim == _function().dim + 6 * DIM
     client = _clients()[2]
     _, rows = np.unique(client.labels, return_inverse=True)
@@ -296,8 +283,8 @@ def test_shared_head_is_trained_clipped_and_summed_with_the_backbone():
 
 def test_bfloat16_keeps_float32_weights_and_stays_close():
     backbone = build_backbone(MODEL, seed=1)
-    exact = RoundFunction(backbone, _mechanism(), LOCAL, seed=9)
-    rough = RoundFunction(with_bfloat16(backbone), _mechanism(), LOCAL, seed=9)
+    exact = RoundFunction(backbone, noiseless(), LOCAL, seed=9)
+    rough = RoundFunction(with_bfloat16(backbone), noiseless(), LOCAL, seed=9)
     np.testing.assert_array_equal(exact.initial_weights(), rough.initial_weights())
     one, two = (_sum(f, _clients())[0].astype(float) for f in (exact, rough))
     assert one @ two > 0.9 * np.linalg.norm(one) * np.linalg.norm(two)

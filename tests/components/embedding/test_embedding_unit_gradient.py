@@ -8,12 +8,11 @@ import tensorflow as tf
 
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.errors import Refused
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.training import ClientExamples, build_backbone, preprocess, trainable_variables
 from fedemb.training import units as unit_gradient
 from fedemb.training.rounds import seed_of
 from fedemb.training.units import UnitGradientFunction, apply_moves, draw_moves
+from tests.kit.privacy_worlds import noiseless
 
 SIZE, CLASSES, ROUND = 12, 5, 3
 MODEL = ModelConfig(
@@ -25,18 +24,6 @@ MODEL = ModelConfig(
 )
 RESNET = MODEL.model_copy(update={"backbone": "resnet8"})
 VIEWS = UnitGradientConfig(images_per_unit=3, microbatch=4, views=2, flip=True, crop_padding=2)
-
-
-def _mechanism(clip=0.5):
-    plan = GroupPoissonGaussian(
-        rounds=50,
-        l2_norm_clip=clip,
-        noise_multiplier=0.0,
-        virtual_clients=20,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
 
 
 def _units(count=7, seed=0, most=4):
@@ -57,7 +44,7 @@ def _function(config=VIEWS, mechanism=None, group="all", model=MODEL, **changes)
     classifier = build_backbone(model, 1)
     variables = trainable_variables(classifier, group)
     return UnitGradientFunction(
-        classifier, mechanism or _mechanism(), config, variables=variables, seed=9, **changes
+        classifier, mechanism or noiseless(), config, variables=variables, seed=9, **changes
     )
 
 
@@ -92,7 +79,7 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
     norms = [np.linalg.norm(record) for record in records]
     clip = float(np.median(norms))
     expected = sum(r * min(1.0, clip / n) for r, n in zip(records, norms, strict=True))
-    mechanism = _mechanism(clip)
+    mechanism = noiseless(clip)
     total, sums = _sum(_function(config, mechanism, model=model, workers=2), units)
     found = total * clip / 2.0**mechanism.plan.grid_bits
     assert np.linalg.norm(found - expected) <= 1e-4 * np.linalg.norm(expected)

@@ -94,9 +94,8 @@ def append(run, kind, body, **fields):
     ledger_kit.forge(run.ledger_uri, signer, kind, body, **fields, time=time)
 
 
-@pytest.fixture
-def overdrawn(run):
-    """A run whose only block was over its cap when the report was made, and is not any more."""
+def test_block_over_its_cap_as_of_the_report_is_denied(run):
+    """The ledger is in order again when the gate reads it; the report was made before."""
     content = ledger_kit.content(noise=0.5, rounds=200)
     number = len(run.ledger().chain.records)
     named = {"run_id": "tuesday", "attempt": 1}
@@ -112,13 +111,7 @@ def overdrawn(run):
         head_sequence=number,
     )
     run.sign(run.report, report)
-    return run, ledger, {"reservation": number, "reason": "given back"}, named
-
-
-def test_block_over_its_cap_as_of_the_report_is_denied(overdrawn):
-    """The ledger is in order again when the gate reads it; the report was made before."""
-    run, _, void, named = overdrawn
-    append(run, "void", void, **named)
+    append(run, "void", {"reservation": number, "reason": "given back"}, **named)
     ledger = run.ledger()
     assert ledger.spent("all/0").epsilon < ledger.terms.epsilon_cap
     assert judged(run, ledger=ledger, report=False) == ["block_over_cap"]

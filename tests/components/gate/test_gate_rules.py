@@ -303,12 +303,6 @@ def test_ledger_that_went_on_since_is_no_reason(run, tmp_path):
     assert verdict_of(run).allow
 
 
-def test_manifest_with_other_blocks_is_denied(run):
-    run.rewrite(run.users, blocks=["all/0", "all/1"])
-    run.do_account()
-    assert "not_what_was_reserved" in codes(verdict_of(run))
-
-
 @pytest.mark.planted_bug(16)
 def test_more_rounds_than_reserved_are_denied_already_by_the_accounting(run):
     run.rewrite(run.model / "model.json", rounds_run=7)

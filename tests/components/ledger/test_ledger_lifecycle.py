@@ -39,6 +39,18 @@ def kit(tmp_path):
     return kit_.make(tmp_path)
 
 
+@pytest.fixture
+def reserved(kit):
+    ledger = kit.open()
+    return ledger, ledger.reserve(run_id="monday", content=kit_.content())
+
+
+@pytest.fixture
+def bound(reserved):
+    kit_.bind(*reserved)
+    return reserved
+
+
 def test_same_run_with_same_content_gets_its_reservation_again(kit):
     first = kit.open().reserve(run_id="monday", content=kit_.content())
     again = kit.open().reserve(run_id="monday", content=kit_.content())
@@ -141,17 +153,15 @@ def test_reservation_written_around_admission_is_found(tmp_path, body):
         kit.open().verify()
 
 
-def test_bind_repeats_for_the_same_inputs_and_refuses_others(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+def test_bind_repeats_for_the_same_inputs_and_refuses_others(kit, reserved):
+    ledger, reservation = reserved
     assert kit_.bind(ledger, reservation) == kit_.bind(kit.open(), reservation)
     with pytest.raises(PlanMismatch, match="inputs_sha"):
         kit_.bind(ledger, reservation, "other inputs")
 
 
-def test_commit_lowers_to_rounds_started_and_destroys_the_key(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+def test_commit_lowers_to_rounds_started_and_destroys_the_key(kit, reserved):
+    ledger, reservation = reserved
     kit.keys.create(reservation_key_name("monday", 1))
     kit_.bind(ledger, reservation)
     full = ledger.spent("all/0").epsilon
@@ -170,17 +180,14 @@ def test_commit_lowers_to_rounds_started_and_destroys_the_key(kit):
 
 
 @pytest.mark.parametrize("rounds", [-1, 21])
-def test_commit_of_other_rounds_than_reserved_is_refused(kit, rounds):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation)
+def test_commit_of_other_rounds_than_reserved_is_refused(kit, bound, rounds):
+    ledger, reservation = bound
     with pytest.raises(Refused):
         kit_.commit(kit, ledger, reservation, rounds)
 
 
-def test_commit_before_bind_and_bind_after_void_are_refused(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+def test_commit_before_bind_and_bind_after_void_are_refused(kit, reserved):
+    ledger, reservation = reserved
     with pytest.raises(LedgerError, match="never bound"):
         kit_.commit(kit, ledger, reservation, 1)
     ledger.void(reservation, "never started")
@@ -189,10 +196,8 @@ def test_commit_before_bind_and_bind_after_void_are_refused(kit):
         kit_.bind(ledger, reservation)
 
 
-def test_void_is_refused_once_anything_was_bound(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation)
+def test_void_is_refused_once_anything_was_bound(kit, bound):
+    ledger, reservation = bound
     with pytest.raises(Refused, match="stays charged"):
         ledger.void(reservation, "changed our mind")
     root = reservation_key_name("monday", 1)
@@ -220,10 +225,11 @@ def test_signed_bind_of_a_bound_or_void_attempt_is_refused_by_readers(kit, after
 
 
 @pytest.mark.parametrize("after", ["bind", "void"])
-def test_signed_void_of_an_attempt_that_was_bound_or_void_is_refused_by_readers(kit, after):
+def test_signed_void_of_an_attempt_that_was_bound_or_void_is_refused_by_readers(
+    kit, reserved, after
+):
     """The ledger's own key signed it, as a faulty writer would: the charge must not go to zero."""
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    ledger, reservation = reserved
     if after == "bind":
         kit_.bind(ledger, reservation)
     else:
@@ -276,10 +282,9 @@ def test_a_ledger_older_than_the_training_binds_it_to_nothing(kit, tmp_path, inp
     assert kit.open().attempt(reservation).bind is None
 
 
-def test_a_trainer_that_has_not_read_the_bind_of_another_is_not_refused(kit):
+def test_a_trainer_that_has_not_read_the_bind_of_another_is_not_refused(kit, reserved):
     late = kit.open()
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    ledger, reservation = reserved
     kit.keys.create(unbound_key_name("monday", 1))
     late.refresh()
     first = kit_.bind(ledger, reservation, keys=kit.keys)
@@ -296,18 +301,15 @@ def test_a_voided_reservation_has_no_root_key_to_train_with(kit):
     assert ledger.spent("all/0").epsilon == 0
 
 
-def test_run_that_was_voided_may_reserve_again_as_next_attempt(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+def test_run_that_was_voided_may_reserve_again_as_next_attempt(reserved):
+    ledger, reservation = reserved
     ledger.void(reservation, "wrong week")
     assert ledger.reserve(run_id="monday", content=kit_.content(noise=3.0)).attempt == 2
 
 
 @pytest.mark.parametrize("field", ["rounds_started", "round_log_sha", "card_sha"])
-def test_closed_attempt_takes_no_other_rounds_log_or_model(kit, field):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation)
+def test_closed_attempt_takes_no_other_rounds_log_or_model(kit, bound, field):
+    ledger, reservation = bound
     act = {"rounds_started": 3, "round_log_sha": kit_.sha("log"), "card_sha": kit_.sha("card")}
     first = ledger.commit(reservation, **act, signer=kit.trainer)
     assert ledger.commit(reservation, **act, signer=kit.trainer) == first
@@ -332,10 +334,8 @@ def test_only_charged_runs_committed_in_time_count_as_private_runs(kit):
     assert ledger.state.committed_runs(before=4) == {"release"}
 
 
-def test_round_log_must_be_signed_by_a_trainer(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation)
+def test_round_log_must_be_signed_by_a_trainer(kit, bound):
+    ledger, reservation = bound
     impostor = Signer("trainer", b"0" * 32)
     act = {
         "rounds_started": 1,
@@ -591,9 +591,8 @@ def test_price_that_is_no_number_pays_for_nothing(kit, monkeypatch):
         kit.open().verify()
 
 
-def test_reservation_that_says_something_else_than_its_record_is_refused(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+def test_reservation_that_says_something_else_than_its_record_is_refused(reserved):
+    ledger, reservation = reserved
     forged = reservation.model_copy(update={"blocks": ["all/0", "all/1"]})
     with pytest.raises(LedgerError, match="something else"):
         kit_.bind(ledger, forged)

@@ -2,59 +2,11 @@
 
 import numpy as np
 import pytest
-from scipy.stats import norm
 
 from fedemb.errors import ConfigError
 from fedemb.privacy import feature_sums as sums
-from fedemb.privacy.prices import guarantee_of
-from fedemb.privacy.sampling import sample
-from fedemb.privacy.unit_mechanisms import Covariance
-from studies.shared import Cohort
-from tests.kit.pipeline_runs.training_run import covariance_config
-from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 GRID, DIM = 32, 6
-
-
-def plan_at(noise):
-    cohort = Cohort(
-        population=5_000, users_per_client=1, clients_per_round=5_000, noise_multiplier=noise,
-        rounds=7,
-    )  # fmt: skip
-    return cohort.plan(Covariance)
-
-
-@pytest.mark.parametrize(("noise", "epsilon"), [(3.732, 1.0), (1.994, 2.0), (0.600, 8.0)])
-def test_price_is_that_of_one_gaussian(noise, epsilon):
-    """Against the exact trade of epsilon and delta (Balle and Wang, arXiv 1805.06530)."""
-    plan = plan_at(noise)
-    assert plan.rounds == 1
-    assert plan.normalizer == 5_000.0
-    found = guarantee_of(plan, 1e-5).epsilon
-    assert found == pytest.approx(epsilon, rel=2e-3)
-    half = 1 / (2 * noise)
-    delta = norm.cdf(half - found * noise) - np.exp(found) * norm.cdf(-half - found * noise)
-    assert delta == pytest.approx(1e-5, rel=0.02)
-
-
-def test_there_is_one_round_and_everybody_is_in_it():
-    plan = make_plan("covariance")
-    world = World(range(50), 40)
-    assert [int(unit.users[0]) for unit in sample(plan, ROOT, 0, world)] == [*range(50)]
-    with pytest.raises(ConfigError, match="rounds"):
-        plan.replaced(rounds=2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model.trainable": "all"}, "Set model.trainable: projection"),
-        ({"partition.max_images_per_user": 8193}, "Lower it"),
-    ],
-)
-def test_runs_that_train_something_else_or_do_not_sum_exactly_are_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        covariance_config(**changes)
 
 
 # ---- sensitivity --------------------------------------------------------------------------------

@@ -8,28 +8,25 @@ from fedemb.errors import ConfigError
 from fedemb.privacy import feature_sums as moments
 from fedemb.privacy.prices import guarantee_of
 from fedemb.privacy.sampling import sample
-from fedemb.privacy.unit_mechanisms import LeastSquares
+from fedemb.privacy.unit_mechanisms import Covariance, LeastSquares
 from studies.shared import Cohort
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 GRID, CLASSES = 32, 3
 
 
-def plan_at(noise):
+@pytest.mark.parametrize("mechanism", [LeastSquares, Covariance])
+@pytest.mark.parametrize(
+    ("noise", "epsilon"), [(3.732, 1.0), (1.994, 2.0), (1.082, 4.0), (0.600, 8.0)]
+)
+def test_price_is_that_of_one_gaussian(noise, epsilon, mechanism):
+    """Against the exact trade of epsilon and delta (Balle and Wang, arXiv 1805.06530)."""
     cohort = Cohort(
         population=50_000, users_per_client=1, clients_per_round=50_000, noise_multiplier=noise,
         rounds=7,
     )  # fmt: skip
-    return cohort.plan(LeastSquares)
-
-
-@pytest.mark.parametrize(
-    ("noise", "epsilon"), [(3.732, 1.0), (1.994, 2.0), (1.082, 4.0), (0.600, 8.0)]
-)
-def test_price_is_that_of_one_gaussian(noise, epsilon):
-    """Against the exact trade of epsilon and delta (Balle and Wang, arXiv 1805.06530)."""
-    plan = plan_at(noise)
-    assert plan.rounds == 1
+    plan = cohort.plan(mechanism)
+    assert (plan.rounds, plan.normalizer) == (1, 50_000.0)
     found = guarantee_of(plan, 1e-5).epsilon
     assert found == pytest.approx(epsilon, rel=2e-3)
     half = 1 / (2 * noise)
@@ -37,8 +34,9 @@ def test_price_is_that_of_one_gaussian(noise, epsilon):
     assert delta == pytest.approx(1e-5, rel=0.02)
 
 
-def test_there_is_one_round_and_everybody_is_in_it():
-    plan = make_plan("least_squares")
+@pytest.mark.parametrize("kind", ["least_squares", "covariance"])
+def test_there_is_one_round_and_everybody_is_in_it(kind):
+    plan = make_plan(kind)
     world = World(range(50), 40)
     assert [int(unit.users[0]) for unit in sample(plan, ROOT, 0, world)] == [*range(50)]
     assert plan.normalizer == 80.0  # planned, and not the 50 who are there

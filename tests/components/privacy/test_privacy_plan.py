@@ -169,6 +169,7 @@ def test_a_shorter_run_costs_no_more_and_no_run_costs_nothing(kind):
         for event in (plan.event(plan.rounds // 2), plan.event())
     )
     assert half <= full
+    assert 0 < full < math.inf
     with pytest.raises(ValueError, match="rounds"):
         plan.event(plan.rounds + 1)
     with pytest.raises(ValueError, match="rounds"):

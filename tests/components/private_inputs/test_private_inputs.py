@@ -160,6 +160,7 @@ def _everything(folder):
     return store.user_keys.tolist(), store.read(np.arange(len(store)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", [_swapped, _other_people, _one_byte])
 def test_folder_changed_at_any_moment_is_refused_or_the_committed_bytes_are_read(
     finished, tmp_path, monkeypatch, attack
@@ -217,6 +218,7 @@ def nothing_else(monkeypatch):
     return lambda: monkeypatch.setattr(private_inputs, "verified_copy", verified)
 
 
+@pytest.mark.long
 def test_training_and_its_evaluation_use_nothing_but_what_was_compared(
     ready, tmp_path, nothing_else
 ):

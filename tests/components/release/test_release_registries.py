@@ -81,6 +81,7 @@ def test_kubeflow_knows_the_release_once_with_its_price_and_its_gain(release):
     assert artifact["uri"] == "s3://releases/glyphs/1.0"
 
 
+@pytest.mark.long  # imports MLflow
 @pytest.mark.parametrize("status", [401, 500])
 def test_registry_that_refuses_is_said_with_its_answer(release, receiver, status):
     receiver.status = status
@@ -88,6 +89,7 @@ def test_registry_that_refuses_is_said_with_its_answer(release, receiver, status
     assert register(release, f"kubeflow+{receiver.url}") != ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_no_token_follows_to_where_a_registry_sends_on(  # noqa: PLR0917
     release, receiver, stranger, status, monkeypatch, tmp_path
