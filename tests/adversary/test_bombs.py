@@ -222,15 +222,6 @@ def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack):
     assert int(read) < GIGABYTE // 8  # at most one line of the ledger
 
 
-def test_bundle_is_read_within_limits(bundle, monkeypatch):
-    from fedemb.release import bundle as parts
-
-    folder, trust = bundle
-    monkeypatch.setattr(parts, "LARGEST_FILE", (folder / "ledger.jsonl").stat().st_size - 1)
-    (problem,) = problems_of(str(folder), trust)
-    assert "of the bundle has" in problem
-
-
 def test_file_that_grows_while_it_is_read_is_read_to_its_first_excess_byte(tmp_path):
     (tmp_path / "weights").write_bytes(bytes(1000))
     assert limited_digest(tmp_path / "weights", 1000) == file_digest(tmp_path / "weights")

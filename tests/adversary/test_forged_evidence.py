@@ -104,3 +104,17 @@ def test_evidence_has_no_field_for_free_text():
         ("release", "uri"),
         ("release", "anyOf"),
     }
+
+
+# ---- An allowed verdict is for one name and version: nothing else is released with it ----
+
+
+OTHER = ({"release.version": "2"}, {"release.name": "faces"}, {"release.version": None})
+
+
+@pytest.mark.parametrize("changes", OTHER)
+def test_allowed_model_is_not_released_under_another_name(run, changes):
+    run.config = run.config.updated(changes)
+    with pytest.raises(GateDenied, match="the verdict does not allow the release"):
+        run.do_release()
+    assert not (run.root / "releases").exists()

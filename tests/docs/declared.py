@@ -43,7 +43,7 @@ RIGHTS_HEAD = """\
 # Rights of each group of steps: the source of service accounts, Terraform and the S3 policies.
 # Generated from the declarations of the steps by `make docs-reference`; do not edit.
 # `Rights` in components/fedemb/runtime/step.py explains the terms. Tests compare everything else
-# with this file and run the real steps (tests/integration/test_infra_rights.py): a missing right
+# with this file and run the real steps (tests/integration/test_infra_manifests.py): a missing right
 # stops a step there, and so does an unused one.
 """
 

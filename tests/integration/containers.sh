@@ -32,6 +32,6 @@ fi
 nice images/build.sh light cpu
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 export FEDEMB_LIGHT_IMAGE=localhost/fedemb-light:$version FEDEMB_CPU_IMAGE=localhost/fedemb-cpu:$version
-"$python" -m pytest tests/integration/test_containers.py -v "$@"
+"$python" -m pytest tests/integration/test_image_definitions.py -v "$@"
 echo
 echo "load $(cut -d' ' -f1-3 /proc/loadavg), $(nproc) cores, $("${ENGINE:-docker}" --version)"

@@ -10,8 +10,27 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import celpy
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
+
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import RunArtifacts
+from fedemb.errors import StorageError
+from fedemb.keys import open_key_store, secret_manager
+from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.runtime.step_context import StepContext
+from fedemb.steps import evaluate_classifier, evaluate_embeddings
+from fedemb.storage import buckets, open_store
+from fedemb.training import host_messages as train_job
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.pipeline_runs.partition_run import make_config, rows_of
+from tests.kit.rights_fence import GROUPS as GROUPS_RIGHTS
+from tests.kit.rights_fence import Fence, FencedBucket, FencedKeys
+from tests.kit.sealed_bundle import seal
 
 INFRA = Path(__file__).parents[2] / "infra"
 OVERLAYS = ["gke", "s3"]
@@ -305,3 +324,382 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
     assert '"${var.key_prefix}-${split("/", name)[0]}-${sha256(name)}"' in text
     roles = re.search(r"signing_roles = toset\(\[(.*?)\]\)", text, re.S)
     assert sorted(re.findall(r'"(\w+)"', roles.group(1))) == sorted(ROLES)
+
+
+# ---- The admission policies ----
+
+
+ACCOUNTS = {
+    step.replace("_", "-"): f"fedemb-{group}"
+    for group, rights in GROUPS.items()
+    for step in rights["steps"]
+}
+CONTROLLER = "system:serviceaccount:kubeflow:argo"
+POLICIES = list(yaml.safe_load_all((INFRA / "kustomize/base/step_accounts.yaml").read_text()))
+MUTATING, _, VALIDATING, _ = (policy["spec"] for policy in POLICIES)
+
+
+def _evaluate(expression: str, **names):
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(expression))
+    return program.evaluate({name: celpy.json_to_cel(value) for name, value in names.items()})
+
+
+def _pod(step: str | None, account: str) -> dict:
+    labels = {"labels": {"fedemb.dev/step": step}} if step else {}
+    return {"metadata": {"name": "pod", **labels}, "spec": {"serviceAccountName": account}}
+
+
+def _admitted(pod: dict, user: str, validations=VALIDATING["validations"]) -> bool:
+    """As the API server: an expression that cannot be evaluated refuses (failurePolicy: Fail)."""
+    names = {
+        "object": pod,
+        "request": {"userInfo": {"username": user}},
+        "variables": {"accounts": ACCOUNTS},
+    }
+    try:
+        return all(bool(_evaluate(rule["expression"], **names)) for rule in validations)
+    except celpy.CELEvalError:
+        return False
+
+
+def test_both_policies_hold_the_same_map_of_steps_to_accounts():
+    for policy in (MUTATING, VALIDATING):
+        (variable,) = policy["variables"]
+        assert dict(_evaluate(variable["expression"])) == ACCOUNTS
+        assert policy["failurePolicy"] == "Fail"
+
+
+@pytest.mark.parametrize("step", ACCOUNTS)
+def test_a_step_gets_the_account_of_its_group_and_is_then_admitted(step):
+    pod = _pod(step, "fedemb-run")
+    assert _evaluate(MUTATING["matchConditions"][0]["expression"], object=pod)
+    assert not _admitted(pod, CONTROLLER), "without the first policy nothing runs"
+    patch = MUTATING["mutations"][0]["jsonPatch"]["expression"]
+    value = re.search(r"value:\s*(.*)\}\]", patch, re.DOTALL).group(1)
+    account = _evaluate(value, object=pod, variables={"accounts": ACCOUNTS})
+    assert account == ACCOUNTS[step]
+    assert _admitted(_pod(step, account), CONTROLLER)
+
+
+REFUSED = {
+    "a step on another group's account": (_pod("evaluate-embeddings", "fedemb-train"), CONTROLLER),
+    "an unknown step": (_pod("look-at-users", "fedemb-train"), CONTROLLER),
+    "a pod without label on a group's account": (_pod(None, "fedemb-train"), CONTROLLER),
+    "a step made by hand": (_pod("train-dp-fedemb", "fedemb-train"), "alice@example.org"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_a_step_on_its_account_is_refused(case):
+    assert not _admitted(*REFUSED[case])
+
+
+def test_each_rule_is_needed():
+    rules = VALIDATING["validations"]
+    for rule in rules:
+        others = [other for other in rules if other is not rule]
+        assert any(_admitted(pod, user, others) for pod, user in REFUSED.values()), rule["message"]
+
+
+def test_drivers_and_other_pods_run_as_before():
+    assert _admitted(_pod(None, "fedemb-run"), CONTROLLER)
+    assert _admitted(_pod(None, "default-editor"), "system:serviceaccount:kube-system:replicaset")
+    assert not _evaluate(
+        MUTATING["matchConditions"][0]["expression"], object=_pod(None, "fedemb-run")
+    )
+
+
+HOSTS = next(
+    policy["spec"]["validations"]
+    for policy in yaml.safe_load_all((INFRA / "kustomize/base/pods.yaml").read_text())
+    if policy["metadata"]["name"] == "fedemb-train-jobs"
+)
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """The TrainJob of a training step."""
+    variables = {train_job.HOSTS: "3", train_job.RUNTIME: "fedemb-hosts-0123456789"}
+    for name, value in {**variables, **dict.fromkeys(train_job.POD, "x")}.items():
+        monkeypatch.setenv(name, value)
+    return train_job.train_job()[2]
+
+
+def test_the_hosts_of_a_training_step_are_admitted(job):
+    assert _admitted(job, "system:serviceaccount:fedemb:fedemb-train", HOSTS)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda spec: spec["runtimeRef"].update(kind="ClusterTrainingRuntime"),
+        lambda spec: spec["runtimeRef"].update(name="torch-distributed"),
+        lambda spec: spec["trainer"].update(image="busybox"),
+        lambda spec: spec["trainer"].update(command=["sh"]),
+        lambda spec: spec.update(podTemplateOverrides=[{"spec": {"serviceAccountName": "a"}}]),
+        lambda spec: spec["trainer"]["env"].append({"name": "JAX_PLATFORMS", "value": "cpu"}),
+        lambda spec: spec["trainer"].update(env=[{"name": "FEDEMB_CHIEF", "valueFrom": {}}]),
+    ],
+)
+def test_hosts_of_any_other_kind_are_refused(job, plant):
+    plant(job["spec"])
+    assert not _admitted(job, "system:serviceaccount:fedemb:fedemb-train", HOSTS)
+
+
+# ---- The real steps behind the rights of infra/rights.yaml ----
+
+
+LEDGER, PRIVATE_ROOT, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
+RELEASES = "gs://releases"
+ROLLBACK_ANCHOR = "gs://rollback_anchor"
+PREVIOUS = f"{RELEASES}/embedding/before"
+
+
+@pytest.fixture(scope="module")
+def fence(tmp_path_factory):
+    """The cloud, empty."""
+    made = Fence(tmp_path_factory.mktemp("cloud"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FencedBucket, "fence", made, raising=False)
+        patched.setattr(buckets, "GcsStore", FencedBucket)
+        keys = FencedKeys(made)
+        patched.setattr(secret_manager, "_secret_manager_client", lambda: keys)
+        yield made
+
+
+def _owner_begins(config: RunConfig) -> None:
+    """As `fedemb ledger init`."""
+    keys = open_key_store(KEYS)
+    trust = ensure_trust(open_store(LEDGER), keys)
+    ledger = open_ledger(LEDGER, config.policy.policy_id, trust=trust)
+    terms = terms_of(config, series_of(config, plan_mechanism(config)))
+    begin_policy(ledger, terms, keys, config.storage.rollback_anchor)
+
+
+def _put_images(address: str, users: int, images: int, tmp_path: Path, classes: int = 0) -> None:
+    rows = rows_of(users, images)
+    if classes:
+        rows = [{**row, "label": str(number % classes)} for number, row in enumerate(rows)]
+    path = tmp_path / "images.parquet"
+    pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), path)
+    store, _, name = address.rpartition("/")
+    open_store(store).upload(path, name)
+
+
+SIMULATION = {
+    "partition__virtual_clients": 4,
+    "partition__groupings": 1,
+    "partition__evaluation": {"by": "hash", "fraction": 0.5},
+    "pretraining__kind": "supervised",
+    "pretraining__source": {"uri": "gs://public-input/images.parquet"},
+    "pretraining__epochs": 1,
+    "model__backbone": "tiny",
+    "model__embedding_dim": 8,
+    "mechanism__rounds": 1,
+    "training__parallel_clients": 1,
+    "policy__policy_id": "trial",
+    "policy__epsilon_cap": 1000.0,
+    "evaluation__bootstrap_samples": 20,
+    "evaluation__centralized_baseline": True,
+    "evaluation__centralized_epochs": 1,
+    "evaluation__previous_release": PREVIOUS,
+    "audit__bootstrap_samples": 20,
+    "storage__rollback_anchor": ROLLBACK_ANCHOR,
+}
+
+
+CLASSIFICATION = {
+    **{name: value for name, value in SIMULATION.items() if not name.startswith("pretraining")},
+    "task": "classification",
+    "data__source__label_scope": "global",
+    "model__classes": ["0", "1", "2"],
+    "model__backbone": "tanh_cnn",
+    "mechanism": {
+        "kind": "poisson_gaussian",
+        "rounds": 1,
+        "sampling_probability": 0.5,
+        "units_per_round": 5,
+        "noise_multiplier": 1.0,
+    },
+    "training__algorithm": "dp_sgd",
+    "training__unit_gradient__microbatch": 8,
+    "policy__policy_id": "classes",
+    "evaluation__previous_release": None,
+}
+
+
+@pytest.fixture(scope="module")
+def simulated(fence, tmp_path_factory):
+    """From the reservation to the audit, each step in the name of its group."""
+    from fedemb.steps import train_dp_fedemb
+
+    here = tmp_path_factory.mktemp("simulation")
+    config = make_config("gs://private-input/images.parquet", **SIMULATION)
+    _put_images("gs://private-input/images.parquet", 60, 3, here)
+    _put_images("gs://public-input/images.parquet", 4, 3, here)
+    report = _simulate(fence, config, here, train_dp_fedemb, evaluate_embeddings)
+    assert report["previous_release"]["old"]
+    return fence
+
+
+@pytest.fixture(scope="module")
+def classified(fence, tmp_path_factory):
+    """The same of a classifier, trained by DP-SGD."""
+    from fedemb.steps import train_dp_sgd
+
+    here = tmp_path_factory.mktemp("classifier")
+    config = make_config("gs://private-input/classes.parquet", **CLASSIFICATION)
+    _put_images("gs://private-input/classes.parquet", 60, 3, here, classes=3)
+    report = _simulate(fence, config, here, train_dp_sgd, evaluate_classifier)
+    assert report["classes"] == 3
+    return fence
+
+
+def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate: Any) -> Any:
+    """Plan to audit of one run; returns the utility report."""
+    from fedemb.steps import (
+        audit_privacy,
+        partition_users,
+        plan_privacy,
+        pretrain_public,
+        reserve_budget,
+    )
+
+    _owner_begins(config)
+
+    names = ("privacy_plan", "reservation", "users", "pretrained", "model")
+    reports = ("utility_report", "utility_page", "audit_report", "audit_page")
+    artifacts = RunArtifacts(**{name: here / name for name in (*names, *reports)})
+    stores = {"private_root": PRIVATE_ROOT, "ledger": LEDGER, "keys": KEYS}
+
+    def context() -> StepContext:
+        return StepContext(
+            artifacts, config=config, run_id=f"monday-{config.policy.policy_id}", **stores
+        )
+
+    with fence.acting("plan_privacy"):
+        plan_privacy.run(context())
+    with fence.acting("pretrain_public"):
+        pretrain_public.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
+    if config.evaluation.previous_release:
+        seal(context(), here / "pretrained" / "backbone.keras", here / "before")
+        place, _, name = PREVIOUS.rpartition("/")
+        open_store(place).upload_tree(here / "before", name)
+    for _ in range(2):  # a resumed run reserves and partitions again
+        with fence.acting("reserve_budget"):
+            reserve_budget.run(context())
+        with fence.acting("partition_users"):
+            partition_users.run(context())
+    trainer, evaluator = (each.__name__.split(".")[-1] for each in (train, evaluate))
+    for _ in range(2):  # so does the trainer, when it is killed after its last act
+        with fence.acting(trainer):
+            train.run(context())
+    with fence.acting(evaluator):
+        report = evaluate.run(context()).json
+    with fence.acting("audit_privacy"):
+        assert audit_privacy.run(context())["measured"]
+    return report
+
+
+class _Remote(honest_run.HonestRun):
+    ledger_uri = LEDGER
+    keys_uri = KEYS
+    releases_uri = RELEASES
+
+
+@pytest.fixture(scope="module")
+def released(fence, tmp_path_factory):
+    """From the reservation to the bundle, on evidence without images."""
+    root = tmp_path_factory.mktemp("release")
+    from fedemb.steps import show_outcome
+    from fedemb.steps.show_outcome import Started
+
+    honest_run.start(root)  # the public backbone
+    run = _Remote(root, "tuesday", honest_run.config(), root)
+    _owner_begins(run.config)
+    acts = {
+        "plan": "plan_privacy",
+        "pretrain": "pretrain_public",
+        "reserve": "reserve_budget",
+        "partition": "partition_users",
+        "train": "train_dp_fedemb",
+        "evaluate": "evaluate_embeddings",
+        "audit": "audit_privacy",
+        "account": "account_privacy",
+        "gate": "gate_release",
+        "release": "release_model",
+    }
+    for act, step in acts.items():
+        for _ in range(1 if act == "train" else 2):
+            with fence.acting(step):
+                getattr(run, f"do_{act}")()
+    assert run.ledger().state.attempts["tuesday", 1].status == "released"
+    task = root / "public" / "show-outcome" / "0ae1"
+    task.mkdir(parents=True)
+    names = ("outcome", "summary", "verdict")
+    shown = RunArtifacts(**{name: task / name for name in names})
+    with fence.acting("show_outcome"):
+        show_outcome.run(StepContext(shown), Started(), uri=str(shown.outcome), state="SUCCEEDED")
+    assert shown.outcome.read_text()
+    return fence
+
+
+@pytest.mark.long
+def test_no_step_asks_for_more_than_its_group_has(simulated, classified, released):
+    assert not simulated.refused
+    granted = {
+        group
+        for group, rights in GROUPS_RIGHTS.items()
+        if any(right not in ("none", {}, []) for name, right in rights.items() if name != "steps")
+    }
+    assert set(GROUPS_RIGHTS) - granted == {"show"}, "it reads the public root alone"
+    assert {group for group in GROUPS_RIGHTS if simulated.used[group]} == granted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", GROUPS_RIGHTS)
+def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, released):
+    used = simulated.used[group]
+    verbs: dict[tuple[str, str], set[str]] = {}
+    for kind, thing, verb in used:
+        verbs.setdefault((kind, thing), set()).add(verb)
+    found: dict[str, Any] = {"steps": GROUPS_RIGHTS[group]["steps"]}
+    found["private"] = {
+        folder: "write" if "create" in asked else "delete" if asked == {"delete"} else "read"
+        for (kind, folder), asked in verbs.items()
+        if kind == "private" and folder
+    }
+    found["input"] = sorted(
+        kind.removesuffix("-input") if "get" in asked else "names"
+        for (kind, _), asked in verbs.items()
+        if kind.endswith("-input")
+    )
+    for bucket, most in (
+        ("ledger", "append"),
+        ("releases", "create"),
+        ("rollback_anchor", "append"),
+    ):
+        asked = verbs.get((bucket, ""), set())
+        found[bucket] = most if "create" in asked else "read" if asked else "none"
+    found["signing"] = sorted(role for kind, role in verbs if kind == "signing")
+    found["keys"] = {
+        of: next((right for right in ("destroy", "create") if right in asked), "read")
+        for (kind, of), asked in verbs.items()
+        if kind == "keys"
+    }
+    table = GROUPS_RIGHTS[group]
+    ordered = {name: sorted(table[name]) for name in ("input", "signing")}
+    assert found == {**table, **ordered}
+
+
+@pytest.mark.long
+def test_planted_table_without_a_right_stops_the_step(fence, monkeypatch):
+    """Control for the tests above: the fence refuses what the table does not grant."""
+    monkeypatch.setattr(fence, "refused", [])
+    monkeypatch.setitem(GROUPS_RIGHTS["partition"], "private", {})
+    with fence.acting("partition_users"), pytest.raises(StorageError, match="may not list"):
+        open_store("gs://private/first/users").list()
+    with fence.acting("partition_users"), pytest.raises(StorageError, match="cannot be reached"):
+        open_key_store(KEYS).fetch("signing/policy")
+    assert len(fence.refused) == 2

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.data.input_version import locate
-from fedemb.errors import ArtifactError, StorageError
+from fedemb.data.input_version import fingerprint_input, locate
+from fedemb.errors import ArtifactError, LedgerError, StorageError
+from fedemb.keys import open_key_store
 from fedemb.storage import join, local_tree, open_store
+from tests.kit import ledger_kit as kit_
+from tests.kit.pipeline_runs import ledger_race
 
 
 def test_written_object_is_read_back_whole(store_uri):
@@ -203,3 +206,122 @@ def test_folder_with_brackets_is_no_pattern_where_it_exists(store_uri):
     (entry,) = locate(f"{store_uri}/photos [123]/*.parquet").entries()
     assert entry.name == "photos 2/b.parquet"
     assert not list(locate(f"{store_uri}/photos [789]/*.parquet").entries())
+
+
+# ---- What a reservation binds of the input ----
+
+
+KEY = b"k" * 32
+
+
+def _bound(uri: str, run_id: str = "monday") -> str:
+    return fingerprint_input(uri, KEY, run_id)
+
+
+@pytest.mark.long
+def test_version_of_the_input_follows_its_objects_and_nothing_else(store_uri):
+    store = open_store(store_uri)
+    uri = join(store_uri, "in", "photos")
+    assert _bound(uri) == uri  # nothing there: partition_users says so
+    for name in ("in/photos/a.parquet", "in/photos/b/c.parquet", "in/photos-2/d", "in/other"):
+        store.write(name, b"four")
+    first = _bound(uri)
+    assert first.startswith(f"{uri}#")
+    assert len(first.rpartition("#")[2]) == 64
+    assert _bound(uri) == first
+    assert _bound(uri, "tuesday") != first
+    assert fingerprint_input(uri, b"x" * 32, "monday") != first
+    store.write("in/photos-2/d", b"not of this input")
+    assert _bound(uri) == first
+    store.write("in/photos/z", b"one more")
+    assert _bound(uri) != first
+    store.delete("in/photos/z")
+    assert _bound(uri) == first
+    if store.local_root is None:  # same size, other content: the version of the object
+        store.write("in/photos/a.parquet", b"FOUR")
+        assert _bound(uri) != first
+        store.write("in/photos/a.parquet", b"four")
+        assert _bound(uri) == first
+
+
+def test_file_and_glob_bind_what_they_name(store_uri):
+    store = open_store(store_uri)
+    for name in ("day=1/a.parquet", "day=2/a.parquet", "day=2/notes.txt"):
+        store.write(name, b"rows")
+    one, all_ = join(store_uri, "day=1/a.parquet"), join(store_uri, "day=*/*.parquet")
+    before = _bound(one), _bound(all_)
+    assert before[0] != one
+    assert before[1] != all_
+    store.write("day=2/notes.txt", b"more of them")
+    assert (_bound(one), _bound(all_)) == before
+    store.write("day=2/a.parquet", b"rows and rows")
+    assert _bound(one) == before[0]
+    assert _bound(all_) != before[1]
+
+
+def test_version_of_composed_and_multipart_objects_is_known(s3_store_uri, gcs_store_uri, tmp_path):
+    shard = tmp_path / "shard"
+    shard.write_bytes(b"x" * (20 << 20))
+    for uri in (s3_store_uri, gcs_store_uri):
+        store = open_store(uri)
+        store._upload(shard, "in/shard", "0" * 64)
+        (entry,) = store.entries("in/")
+        assert (entry.name, entry.size) == ("in/shard", 20 << 20)
+        assert entry.version
+
+
+@pytest.mark.parametrize("name", ["photo\u30001.jpg", "caf\udce9.jpg", "CORP\\ada.jpg"])
+def test_file_with_any_name_is_bound(tmp_path, name):
+    (tmp_path / "ada").mkdir()
+    before = fingerprint_input(str(tmp_path), KEY, "monday")
+    (tmp_path / "ada" / name).write_bytes(b"x")
+    first = fingerprint_input(str(tmp_path), KEY, "monday")
+    (tmp_path / "ada" / name).write_bytes(b"xy")
+    assert len({before, first, fingerprint_input(str(tmp_path), KEY, "monday")}) == 3
+
+
+def test_percent_in_a_path_is_a_percent(tmp_path):
+    folder = tmp_path / "my%20photos"
+    for place in (folder, tmp_path / "my photos"):
+        place.mkdir()
+        (place / "a.jpg").write_bytes(b"x")
+    first = fingerprint_input(str(folder), KEY, "monday")
+    (folder / "b.jpg").write_bytes(b"y")
+    assert fingerprint_input(str(folder), KEY, "monday") != first
+    assert "#" in fingerprint_input(f"file://{tmp_path}/my%20photos", KEY, "monday")
+
+
+# ---- The ledger on a folder, moto's S3 and the GCS stand-in, which enforces preconditions ----
+
+
+@pytest.mark.long
+def test_life_of_a_run_is_the_same_on_every_store(store_uri, tmp_path):
+    kit = kit_.make(tmp_path, store_uri)
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    assert kit.open().reserve(run_id="monday", content=kit_.content()) == reservation
+    kit_.bind(ledger, reservation)
+    kit_.commit(kit, ledger, reservation, 3)
+    kit.open().verify([reservation.anchor])
+    open_store(store_uri).delete("weekly/00000001.json")
+    with pytest.raises(LedgerError, match="00000001"):
+        kit.open()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [6, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["gcs", "s3"])
+def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, tmp_path, request):
+    uri = request.getfixturevalue(f"{kind}_store_uri")
+    ledger_race.check(tmp_path, uri, processes)
+
+
+def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
+    from fedemb.privacy.registry import plan_mechanism
+    from fedemb.steps.reserve_budget import open_or_create
+    from tests.kit.pipeline_runs import honest_run
+
+    run = honest_run.start(tmp_path)
+    keys = open_key_store(run.keys_uri)
+    with pytest.raises(LedgerError, match="ledger init"):
+        open_or_create(s3_store_uri, keys, run.config, plan_mechanism(run.config))

@@ -40,9 +40,12 @@ ELSEWHERE = ("fedemb/training/jax/", "hosts.py", "secret_manager.py")
 
 _LEDGER = ("components/ledger", "components/reserve_budget", "components/private_inputs")
 _ROUNDS = (
-    *("rounds", "unit_gradient", "head_gradient", "least_squares_head"),
-    *("covariance_projection", "gradient_sums", "packed_state", "server", "feed"),
-    *("feature_cache", "frozen_features"),
+    "rounds",
+    "unit_gradient",
+    "covariance_projection",
+    "server",
+    "feature_cache",
+    "backbones",
 )
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gate": (("fedemb/release",), ("components/gate",)),
@@ -53,16 +56,15 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             *_LEDGER,
             "components/gate/test_gate_approvals.py",
             "components/release/test_release_model.py",
-            "components/training/test_training_state.py",
-            "components/partition_users/test_partition_resumed.py",
+            "components/training/test_round_records.py",
+            "components/partition_users/test_partition_properties.py",
         ),
     ),
     "privacy": (
         ("fedemb/privacy",),
         (
             *("components/privacy", "planted_bugs/test_layers.py"),
-            "components/embedding/test_embedding_head_gradient.py",
-            "components/embedding/test_embedding_least_squares_head.py",
+            "components/embedding/test_embedding_unit_gradient.py",
             "components/embedding/test_embedding_covariance_projection.py",
         ),
     ),
@@ -70,7 +72,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("fedemb/training",),
         (
             *(f"components/embedding/test_embedding_{name}.py" for name in _ROUNDS),
-            *("components/privacy/test_privacy_auditing.py", "statistical/test_independence.py"),
+            *("components/privacy/test_attack_rates.py", "statistical/test_independence.py"),
             "components/training/test_training_audit.py",
         ),
     ),
@@ -78,7 +80,6 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("fedemb/training", "fedemb/steps/train_dp_fedemb.py", "fedemb/steps/train_dp_sgd.py"),
         (
             "components/train_dp_fedemb/test_train_run.py",
-            "components/train_dp_fedemb/test_train_client_loader.py",
             "components/train_dp_sgd/test_train_sgd_run.py",
             "components/training",
             "components/simulation",

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
+from dp_accounting import NeighboringRelation as Relation
+from scipy.stats import binom, chi2, chisquare, kstest, kurtosis, norm
 
 from fedemb.privacy import noise
+from fedemb.privacy.losses import pld_of
+from fedemb.privacy.noise import coins, gaussian
 from fedemb.privacy.sampling import sample
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical
+
 SIZE = 1_000_000
 
 
@@ -142,19 +146,6 @@ def test_coins_come_up_with_the_planned_frequency(q):
         assert abs(per_round.sum() - mean) > 5 * spread
 
 
-def test_coins_of_different_rounds_and_clients_are_independent():
-    """Pairwise correlations below 6 / sqrt(rounds)."""
-    plan = make_plan(sampling_probability=0.5, rounds=4000, virtual_clients=30)
-    world = World([], 30)
-    table = np.zeros((4000, 30))
-    for r in range(4000):
-        table[r, [c.group for c in sample(plan, ROOT, r, world)]] = 1
-    correlations = np.corrcoef(table.T) - np.eye(30)
-    assert np.abs(correlations).max() < 6 / math.sqrt(4000)
-    lagged = np.mean((2 * table[1:] - 1) * (2 * table[:-1] - 1), axis=0)
-    assert np.abs(lagged).max() < 6 / math.sqrt(4000)
-
-
 def _unevenness(low, high):
     """Root mean square of one over how many float64 normals are in each cell between the two."""
     ends = np.sort(np.abs(np.stack([low, high])), axis=0).view(np.int64)
@@ -180,3 +171,57 @@ def test_what_is_released_is_too_coarse_to_show_the_steps_of_a_normal(sigma):
     # The whole numbers of the grid, in themselves, do show them.
     cells = ((noised - sums + side * 0.5) / scale for side in (-1, 1))
     assert _unevenness(*cells) > 2.0**-21 * min(sigma, 2.0**18)
+
+
+# ---- Monte Carlo on worst-case data: the accountant's delta is attained, and not passed ----
+
+
+Q, SIGMA, ROUNDS, RUNS, EPSILON = 0.05, 1.0, 20, 400_000, 1.0
+
+
+def losses(noise: np.ndarray, sampled: np.ndarray, shift: float) -> np.ndarray:
+    """Privacy loss of each run, log P(out) - log Q(out), when the target's update is `shift`."""
+    out = noise + sampled * shift
+    up = (1 - Q) * norm.pdf(out) + Q * norm.pdf(out, 1 / SIGMA)
+    down = (1 - Q) * norm.pdf(out) + Q * norm.pdf(out, -1 / SIGMA)
+    return np.log(up / down).sum(axis=1)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    noise = gaussian(ROOT, RUNS * ROUNDS).reshape(RUNS, ROUNDS)
+    words = coins(ROOT, RUNS * ROUNDS).reshape(RUNS, ROUNDS)
+    return noise, words < np.uint64(int(Q * 2**64))
+
+
+@pytest.mark.long
+def test_attack_attains_the_accountants_delta_and_not_more(outcomes):
+    """Estimate within 5 standard errors of the accountant's value (6e-7), which is 5.55e-3."""
+    plan = make_plan(rounds=ROUNDS, sampling_probability=Q, noise_multiplier=SIGMA)
+    claimed = pld_of(plan.event(), plan.relation).get_delta(EPSILON)
+    assert claimed == pytest.approx(5.55e-3, rel=0.02)
+    # delta = E_P[(1 - e^(epsilon - loss))+]
+    gain = np.maximum(0, -np.expm1(EPSILON - losses(*outcomes, 1 / SIGMA)))
+    error = gain.std() / math.sqrt(RUNS)
+    assert gain.mean() <= claimed + 5 * error
+    assert gain.mean() >= claimed - 5 * error - 0.02 * claimed
+
+
+@pytest.mark.long
+def test_naive_accounting_is_refuted_by_the_same_attack(outcomes):
+    """The claim at sensitivity C under ADD_OR_REMOVE is five times too small."""
+    plan = make_plan(rounds=ROUNDS, sampling_probability=Q, noise_multiplier=SIGMA)
+    naive = pld_of(plan.event(), Relation.ADD_OR_REMOVE_ONE).get_delta(EPSILON)
+    gain = np.maximum(0, -np.expm1(EPSILON - losses(*outcomes, 1 / SIGMA)))
+    assert gain.mean() - 5 * gain.std() / math.sqrt(RUNS) > 3 * naive
+
+
+def test_the_real_sampler_gives_the_target_this_chance():
+    """The target's virtual client takes part in Binomial(rounds, q) rounds; 5 sigma."""
+    plan = make_plan(rounds=4000, sampling_probability=Q)
+    world = World(range(30), 40)
+    target = world.group_of(7, 0)
+    hits = sum(
+        any(client.group == target for client in sample(plan, ROOT, r, world)) for r in range(4000)
+    )
+    assert abs(hits - 4000 * Q) < 5 * math.sqrt(4000 * Q * (1 - Q))

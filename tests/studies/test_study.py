@@ -4,6 +4,7 @@ import math
 import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from fedemb.config import RunConfig
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.registry import plan_mechanism
+from studies.photos.figure import METHODS, figure, gains
+from studies.shared import standalone
 from studies.utility import grid
 from studies.utility.grid import OMNIGLOT, Protocol, Row
 from studies.utility.report import write_report
@@ -264,3 +267,17 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
     assert tried.tries[0].label in (study.cache / "study.md").read_text()
     drawing = ET.fromstring((study.cache / "study.svg").read_bytes())
     assert "prefers-color-scheme" in drawing[0].text
+
+
+# ---- Figure of the study of photos ----
+
+
+def test_figure_of_the_pages_shows_the_tables_of_the_study():
+    found = gains()
+    assert set(found) == set(METHODS)
+    for rows in found.values():
+        assert len(rows) >= 2
+        for row in rows:
+            assert len(row.seeds) == 3
+            assert all(low < value < high for value, low, high in row.seeds)
+    assert Path("docs/images/cars.svg").read_bytes() == standalone(figure())

@@ -6,11 +6,22 @@ import shutil
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedemb.data.client_data import UserStore
 from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.model import ModelCard
-from fedemb.errors import ArtifactError
+from fedemb.errors import ArtifactError, InputError
+from fedemb.evaluation.membership import (
+    AttackResult,
+    ConfidenceScore,
+    VerificationScore,
+    attack,
+    self_test,
+    verification_scores,
+)
+from fedemb.evaluation.pairs import Estimate
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import parse, read
 from fedemb.models.backbone_files import load_backbone
@@ -152,3 +163,160 @@ def found(plain, calibrated, **more):
         "mechanism": None,
     }
     return AuditReport.of_fields({**fields, **more})
+
+
+# ---- The membership attack, and the auditor that audits itself ----
+
+
+finite = st.floats(-3, 3, width=16)
+side = st.lists(finite, min_size=10, max_size=30).map(np.array)
+
+
+@settings(max_examples=50, deadline=None)
+@given(side, side)
+def test_auroc_and_tpr_equal_brute_force(members, others):
+    result = attack(members, others, false_positive_rates=(0.1, 0.5), samples=20)
+    wins = (members[:, None] > others) + 0.5 * (members[:, None] == others)
+    assert result.auroc.value == pytest.approx(wins.mean())
+    for rate, estimate in result.tpr_at_fpr.items():
+        threshold = np.sort(others)[::-1][int(rate * len(others))]
+        assert estimate.value == pytest.approx((members > threshold).mean())
+        assert (others > threshold).mean() <= rate
+
+
+@settings(max_examples=30, deadline=None)
+@given(side, side)
+def test_a_reversed_score_mirrors_the_auroc_and_is_never_hidden(members, others):
+    straight = attack(members, others, samples=20).auroc.value
+    assert attack(-members, -others, samples=20).auroc.value == pytest.approx(1 - straight)
+
+
+def test_scores_equal_the_definition():
+    random = np.random.default_rng(0)
+    embeddings = VerificationScore().made_up(random, 12, 4, leak=False)
+    owners = np.repeat(np.arange(12), 4)
+    scores = verification_scores(embeddings, owners, 12)
+    cosines = embeddings @ embeddings.T
+    for user in range(12):
+        own, rest = owners == user, owners != user
+        within = cosines[np.ix_(own, own)]
+        mean_within = (within.sum() - np.trace(within)) / (own.sum() * (own.sum() - 1))
+        across = cosines[np.ix_(own, rest)].mean()
+        assert scores[user] == pytest.approx(mean_within - across, abs=1e-6)
+
+
+def test_a_user_with_one_image_has_no_score():
+    scores = verification_scores(np.eye(3, dtype=np.float32), np.array([0, 0, 1]), 2)
+    assert np.isfinite(scores[0])
+    assert np.isnan(scores[1])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_is_an_error(bad):
+    scores = np.zeros(20)
+    broken = scores.copy()
+    broken[3] = bad
+    for members, others in ((broken, scores), (scores, broken)):
+        with pytest.raises(InputError, match="not finite"):
+            attack(members, others, samples=20)
+
+
+def test_an_empty_side_is_an_error():
+    with pytest.raises(InputError, match="at least 10"):
+        attack(np.zeros(20), np.zeros(0), samples=20)
+
+
+# ---- the self-test, with broken auditors ---------------------------------------------------------
+
+
+def broken_always_blind(members, others, **kwargs):
+    attack(members, others, **kwargs)
+    return AttackResult(Estimate(0.5, np.array([0.4, 0.6])), {})
+
+
+def broken_always_alarmed(members, others, **kwargs):
+    attack(members, others, **kwargs)
+    return AttackResult(Estimate(0.9, np.array([0.8, 0.95])), {})
+
+
+def broken_hides_the_sign(members, others, **kwargs):
+    result = attack(members, others, **kwargs)
+    estimate = result.auroc
+    mirrored = Estimate(max(estimate.value, 1 - estimate.value), np.abs(estimate.draws - 0.5) + 0.5)
+    return AttackResult(mirrored, {})
+
+
+def broken_fills_missing_scores(members, others, **kwargs):
+    filled = np.nan_to_num(members)
+    return attack(filled, others if len(others) else filled, **kwargs)
+
+
+@pytest.mark.parametrize("scoring", [VerificationScore(), ConfidenceScore()])
+def test_self_test_passes_and_is_the_same_every_time(scoring):
+    result = self_test(scoring)
+    assert result.failed == ()
+    assert result == self_test(scoring)
+    assert abs(result.no_leak.auroc - 0.5) < 0.02
+
+
+@pytest.mark.planted_bug(20)
+@pytest.mark.parametrize(
+    ("auditor", "fails"),
+    [
+        (broken_always_blind, {"planted_leak", "reversed_sign"}),
+        (broken_always_alarmed, {"no_leak", "reversed_sign"}),
+        (broken_hides_the_sign, {"no_leak", "reversed_sign"}),
+        (broken_fills_missing_scores, {"missing_score", "missing_side"}),
+    ],
+)
+@pytest.mark.parametrize("scoring", [VerificationScore(), ConfidenceScore()])
+def test_self_test_catches_a_broken_auditor(scoring, auditor, fails):
+    result = self_test(scoring, auditor)
+    assert set(result.failed) == fails
+
+
+class DeafScore(ConfidenceScore):
+    """Planted: takes the label of the next image."""
+
+    def scores(self, seen, owners, users):
+        return super().scores(np.random.default_rng(0).permutation(seen), owners, users)
+
+
+@pytest.mark.planted_bug(20)
+def test_self_test_catches_a_score_that_mixes_up_users():
+    assert "planted_leak" in self_test(DeafScore()).failed
+
+
+# ---- classifiers ---------------------------------------------------------------------------------
+
+
+def test_confidence_is_the_log_odds_of_the_label_of_a_real_classifier():
+    from fedemb.config import ModelConfig
+    from fedemb.models.backbones import build_backbone
+    from fedemb.models.inference import classify
+
+    model = ModelConfig(
+        backbone="tanh_cnn", image_size=12, embedding_dim=8, classes=("a", "b", "c")
+    )
+    classifier = build_backbone(model, 0)
+    random = np.random.default_rng(0)
+    classifier.weights[-2].assign(random.normal(size=classifier.weights[-2].shape))
+    images = random.integers(0, 256, (6, 12, 12, 1), np.uint8)
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    seen = ConfidenceScore().outputs(classifier, images, labels, 4)
+    right = classify(classifier, images, 4)[np.arange(6), labels].astype(np.float64)
+    np.testing.assert_allclose(seen, np.log(right / (1 - right)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_unit_of_one_image_has_a_score_and_one_of_several_their_mean():
+    scores = ConfidenceScore().scores(np.array([1.0, 2.0, 5.0]), np.array([0, 1, 1]), 2)
+    assert scores.tolist() == [1.0, 3.5]
+
+
+def test_probability_of_zero_or_one_is_finite():
+    scoring = ConfidenceScore()
+
+    def seen(right):
+        return np.log(right + 1e-30) - np.log(1 - right + 1e-30)
+
+    assert np.isfinite(scoring.scores(seen(np.array([0.0, 1.0])), np.arange(2), 2)).all()

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import unicodedata
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from fedemb.config import RunConfig
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedemb.config import BuiltinData, RunConfig, SourceConfig
+from fedemb.data.builtin import PRIVATE, Style, draw, write_builtin
+from fedemb.data.identity import (
+    INEXACT,
+    MISSING,
+    NOT_TEXT,
+    SinglePrecision,
+    is_whole_decimal,
+    name_problem,
+    name_text,
+)
+from fedemb.data.input_version import braces
+from fedemb.data.photos import PhotoReader
+from fedemb.data.source_parts import find_parts
+from fedemb.data.sources import read_public_images
+from fedemb.errors import ArtifactError, InputError
+from fedemb.foundation.canonical_json import file_digest, parse_json
+from fedemb.foundation.document import read_json
 from fedemb.partition.check import check
 from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 
@@ -129,3 +154,207 @@ def test_a_cap_that_is_priced_and_no_user_reaches_is_said(tmp_path: Path) -> Non
     assert found.warnings == (
         "No training user has more than 3 images; partition.max_images_per_user is 5.",
     )
+
+
+# ---- Which values name the same user: one rule over all types, shards and formats ----
+
+
+@given(text=st.text())
+def test_name_is_settled_and_the_same_for_all_spellings(text: str) -> None:
+    canonical = name_text(text)
+    if canonical is None:
+        return
+    assert name_text(canonical) == canonical
+    canonical.encode()
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        spelled = f" \t{unicodedata.normalize(form, canonical)}\u200b\n"
+        assert name_text(spelled) == canonical
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (7, "7"),
+        (7.0, "7"),
+        (-0.0, "0"),
+        (7.5, "7.5"),
+        (np.int64(7), "7"),
+        (np.float32(7), "7"),
+        (b" 7 ", "7"),
+        ("007", "007"),
+        ("+7", "+7"),
+        ("12e45", "12e45"),
+        ("1e5", "1e5"),
+        ("1.5", "1.5"),
+        (True, "True"),
+        ("\ufb01sh", "fish"),
+        ("Ada", "Ada"),
+        ("ada", "ada"),
+        (1234567890123456789, "1234567890123456789"),
+        ("1234567890123456789", "1234567890123456789"),
+        (None, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (b"\xff\xfe", None),
+        ("\u200b \ufeff", None),
+        ([], None),
+        ({}, None),
+    ],
+)
+def test_user_id_has_one_spelling(value: object, expected: str | None) -> None:
+    assert name_text(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value", ["7.0", b"7.0", " 7.000 ", "\uff17.0", Decimal("7.00"), 7.0, np.float32(7)]
+)
+def test_whole_number_written_as_a_decimal_is_the_same_user(value: object) -> None:
+    assert name_text(value) == name_text(7) == "7"
+    assert is_whole_decimal(value)
+
+
+@given(number=st.integers(-(2**53) + 1, 2**53 - 1))
+def test_all_types_of_a_whole_number_are_one_user(number: int) -> None:
+    spelled = (number, float(number), str(number), f"{number}.0", str(number).encode())
+    assert {name_text(value) for value in spelled} == {str(number)}
+
+
+@pytest.mark.parametrize("value", ["007.0", "+7.0", "7.", ".0", "1.0.0", "7.01"])
+def test_text_that_no_number_is_written_as_stays(value: str) -> None:
+    assert name_text(value) == value
+    assert not is_whole_decimal(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float(2**53),
+        -1e300,
+        float("inf"),
+        SinglePrecision(2**24),
+        np.float32(2**24),
+        "9007199254740994.0",
+        "1.5e+16",
+        b"1.23457E+11",
+        "1e+20",
+    ],
+)
+def test_decimal_that_lost_digits_names_nobody_and_says_why(value: object) -> None:
+    assert name_text(value) is None
+    assert name_problem(value) == INEXACT
+
+
+def test_largest_exact_numbers_are_ids() -> None:
+    assert name_text(float(2**53 - 1)) == str(2**53 - 1)
+    assert name_text(SinglePrecision(2**24 - 1)) == str(2**24 - 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [(None, MISSING), (float("nan"), MISSING), ("", MISSING), (b"\xff" * 16, NOT_TEXT)],
+)
+def test_reason_of_a_value_that_is_no_id(value: object, problem: str) -> None:
+    assert name_text(value) is None
+    assert name_problem(value) == problem
+
+
+# ---- Shards that braces name, such as `s-{000..009}.parquet` ----
+
+
+def test_shard_that_braces_name_and_that_is_missing_is_refused(tmp_path):
+    """Its users would be gone without a word."""
+    for number in (0, 2):
+        write_parquet(tmp_path / f"s-{number:03d}.parquet", rows_of(1))
+    with pytest.raises(InputError, match=r"1 files that the braces .*s-001\.parquet"):
+        find_parts(SourceConfig(uri=f"{tmp_path}/s-{{000..002}}.parquet"), [])
+    parts = find_parts(SourceConfig(uri=f"{tmp_path}/s-{{000,002}}.parquet"), [])
+    assert [part.name for part in parts] == ["s-000.parquet", "s-002.parquet"]
+    (tmp_path / "x{0..1}").mkdir()
+    write_parquet(tmp_path / "x{0..1}" / "a.parquet", rows_of(1))
+    assert len(find_parts(SourceConfig(uri=f"{tmp_path}/x{{0..1}}/a.parquet"), [])) == 1
+
+
+@pytest.mark.parametrize("text", ["{0..99999999999999999999}", "{9..1}", "{0..999}{0..999}"])
+def test_braces_for_too_many_names_or_none_are_refused(text):
+    with pytest.raises(InputError, match="names, expected 1 to 100,000"):
+        braces(text)
+
+
+# ---- Documents between steps: strict JSON of a known schema, or one sentence ----
+
+
+SCHEMA = "fedemb/thing/1"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_none_is_refused_wherever_it_stands(number):
+    text = '{"schema": "%s", "nested": [{"epsilon": %s}]}'
+    assert parse_json((text % (SCHEMA, "1.5")).encode(), SCHEMA, "thing.json")
+    with pytest.raises(ArtifactError, match=r"thing\.json.*not a number"):
+        parse_json((text % (SCHEMA, number)).encode(), SCHEMA, "thing.json")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[]", "has schema None"),
+        (b'{"schema": "fedemb/thing/2"}', "expected 'fedemb/thing/1'"),
+    ],
+)
+def test_what_is_no_such_document_is_named(data, words):
+    with pytest.raises(ArtifactError, match=words):
+        parse_json(data, SCHEMA, "thing.json")
+
+
+def test_missing_document_says_who_writes_it(tmp_path):
+    with pytest.raises(ArtifactError, match=r"thing\.json is missing.*run the step"):
+        read_json(tmp_path / "thing.json", SCHEMA)
+
+
+# ---- The glyphs of `make run` ----
+
+
+SMALL = BuiltinData(users=120, images_per_user=3, public_classes=5, public_images_per_class=4)
+
+
+def images(style: Style, identities: int = 200, each: int = 4, seed: int = 0) -> np.ndarray:
+    chunks = draw(style, seed=seed, identities=identities, images_each=each, image_size=28)
+    return np.concatenate(list(chunks))
+
+
+def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+    digests = []
+    for run in ("a", "b"):
+        folder = tmp_path / run
+        counts = write_builtin(SMALL, 28, folder / "private.parquet", folder / "public.parquet")
+        assert counts == (360, 20)
+        digests.append(
+            [file_digest(folder / name) for name in ("private.parquet", "public.parquet")]
+        )
+    assert digests[0] == digests[1]
+    assert digests[0][0] != digests[0][1]
+
+
+def test_files_have_the_form_of_real_data(tmp_path: Path) -> None:
+    write_builtin(SMALL, 28, tmp_path / "private.parquet", tmp_path / "public.parquet")
+    table = pq.read_table(tmp_path / "private.parquet")
+    assert table.column_names == ["image", "user_id", "label"]
+    assert len(set(table["user_id"].to_pylist())) == 120
+    pixels, labels = read_public_images(
+        SourceConfig(uri=str(tmp_path / "public.parquet")), PhotoReader(28, 1)
+    )
+    assert pixels.shape == (20, 28, 28, 1)
+    assert np.bincount(labels).tolist() == [4] * 5
+
+
+def test_identities_can_be_told_apart_but_not_by_their_pixels() -> None:
+    """Nearest neighbour on raw pixels: far above chance (1/200), far below perfect."""
+    drawn = images(PRIVATE).astype(np.float32)
+    queries, gallery = drawn[:, 0].reshape(200, -1), drawn[:, 1].reshape(200, -1)
+    queries = queries - queries.mean(1, keepdims=True)
+    gallery = gallery - gallery.mean(1, keepdims=True)
+    scores = queries @ gallery.T / np.linalg.norm(gallery, axis=1)
+    right = (scores.argmax(1) == np.arange(200)).mean()
+    assert 0.1 < right < 0.8

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedemb.data.builtin import ArrayUsers
 from fedemb.data.client_data import (
     GROUPS_PER_FILE,
     STORE_SCHEMA,
@@ -25,7 +26,8 @@ from fedemb.data.client_data import (
     load_examples,
     split_groups,
 )
-from fedemb.errors import ArtifactError
+from fedemb.data.records import UserRecord, decode_user, encode_example, encode_user
+from fedemb.errors import ArtifactError, InputError
 from fedemb.foundation.document import write_json
 from tests.kit.pipeline_runs.partition_run import SIZE, Partitioner, rows_of
 from tests.kit.verified_folder import as_committed
@@ -152,3 +154,129 @@ def test_damaged_index_is_one_sentence(tmp_path: Path, folder: Path, damage: str
         index.members(0, 0)
     with pytest.raises(ArtifactError, match="run partition_users again"):
         _ = index.user_keys
+
+
+# ---- Users in memory are grouped as on disk: by a keyed hash of their own id and nothing else ----
+
+
+KEY = bytes(range(32))
+
+
+def arrays(owners):
+    owners = np.asarray(owners)
+    images = np.zeros((len(owners), 8, 8, 1), np.uint8)
+    images[:, 0, 0, 0] = np.arange(len(owners)) % 251
+    return images, np.arange(len(owners)) % 3, owners
+
+
+def grouped(owners, *, virtual_clients=5, groupings=3, key=KEY):
+    """User ids of each virtual client, by grouping, and the clients' images."""
+    images, labels, users = arrays(owners)
+    found = ArrayUsers(
+        images, labels, users, virtual_clients=virtual_clients, groupings=groupings, key=key
+    )
+    clients = {}
+    for grouping in range(groupings):
+        for group in range(virtual_clients):
+            pixels, _ = found.examples(found.members(grouping, group), 10_000)
+            clients[grouping, group] = sorted(users[p] for p in pixels[:, 0, 0, 0].tolist())
+    return clients
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=100), st.data())
+def test_a_user_less_changes_one_virtual_client_per_grouping(owners, data):
+    gone = data.draw(st.sampled_from(owners))
+    before = grouped(owners)
+    # The same places for the rest: pixels name places in the whole array.
+    images, labels, users = arrays(owners)
+    keep = users != gone
+    if not keep.any():
+        return
+    rest = ArrayUsers(
+        images[keep], labels[keep], users[keep], virtual_clients=5, groupings=3, key=KEY
+    )
+    for grouping in range(3):
+        changed = 0
+        for group in range(5):
+            pixels, _ = rest.examples(rest.members(grouping, group), 10_000)
+            after = sorted(users[p] for p in pixels[:, 0, 0, 0].tolist())
+            assert after == [one for one in before[grouping, group] if one != gone]
+            changed += after != before[grouping, group]
+        assert changed == 1
+
+
+def test_ids_may_be_text_and_an_order_of_images_changes_nothing():
+    owners = np.array(["ada", "ben", "ada", "cleo", "ben"])
+    images, labels, _ = arrays(owners)
+    shuffled = np.array([3, 0, 4, 2, 1])
+    sizes = {"virtual_clients": 2, "groupings": 1, "key": KEY}
+    one = ArrayUsers(images, labels, owners, **sizes)
+    two = ArrayUsers(images[shuffled], labels[shuffled], owners[shuffled], **sizes)
+    assert one.user_count == 3
+    assert np.array_equal(one.user_keys, two.user_keys)
+    assert (np.diff(one.user_keys.astype(object)) > 0).all()
+    assert all(np.array_equal(one.members(0, g), two.members(0, g)) for g in range(2))
+
+
+def test_a_cap_takes_every_users_first_image_before_any_second():
+    images, labels, users = arrays([0, 0, 0, 0, 1])
+    found = ArrayUsers(images, labels, users, virtual_clients=1, groupings=1, key=KEY)
+    pixels, classes = found.examples(found.members(0, 0), 2)
+    assert sorted(users[pixels[:, 0, 0, 0]]) == [0, 1]
+    assert len(classes) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": np.zeros((4, 8, 8, 1), np.float32)}, "images are float32"),
+        ({"images": np.zeros((4, 8, 6, 1), np.uint8)}, "wanted uint8"),
+        ({"labels": np.zeros(3, int)}, r"^labels must have the shape \(4,\), got \(3,\)"),
+        ({"labels": np.zeros(4)}, "^Labels must be whole numbers.* got float64"),
+        ({"users": np.zeros((4, 2), int)}, r"^users must have the shape \(4,\), got \(4, 2\)"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(change, message):
+    images, labels, users = arrays([0, 1, 1, 2])
+    given_ = {"images": images, "labels": labels, "users": users} | change
+    with pytest.raises(InputError, match=message):
+        ArrayUsers(**given_, virtual_clients=2, groupings=1, key=KEY)
+
+
+# ---- User records survive the way through a file, and ids have one spelling ----
+
+
+records = st.integers(0, 5).flatmap(
+    lambda size: st.builds(
+        UserRecord,
+        user_key=st.integers(0, 2**64 - 1),
+        images=st.tuples(*[st.binary(max_size=9)] * size),
+        labels=st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * size),
+        subgroup=st.text(st.characters(codec="utf-8"), max_size=5),
+        block=st.text(st.characters(codec="utf-8"), max_size=5),
+    )
+)
+
+
+@given(records)
+def test_user_record_is_read_back_and_has_one_encoding(record: UserRecord) -> None:
+    data = encode_user(record)
+    assert decode_user(data) == record
+    assert encode_user(decode_user(data)) == data
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xffjunk", encode_example({"images": [b"x"]})])
+def test_what_is_no_user_record_is_one_sentence(data: bytes) -> None:
+    with pytest.raises(ArtifactError, match="user record"):
+        decode_user(data)
+
+
+@pytest.mark.slow
+def test_user_record_is_a_tensorflow_example() -> None:
+    import tensorflow as tf
+
+    data = encode_user(UserRecord(2**64 - 1, (b"x", b"y"), (3, -4), "s", "all/0"))
+    features = tf.train.Example.FromString(data).features.feature
+    assert list(features["labels"].int64_list.value) == [3, -4]
+    assert list(features["images"].bytes_list.value) == [b"x", b"y"]
+    assert features["user_key"].int64_list.value[0] == -1

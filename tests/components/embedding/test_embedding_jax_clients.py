@@ -1,28 +1,57 @@
 """DP-FedEmb on JAX: the records of TensorFlow, and bits that do not depend on other users."""
 
+import os
+import subprocess
+import sys
 from functools import cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedemb.config import ModelConfig, RunConfig
+from fedemb.errors import ConfigError
+from fedemb.models import keras_backend as backend
 from fedemb.models.backbone_files import save_backbone
-from fedemb.models.backbones import build_backbone
+from fedemb.models.backbones import build_backbone, trainable_variables
+from fedemb.models.inference import embed
+from fedemb.models.keras_backend import use_backend
+from fedemb.models.networks import NETWORKS
+from fedemb.models.processor_forms import for_processor
 from fedemb.training.tensorflow_clients import RoundFunction
-from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
+from fedemb.training.units import UnitGradientFunction
+from tests.conftest import REPOSITORY
+from tests.kit.jax.cases import (
+    CONFIG,
+    LOCAL,
+    MODEL,
+    QUICK,
+    ROUND,
+    SEED,
+    UNIT_MODEL,
+    VARIANTS,
+    clients,
+    units,
+)
 from tests.kit.jax.without_tensorflow import said_on_jax
+from tests.kit.pipeline_runs.training_run import classifier_config
 from tests.kit.privacy_worlds import noiseless
 
-pytestmark = pytest.mark.long  # each process compiles for half a minute
+KINDS = ("jax_clients", "jax_units")
+"""Modules of tests/kit/jax: DP-FedEmb, and DP-SGD."""
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
-ROUND = 3
-"""Of `jax_units.total`."""
 
-
-def _function(backbone, variant, clip):
-    mechanism = noiseless(clip)
-    local = LOCAL.model_copy(update=VARIANTS[variant])
-    rows = 3 if variant == "shared" else 0
-    return RoundFunction(backbone, mechanism, local, seed=SEED, shared_head_rows=rows)
+def _records(make, units):
+    """A clip, statistics and records on TensorFlow; half of the records are clipped."""
+    probe = make(1.0)
+    first = probe(probe.initial_weights(), units, ROUND).clients
+    clip = float(np.median(first[:, 0]))
+    function = make(clip)
+    weights = function.initial_weights()
+    made = [np.asarray(function(weights, [unit], ROUND).total) for unit in units]
+    return clip, first, np.stack(made)
 
 
 @pytest.fixture(scope="module")
@@ -32,135 +61,324 @@ def backbone():
 
 @pytest.fixture(scope="module")
 def records(backbone):
-    """A clip and the records of a variant, on TensorFlow; half of them are clipped."""
+    """Of virtual clients that train in one of `VARIANTS`."""
 
     @cache
     def of(variant):
-        probe = _function(backbone, variant, 1.0)
-        first = probe(probe.initial_weights(), clients(), ROUND)
-        clip = float(np.median(first.clients[:, 0]))
-        function = _function(backbone, variant, clip)
-        weights = function.initial_weights()
-        made = [function(weights, [client], ROUND).total for client in clients()]
-        return {
-            f"clip_{variant}": clip,
-            f"records_{variant}": np.stack(made),
-            f"statistics_{variant}": first.clients,
-        }
+        local, rows = LOCAL.model_copy(update=VARIANTS[variant]), 3 * (variant == "shared")
+
+        def make(clip):
+            return RoundFunction(backbone, noiseless(clip), local, seed=SEED, shared_head_rows=rows)
+
+        return _records(make, clients())
 
     return of
 
 
 @pytest.fixture(scope="module")
-def written(backbone, records, tmp_path_factory):
-    """Writes a folder with the records of some variants."""
+def said(backbone, records, tmp_path_factory):
+    """What a process on JAX says of `sound`, `other` or `faulty` rounds of a kind."""
 
-    def written(variants):
-        folder = tmp_path_factory.mktemp("clients")
-        arrays = {name: part for variant in variants for name, part in records(variant).items()}
+    @cache
+    def said(kind, what):
+        folder, net, arrays = tmp_path_factory.mktemp(kind), backbone, {}
+        if kind == "jax_clients":
+            for variant in VARIANTS if what == "other" else QUICK:
+                arrays[f"clip_{variant}"], _, arrays[f"records_{variant}"] = records(variant)
+        else:
+            net = build_backbone(UNIT_MODEL, 1)
+            variables = trainable_variables(net, "all")
+
+            def make(clip):
+                mechanism = noiseless(clip)
+                return UnitGradientFunction(net, mechanism, CONFIG, variables=variables, seed=SEED)
+
+            arrays["clip"], _, arrays["records"] = _records(make, units())
         np.savez(folder / "records.npz", **arrays)
-        save_backbone(backbone, folder / "backbone.keras")
-        return folder
+        save_backbone(net, folder / "backbone.keras")
+        return said_on_jax(kind, what, folder)
 
-    return written
-
-
-@pytest.fixture(scope="module")
-def found(written):
-    """What a process on JAX says of the same clients."""
-    return said_on_jax("jax_clients", "sound", written(QUICK))
+    return said
 
 
-@pytest.fixture(scope="module")
-def other(written):
-    """What another says of other devices, precisions and clips."""
-    return said_on_jax("jax_clients", "other", written(VARIANTS))
-
-
-@pytest.fixture(scope="module")
-def faulty(written):
-    """What another says where a fault is planted."""
-    return said_on_jax("jax_clients", "faulty", written(QUICK))
-
-
-def test_sound_rounds_are_not_refused(found):
+@pytest.mark.long
+@each_kind
+def test_sound_rounds_depend_on_no_other_unit_and_are_compiled_once(said, kind):
+    found = said(kind, "sound")
     assert "refused" not in found, found["refused"]
-
-
-@pytest.mark.parametrize("variant", QUICK)
-def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(found, variant):
-    assert max(found["apart"][variant]) <= 1e-5, found["apart"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in QUICK])
-def test_other_ways_to_train_give_the_records_of_tensorflow(other, variant):
-    assert max(other["apart"][variant]) <= 1e-5, other["apart"]
-
-
-def test_statistics_are_those_of_tensorflow(found, records):
-    np.testing.assert_allclose(found["statistics"], records("joint")["statistics_joint"], rtol=1e-4)
-
-
-def test_a_record_has_the_same_bits_at_any_place_and_beside_any_neighbour(found):
-    assert found["problems"] == []
-    assert found["compiled"] == 1  # rounds and clients of every size, one compilation
-
-
-def test_what_fills_shapes_adds_nothing_whatever_it_is(found):
-    assert found["anything"]
-
-
-def test_draws_are_those_of_the_group_and_the_round(found):
-    assert found["own draws"] == [True, True]
-
-
-@pytest.mark.slow
-def test_two_and_eight_devices_give_the_bits_of_one(other):
-    assert other["devices"] == [True, True]
-
-
-@pytest.mark.slow
-def test_in_bfloat16_records_keep_the_clip_and_stand_for_themselves(other):
-    wrong, cosine = other["bfloat16"]
-    assert wrong == []
-    assert 0.9 < cosine < 1.0
-
-
-def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
+    assert found["problems"] == []  # the same bits at any place and beside any neighbour
+    assert found["compiled"] == 1  # rounds and clients of every size
+    assert found["own draws"] == [True, True]  # of the group, and of the round
     assert found["empty"]
     assert found["nan"]
 
 
-@pytest.mark.slow
-def test_learning_from_what_fills_a_batch_is_seen(faulty):
-    """Clients of whole batches have nothing to fill, and one image is its own mean."""
-    whole = np.array([len(client.labels) % LOCAL.batch_size == 0 for client in clients()])
-    whole[[0, -1]] = True  # one example; sixteen, after the cap
-    apart = np.array(faulty["learns_from_the_fill"])
-    assert (apart[~whole] > 1e-3).all(), apart
-    assert (apart[whole] <= 1e-5).all(), apart
+@pytest.mark.long
+@pytest.mark.parametrize("variant", QUICK)
+def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(said, variant):
+    found = said("jax_clients", "sound")
+    assert max(found["apart"][variant]) <= 1e-5, found["apart"]
+
+
+@pytest.mark.long
+def test_records_of_units_are_those_of_tensorflow(said):
+    """An activation at its kink may flip by rounding and move a record further: one of nine."""
+    apart = np.array(said("jax_units", "sound")["apart"])
+    assert np.sum(apart > 1e-5) <= 1, apart
+    assert apart.max() < 1e-2, apart
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "StepsOfTheLongest",
-        "CountsTheFill",
-        "SeededByPlace",
-        "HeadOfTheNeighbour",
-        "RowsOfOthers",
-        "UpdatesOfAllDevices",
-    ],
-)
-def test_a_planted_bug_is_seen(faulty, fault):
-    assert faulty["faults"][fault]
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in QUICK])
+def test_other_ways_to_train_give_the_records_of_tensorflow(said, variant):
+    apart = said("jax_clients", "other")["apart"]
+    assert max(apart[variant]) <= 1e-5, apart
+
+
+@pytest.mark.long
+def test_statistics_are_those_of_tensorflow_and_what_fills_shapes_adds_nothing(said, records):
+    found = said("jax_clients", "sound")
+    np.testing.assert_allclose(found["statistics"], records("joint")[1], rtol=1e-4)
+    assert found["anything"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "leak", ["StepsOfTheLongest", "HeadOfTheNeighbour", "RowsOfOthers", "UpdatesOfAllDevices"]
-)
-def test_what_leaks_into_records_is_refused_before_any_client_is_read(faulty, leak):
-    assert "position in a batch of 4" in faulty["probe"][leak]
+@each_kind
+def test_eight_devices_give_the_bits_of_one_and_bfloat16_keeps_the_clip(said, kind):
+    found = said(kind, "other")
+    assert found["devices"] == [True, True]
+    wrong, cosine = found["bfloat16"]
+    assert wrong == []
+    assert 0.9 < cosine < 1.0
+
+
+@pytest.mark.slow
+def test_clipped_gradients_are_those_of_jax_privacy(said):
+    oracle = said("jax_units", "other")["oracle"]
+    assert max(oracle) <= 1e-5, oracle
+
+
+@pytest.mark.slow
+@each_kind
+def test_every_leak_is_refused_before_a_unit_is_read(said, kind):
+    assert all("position in a batch of 4" in text for text in said(kind, "faulty"))
+
+
+@pytest.mark.long
+def test_refusals_on_jax_are_sentences(said):
+    found = said("jax_units", "sound")
+    assert "float64" in found["narrow"]
+    assert "Lower training.unit_gradient.microbatch" in found["memory"]
+    refused = found["refusals"]
+    assert refused["alone"] == 8
+    assert "this step is to have nvidia.com/gpu, but JAX finds only the CPU" in refused["promised"]
+    assert "no NVIDIA driver found" in refused["promised"]
+    assert "470.57.02', and CUDA 12 needs 525" in refused["old"]
+    assert "(jax-cuda12-plugin, libtpu) and may take either" in refused["two"]
+
+
+@pytest.mark.long
+def test_a_pipeline_of_the_other_backend_is_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setenv("FEDEMB_BACKEND", "jax")
+    with pytest.raises(ConfigError, match="images of this pipeline train on jax"):
+        use_backend("tensorflow")
+
+
+@pytest.mark.long
+def test_a_gpu_is_told_to_give_the_same_bits_again():
+    say = (
+        "import os, fedemb.models.keras_backend as b; "
+        "b.use_backend('jax'); print(os.environ['XLA_FLAGS'])"
+    )
+    for flags, wanted in (
+        ("--xla_cpu_x=1", "--xla_cpu_x=1 --xla_gpu_deterministic_ops=true"),
+        ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", say],
+            env=os.environ | {"XLA_FLAGS": flags},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.startswith(wanted)
+
+
+@pytest.mark.long
+def test_one_process_runs_one_backend():
+    use_backend("tensorflow")
+    with pytest.raises(ConfigError, match="Keras runs on tensorflow in this process"):
+        use_backend("jax")
+
+
+@pytest.mark.long
+def test_tensorflow_where_it_is_not_installed_is_one_sentence(monkeypatch):
+    """As in the images gpu and tpu."""
+    monkeypatch.setattr(backend, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"not installed here; set training\.backend: jax"):
+        use_backend("tensorflow")
+
+
+@pytest.mark.long
+def test_jax_is_refused_for_what_it_does_not_train():
+    assert classifier_config(**{"training.backend": "jax"}).training.backend == "jax"
+    with pytest.raises(ValueError, match=r"backend=jax does not support .*=dp_covariance"):
+        RunConfig.model_validate({"training": {"backend": "jax", "algorithm": "dp_covariance"}})
+
+
+# ---- The core without TensorFlow: what it takes to train on another backend of Keras ----
+
+
+SMALL = ("lenet", "resnet8_ws", "scatter_linear", "wrn_16_4")
+"""Saved on TensorFlow, loaded on JAX: plain and standardised kernels, Fourier transforms."""
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """What the other process prints."""
+    folder = tmp_path_factory.mktemp("saved")
+    images = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3), np.uint8)
+    for name in SMALL:
+        model = ModelConfig(backbone=name, image_size=16, channels=3, embedding_dim=16)
+        backbone = build_backbone(model, 1)
+        save_backbone(backbone, folder / f"{name}.keras")
+        (folder / f"{name}.json").write_text(model.model_dump_json())
+        np.save(folder / f"{name}.images.npy", images)
+        np.save(folder / f"{name}.embeddings.npy", embed(backbone, images, 4))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kit.jax.without_tensorflow", folder],
+        cwd=REPOSITORY,
+        env={**os.environ, "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_the_core_is_imported_and_each_backbone_built_where_tensorflow_is_not(lines):
+    assert [name for kind, name, *_ in lines if kind == "built"] == list(NETWORKS)
+
+
+@pytest.mark.slow
+def test_a_backbone_saved_on_tensorflow_embeds_alike_on_jax(lines):
+    found = {name: float(far[0]) for kind, name, *far in lines if kind == "loaded"}
+    assert found.keys() == set(SMALL)
+    assert max(found.values()) < 1e-5, found
+
+
+def test_who_starts_such_processes_stays_on_tensorflow():
+    """A worker's environment goes to whatever its tests start."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, tests.kit.pipeline_runs.host_processes as h; print(dict(os.environ))",
+        ],
+        cwd=REPOSITORY,
+        env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "KERAS_BACKEND" not in done.stdout
+
+
+# ---- Convolutions and pooling in the forms of a processor ----
+
+
+AXES = ("NHWC", "HWIO", "NHWC")
+CASES = {
+    "same": ((5, 5, 3, 4), {"padding": "SAME"}),
+    "valid": ((3, 2, 3, 4), {"padding": "VALID"}),
+    "stride": ((3, 3, 3, 4), {"padding": "SAME", "window_strides": (2, 2)}),
+    "stride past the kernel": ((1, 1, 3, 4), {"padding": "VALID", "window_strides": (2, 3)}),
+    "uneven padding": ((3, 3, 3, 4), {"padding": ((0, 2), (1, 0))}),
+    "dilated": ((3, 3, 3, 4), {"padding": "SAME", "rhs_dilation": (2, 3)}),
+    "depthwise": ((3, 3, 1, 3), {"padding": "SAME", "feature_group_count": 3}),
+    "two kernels for each channel": ((3, 3, 1, 6), {"padding": "SAME", "feature_group_count": 3}),
+}
+
+
+def _convolution(shape, options):
+    options = {"window_strides": (1, 1), "dimension_numbers": AXES, **options}
+    return shape, lambda x, k: jax.lax.conv_general_dilated(x, k, **options)
+
+
+def _pooling(window, strides):
+    sizes = (1, *window, 1), (1, *strides, 1)
+    return (1,), lambda x, k: k * jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *sizes, "VALID")
+
+
+FUNCTIONS = {name: _convolution(*case) for name, case in CASES.items()} | {
+    "pooling": _pooling((2, 2), (2, 2)),
+    "pooling that leaves pixels": _pooling((3, 2), (3, 2)),
+    "pooling of a function in jit": (
+        (1,),
+        lambda x, k: jax.jit(_pooling((2, 2), (2, 2))[1])(jax.nn.relu(x), k),
+    ),
+}
+
+
+def _operations(function, *given):
+    return {str(e.primitive) for e in jax.make_jaxpr(function)(*given).jaxpr.eqns}
+
+
+def _inputs(shape, clients=3):
+    random = np.random.default_rng(5)
+    images = random.normal(size=(clients, 2, 11, 10, 3)).astype(np.float32)
+    return images, random.normal(size=(clients, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients_are_those_of_xla(name):
+    shape, function = FUNCTIONS[name]
+    images, kernels = _inputs(shape)
+    formed = for_processor(function)
+
+    def square(given):
+        return lambda x, k: jnp.sum(jnp.square(given(x, k)))
+
+    with jax.default_matmul_precision("highest"):
+        gradients = tuple(jax.grad(square(f), (0, 1)) for f in (formed, function))
+        for pair in ((formed, function), gradients):
+            found, wanted = (jax.jit(jax.vmap(f))(images, kernels) for f in pair)
+            for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    used = _operations(formed, images[0], kernels[0])
+    assert not {"conv_general_dilated", "reduce_window_max"} & used
+
+
+def test_a_tie_gives_the_gradient_to_the_first_pixel():
+    _, function = FUNCTIONS["pooling"]
+    ties = jnp.ones((1, 4, 4, 1))
+    wanted, found = (
+        jax.grad(lambda x, f=f: jnp.sum(f(x, jnp.ones(1))))(ties)
+        for f in (function, for_processor(function))
+    )
+    np.testing.assert_array_equal(found, wanted)
+
+
+OTHERS = {
+    "windows that overlap": _pooling((3, 3), (2, 2)),
+    "two groups": _convolution((3, 3, 2, 4), {"padding": "SAME", "feature_group_count": 2}),
+    "dilated images": _convolution(
+        (3, 3, 4, 4), {"padding": ((1, 1), (1, 1)), "lhs_dilation": (2, 2)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_kinds_stay_as_they_are(name):
+    shape, function = OTHERS[name]
+    given = jnp.ones((2, 8, 8, 4)), jnp.ones(shape)
+    assert _operations(for_processor(function), *given) == _operations(function, *given)
+
+
+def test_an_accelerator_computes_what_the_function_says(monkeypatch):
+    function = FUNCTIONS["same"][1]
+    assert for_processor(function) is not function
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert for_processor(function) is function

@@ -25,10 +25,12 @@ from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
-from fedemb.models.backbones import cut, trainable_variables
-from fedemb.models.imported import check_import, import_backbone
+from fedemb.models.backbones import cut, trainable_variables, without_head
+from fedemb.models.imported import check_import, import_backbone, known_pixels
 from fedemb.models.inference import SharedFeatures, embed
 from fedemb.models.keras_backend import preprocess
+from fedemb.models.layers import constants, fit_constants
+from fedemb.models.pixel_formats import rescaled
 from fedemb.models.public_features import (
     fit_features,
     needs_public_images,
@@ -112,16 +114,6 @@ def test_features_are_joined_taps_of_both_mirror_images_whitened_by_public_image
     assert rest.output_shape == (None, 8)
     names = [v.path for v in trainable_variables(backbone, "projection")]
     assert names == ["embedding/kernel", "embedding/bias"]
-
-
-@pytest.mark.long
-def test_all_features_are_kept_with_whitened_directions(file):
-    model = MODEL.model_copy(update={"principal_directions": 0, "whitened_directions": 12})
-    backbone = import_backbone(file, model)
-    fit_features(backbone, _leaves())
-    found = np.asarray(cut(backbone, "projection")[0](preprocess(_leaves(5, seed=4))))
-    assert found.shape == (5, 32 + 64)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
 
 def test_tap_that_does_not_exist_is_refused_with_those_that_do(file):
@@ -231,12 +223,6 @@ def test_private_training_changes_the_projection_and_sees_no_other_output(file):
     assert trunk.output_shape == (None, 12)
 
 
-def test_weight_of_zero_changes_nothing(file):
-    backbone = import_backbone(file, MODEL)
-    assert with_public_features(backbone, 0.0) is backbone
-    assert without_public_features(backbone) is backbone
-
-
 @pytest.mark.long
 def test_release_with_other_constants_than_the_public_backbone_is_refused(file, tmp_path):
     """As if the constants of features had been computed from private images."""
@@ -285,3 +271,128 @@ def test_only_the_public_step_computes_constants():
         "models/public_features.py",
         "models/layers.py",
     }
+
+
+# ---- Features brought to one size by constants of drawn images ----
+
+
+MODEL_WHITENED = ModelConfig(
+    backbone="scatter_linear",
+    projection=False,
+    image_size=16,
+    embedding_dim=4 * 2 * 81,
+    whitened_directions=12,
+    mirrored=True,
+)
+CLASSIFIER = MODEL_WHITENED.model_copy(update={"classes": ("this", "that"), "trainable": "head"})
+
+
+def _drawn(count=80, seed=0):
+    return drawn_images(count, 16, 1, seed)
+
+
+def test_largest_directions_are_brought_to_the_size_of_the_next():
+    """Against the covariance itself, on the images that the constants are of."""
+    random = np.random.default_rng(0)
+    features = random.normal(size=(60, 2, 2, 5)) * np.array([9.0, 5.0, 1.0, 1.0, 1.0])
+    features += random.normal(size=(60, 1, 1, 1)) * 7
+    mean, scale, centre, axes, kept = constants(features, 3)
+    flat = np.clip((features - mean) * scale, -6, 6).reshape(60, -1) - centre
+    before = np.linalg.eigvalsh(np.cov(flat.T, bias=True))[::-1]
+    after = np.linalg.eigvalsh(np.cov((flat - flat @ axes * (1 - kept) @ axes.T).T, bias=True))
+    wanted = np.sort(np.concatenate([np.full(3, before[3]), before[3:]]))
+    np.testing.assert_allclose(after, wanted, atol=1e-8 * before[0])
+
+
+def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
+    start = PublicStart(
+        model=CLASSIFIER,
+        pretraining=PretrainingConfig(constant_images=64),
+        seed=1,
+    )
+    keys = open_key_store(str(tmp_path / "keys"))
+    card = pretrain_public.run(start, tmp_path / "start", keys)
+    assert (card["images"], card["constant_images"]) == (0, 64)
+    backbone = without_head(load_backbone(tmp_path / "start" / "backbone.keras", CLASSIFIER))
+    assert not backbone.trainable_variables
+    found = backbone(preprocess(_drawn(3, seed=9))).numpy()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    bare = build_backbone(MODEL_WHITENED, 1)
+    assert np.abs(bare(preprocess(_drawn(3, seed=9))) - found).max() > 1e-3
+    assert fit_constants(bare, _drawn(64, seed=1)) == 1
+    np.testing.assert_allclose(bare(preprocess(_drawn(3, seed=9))), found, atol=1e-4)
+
+
+def test_networks_without_mirrored_features_refuse():
+    with pytest.raises(ConfigError, match=r"model\.mirrored: resnet8 has no mirrored features"):
+        build_backbone(MODEL_WHITENED.model_copy(update={"backbone": "resnet8"}), 0)
+
+
+@pytest.mark.long
+def test_file_that_sees_mirror_images_and_one_that_does_not_are_told_apart(tmp_path):
+    for mirrored in (True, False):
+        dim = 4 * (2 if mirrored else 4) * 81
+        changed = {"whitened_directions": 0, "mirrored": mirrored, "embedding_dim": dim}
+        model, file = MODEL_WHITENED.model_copy(update=changed), tmp_path / f"{mirrored}.keras"
+        save_backbone(build_backbone(model, 0), file)
+        import_backbone(file, model)
+        with pytest.raises(ConfigError, match="is not what"):
+            import_backbone(file, model.model_copy(update={"mirrored": not mirrored}))
+
+
+# ---- What a file tells of the pixels that its net was trained on ----
+
+
+APPLICATIONS = {
+    "MobileNet": ("mobilenet", "-1..1"),
+    "MobileNetV2": ("mobilenet_v2", "-1..1"),
+    "MobileNetV3Small": ("mobilenet_v3", "0..255"),
+    "EfficientNetB0": ("efficientnet", "0..255"),
+    "EfficientNetV2B0": ("efficientnet_v2", "0..255"),
+    "ResNet50": ("resnet", "caffe"),
+    "ResNet50V2": ("resnet_v2", "-1..1"),
+    "VGG16": ("vgg16", "caffe"),
+    "DenseNet121": ("densenet", "imagenet"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_application_of_keras_gets_the_pixels_that_its_own_preprocessing_gives(name, tmp_path):
+    import keras
+
+    net = getattr(keras.applications, name)(
+        weights=None, include_top=False, pooling="avg", input_shape=(64, 64, 3)
+    )
+    net.save(tmp_path / "net.keras")
+    module, expected = APPLICATIONS[name]
+    pixels, source = known_pixels(tmp_path / "net.keras")
+    assert pixels == expected
+    assert net.name in source or "its layer" in source
+    photo = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3)).astype(np.float32)
+    theirs = getattr(keras.applications, module).preprocess_input(photo.copy())
+    images = keras.Input((64, 64, 3))
+    ours = keras.Model(images, rescaled(images, pixels))(photo / 128 - 1)
+    far = 0.01 if pixels == "-1..1" else 1e-3  # the run's own range ends at 0.992
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(ours), theirs, atol=far)
+
+
+def test_net_of_this_package_tells_and_one_of_somebody_else_does_not(tmp_path):
+    import keras
+
+    path = tmp_path / "net.keras"
+    build_backbone(ModelConfig(backbone="tiny", image_size=12), 0).save(path)
+    assert known_pixels(path) == ("-1..1", "tiny of this package")
+
+    def of(*layers, name="mine"):
+        shape = keras.Input((12, 12, 1))
+        end = keras.layers.GlobalAveragePooling2D()
+        keras.Sequential([shape, *layers, end], name=name).save(path)
+        return known_pixels(path)
+
+    assert of(keras.layers.Conv2D(2, 3)) is None
+    assert of(keras.layers.Conv2D(2, 3), name="tiny") is None
+    bytes_first = keras.layers.Rescaling(1 / 127.5, offset=-1, name="scaled")
+    assert of(bytes_first) == ("0..255", "its layer scaled")
+    assert of(keras.layers.Rescaling(2.0, offset=-1)) is None
+    assert of(keras.layers.Normalization(mean=[0.5], variance=[1.0]), name="resnet50") is None

@@ -2,6 +2,10 @@
 
 import dataclasses
 import doctest
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +13,16 @@ import tensorflow as tf
 
 from fedemb import training as embedding
 from fedemb.config import (
-    AugmentationConfig,
     LocalTrainingConfig,
     LossConfig,
     ModelConfig,
+    PretrainingConfig,
+    ServerConfig,
+    UnitGradientConfig,
 )
+from fedemb.errors import ArtifactError
+from fedemb.models.backbones import build_backbone as build_backbone_sums
+from fedemb.models.backbones import trainable_variables as trainable_variables_sums
 from fedemb.models.backbones import with_bfloat16
 from fedemb.models.losses import build_loss
 from fedemb.privacy.running import build_mechanism
@@ -25,9 +34,14 @@ from fedemb.training import (
     trainable_variables,
 )
 from fedemb.training import tensorflow_clients as rounds_module
-from fedemb.training.clients import Objective
-from fedemb.training.tensorflow_clients import first_head
-from tests.kit.privacy_worlds import make_plan, noiseless
+from fedemb.training.central import pretrain
+from fedemb.training.rounds import Feed, RoundSums, TrainingRound, run_rounds
+from fedemb.training.server import initial_state
+from fedemb.training.tensorflow_clients import RoundFunction as RoundFunction_sums
+from fedemb.training.tensorflow_clients import first_head, gradients_summed_in_order
+from fedemb.training.units import UnitGradientFunction
+from tests.conftest import REPOSITORY
+from tests.kit.privacy_worlds import ROOT, World, make_plan, noiseless
 
 SIZE, DIM = 12, 8
 MODEL = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=DIM)
@@ -257,19 +271,6 @@ def test_frozen_variables_are_not_part_of_the_update():
         np.testing.assert_array_equal(old, new)
 
 
-def test_augmentation_and_triplets_train():
-    local = LOCAL.model_copy(
-        update={
-            "loss": LossConfig(kind="triplet", margin=1.0),
-            "augmentation": AugmentationConfig(),
-            "epochs": 6,
-        }
-    )
-    _, sums = _sum(_function(local), _clients()[3:])
-    assert np.all(sums.clients[:, 0] > 0)
-    assert np.mean(sums.clients[:, 2]) < np.mean(sums.clients[:, 1])
-
-
 def test_shared_head_is_trained_clipped_and_summed_with_the_backbone():
     function = _function(mechanism=noiseless(clip=0.01), shared_head_rows=6)
     assert function.dim == _function().dim + 6 * DIM
@@ -291,12 +292,6 @@ def test_bfloat16_keeps_float32_weights_and_stays_close():
     assert not np.array_equal(one, two)
 
 
-def test_objective_shapes_name_the_update():
-    backbone = build_backbone(MODEL, seed=1)
-    objective = Objective(backbone, list(backbone.trainable_variables), LOCAL, 3)
-    assert objective.shapes[-1] == (3, DIM)
-
-
 def test_example_of_the_public_interface_runs():
     done = doctest.testmod(embedding)
     assert done.attempted > 10
@@ -313,3 +308,225 @@ def test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round(
             variable.assign(tf.fill(tf.shape(variable), np.nan))
     np.testing.assert_array_equal(_sum(function, [clients[4]])[0], before)
     assert not any("head" in v.path for v in function.objective.backbone.weights)
+
+
+# ---- Gradients are added up in one order: what TensorFlow runs holds no sum that takes any ----
+
+
+MODEL_SUMS = ModelConfig(
+    backbone="resnet8_ws", image_size=8, channels=3, embedding_dim=16, classes=tuple("abc")
+)
+"""Three gradients or more meet at its activations and kernels."""
+
+
+def _function_sums(kind):
+    mechanism = noiseless(1.0)
+    net = build_backbone_sums(MODEL_SUMS, 1)
+    if kind == "clients":
+        return RoundFunction_sums(net, mechanism, LocalTrainingConfig())
+    variables = trainable_variables_sums(net, "all")
+    return UnitGradientFunction(net, mechanism, UnitGradientConfig(), variables=variables)
+
+
+def _sums_in_any_order(function):
+    """How many there are after TensorFlow's optimizer of graphs, bodies of loops included."""
+    import tensorflow as tf
+    from tensorflow.python.grappler import tf_optimizer
+
+    graph = function.get_concrete_function().graph
+    found = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
+    for output in tf.nest.flatten(graph.structured_outputs):
+        found.collection_def["train_op"].node_list.value.append(output.name)
+    optimized = tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), found)
+    nodes = [*optimized.node, *(n for f in optimized.library.function for n in f.node_def)]
+    assert any(node.op == "AddN" for node in nodes)
+    terms = [
+        len([name for name in node.input if not name.startswith("^")])
+        for node in nodes
+        if node.op == "AddN"
+    ]
+    return sum(count > 2 for count in terms)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["clients", "units"])
+def test_no_sum_of_a_round_takes_its_terms_in_any_order(kind):
+    assert _sums_in_any_order(_function_sums(kind)._train) == 0
+
+
+@pytest.fixture
+def terms(monkeypatch):
+    """How many terms TensorFlow was left to add up, inside `gradients_summed_in_order` alone."""
+    from tensorflow.python.eager import backprop
+
+    usual, seen = backprop._aggregate_grads, []
+    monkeypatch.setattr(
+        backprop, "_aggregate_grads", lambda given: seen.append(len(given)) or usual(given)
+    )
+    return seen
+
+
+@pytest.mark.long
+def test_training_without_privacy_adds_them_in_one_order_too(terms):
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
+    schedule = PretrainingConfig(epochs=1, batch_size=4, learning_rate=0.1, augmentation=None)
+    pretrain(build_backbone_sums(MODEL_SUMS, 1), images, np.arange(8) % 2, schedule, seed=0)
+    assert max(terms) == 2
+
+
+def test_gradients_are_those_of_tensorflow_and_the_usual_sum_is_back_afterwards(terms):
+    import tensorflow as tf
+
+    x = tf.constant(np.random.default_rng(0).normal(size=100).astype(np.float32))
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.sin(x)
+            value = tf.reduce_sum(x * x + tf.cos(x) * y + tf.exp(y))
+        return tape.gradient(value, x)
+
+    usual = gradient()
+    with gradients_summed_in_order():
+        np.testing.assert_allclose(gradient(), usual, rtol=1e-5, atol=1e-6)
+    assert terms == [2]  # of y; x has five
+    np.testing.assert_array_equal(gradient(), usual)
+    assert terms == [2]
+
+
+# ---- Virtual clients are made a little ahead of the training that uses them ----
+
+
+class _Packer:
+    """Packs every client into a slab of its own."""
+
+    def slabs(self, clients, number):
+        for client in clients:
+            yield (number, client.group)
+
+
+def _feed(sample, load, rounds=3):
+    mechanism = SimpleNamespace(sample_clients=sample, plan=SimpleNamespace(rounds=rounds))
+    return Feed(_Packer(), mechanism, first=0, index=None, load=load)
+
+
+def test_feed_gives_rounds_in_order_and_stays_only_a_little_ahead():
+    loaded = []
+    clients = [SimpleNamespace(group=g) for g in range(5)]
+    load = lambda client: loaded.append(client.group) or client  # noqa: E731
+    with _feed(lambda n, _: clients, load) as feed:
+        for number in range(3):
+            for place, slab in enumerate(feed.next_round()):
+                assert slab == (number, place)
+                assert len(loaded) <= 5 * number + place + 5
+
+
+def test_error_while_loading_reaches_the_trainer():
+    def fail(client):
+        raise ArtifactError("a shard is damaged")
+
+    with (
+        _feed(lambda n, _: [SimpleNamespace(group=0)], fail) as feed,
+        pytest.raises(ArtifactError, match="damaged"),
+    ):
+        list(feed.next_round())
+
+
+def test_all_clients_of_a_round_are_prepared_before_one_is_loaded():
+    seen = []
+    clients = [SimpleNamespace(group=g) for g in range(3)]
+
+    def load(client):
+        seen.append(client.group)
+        return client
+
+    mechanism = SimpleNamespace(sample_clients=lambda *_: clients, plan=SimpleNamespace(rounds=1))
+    prepare = lambda round_clients: seen.append(len(round_clients))  # noqa: E731
+    with Feed(_Packer(), mechanism, first=0, index=None, load=load, prepare=prepare) as feed:
+        list(feed.next_round())
+    assert seen == [3, 0, 1, 2]
+
+
+def test_feed_stops_when_the_trainer_does():
+    before = threading.active_count()
+    clients = [SimpleNamespace(group=g) for g in range(9)]
+    with _feed(lambda n, _: clients, lambda client: client):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
+class _Nobody(TrainingRound):
+    """Rounds whose virtual clients have no examples."""
+
+    def initial_weights(self):
+        return np.zeros(self.dim, np.float32)
+
+    def slabs(self, units, round_index):
+        return iter(() if all(len(unit.users) == 0 for unit in units) else (1,))
+
+    def _sums(self, weights, slabs):
+        assert not list(slabs)
+        return RoundSums(np.zeros(self.dim, np.int64), np.zeros((0, 4), np.float32))
+
+
+@pytest.mark.planted_bug(12)
+def test_a_round_without_participants_is_noised_and_committed_like_any_other():
+    """Left out, it would show that nobody was sampled."""
+    plan, committed = make_plan(), []
+    mechanism = build_mechanism(plan, ROOT, "run", 0, "inputs")
+    function, world = _Nobody(mechanism, 5), World((), plan.virtual_clients)
+    state, load = initial_state(function.initial_weights()), lambda client: client
+    commit = lambda number, output: committed.append((number, output))  # noqa: E731
+    with Feed(function, mechanism, first=0, index=world, load=load) as feed:
+        rounds = list(run_rounds(function, mechanism, ServerConfig(), state, feed, commit=commit))
+    assert [number for number, _ in committed] == list(range(plan.rounds))
+    assert all(output.mean.all() for _, output in committed)
+    assert rounds[-1].state.rounds == plan.rounds
+
+
+# ---- Clients spread over devices: any number of them gives the same integer sum, bit for bit ----
+
+
+SCRIPT = """
+import numpy as np
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+from fedemb.config import LocalTrainingConfig, ModelConfig
+from fedemb.training import ClientExamples, RoundFunction, build_backbone
+from fedemb.training import configure_threads
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
+from fedemb.privacy.running import build_mechanism
+
+configure_threads(4)
+names = [device.name for device in tf.config.list_logical_devices("CPU")]
+plan = GroupPoissonGaussian(rounds=1, l2_norm_clip=0.1, noise_multiplier=0.0,
+                  virtual_clients=9, groupings=1, sampling_probability=1.0)
+random = np.random.default_rng(0)
+clients = [
+    ClientExamples(0, group, random.integers(0, 256, (5 + group, 12, 12, 1), np.uint8),
+                   random.integers(0, 3, 5 + group))
+    for group in range(9)
+]
+for count in (1, 2, 4):
+    mechanism = build_mechanism(plan, bytes(32), "run", 1, "0" * 64)
+    backbone = build_backbone(ModelConfig(backbone="tiny", image_size=12, embedding_dim=8), 0)
+    function = RoundFunction(backbone, mechanism, LocalTrainingConfig(batch_size=4), seed=1,
+                             workers=count, devices=names[:count])
+    used = {worker.weights[0].device for worker in function._workers}
+    sums = function(function.initial_weights(), clients, 0)
+    digest = mechanism.aggregate(0, sums.total).sums_sha
+    print("devices", len(used), digest)
+"""
+
+
+@pytest.mark.slow
+def test_one_two_and_four_devices_give_the_same_sum():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("devices")]
+    assert [line[1] for line in lines] == ["1", "2", "4"]
+    assert len({line[2] for line in lines}) == 1

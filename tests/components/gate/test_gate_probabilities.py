@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from fedemb.documents.utility import ClassifierReport
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
+from fedemb.foundation.document import Part
 from fedemb.release.decide import RULES
+from tests.kit.document_kinds import all_documents, json_schema
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -94,3 +98,26 @@ def test_gain_below_its_floor_is_denied_unless_no_floor_is_set():
     assert good.gain is not None
     assert reasons(good, "no_gain_over_public", least=good.gain.low) == ["no_gain_over_public"]
     assert reasons(good, "no_gain_over_public", least=None) == []
+
+
+# ---- Documents that a run writes are of the JSON schemas of their kinds ----
+
+
+KINDS = {document.kind: document for document in all_documents()}
+
+
+def test_field_with_a_default_is_no_field_of_a_document():
+    with pytest.raises(TypeError, match=r"Loose\.more has a default"):
+        type("Loose", (Part,), {"__annotations__": {"more": int}, "more": 0})
+
+
+def test_documents_of_a_run_are_of_their_schemas(good_run):
+    names = ("plan", "reservation", "users", "audit", "utility", "report", "verdict")
+    paths = [getattr(good_run, name) for name in names]
+    found = set()
+    for path in (*paths, good_run.model / "model.json"):
+        document = json.loads(path.read_text())
+        kind = document["schema"].split("/")[1]
+        Draft202012Validator(json_schema(KINDS[kind])).validate(document)
+        found.add(kind)
+    assert len(found) == 8

@@ -3,14 +3,17 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from typer.testing import CliRunner
 
 from fedemb.documents.ledger_record import ChargeRecord
-from fedemb.errors import BudgetExceeded, LedgerError, Refused
+from fedemb.errors import BudgetExceeded, LedgerError, Refused, Superseded
+from fedemb.keys import reservation_key_name
 from fedemb.keys.trust import Signer
 from fedemb.ledger import PlannedSeries, check_high_water
+from fedemb.ledger.budget import renyi_epsilon
 from fedemb.pipelines.cli.ledger import app
 from fedemb.privacy.accounting import rdp_of
 from fedemb.release.privacy_report import block_table
@@ -173,3 +176,148 @@ def test_command_signs_the_charge_and_marks_it_against_rollback(kit, tmp_path):
         head.unlink()
     with pytest.raises(LedgerError, match="older than its markers"):
         check_high_water(kit.reader(), kit.keys)
+
+
+# ---- Every measurement on evaluation people is a signed record, counted one by one ----
+
+
+MODEL = kit_.sha("model")
+
+
+def evaluator(kit):
+    return Signer.load_or_create(kit.keys, "evaluate")
+
+
+def committed(kit, run_id="monday"):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id=run_id, content=kit_.content())
+    kit_.bind(ledger, reservation)
+    kit_.commit(kit, ledger, reservation, 20)
+    return kit.reader()
+
+
+def test_each_evaluation_counts_and_none_changes_what_is_charged(kit):
+    ledger = committed(kit)
+    spent = ledger.spent("all/0")
+    for number in (1, 2):
+        record = ledger.record_evaluation("monday", MODEL, evaluator(kit))
+        assert (record.kind, record.run_id, record.attempt) == ("evaluation", "monday", 1)
+        assert len(ledger.state.evaluations) == number
+    again = kit.reader()
+    again.verify()
+    assert [record.body["model_sha"] for record in again.state.evaluations] == [MODEL, MODEL]
+    assert again.spent("all/0") == spent
+
+
+def test_only_the_last_start_of_an_evaluation_goes_on(kit):
+    """Two processes of one step, each with its own view of the ledger."""
+    committed(kit)
+    first, second = kit.reader(), kit.reader()
+    early = first.record_evaluation("monday", MODEL, evaluator(kit))
+    first.check_latest_evaluation(early)
+    late = second.record_evaluation("monday", MODEL, evaluator(kit))
+    with pytest.raises(Superseded, match="'monday' was started again"):
+        first.check_latest_evaluation(early)
+    second.check_latest_evaluation(late)
+    assert len(kit.reader().state.evaluations) == 2, "both are counted"
+
+
+def test_what_was_never_trained_to_its_end_is_not_measured(kit):
+    ledger = kit.open()
+    with pytest.raises(Refused, match="no committed model"):
+        ledger.record_evaluation("monday", MODEL, evaluator(kit))
+    kit_.bind(ledger, ledger.reserve(run_id="monday", content=kit_.content()))
+    with pytest.raises(Refused, match="no committed model"):
+        ledger.record_evaluation("monday", MODEL, evaluator(kit))
+
+
+def test_written_evaluation_at_what_was_not_committed_breaks_the_ledger(kit):
+    ledger = kit.open()
+    body = {"reservation": 1, "model_sha": MODEL}
+    kit_.bind(ledger, ledger.reserve(run_id="monday", content=kit_.content()))
+    ledger._append(
+        "evaluation", lambda: body, run_id="monday", attempt=lambda: 1, signer=evaluator(kit)
+    )
+    with pytest.raises(LedgerError, match="only a committed model is measured"):
+        kit.reader().verify()
+
+
+@pytest.mark.parametrize("role", ["ledger", "trainer"])
+def test_a_evaluation_is_signed_by_evaluation_and_by_no_other(kit, role):
+    ledger = committed(kit)
+    with pytest.raises(LedgerError, match="'evaluate'"):
+        ledger.record_evaluation("monday", MODEL, Signer.load_or_create(kit.keys, role))
+
+
+def test_evaluation_signs_evaluations_and_nothing_else(kit):
+    ledger = kit.reader()
+    with pytest.raises(LedgerError, match="'ledger'"):
+        ledger._append("void", lambda: {"reservation": 0, "reason": "x"}, signer=evaluator(kit))
+
+
+# ---- A year of weekly runs with random crashes and retries: the account holds ----
+
+
+REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+
+
+def _live(kit, random, weeks: int, noise: float, rounds: int):
+    """Lives through the weeks; returns rounds charged by run, and the run that was refused."""
+    charged: dict[str, int] = {}
+    for week in range(weeks):
+        run_id = f"week-{week:02d}"
+        content = kit_.content(noise=noise, rounds=rounds)
+        try:
+            reservation = kit.open().reserve(run_id=run_id, content=content)
+        except BudgetExceeded:
+            return charged, run_id
+        charged[run_id] = rounds
+        fate = random.choice(["well", "crash before key", "crash in training", "stopped", "void"])
+        if fate == "void":
+            kit.open().void(reservation, "nothing started")
+            del charged[run_id]
+            continue
+        if fate == "crash before key":
+            continue  # no one came back: charged in full
+        for _ in range(int(random.integers(1, 4))):  # retries of a killed pod repeat each act
+            assert kit.open().reserve(run_id=run_id, content=content) == reservation
+            kit_.bind(kit.open(), reservation)
+        if fate == "crash in training":
+            continue
+        started = rounds if fate == "well" else int(random.integers(1, rounds))
+        kit.keys.load_or_create(reservation_key_name(run_id, 1))
+        for _ in range(int(random.integers(1, 3))):
+            kit_.commit(kit, kit.open(), reservation, started)
+        charged[run_id] = started
+    return charged, None
+
+
+def _recomputed(charged: dict[str, int], noise: float) -> float:
+    """Independent of the ledger: divergence of one round, times all rounds charged."""
+    one = float(rdp_of(kit_.event(noise, 1), REPLACE_ONE, [ORDER])[0])
+    return renyi_epsilon(one * sum(charged.values()), ORDER, kit_.DELTA)
+
+
+@pytest.mark.parametrize(("weeks", "seed"), [(10, 1), pytest.param(52, 2, marks=pytest.mark.slow)])
+def test_year_of_crashes_equals_an_independent_recomputation(tmp_path, weeks, seed):
+    kit = kit_.make(tmp_path, epsilon_cap=6.0)
+    random = np.random.default_rng(np.random.SeedSequence([seed]))
+    charged, refused = _live(kit, random, weeks, noise=4.0, rounds=30)
+    assert refused is None
+    ledger = kit.open()
+    ledger.verify()
+    assert ledger.spent("all/0").epsilon == pytest.approx(_recomputed(charged, 4.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_run_that_would_cross_the_cap_is_refused_before_it_reads(tmp_path, seed):
+    kit = kit_.make(tmp_path, epsilon_cap=2.5)
+    random = np.random.default_rng(np.random.SeedSequence([seed]))
+    charged, refused = _live(kit, random, 52, noise=2.0, rounds=30)
+    assert refused is not None
+    ledger = kit.open()
+    ledger.verify()
+    assert ledger.spent("all/0").epsilon == pytest.approx(_recomputed(charged, 2.0), rel=1e-6)
+    assert _recomputed({**charged, refused: 30}, 2.0) > 2.5
+    assert (refused, 1) not in ledger.state.attempts
+    assert not kit.keys.exists(reservation_key_name(refused, 1))

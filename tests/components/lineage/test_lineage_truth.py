@@ -1,6 +1,10 @@
 """Lineage says and sends nothing that the gate rejected, or that did not happen."""
 
 import json
+import logging
+import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +118,167 @@ def test_receiver_hears_of_a_release_once_the_ledger_has_it(receiving, tmp_path)
     lines = [json.loads(line) for line in published.read_text().splitlines()]
     assert receiver.events[before:] == lines
     assert _jobs(receiver)[-1] == "release_model"
+
+
+# ---- Lineage joins runs by itself, and needs nothing of Kubeflow's ----
+
+
+def _shared(path) -> dict[str, tuple[str | None, str]]:
+    """Artifact -> its digest and its identifier in all runs."""
+    found = {}
+    for line in path.read_text().splitlines():
+        event = json.loads(line)
+        for dataset in (*event["inputs"], *event["outputs"]):
+            facets = dataset.get("facets", {})
+            for same in facets.get("symlinks", {}).get("identifiers", []):
+                version = facets.get("version", {}).get("datasetVersion")
+                found[dataset["name"].rpartition("/")[2]] = (version, same["name"])
+    return found
+
+
+def test_a_release_is_named_alike_by_its_own_run_and_by_the_run_that_starts_from_it(tmp_path):
+    first = honest_run.start(tmp_path / "first").until_release()
+    (bundle,) = Path(first.releases_uri).glob("*/*/lineage.jsonl")
+    release = _shared(bundle)["release"][1]
+    later = first.config.updated(
+        {
+            "pretraining.kind": "import",
+            "pretraining.import_path": f"{bundle.parent}/backbone.keras",
+            "evaluation.previous_release": str(bundle.parent),
+        }
+    )
+    found = lineage.parents_of(later, "later")
+    assert found["public_start"] == found["previous_release"] == release
+    assert release.startswith("releases/")
+    assert _shared(bundle)["policy"][1] == f"policies/{first.config.policy.policy_id}"
+
+
+# ---- OpenLineage settings around a run change neither its lineage file nor what is sent of it ----
+
+
+STEPS = [
+    lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),
+    lineage.StepLineage("train_dp_fedemb", {"users": "c" * 64}, {"model": "d" * 64}, failed=True),
+]
+DISABLED = {"OPENLINEAGE_DISABLED": "true"}
+FACETS = "facets: {environment_variables: [SECRET_TOKEN]}"
+SETTINGS = {
+    "disabled": (DISABLED, None),
+    "filter": ({"OPENLINEAGE__FILTERS": '[{"type": "exact", "match": "train_dp_fedemb"}]'}, None),
+    "facets": ({"OPENLINEAGE__FACETS__ENVIRONMENT_VARIABLES": '["SECRET_TOKEN"]'}, None),
+    "named file": ({"OPENLINEAGE_CONFIG": "named.yml"}, "named.yml"),
+    "file in the folder": ({}, "openlineage.yml"),
+}
+"""Variables, and the name of a file of settings."""
+
+
+@pytest.fixture(params=SETTINGS.values(), ids=SETTINGS.keys())
+def settings(request, tmp_path, monkeypatch):
+    """Applies settings when called, and says whether they disable the client."""
+    variables, file = request.param
+
+    def apply():
+        monkeypatch.setenv("SECRET_TOKEN", "very secret")
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        if file is not None:
+            (tmp_path / file).write_text(FACETS)
+        monkeypatch.chdir(tmp_path)
+        return variables is DISABLED
+
+    return apply
+
+
+def _write(path):
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    lineage.write(
+        path,
+        "run-1",
+        STEPS,
+        pipeline="dp-fedemb",
+        config_sha="a" * 64,
+        code_sha="b" * 64,
+        time=time,
+    )
+
+
+def test_what_is_sent_is_the_file_or_nothing_if_disabled(settings, receiving, tmp_path):
+    receiver = receiving()
+    _write(tmp_path / "plain")
+    disabled = settings()
+    lineage.send((tmp_path / "plain").read_bytes)
+    written = [json.loads(line) for line in (tmp_path / "plain").read_text().splitlines()]
+    assert receiver.events == ([] if disabled else written)
+
+
+# ---- OpenLineage over HTTP: to a real receiver, to one that is down, broken, or never done ----
+
+
+STEPS_HTTP = [
+    lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),
+    lineage.StepLineage("train_dp_fedemb", {"users": "c" * 64}, {"model": "d" * 64}),
+]
+
+
+def _emit(path):
+    lineage.write(
+        path, "run-1", STEPS_HTTP, pipeline="dp-fedemb", config_sha="a" * 64, code_sha="b" * 64
+    )
+    lineage.send(path.read_bytes)
+
+
+def test_receiver_gets_the_events_of_the_file(receiving, tmp_path, monkeypatch, caplog):
+    receiver = receiving()
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "a key")
+    _emit(tmp_path / "lineage.jsonl")
+    written = [json.loads(line) for line in (tmp_path / "lineage.jsonl").read_text().splitlines()]
+    assert receiver.events == written
+    assert {path for path, _, _ in receiver.sent} == {"/api/v1/lineage"}
+    assert {headers["Authorization"] for _, headers, _ in receiver.sent} == {"Bearer a key"}
+    assert [event["job"]["name"] for event in written] == ["partition_users", "train_dp_fedemb"]
+    assert caplog.messages == []
+
+
+def _sentence(caplog) -> str:
+    (message,) = [item.getMessage() for item in caplog.records if item.levelno >= logging.WARNING]
+    assert "the run continues" in message
+    return message
+
+
+def test_receiver_that_is_down_is_a_sentence_and_the_file_is_whole(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
+    started = time.monotonic()
+    _emit(tmp_path / "lineage.jsonl")
+    assert time.monotonic() - started < 10
+    assert "ConnectionError" in _sentence(caplog)
+    assert len(lineage.read_steps(tmp_path / "lineage.jsonl")) == len(STEPS_HTTP)
+
+
+def test_run_sends_no_raw_fact(receiving, tmp_path):
+    receiver = receiving()
+    honest_run.start(tmp_path / "run").until_release()
+    events = receiver.events
+    assert {event["job"]["name"] for event in events} == {
+        *("plan_privacy", "reserve_budget", "pretrain_public", "partition_users"),
+        *("train_dp_fedemb", "evaluate_embeddings", "audit_privacy", "account_privacy"),
+        *("gate_release", "release_model"),
+    }
+    sent = b"".join(body for _, _, body in receiver.sent).decode()
+    # Neither where the images are, nor whose machine it is: names of artifacts and digests alone.
+    for raw in ("private.parquet", str(tmp_path), "evaluation/", "hostname"):
+        assert raw not in sent
+    for event in events:
+        assert set(event["run"]["facets"]) == {"parent", "tags"}
+        for dataset in (*event["inputs"], *event["outputs"]):
+            facets = dataset.get("facets", {})
+            assert set(facets) <= {"version", "symlinks"}
+            for same in facets.get("symlinks", {}).get("identifiers", []):
+                assert same["name"].split("/")[0] in ("policies", "releases"), "no address"
+    versions = {
+        dataset["name"].rpartition("/")[2]: dataset["facets"]["version"]["datasetVersion"]
+        for event in events
+        for dataset in (*event["inputs"], *event["outputs"])
+        if "version" in dataset.get("facets", {})
+    }
+    assert versions["users"] == honest_run.COMMITMENTS["users"]  # keyed, never a plain digest
+    assert "raw_images" not in versions

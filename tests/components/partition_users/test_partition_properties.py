@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import pytest
+from apache_beam.portability.api import beam_runner_api_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedemb.data.identity import Hasher, KeyRef, shard_of
-from fedemb.partition.prepare import Assigner, UserPart, merge, new_part
+from fedemb.data.sources import Part
+from fedemb.documents.artifacts import RunArtifacts
+from fedemb.errors import PlanMismatch
+from fedemb.ledger import read_reservation
+from fedemb.partition import shards, transforms
+from fedemb.partition.prepare import Assigner, UserPart, merge, new_part, settle
+from fedemb.partition.transforms import Job, build_public
+from fedemb.runtime.step_context import StepContext
+from fedemb.steps import partition_users, plan_privacy, reserve_budget
+from tests.kit.ledger_kit import connect
 from tests.kit.pipeline_runs.partition_run import (
     KEY,
     Partitioner,
@@ -21,6 +35,7 @@ from tests.kit.pipeline_runs.partition_run import (
     user_key,
     write_parquet,
 )
+from tests.kit.public_start import sign_start
 
 
 def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partitioner) -> None:
@@ -287,3 +302,167 @@ def test_shards_ascend_with_the_key(keys: list[bytes], shards: int) -> None:
     numbers = [shard_of(key, shards) for key in sorted(keys)]
     assert numbers == sorted(numbers)
     assert 0 <= numbers[0] <= numbers[-1] < shards
+
+
+# ---- A user with images on both sides of the split is held out whole ----
+
+
+USER = bytes(range(16))
+
+
+def images(side, count):
+    return {f"{side} {n}".encode(): (n, 1, b"png") for n in range(count)}
+
+
+@pytest.mark.parametrize(("train", "held"), [(1, 5), (5, 1), (2, 2), (200, 1), (0, 3), (3, 0)])
+def test_one_held_out_image_holds_out_the_whole_user(train, held):
+    assigner, counts = Assigner(make_config("rows.parquet"), Hasher(bytes(32)), None), Counter()
+    part = (None, None, images("train", train), images("held", held), train, held)
+    found = settle(USER, part, {"all"}, assigner, counts)
+    assert found.held_out == (held > 0)
+    side = "held" if held else "train"
+    assert dict(found.images) == images(side, held or train)
+    assert counts["dropped_cross_split"] == (train if held else 0)
+
+
+# ---- A resumed training keeps its original users, also those deleted at the source since ----
+
+
+class Team:
+    """A run up to its partition, and a user who asks to be deleted."""
+
+    def __init__(self, root):
+        self.root = root
+        self.config = make_config(write_parquet(root / "images.parquet", rows_of(30)))
+        plan_privacy.run(self.context())
+        sign_start(self.context())
+        reserve_budget.run(self.context())
+        self.manifest = partition_users.run(self.context())
+
+    def context(self):
+        names = ("privacy_plan", "reservation", "users")
+        stores = {name: str(self.root / name) for name in ("private_root", "ledger", "keys")}
+        documents = {name: self.root / f"{name}.json" for name in names}
+        artifacts = RunArtifacts(**documents, pretrained=self.root / "pretrained")
+        return StepContext(artifacts, config=self.config, run_id="monday", **stores)
+
+    def begin(self):
+        """Binds, as the trainer does before its first round; again it must be the same."""
+        context = self.context()
+        ledger = connect(context.ledger_uri, context.keys_uri, self.config.policy.policy_id)
+        manifest = json.loads((self.root / "users.json").read_text())
+        ledger.bind(
+            read_reservation(context.artifacts.reservation),
+            inputs_sha="1" * 64,
+            commitments=manifest["commitments"],
+            private_root="2" * 64,
+        )
+
+
+def test_training_that_began_keeps_its_users_though_the_source_changed(tmp_path):
+    """Planted last: a partition that reads only the data is of other photos than were charged."""
+    made = Team(tmp_path)
+    made.begin()
+    write_parquet(tmp_path / "images.parquet", rows_of(29))
+    assert partition_users.run(made.context()) == made.manifest
+    made.begin()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition_users, "_begun_with", lambda *_: None)
+        with pytest.raises(PlanMismatch, match="changed since the budget was reserved"):
+            partition_users.run(made.context())
+
+
+# ---- What lets partition_users grow: read off the graph that is sent to a Beam engine ----
+
+
+BY_CONSTANTS = {"ByShard", "ByGroups", "ByFolder", "ByRejectShard", "ByRange"}
+"""Grouped by hash range: shards, files of groups, folders."""
+CAP = "CapPerUser"
+
+proto: Any = beam_runner_api_pb2  # generated: no types
+
+
+def graph_of(options: dict[str, Any] | None = None) -> Any:
+    """The graph of both passes, as it is sent."""
+    config = make_config("rows.parquet", **(options or {}))
+    job = Job(config, KeyRef("keys", "policy"), shards.Place("root", None), None)
+    pipeline = beam.Pipeline(runner="FnApiRunner")
+    files = [Part("/", f"rows-{number}.parquet") for number in range(3)]
+    transforms.build(pipeline, job, files)
+    build_public(pipeline, job, config.data.source, files)
+    return pipeline.to_runner_api()
+
+
+def faults(graph: Any) -> list[str]:
+    """What would not scale."""
+    every = graph.components.transforms
+    parents = {child: name for name, node in every.items() for child in node.subtransforms}
+    producers = {
+        output: name
+        for name, node in every.items()
+        if not node.subtransforms
+        for output in node.outputs.values()
+    }
+    user_parts = next(
+        output
+        for node in every.values()
+        if node.unique_name == "Prepare/ParDo(_Prepare)"
+        for tag, output in node.outputs.items()
+        if tag not in ("counts", "rejects")
+    )
+
+    def ancestors(name: str) -> Iterator[Any]:
+        while name in parents:
+            name = parents[name]
+            yield every[name]
+
+    def combines(name: str) -> bool:
+        return any(node.spec.urn == "beam:transform:combine_per_key:v1" for node in ancestors(name))
+
+    def uncapped(name: str) -> bool:
+        """Whether parts of users reach a transform on a way around the cap."""
+        seen, ahead = set[str](), {name}
+        while ahead:
+            node = every[ahead.pop()]
+            if node.unique_name.startswith(f"{CAP}/"):
+                continue
+            inputs = set(node.inputs.values()) - seen
+            seen |= inputs
+            ahead |= {producers[one] for one in inputs}
+        return user_parts in seen
+
+    found = []
+    for name, node in every.items():
+        if node.subtransforms:
+            continue
+        if node.spec.urn == "beam:transform:pardo:v1":
+            payload = proto.ParDoPayload.FromString(node.spec.payload)
+            found += [f"side input of {node.unique_name}" for _ in payload.side_inputs]
+        if node.spec.urn == "beam:transform:group_by_key:v1":
+            label = node.unique_name.split("/")[0]
+            spread = "/ReshufflePerKey/" in node.unique_name
+            if not (spread or combines(name) or label in BY_CONSTANTS):
+                found.append(f"{node.unique_name} groups by keys that grow with the data")
+            if not spread and uncapped(name):
+                found.append(f"{node.unique_name} sees users before their images are capped")
+    labels = {node.unique_name: node.spec.urn for node in every.values()}
+    if labels.get(CAP) != "beam:transform:combine_per_key:v1":
+        found.append("the per-user cap is not a combiner")
+    return found
+
+
+def test_graph_has_nothing_of_the_size_of_the_data() -> None:
+    assert faults(graph_of()) == []
+
+
+def test_graph_holds_no_key_and_its_size_does_not_follow_shards_or_groups() -> None:
+    small = graph_of().SerializeToString()
+    large = graph_of(
+        {
+            "partition__shards": 10_000,
+            "partition__groupings": 40,
+            "partition__virtual_clients": 3_000_000,
+        }
+    ).SerializeToString()
+    assert len(large) < len(small) + 2_000
+    assert KEY.hex().encode() not in small

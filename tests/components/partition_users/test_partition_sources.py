@@ -11,10 +11,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedemb.config import SourceConfig
+from fedemb.data.identity import name_problem, name_text
 from fedemb.data.photos import PhotoReader
-from fedemb.data.records import encode_example
+from fedemb.data.records import encode_example, example_class
 from fedemb.data.sources import find_parts, read_public_images
-from tests.kit.pipeline_runs.partition_run import Partitioner, rows_of, tfrecord
+from fedemb.partition.check import check
+from fedemb.partition.transforms import _as_bytes
+from tests.kit.pipeline_runs.partition_run import (
+    Partitioner,
+    make_config,
+    picture,
+    rows_of,
+    tfrecord,
+    user_key,
+)
 
 
 def write_tfrecord(path: Path, records: list[bytes]) -> str:
@@ -112,3 +122,98 @@ def test_public_images_are_read_with_dense_labels(data_dir: Path) -> None:
     assert images.shape[1:] == (32, 32, 3)
     assert len(images) == len(labels) > 100
     assert set(labels.tolist()) == set(range(10))
+
+
+# ---- Ids as exports of other tools write them ----
+
+
+ALL_TRAIN = {"partition__evaluation": {"by": "hash", "fraction": 1e-9}}
+
+
+def csv_shards(folder: Path, users: int) -> str:
+    """January has whole ids; in February one id was missing, so pandas wrote decimals."""
+    (folder / "img").mkdir(parents=True)
+    shards = {"jan": "{}", "feb": "{}.0"}
+    for number, (name, form) in enumerate(shards.items()):
+        lines = ["image_id,user_id,label"]
+        for user in range(1, users + 1):
+            photo = f"img/{name}-{user}.png"
+            (folder / photo).write_bytes(picture(2 * user + number))
+            lines.append(f"{photo},{form.format(user)},a")
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return str(folder / "*.csv")
+
+
+def sizes(result: Any) -> dict[Any, int]:
+    return {key: len(record.images) for key, record in result.records().items()}
+
+
+def test_whole_and_decimal_ids_of_two_csv_files_are_one_user(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    uri = csv_shards(tmp_path / "in", 6)
+    result = partition(uri, data__source__format="csv", **ALL_TRAIN)
+    assert sizes(result) == {user_key(str(user)): 2 for user in range(1, 7)}
+    found = check(make_config(uri, data__source__format="csv"))
+    assert [
+        text for text in found.warnings if "6 records have a user id written as a decimal" in text
+    ]
+
+
+def of_ids(path: Path, ids: list[Any]) -> str:
+    """A TFRecord file with an image of each id, in the feature that its type has."""
+    records = []
+    for number, value in enumerate(ids):
+        example = example_class()()
+        feature = example.features.feature
+        feature["image"].bytes_list.value.append(picture(number))
+        feature["label"].bytes_list.value.append(b"a")
+        kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(value)]
+        getattr(feature["user_id"], kind).value.append(value)
+        records.append(example.SerializeToString())
+    path.write_bytes(tfrecord(records))
+    return str(path)
+
+
+def parquet(path: Path, ids: pa.Array) -> str:
+    images = [picture(number) for number in range(len(ids))]
+    pq.write_table(pa.table({"image": images, "user_id": ids, "label": ["a"] * len(ids)}), path)
+    return str(path)
+
+
+@pytest.mark.long
+def test_types_of_all_formats_give_the_same_user(partition: Partitioner, tmp_path: Path) -> None:
+    raw = of_ids(tmp_path / "a.tfrecord", [7, 7.0, b"7", b"7.0"])
+    assert sizes(partition(raw, **ALL_TRAIN)) == {user_key("7"): 4}
+    kinds = (pa.int64(), pa.float64(), pa.float32(), pa.decimal128(21, 2), pa.string())
+    for number, kind in enumerate(kinds):
+        uri = parquet(tmp_path / f"{number}.parquet", pa.array([7, 7]).cast(kind))
+        assert sizes(partition(uri, **ALL_TRAIN)) == {user_key("7"): 2}, kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [
+        (pa.float64(), [1234567890123456700.0, 1234567890123456701.0]),
+        (pa.float32(), [16777216.0, 16777217.0]),
+        (pa.string(), ["1.23457E+11", "1.2345678901234568e+18"]),
+    ],
+)
+def test_decimal_ids_that_lost_digits_are_left_out_and_refused_before_a_run(
+    partition: Partitioner, tmp_path: Path, kind: pa.DataType, ids: list[Any]
+) -> None:
+    uri = parquet(tmp_path / "a.parquet", pa.array([*ids, None], kind))
+    result = partition(uri, **ALL_TRAIN)
+    assert not result.records()
+    assert result.counts["user_id_inexact"] == 2
+    assert result.counts["user_id_missing"] == 1
+    found = check(make_config(uri))
+    assert any("2**53 = 9007199254740992" in text for text in found.problems)
+
+
+@pytest.mark.parametrize("value", [7, 7.0, 7.5, float(2**60), -3, b"7.0", b"\xff", None])
+def test_worker_hands_on_what_the_rule_reads_in_the_value(value: Any) -> None:
+    handed = _as_bytes(value)
+    assert name_text(handed) == name_text(value)
+    if name_text(value) is None:
+        assert name_problem(handed) == name_problem(value)

@@ -6,10 +6,17 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.special import logsumexp
 
+from fedemb.errors import PlanMismatch
 from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy import noise
+from fedemb.privacy.planning import project
 from fedemb.privacy.registry import plan_mechanism
+from fedemb.privacy.running import build_mechanism
+from fedemb.privacy.sampling import user_words
 from fedemb.training.noise_warnings import (
     LARGEST_THAT_GAINED,
     WARNED_FROM,
@@ -18,6 +25,7 @@ from fedemb.training.noise_warnings import (
     warnings,
 )
 from fedemb.training.server import mean_shares
+from tests.kit.privacy_worlds import KINDS, ROOT, make_plan
 
 
 def with_noise(preset: str, noise: float, **settings: object):
@@ -101,3 +109,175 @@ def test_plan_warns_of_probabilities_that_are_too_certain():
 def test_no_temperature_follows_from_the_noise_in_all_layers():
     config = load_config("cifar10_resnet8")
     assert temperature_for_noise(config, plan_mechanism(config)) is None
+
+
+# ---- Noise, coins and tags far into their range: what a test of the first values cannot see ----
+
+
+KEY = bytes(range(32))
+POWERS = sorted({n for k in range(25) for n in (2**k - 1, 2**k, 2**k + 1)})
+"""Numbers of blocks: a run has at most 2^24, of 2^16 normals each."""
+
+
+def mechanism(plan, root=ROOT):
+    return build_mechanism(plan, root, "run", 0, "inputs")
+
+
+# Noise
+
+
+def block(number, size=8):
+    """The normals of one block, as `add_rounded_noise` and `gaussian` fill it."""
+    out = np.empty(size)
+    noise._box_muller(KEY, number, out)
+    return tuple(out)
+
+
+def test_distant_blocks_of_noise_share_no_value():
+    """A block number that is cut to a byte, or to 16 or 20 bits, repeats the noise."""
+    assert noise.MAX_NORMALS // noise._BLOCK == 2**24
+    values = [value for number in POWERS for value in block(number)]
+    assert len(set(values)) == len(values)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**40), st.integers(0, 63))
+def test_each_bit_of_a_block_number_changes_the_noise(number, bit):
+    assert not set(block(number)) & set(block(number ^ (1 << bit)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("values", ["gaussian", "add_rounded_noise"])
+def test_noise_of_many_blocks_never_repeats(monkeypatch, values):
+    """70,000 blocks of two: the counter of blocks passes 2^16, as that of 2^32 normals does."""
+    monkeypatch.setattr(noise, "_BLOCK", 2)
+    monkeypatch.setattr(noise, "_POOL_FROM", 1 << 40)
+    size = 140_000
+    if values == "gaussian":
+        drawn = noise.gaussian(KEY, size)
+    else:
+        drawn = noise.add_rounded_noise(np.zeros(size, np.int64), KEY, 2.0**50)
+    assert len(np.unique(drawn)) == size
+
+
+def test_noise_of_whole_blocks_does_not_repeat_after_a_million_values():
+    """With the length of block that runs use; seventeen of them."""
+    size = 17 * noise._BLOCK
+    drawn = noise.gaussian(KEY, size).reshape(17, -1)
+    assert len(np.unique(drawn)) == size
+    added = noise.add_rounded_noise(np.zeros(size, np.int64), KEY, 2.0**50).reshape(17, -1)
+    assert len(np.unique(added[:, :1000])) == 17_000
+
+
+# Coins
+
+
+@pytest.mark.parametrize("words", ["coins", "user_words"])
+def test_every_bit_of_a_coin_is_fair(words):
+    """Of 8,192 words each of 64 bits is set in half of them, to six standard deviations."""
+    count = 1 << 13
+    if words == "coins":
+        drawn = noise.coins(KEY, count)
+    else:
+        drawn = user_words(KEY, np.arange(count, dtype=np.uint64))
+    bits = (drawn[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert np.abs(bits.sum(axis=0) / count - 0.5).max() < 6 * 0.5 / count**0.5
+    assert len(np.unique(drawn)) == count
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(2.0**-60, 1.0, exclude_max=True))
+def test_all_64_bits_of_a_word_decide_its_coin(probability):
+    threshold = noise.coin_threshold(probability)
+    words = [0, threshold - 1, threshold, threshold + 1, 2**64 - 1]
+    wanted = [word < threshold for word in words]
+    assert noise.heads(np.array(words, np.uint64), probability).tolist() == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 63))
+def test_each_bit_of_a_user_s_hash_changes_its_word(user, bit):
+    coin, other = user_words(KEY, np.array([user, user ^ (1 << bit)], np.uint64))
+    assert coin != other
+
+
+# The tag of a round
+
+
+@pytest.mark.parametrize("entry", [0, 999, 1_000, 1_024, 65_535, 65_536, 99_999])
+def test_every_entry_of_the_sum_is_bound_into_the_tag(entry):
+    """Equal tags of unequal sums mean equal noise: subtracting the outputs removes it."""
+    sums = np.zeros(100_000, np.int64)
+    before = noise.round_tag(KEY, 0, sums)
+    for change in (1, 1 << 40):
+        moved = sums.copy()
+        moved[entry] += change
+        assert noise.round_tag(KEY, 0, moved) != before
+
+
+def test_length_of_a_sum_is_bound_into_the_tag():
+    tags = {noise.round_tag(KEY, 0, np.zeros(n, np.int64)) for n in (1, 2, 4_096)}
+    assert len(tags) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_of_a_round_changes_with_the_last_entry_of_its_sum(kind):
+    plan, dim = make_plan(kind), 5_000
+    if not plan.private:
+        pytest.skip("this mechanism adds no noise")
+    empty = np.zeros(dim, np.int64)
+    moved = empty.copy()
+    moved[-1] = 1
+    means = [
+        mechanism(plan).aggregate(0, sums).mean[:1_000].astype(float) for sums in (empty, moved)
+    ]
+    assert abs(np.corrcoef(*means)[0, 1]) < 6 / 1_000**0.5
+
+
+# Rounds that depend on each other
+
+
+ORDERED = {
+    "tree_aggregation": make_plan("tree_aggregation"),
+    "restarted tree": make_plan("tree_aggregation", restart_every=4),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_round_that_depends_on_others_is_not_repeated(name, again):
+    """A repeated round would add the noise of a later row to an earlier sum."""
+    m = mechanism(ORDERED[name])
+    for index in range(3):
+        m.aggregate(index, np.zeros(8, np.int64))
+    with pytest.raises(PlanMismatch, match=f"^Round {again} is not the next round, 3"):
+        m.aggregate(again, np.zeros(8, np.int64))
+
+
+def test_round_that_stands_for_itself_may_be_repeated_and_gives_the_same_bits():
+    m = mechanism(make_plan())
+    first, _, again = (m.aggregate(index, np.zeros(8, np.int64)) for index in (0, 1, 0))
+    np.testing.assert_array_equal(first.mean, again.mean)
+
+
+def test_so_many_values_as_the_sampler_is_accounted_for_are_the_last_that_are_drawn():
+    plan = make_plan(rounds=4)
+    limit = noise.MAX_NORMALS // (2 * plan.rounds)
+    source = mechanism(plan)
+    source.require_drawable(limit)
+    with pytest.raises(PlanMismatch, match="noise sampler is accounted for"):
+        source.require_drawable(limit + 1)
+
+
+# Projections
+
+
+@pytest.mark.parametrize("population", [2_000, 100_000, 10_000_000])
+def test_delta_of_a_projection_is_below_one_over_its_population(population):
+    """Also where the given delta was below that at the population of the simulation."""
+    plan = make_plan(rounds=2)
+    for delta in (None, 1e-3, 1 / population, 2 / population, 9.9 / population):
+        found = project(plan, 1_000, population, delta)
+        assert found.delta == population**-1.1 < 1 / population
+    small = 0.5 / population
+    assert project(plan, 1_000, population, small).delta == small

@@ -16,7 +16,7 @@ from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
 from fedemb.documents.verdict import BundleManifest
-from fedemb.errors import ArtifactError, GateDenied, Refused
+from fedemb.errors import ArtifactError, GateDenied, Refused, SignatureInvalid
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
@@ -24,11 +24,14 @@ from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, trust_of
 from fedemb.pipelines.cli.main import app
 from fedemb.release import bundle
+from fedemb.release.bundle import SAVED_MODEL_FILES
 from fedemb.release.released import load_whitelisted, save_preprocessing
 from fedemb.steps import release_model
+from fedemb.storage.local import LocalStore
 from fedemb.training import embed as embed_pixels
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.servers import fake_serving
 from tests.kit.verified import problems_of
 
 
@@ -310,3 +313,75 @@ def test_taken_version_is_refused_for_another_model(released, tmp_path):
     other.do_gate()
     with pytest.raises(Refused, match=r"another release\.version"):
         release_model.run(other.context(releases=released.releases_uri))
+
+
+# ---- A bundle that a killed release left in place is reused as it is, if it is ours ----
+
+
+MARKER = "glyphs/1.0.json"
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run that was killed between tree and marker."""
+    run = honest_run.start(tmp_path_factory.mktemp("killed")).until_gate()
+    run.do_gate()
+    create = LocalStore.create
+
+    def fatal(self, name, data):
+        if name == MARKER:
+            raise KeyboardInterrupt
+        return create(self, name, data)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LocalStore, "create", fatal)
+        with pytest.raises(KeyboardInterrupt):
+            run.do_release()
+    return run
+
+
+@pytest.mark.parametrize("name", ["README.md", "privacy_report.html"])
+def test_changed_tree_is_not_taken_over(killed, name):
+    releases = killed.root / "releases"
+    path = releases / "glyphs" / "1.0" / name
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"e", b"f", 1))
+    with pytest.raises(SignatureInvalid, match="differs from the manifest"):
+        killed.do_release()
+    assert not (releases / MARKER).exists()
+    path.write_bytes(whole)
+
+
+def test_whole_tree_is_taken_over(killed):
+    killed.do_release()
+    assert (killed.root / "releases" / MARKER).exists()
+    assert killed.problems() == []
+
+
+# ---- A bundle that would not verify for its files is not published ----
+
+
+@pytest.fixture(scope="module")
+def allowed(allowed_run, tmp_path_factory):
+    return honest_run.copy_of(allowed_run, tmp_path_factory.mktemp("allowed") / "run")
+
+
+@pytest.mark.parametrize(
+    ("written", "odd"),
+    [
+        (SAVED_MODEL_FILES[:-1], "saved_model/variables/variables.index"),
+        ((*SAVED_MODEL_FILES, "assets/vocabulary.txt"), "saved_model/assets/vocabulary.txt"),
+    ],
+    ids=["missing", "extra"],
+)
+def test_bundle_with_other_files_is_not_published(allowed, monkeypatch, written, odd):
+    monkeypatch.setattr(fake_serving, "SAVED_MODEL_FILES", written)
+    with pytest.raises(Refused, match=f"Nothing is published.*{odd}"):
+        allowed.do_release()
+    assert not (allowed.root / "releases").exists()
+    assert allowed.ledger().state.attempts[allowed.run_id, 1].releases == []
+
+
+def test_bundle_with_the_right_files_is_published_after_a_refusal(allowed):
+    allowed.do_release()
+    assert allowed.problems() == []

@@ -6,12 +6,15 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fedemb.config import FREE_SECTIONS
-from fedemb.config import run as config_run
+from fedemb.data.client_data import UserStore
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
 from fedemb.documents.plan import read_plan
@@ -24,14 +27,19 @@ from fedemb.privacy import running as queries
 from fedemb.release.privacy_rules import public_line
 from fedemb.steps import train_dp_fedemb
 from fedemb.training import attempt, load_backbone, trainer, working_state
+from fedemb.training.trainer import ClientLoader, all_classes
 from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import (
     RUN_ID,
+    SIZE,
     ReadyRun,
     config,
     covariance_config,
     prepare,
+    round_times,
+    write_users,
 )
+from tests.kit.verified_folder import as_committed
 
 
 @pytest.fixture(scope="module")
@@ -285,15 +293,6 @@ def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, mo
 
 
 @pytest.mark.long
-def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_path, monkeypatch):
-    """Control for `test_resume_with_changed_inputs_is_refused`: only the digest decides."""
-    monkeypatch.setattr(config_run, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
-    run = prepare(tmp_path)
-    run.train(config(**{"training.local.batch_size": 4}))
-    assert (run.root / "model" / "model.json").exists()
-
-
-@pytest.mark.long
 def test_second_trainer_of_the_same_attempt_is_refused(ready, finished, monkeypatch):
     original = RoundLog.commit
 
@@ -472,19 +471,6 @@ def test_copied_private_root_is_another_one(ready, twin, monkeypatch):
         twin()
 
 
-@pytest.mark.long
-def test_planted_without_the_claim_both_would_train(ready, twin, monkeypatch):
-    """What the claim is for: one charge, and noise drawn twice for the same round."""
-    monkeypatch.setattr(working_state, "save_checkpoint", _raise_killed)
-    monkeypatch.setattr(attempt, "claim", lambda store, key: "0" * 64)
-    for trains in (ready.train, twin):
-        with pytest.raises(Killed):
-            trains()
-    for name in ("private", "elsewhere"):
-        record = ready.root / name / RUN_ID / "train" / "attempt-1" / "rounds" / "000000.record"
-        assert record.exists()
-
-
 def test_one_round_solves_the_projection_and_leaves_no_features_behind(tmp_path):
     run = prepare(tmp_path / "run", covariance_config(), users=101)
     assert run.train()["rounds_run"] == 1
@@ -519,3 +505,88 @@ def test_projection_of_another_width_is_refused_before_private_data_are_read(tmp
     run = prepare(tmp_path / "run", covariance_config(**{"model.embedding_dim": 8}))
     with pytest.raises(ConfigError, match=r"embedding_dim: 88.*No private image was read"):
         run.train()
+
+
+# ---- SIGKILL at random moments of a real process, then resume: the bits of an unbroken run ----
+
+
+# Not conftest's: `random_kills.py` comes here when rooms are imported already.
+REPOSITORY = Path(__file__).parents[3]
+
+
+def _train(root, kills):
+    times = [f"{seconds:.4f}" for seconds in kills]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kit.pipeline_runs.training_run", str(root), *times],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    status = json.loads(done.stdout.strip().splitlines()[-1])
+    assert status["last"] == 0, done.stderr[-2000:]
+    return status["statuses"]
+
+
+def kill_and_compare(tmp_path, kills, seed):
+    """Returns how many kills met a living trainer."""
+    settings = config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
+    prepare(tmp_path / "whole", settings, users=120)
+    (tmp_path / "whole" / "config.json").write_text(settings.model_dump_json())
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # the same keys: the same coins, noise
+    _train(tmp_path / "whole", [])
+    round_seconds = np.median(np.diff(round_times(ReadyRun(tmp_path / "whole", settings))))
+    # Every trainer commits a round, then dies somewhere in the next one or two.
+    times = np.random.default_rng(seed).uniform(0, 1.5, kills) * round_seconds
+    statuses = _train(tmp_path / "killed", times)
+    assert statuses.count(-signal.SIGKILL) >= 0.8 * kills  # they met a living trainer
+    for file in ("backbone.keras", "rounds.jsonl"):
+        whole, killed = (tmp_path / name / "model" / file for name in ("whole", "killed"))
+        assert file_digest(whole) == file_digest(killed)
+    return statuses.count(-signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_resumes_bit_identical(tmp_path):
+    kill_and_compare(tmp_path, kills=20, seed=6)
+
+
+# ---- Examples of virtual clients come from the users on disk, and stay decoded for a while ----
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("feed") / "users"
+    write_users(folder, users=20, virtual_clients=4, groupings=1)
+    return UserStore(as_committed(folder))
+
+
+def _client(*users):
+    return SimpleNamespace(grouping=0, group=1, users=np.array(users, np.int64))
+
+
+def test_client_examples_are_those_of_its_users(store):
+    found = ClientLoader(store, config().model, max_examples=2048).load(_client(3, 5))
+    assert found.images.shape == (6, SIZE, SIZE, 1)
+    assert set(found.labels) == {label for user in store.read([3, 5]) for label in user.labels}
+    assert len(ClientLoader(store, config().model, max_examples=2048).load(_client()).labels) == 0
+
+
+def test_cache_is_bounded_in_bytes_and_keeps_what_was_used_last(store, monkeypatch):
+    reads = []
+    loader = ClientLoader(store, config().model, max_examples=2048, cache_bytes=2 * 3 * SIZE * SIZE)
+    original = loader._read
+    monkeypatch.setattr(loader, "_read", lambda users: reads.append(users[0]) or original(users))
+    for user in (0, 1, 0, 2, 0, 1):  # room for two: 2 pushes 1 out, not 0
+        loader.load(_client(user))
+    assert reads == [0, 1, 2, 1]
+    held = sum(images.nbytes for images, _ in loader._cache.values())
+    assert held <= 2 * 3 * SIZE * SIZE
+
+
+def test_shared_head_rows_come_from_all_classes(store):
+    classes = all_classes(store)
+    assert len(classes) == 21  # one of each user's own, and one shared by all
+    found = ClientLoader(store, config().model, max_examples=2048, classes=classes).load(_client(3))
+    np.testing.assert_array_equal(classes[found.labels], store.read([3])[0].labels)

@@ -1,8 +1,8 @@
 """Rounds of virtual clients on JAX, on eight devices of one processor and without TensorFlow.
 
 `python -m tests.kit.jax.jax_clients WHAT FOLDER` reads a backbone and records that the
-test wrote, and prints one JSON object of what it found: of `sound` rounds, of `other` devices and
-precisions, or of `faulty` rounds, in which a fault is planted each; `problems` must see it.
+test wrote, and prints as JSON what it found: of `sound` rounds, of `other` devices and
+precisions, or of `faulty` rounds, in which something leaks from client to client.
 """
 
 import os
@@ -14,13 +14,10 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import numpy as np
 
-from fedemb.training import jax_clients as jax_local_training
 from fedemb.training.jax_clients import JaxRoundFunction
-from fedemb.training.rounds import ClientExamples
-from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
+from tests.kit.jax.cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.kit.jax.jax_units import (
     bfloat16,
-    mechanism,
     own_draws,
     print_found,
     problems,
@@ -28,51 +25,9 @@ from tests.kit.jax.jax_units import (
     total,
 )
 from tests.kit.jax.without_tensorflow import forbid
+from tests.kit.privacy_worlds import noiseless
 
 JaxRoundFunction.probe_units = 8
-
-
-class StepsOfTheLongest(JaxRoundFunction):
-    """A finished client continues with the examples that fill the last batch."""
-
-    def _share(self, units, *rest):
-        share = super()._share(units, *rest)
-        share.examples[: len(units)] = share.examples.max()
-        return share
-
-
-class LearnsFromTheFill(JaxRoundFunction):
-    """What fills a short batch is learned from: of the same client, so that no other is moved."""
-
-    def _records(self, *given):
-        sound = jax_local_training.Real
-        jax_local_training.Real = lambda examples, classes: sound(examples | True, classes)
-        try:
-            return super()._records(*given)
-        finally:
-            jax_local_training.Real = sound
-
-
-class CountsTheFill(JaxRoundFunction):
-    """What fills the places is a client of its own, and is added."""
-
-    def _share(self, units, *rest):
-        share = super()._share(units, *rest)
-        for place in range(len(units), len(share.rows)):
-            for part in share[:-1]:
-                part[place] = part[0]
-        return share._replace(real=np.int32(len(share.rows)))
-
-
-class SeededByPlace(JaxRoundFunction):
-    """Order and head are drawn by the place in the step."""
-
-    def _share(self, units, *rest):
-        placed = [
-            ClientExamples(unit.grouping, place, unit.images, unit.labels)
-            for place, unit in enumerate(units)
-        ]
-        return super()._share(placed, *rest)
 
 
 class HeadOfTheNeighbour(JaxRoundFunction):
@@ -82,16 +37,6 @@ class HeadOfTheNeighbour(JaxRoundFunction):
         import jax.numpy as jnp
 
         return super()._records(broadcast, units._replace(head=jnp.roll(units.head, 1, 0)))
-
-
-class RowsOfOthers(JaxRoundFunction):
-    """A client learns from images of its neighbour."""
-
-    def _records(self, broadcast, units):
-        import jax.numpy as jnp
-
-        images = units.images.at[:, 0].set(jnp.roll(units.images[:, 0], 1, 0))
-        return super()._records(broadcast, units._replace(images=images))
 
 
 class FilledWithAnything(JaxRoundFunction):
@@ -121,15 +66,12 @@ class UpdatesOfAllDevices(JaxRoundFunction):
         return on_each_device(jax.lax.psum(updates, _UNITS)), rows
 
 
-FAULTS = (StepsOfTheLongest, CountsTheFill, SeededByPlace, HeadOfTheNeighbour, RowsOfOthers)
-
-
 def round_function(net, kind=JaxRoundFunction, devices=1, clip=1e-3, variant="joint"):
     import jax
 
     return kind(
         net,
-        mechanism(clip),
+        noiseless(clip),
         LOCAL.model_copy(update=VARIANTS[variant]),
         seed=SEED,
         parallel_clients=4,
@@ -155,22 +97,9 @@ def apart(folder, backbone, kind, variant):
 
 
 def faulty(folder):
-    """What is seen of each planted fault, and what is said before the first client of leaks."""
-    backbone, units = backbone_of(folder), clients()
-    found = {"faults": {}, "probe": {}}
-    found["learns_from_the_fill"] = apart(folder, backbone, LearnsFromTheFill, "joint")
-    for fault, devices in (*((fault, 1) for fault in FAULTS), (UpdatesOfAllDevices, 2)):
-        function = round_function(backbone, fault, devices)
-        function._layout_checked = True
-        found["faults"][fault.__name__] = problems(function, units)
-    for fault, devices in (
-        (StepsOfTheLongest, 1),
-        (HeadOfTheNeighbour, 1),
-        (RowsOfOthers, 1),
-        (UpdatesOfAllDevices, 2),
-    ):
-        found["probe"][fault.__name__] = refusal(round_function(backbone, fault, devices), units)
-    return found
+    """What is said before the first client of a layout that leaks."""
+    backbone, leaks = backbone_of(folder), ((HeadOfTheNeighbour, 1), (UpdatesOfAllDevices, 2))
+    return [refusal(round_function(backbone, fault, count), clients()) for fault, count in leaks]
 
 
 def other(folder):

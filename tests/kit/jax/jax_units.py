@@ -1,9 +1,8 @@
 """Rounds of DP-SGD on JAX, on eight devices made of one processor and without TensorFlow.
 
-`python -m tests.kit.jax.jax_units WHAT FOLDER` reads a classifier and units that the
+`python -m tests.kit.jax.jax_units WHAT FOLDER` reads a classifier and records that the
 test wrote, and prints one JSON object of what it found: of `sound` rounds, of `other` devices,
-precisions and clips, or of `faulty` rounds, in which a fault is planted each; `problems` must see
-it.
+precisions and clips, or of `faulty` rounds, in which something leaks from unit to unit.
 """
 
 import json
@@ -18,39 +17,16 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import numpy as np
 
-from fedemb.config import ModelConfig, UnitGradientConfig
+from fedemb.config import UnitGradientConfig
 from fedemb.errors import ConfigError, Refused
 from fedemb.models import keras_backend as backend
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
-from fedemb.privacy.running import build_mechanism
 from fedemb.training import jax_rounds
 from fedemb.training.jax_rounds import JaxUnitGradientFunction
-from fedemb.training.rounds import ClientExamples
+from tests.kit.jax.cases import CONFIG, ROUND, SEED, UNIT_MODEL, units
 from tests.kit.jax.without_tensorflow import forbid
+from tests.kit.privacy_worlds import noiseless
 
-ROUND, SEED = 3, 9
 JaxUnitGradientFunction.probe_units = 16
-CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
-
-
-def mechanism(clip):
-    plan = GroupPoissonGaussian(
-        rounds=10,
-        noise_multiplier=0.0,
-        l2_norm_clip=clip,
-        virtual_clients=40,
-        groupings=1,
-        sampling_probability=0.5,
-    )
-    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
-
-
-def units_of(folder):
-    with np.load(folder / "units.npz") as packed:
-        return [
-            ClientExamples(0, unit, packed[f"images_{unit}"], packed[f"labels_{unit}"])
-            for unit in range(len(packed.files) // 2)
-        ]
 
 
 def total(function, units):
@@ -106,52 +82,12 @@ def problems(function, units):
     return found
 
 
-class CountsTheFill(JaxUnitGradientFunction):
-    """What fills a micro-batch is an image of its own, and is added."""
-
-    def _share(self, units, *rest):
-        share = super()._share(units, *rest)
-        share.weights[len(units) :, 0] = 1.0
-        return share._replace(real=np.int32(len(share.labels)))
-
-
-class SeededByPlace(JaxUnitGradientFunction):
-    """Views are drawn by the place in the slab."""
-
-    def _share(self, units, *rest):
-        placed = [
-            ClientExamples(unit.grouping, place, unit.images, unit.labels)
-            for place, unit in enumerate(units)
-        ]
-        return super()._share(placed, *rest)
-
-
 class MeanOfTheBatch(JaxUnitGradientFunction):
     """Every view has a little of its neighbours, as batch normalisation mixes them."""
 
     def _views(self, units):
         views = super()._views(units)
         return views - 0.01 * views.mean(axis=0, keepdims=True)
-
-
-class WeightedAfterTheClip(JaxUnitGradientFunction):
-    """Records count threefold."""
-
-    def __init__(self, classifier, mechanism, *rest, **options):
-        sound = mechanism.record
-        mechanism.record = lambda update: 3 * sound(update)
-        super().__init__(classifier, mechanism, *rest, **options)
-
-
-class GradientsOfAllDevices(JaxUnitGradientFunction):
-    """Each record is the sum of the gradients at the same place of every device."""
-
-    def _record(self, broadcast, images, labels, weights):
-        import jax
-
-        update, loss = super()._record(broadcast, images, labels, weights)
-        together = jax.lax.psum(update, jax_rounds._UNITS)
-        return jax.lax.pcast(together, jax_rounds._UNITS, to="varying"), loss
 
 
 class OneDeviceOfOtherBits(JaxUnitGradientFunction):
@@ -164,16 +100,13 @@ class OneDeviceOfOtherBits(JaxUnitGradientFunction):
         return update * (1 + 1e-6 * jax.lax.axis_index(jax_rounds._UNITS)), loss
 
 
-FAULTS = (CountsTheFill, SeededByPlace, MeanOfTheBatch, WeightedAfterTheClip)
-
-
 def bfloat16(exact, rough, units):
     """What is wrong with rounds in bfloat16, and the cosine between their sum and the exact one."""
     one, two = (total(function, units).astype(float) for function in (exact, rough))
     return problems(rough, units), one @ two / np.linalg.norm(one) / np.linalg.norm(two)
 
 
-def beside_jax_privacy(classifier, variables, units, kind=JaxUnitGradientFunction):
+def beside_jax_privacy(classifier, variables, units):
     """How far each clipped gradient is from that of jax-privacy, in clips; half are clipped."""
     import jax
     import jax.numpy as jnp
@@ -193,7 +126,7 @@ def beside_jax_privacy(classifier, variables, units, kind=JaxUnitGradientFunctio
     units = [replace(unit, images=unit.images[:1], labels=unit.labels[:1]) for unit in units]
     clip = float(np.median([gradient(1.0, unit)[1] for unit in units]))
     one = UnitGradientConfig(microbatch=4)
-    function = kind(classifier, mechanism(clip), one, variables=variables)
+    function = JaxUnitGradientFunction(classifier, noiseless(clip), one, variables=variables)
     function._layout_checked = True
     grid = 2.0**function.mechanism.plan.grid_bits
     return [
@@ -230,15 +163,11 @@ def _refusals(folder):
     return found
 
 
-def model_of(folder):
-    return ModelConfig.model_validate_json((folder / "model.json").read_text())
-
-
-def small_net(folder):
+def small_net():
     """For all but the comparison: each round of its own is compiled."""
     from fedemb.models.backbones import build_backbone
 
-    return build_backbone(model_of(folder).model_copy(update={"backbone": "tanh_cnn"}), 1)
+    return build_backbone(UNIT_MODEL.model_copy(update={"backbone": "tanh_cnn"}), 1)
 
 
 def round_function(net, kind=JaxUnitGradientFunction, devices=1, clip=1e-3, **changes):
@@ -249,7 +178,7 @@ def round_function(net, kind=JaxUnitGradientFunction, devices=1, clip=1e-3, **ch
 
     return kind(
         net,
-        mechanism(clip),
+        noiseless(clip),
         CONFIG.model_copy(update=changes),
         variables=trainable_variables(net, "all"),
         seed=SEED,
@@ -257,23 +186,10 @@ def round_function(net, kind=JaxUnitGradientFunction, devices=1, clip=1e-3, **ch
     )
 
 
-def faulty(folder):
-    """What is seen of each planted fault, and what is said before the first unit of leaks."""
-    from fedemb.models.backbones import trainable_variables
-
-    small, units = small_net(folder), units_of(folder)
-    found = {"faults": {}, "probe": {}}
-    planted = (*((fault, 1) for fault in FAULTS), (GradientsOfAllDevices, 2))
-    for fault, devices in planted:
-        function = round_function(small, fault, devices)
-        function._layout_checked = True
-        found["faults"][fault.__name__] = problems(function, units)
-    leaks = (MeanOfTheBatch, 1), (GradientsOfAllDevices, 2), (OneDeviceOfOtherBits, 2)
-    for fault, devices in leaks:
-        found["probe"][fault.__name__] = refusal(round_function(small, fault, devices), units)
-    variables = trainable_variables(small, "all")
-    found["oracle"] = beside_jax_privacy(small, variables, units, WeightedAfterTheClip)
-    return found
+def faulty(_folder):
+    """What is said before the first unit of a layout that leaks."""
+    small, leaks = small_net(), ((MeanOfTheBatch, 1), (OneDeviceOfOtherBits, 2))
+    return [refusal(round_function(small, fault, count), units()) for fault, count in leaks]
 
 
 def other(folder):
@@ -282,17 +198,17 @@ def other(folder):
 
     from fedemb.models.backbones import trainable_variables, with_bfloat16
 
-    small, units = small_net(folder), units_of(folder)
+    small, people = small_net(), units()
     one = round_function(small)
-    whole = total(one, units)
+    whole = total(one, people)
     return {
         "device_count": len(jax.devices()),
         "devices": [
-            np.array_equal(total(round_function(small, devices=count), units), whole)
+            np.array_equal(total(round_function(small, devices=count), people), whole)
             for count in (2, 8)
         ],
-        "bfloat16": bfloat16(one, round_function(with_bfloat16(small)), units),
-        "oracle": beside_jax_privacy(small, trainable_variables(small, "all"), units),
+        "bfloat16": bfloat16(one, round_function(with_bfloat16(small)), people),
+        "oracle": beside_jax_privacy(small, trainable_variables(small, "all"), people),
     }
 
 
@@ -302,37 +218,37 @@ def sound(folder):
     from fedemb.models.backbone_files import load_backbone
 
     found = {}
-    classifier = load_backbone(folder / "classifier.keras", model_of(folder))
-    small, units = small_net(folder), units_of(folder)
+    classifier = load_backbone(folder / "backbone.keras", UNIT_MODEL)
+    small, people = small_net(), units()
     wanted = np.load(folder / "records.npz")
     function = partial(round_function, small)
 
     one = round_function(classifier, clip=float(wanted["clip"]))
     grid = 2.0**one.mechanism.plan.grid_bits
-    found["problems"] = problems(one, units)
-    found["own draws"] = own_draws(one, units[1])
+    found["problems"] = problems(one, people)
+    found["own draws"] = own_draws(one, people[1])
     found["compiled"] = one._add._cache_size()
-    records = [total(one, [unit]) for unit in units]
+    records = [total(one, [unit]) for unit in people]
     found["apart"] = [
-        float(np.linalg.norm((record - wanted[f"record_{unit}"]) / grid))
-        for unit, record in enumerate(records)
+        float(np.linalg.norm((record - other) / grid))
+        for record, other in zip(records, wanted["records"], strict=True)
     ]
     found["empty"] = not total(one, []).any()
 
     broken = function()
     broken._layout_checked = True
     nothing = broken.initial_weights() * np.float32(np.nan)
-    found["nan"] = not np.asarray(broken(nothing, units, ROUND).total).any()
+    found["nan"] = not np.asarray(broken(nothing, people, ROUND).total).any()
 
     slow = function()
     slow._add = lambda *_: (jnp.zeros(1 << 45),) * 2
     slow._layout_checked = True
-    found["memory"] = refusal(slow, units)
+    found["memory"] = refusal(slow, people)
 
     found["refusals"] = _refusals(folder)
 
     exact, jax_rounds.exact_numbers = jax_rounds.exact_numbers, nullcontext
-    found["narrow"] = refusal(function(), units)
+    found["narrow"] = refusal(function(), people)
     jax_rounds.exact_numbers = exact
     return found
 

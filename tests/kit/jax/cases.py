@@ -1,12 +1,18 @@
-"""Virtual clients, and ways to train them, for tests in processes of either backend."""
+"""Virtual clients and units, and ways to train them, for tests in processes of either backend."""
 
 import numpy as np
 
-from fedemb.config import AugmentationConfig, LocalTrainingConfig, LossConfig, ModelConfig
+from fedemb.config import (
+    AugmentationConfig,
+    LocalTrainingConfig,
+    LossConfig,
+    ModelConfig,
+    UnitGradientConfig,
+)
 from fedemb.training.rounds import ClientExamples
 
 MODEL = ModelConfig(backbone="tanh_cnn", image_size=12, embedding_dim=8)
-SEED = 9
+SEED, ROUND = 9, 3
 LOCAL = LocalTrainingConfig(
     epochs=2,
     batch_size=4,
@@ -39,3 +45,23 @@ def clients():
         )
         for group, count in enumerate((1, 3, 7, 16, 4, 9, 19))
     ]
+
+
+UNIT_MODEL = ModelConfig(
+    backbone="resnet8",
+    image_size=8,
+    channels=3,
+    embedding_dim=16,
+    classes=tuple("abc"),
+    head_init="glorot",
+)
+CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
+
+
+def units():
+    """Nine of one or two images."""
+    random, made = np.random.default_rng(0), []
+    for unit in range(9):
+        images = random.integers(0, 256, (1 + unit % 2, 8, 8, 3), np.uint8)
+        made.append(ClientExamples(0, unit, images, random.integers(0, 3, len(images))))
+    return made
