@@ -1,1 +1,1 @@
-"""The two pipelines, their compiler, local runs, schedules, doctor and commands."""
+"""The pipeline, its compiler, local runs, schedules, doctor and commands."""

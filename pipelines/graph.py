@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from fedemb.config import RunConfig
-from fedemb.config.parameters import PARAMETERS, Parameter, parameters_of
+from fedemb.config.parameters import PARAMETERS, parameters_of
 from fedemb.documents.artifacts import Artifact
 from fedemb.foundation.canonical_json import Json
 from fedemb.runtime.step import Step, declared
@@ -26,9 +26,8 @@ class Pipeline:
     name: str
     description: str
     steps: tuple[str, ...]
-    at_exit: str | None = "show_outcome"
+    at_exit: str
     """On a cluster it runs last, however the others ended; see `Step.at_exit`."""
-    parameters: Mapping[str, Parameter] = field(default_factory=lambda: PARAMETERS)
 
     def declared(self) -> tuple[Step, ...]:
         """The declarations of its steps."""
@@ -118,7 +117,7 @@ def build_pipeline(
     givers, finished = pipeline.givers(), taken_over or {}
 
     def graph(*values: Any) -> None:
-        given = dict(zip(pipeline.parameters, values, strict=True))
+        given = dict(zip(PARAMETERS, values, strict=True))
         named = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
         given |= {"run_id": named, "reused": "{}"}  # `submit --from` replaces the latter
 
@@ -131,8 +130,8 @@ def build_pipeline(
                 configure(step, task)
             return task
 
-        at_exit, outputs = pipeline.at_exit if with_exit else None, dict[tuple[str, str], Any]()
-        last = at_exit and task_of(declared(at_exit), {})
+        outputs = dict[tuple[str, str], Any]()
+        last = task_of(declared(pipeline.at_exit), {}) if with_exit else None
         with dsl.ExitHandler(last, name="run") if last else nullcontext():
             for step in pipeline.declared():
                 if step.name in finished:
@@ -154,7 +153,7 @@ def build_pipeline(
 
 def _declare_parameters(graph: Callable[..., None], pipeline: Pipeline) -> None:
     """Sets the signature and docstring from which kfp reads the pipeline's parameters."""
-    parameters = pipeline.parameters.items()
+    parameters = PARAMETERS.items()
     lines = [f"    {name}: {item.description}" for name, item in parameters]
     graph.__doc__ = "\n".join([pipeline.description, "", "Args:", *lines])
     shown = [

@@ -130,7 +130,7 @@ def submit(
 
     Idempotent: while a run of the same configuration is alive, its id is printed instead.
 
-    Example: fedemb submit dp-fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
+    Example: fedemb submit fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
     """
     from fedemb.pipelines.cluster import submission
     from fedemb.pipelines.cluster.package import check_package, checked_digest, run_arguments

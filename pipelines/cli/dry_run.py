@@ -16,7 +16,7 @@ from fedemb.pipelines.cli.ledger_summary import (
     planned_series,
     would_admit,
 )
-from fedemb.pipelines.steps import pipeline_of
+from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.prices import guarantee_of
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.release.plan import check_first_run
@@ -29,7 +29,7 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
     Raises:
       LedgerError: the ledger in the bucket was never made, or is broken.
     """
-    for step in pipeline_of(config).steps:
+    for step in PIPELINE.steps:
         yield f"{step}: {'reused' if step in taken_over else 'would run'}"
     uri = config.data.source.uri
     if not charged:

@@ -124,24 +124,15 @@ def compile_(
             help="Image NAME=REF@sha256:..., NAME one of light, cpu, trainer; repeatable."
         ),
     ] = None,
-    pipeline: Annotated[
-        str, typer.Option(help="dp-fedemb for embeddings, dp-sgd for classifiers.")
-    ] = "dp-fedemb",
 ) -> None:
-    """Compile a pipeline for a cluster and check the result.
+    """Compile the pipeline for a cluster and check the result.
 
-    Example: fedemb compile --profile gpu --output dp-fedemb.yaml --image
+    Example: fedemb compile --profile gpu --output fedemb.yaml --image
     light=REF@sha256:... --image cpu=REF@sha256:... --image trainer=REF@sha256:...
     """
     from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
-    from fedemb.pipelines.steps import pipeline_named
 
-    compile_pipeline(
-        output,
-        profile=profile or ["cpu"],
-        images=parse_images(image or []),
-        pipeline=pipeline_named(pipeline),
-    )
+    compile_pipeline(output, profile=profile or ["cpu"], images=parse_images(image or []))
     say(f"wrote {output}, sha256 {file_digest(output)}")
 
 

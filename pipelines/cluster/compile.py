@@ -36,8 +36,8 @@ from fedemb.pipelines.cluster.rules import (
     value_at,
     violations,
 )
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
+from fedemb.pipelines.steps import PIPELINE
 from fedemb.runtime.step import PLACEHOLDER_IMAGES, Image, Step
 from fedemb.training import host_messages as train_job
 from fedemb.training.host_messages import CONTAINER, HOST_LABEL
@@ -347,7 +347,7 @@ def compile_pipeline(
     *,
     profile: str | Path | Sequence[str | Path],
     images: Mapping[str, str],
-    pipeline: Pipeline = DP_FEDEMB,
+    pipeline: Pipeline = PIPELINE,
 ) -> None:
     """Writes the pipeline's YAML, if it keeps every rule of `fedemb.pipelines.cluster.rules`.
 

@@ -46,7 +46,7 @@ from fedemb.pipelines.cluster.package import (
     version_name,
 )
 from fedemb.pipelines.cluster.schedule import MARK, Loaded
-from fedemb.pipelines.steps import PIPELINES, pipeline_of
+from fedemb.pipelines.steps import PIPELINE
 
 
 class OutcomeUnknown(StorageError):
@@ -152,7 +152,7 @@ class Kubeflow:
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
-        pipeline = pipeline_of(item.config).name
+        pipeline = PIPELINE.name
         name = version_name(item.config.policy.policy_id, item.package)
         reference = self.version(item.package, pipeline, name)
         experiment_id = self.experiment(schedule.experiment or pipeline)
@@ -266,12 +266,8 @@ class Kubeflow:
         return run.run_id
 
     def version_names(self) -> dict[str, str]:
-        """Id -> name of every version of our pipelines in this namespace."""
-        return {
-            version_id: name
-            for pipeline in PIPELINES
-            for version_id, name in self._versions(self._pipeline(pipeline.name)).items()
-        }
+        """Id -> name of every version of our pipeline in this namespace."""
+        return self._versions(self._pipeline(PIPELINE.name))
 
     def _versions(self, pipeline_id: str | None) -> dict[str, str]:
         if pipeline_id is None:

@@ -23,7 +23,7 @@ from fedemb.pipelines.cluster.rules import (
     violations,
 )
 from fedemb.pipelines.graph import pipeline_arguments
-from fedemb.pipelines.steps import pipeline_of
+from fedemb.pipelines.steps import PIPELINE
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
 LONGEST_TEXT = 255
@@ -114,12 +114,8 @@ def checked_digest(package: Path, profile: Sequence[str]) -> str:
 
 def _check_runs(name: str, spec: JsonObject, config: RunConfig) -> None:
     """Refuses a package that does not run a configuration: it would charge and then fail."""
-    wanted, found = pipeline_of(config).name, text_at(spec, "pipelineInfo", "name")
-    if found != wanted:
-        raise ConfigError(
-            f"Package {name} is the pipeline {found}, and task={config.task} needs {wanted}. "
-            f"Run `fedemb compile --pipeline {wanted}`."
-        )
+    if (found := text_at(spec, "pipelineInfo", "name")) != PIPELINE.name:
+        raise ConfigError(f"Package {name} is the pipeline {found}. Run `fedemb compile`.")
     backend = config.training.backend
     for executor in executors_of(spec).values():
         for variable in variables_of(executor):

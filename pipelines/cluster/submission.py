@@ -44,7 +44,7 @@ from fedemb.pipelines.cluster.rules import (
     read_compiled,
     text_at,
 )
-from fedemb.pipelines.steps import pipeline_of
+from fedemb.pipelines.steps import PIPELINE
 from fedemb.runtime.step import Step
 from fedemb.storage import open_store
 
@@ -92,7 +92,7 @@ def earlier_outputs(
       InputError: an artifact is missing, or two executions of one step wrote it.
       StorageError: Kubeflow or the public root cannot be read.
     """
-    pipeline = pipeline_of(config)
+    pipeline = PIPELINE
     allowed = pipeline.steps[1 : pipeline.steps.index(LAST) + 1]
     if start not in allowed:
         raise ConfigError(
@@ -307,7 +307,7 @@ class Request:
         """
         resume = f"{self.resume} from {self.start}" if self.start else self.resume
         bound = {name: value for name, value in self.arguments.items() if name not in _NO_RUN}
-        return json_digest([pipeline_of(self.config).name, bound, resume])[:16]
+        return json_digest([PIPELINE.name, bound, resume])[:16]
 
 
 @dataclass(frozen=True)
@@ -390,7 +390,7 @@ def _refuse_without_workflow(run: ListedRun, workflows: Sequence[Workflow]) -> N
 
 def _create(kubeflow: Kubeflow, request: Request, name: str, earlier: Earlier | None) -> str:
     """Uploads the version of a request, if need be, and creates its run."""
-    pipeline, texts = pipeline_of(request.config).name, dict[str, str]()
+    pipeline, texts = PIPELINE.name, dict[str, str]()
     if earlier is not None:
         texts["config"] = run_config(request.arguments).model_dump_json()
     experiment_id = kubeflow.experiment(request.experiment or pipeline)

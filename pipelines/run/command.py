@@ -35,7 +35,7 @@ from fedemb.pipelines.run.local import (
     steps_taken_over,
 )
 from fedemb.pipelines.run.pages import collect_reports
-from fedemb.pipelines.steps import pipeline_of
+from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.section import UNITS, count_of
 from fedemb.storage import open_store
 
@@ -297,7 +297,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
 def _run(run: RunDirectory, console: Console, taken_over: Sequence[str]) -> RunState:
     if not console.is_terminal:
         return run_pipeline(run, PlainView(say), taken_over)
-    view = LiveView(pipeline_of(run.config()).steps)
+    view = LiveView(PIPELINE.steps)
     with Live(view, console=console, refresh_per_second=4):
         return run_pipeline(run, view, taken_over)
 

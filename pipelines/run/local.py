@@ -44,7 +44,7 @@ from fedemb.pipelines.run.directory import (
     signed_utility,
 )
 from fedemb.pipelines.run.load_config import overridden
-from fedemb.pipelines.steps import pipeline_of
+from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.section import UNITS
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.privacy_words import all_runs, guarantee_sentence, report_sentence
@@ -62,7 +62,7 @@ def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
     Raises:
       InputError: the step does not exist, or an earlier step has not finished.
     """
-    pipeline = pipeline_of(run.config())
+    pipeline = PIPELINE
     finished = set(run.read_state().seconds)
     if start is None:
         ancestors = pipeline.ancestors()
@@ -91,7 +91,7 @@ def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[
       InputError: an output is gone.
     """
     paths: dict[str, dict[str, str]] = {}
-    for step in pipeline_of(run.config()).declared():
+    for step in PIPELINE.declared():
         if step.name in steps:
             paths[step.name] = dict.fromkeys(step.texts, run.config().model_dump_json())
             for name in step.files:
@@ -436,7 +436,7 @@ def _execute(run: RunDirectory, taken_over: Sequence[str]) -> None:
     from kfp import local
 
     from fedemb.pipelines.graph import build_pipeline, pipeline_arguments
-    from fedemb.pipelines.steps import pipeline_of
+    from fedemb.pipelines.steps import PIPELINE
 
     config = run.config()
     local.init(
@@ -447,7 +447,7 @@ def _execute(run: RunDirectory, taken_over: Sequence[str]) -> None:
     )
     arguments = pipeline_arguments(config, **run.stores(), beam_options=run.beam_options())
     paths = paths_taken_over(run, taken_over)
-    build_pipeline(pipeline_of(config), run.run_id, paths)(**arguments)
+    build_pipeline(PIPELINE, run.run_id, paths)(**arguments)
 
 
 if __name__ == "__main__":

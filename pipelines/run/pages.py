@@ -27,7 +27,7 @@ from fedemb.pipelines.run.directory import (
     signed_utility,
     signed_verdict,
 )
-from fedemb.pipelines.steps import pipeline_of
+from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.section import UNITS
 from fedemb.release.decide import applied_waivers
@@ -113,10 +113,10 @@ def _in_ledger(run: RunDirectory) -> bool:
 
 def _step(run: RunDirectory) -> str:
     """The step that runs now, as far as the state of the run says."""
-    from fedemb.pipelines.steps import pipeline_of
+    from fedemb.pipelines.steps import PIPELINE
 
     done = run.read_state().seconds
-    return next((name for name in pipeline_of(run.config()).steps if name not in done), "ending")
+    return next((name for name in PIPELINE.steps if name not in done), "ending")
 
 
 def tracked_run(run: RunDirectory) -> TrackedRun:
@@ -170,7 +170,7 @@ def render_index(run: RunDirectory) -> str:
     signed_utility(run)  # raises where it was changed
     signed, verdict = signed_report(run), signed_verdict(run)
     report = None if signed is None else signed.body
-    pipeline = pipeline_of(config)
+    pipeline = PIPELINE
     return render(
         "run_index.html",
         run_id=run.run_id,

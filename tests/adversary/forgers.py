@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, sign_document
-from fedemb.steps import audit_privacy, evaluate_embeddings, partition_users, train_dp_fedemb
+from fedemb.steps import audit_privacy, evaluate_model, partition_users, train_model
 from fedemb.training import attempt
 from tests.kit.pipeline_runs import honest_run
 
@@ -227,8 +227,8 @@ class Reached(Exception):
 
 _HEAVY = {
     "partition": (partition_users, partition_users, "commitment_key"),
-    "train": (train_dp_fedemb, attempt, "load_backbone"),
-    "evaluate": (evaluate_embeddings, evaluate_embeddings, "models_of_run"),
+    "train": (train_model, attempt, "load_backbone"),
+    "evaluate": (evaluate_model, evaluate_model, "models_of_run"),
     "audit": (audit_privacy, audit_privacy, "_attack_real_users"),
 }
 

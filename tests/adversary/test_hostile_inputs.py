@@ -129,13 +129,13 @@ SHOWN_BY = {
 """Who shows a report of a run: which, and how."""
 STEPS = {
     "audit_report": "audit-privacy",
-    "model": "train-dp-fedemb",
+    "model": "train-model",
     "pretrained": "pretrain-public",
     "privacy_plan": "plan-privacy",
     "reservation": "reserve-budget",
     "users": "partition-users",
     "privacy_report": "account-privacy",
-    "utility_report": "evaluate-embeddings",
+    "utility_report": "evaluate-model",
 }
 BETTER = {
     "privacy_report": lambda fields: fields["accounting"].update(epsilon=0.01),
@@ -159,7 +159,7 @@ def shown(allowed, other, tmp_path):
 
 
 def _newest(run, name, data, number):
-    path = run.public / f"dp-fedemb-{number}" / STEPS[name] / name
+    path = run.public / f"fedemb-{number}" / STEPS[name] / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     os.utime(path, (number, number))
@@ -372,12 +372,12 @@ def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(s
         _newest(shown, name, path.read_bytes(), 1)
     for name, folder in (("model", allowed.model), ("pretrained", allowed.root / "pretrained")):
         for file in folder.rglob("*"):
-            target = shown.public / "dp-fedemb-1" / STEPS[name] / name / file.relative_to(folder)
+            target = shown.public / "fedemb-1" / STEPS[name] / name / file.relative_to(folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.read_bytes())
     forged = b"<h1>epsilon 0.01</h1><!-- way back -->"
     for name in ("privacy_page", "utility_page", "audit_page"):
-        path = shown.public / "dp-fedemb-2" / "account-privacy" / name
+        path = shown.public / "fedemb-2" / "account-privacy" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(forged)
     pages = collect_reports(shown)

@@ -40,7 +40,7 @@ def measured(step, folder, settings, document, words):
 
 
 def build_utility(folder, _):
-    from fedemb.steps.evaluate_embeddings import run
+    from fedemb.steps.evaluate_model import run
 
     finished = shared_run(lambda name: folder / name)
     start = finished.root / "pretrained" / "backbone.keras"
@@ -153,7 +153,7 @@ FRAME = (
     'srcdoc="{}"></iframe></body></html>'
 )
 """Attributes and style of KFP 2.17's viewer of HTML artifacts."""
-FOLDER = "gs://team-fedemb-public/runs/dp-fedemb/0f9b2c1e-5a7d-4f37-9f6e-2b8f6a1f6c55"
+FOLDER = "gs://team-fedemb-public/runs/fedemb/0f9b2c1e-5a7d-4f37-9f6e-2b8f6a1f6c55"
 WAIVER = {
     "code": "no_gain_over_public",
     "actor": "ada",

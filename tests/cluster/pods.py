@@ -98,25 +98,20 @@ class Asker:
 
 
 def compiled(folder: Path, *profiles: str | Path) -> dict[str, dict[str, Any]]:
-    """Step -> its pod, from every pipeline compiled with these profiles."""
+    """Step -> its pod, compiled with these profiles."""
     from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
     from fedemb.pipelines.cluster.rules import read_compiled
-    from fedemb.pipelines.steps import PIPELINES
 
-    pods: dict[str, dict[str, Any]] = {}
-    for pipeline in PIPELINES:
-        path = folder / f"{pipeline.name}.yaml"
-        images = parse_images([IMAGE])
-        compile_pipeline(path, profile=profiles, images=images, pipeline=pipeline)
-        spec, platform = read_compiled(path)
-        options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-        pods |= {
-            options[name]["podMetadata"]["labels"]["fedemb.dev/step"]: _pod(
-                executor["container"], options[name]
-            )
-            for name, executor in spec["deploymentSpec"]["executors"].items()
-        }
-    return pods
+    path = folder / "fedemb.yaml"
+    compile_pipeline(path, profile=profiles, images=parse_images([IMAGE]))
+    spec, platform = read_compiled(path)
+    options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    return {
+        options[name]["podMetadata"]["labels"]["fedemb.dev/step"]: _pod(
+            executor["container"], options[name]
+        )
+        for name, executor in spec["deploymentSpec"]["executors"].items()
+    }
 
 
 def _pod(container: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +163,7 @@ def _pod(container: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"generateName": "dp-fedemb-", "labels": options["podMetadata"]["labels"]},
+        "metadata": {"generateName": "fedemb-", "labels": options["podMetadata"]["labels"]},
         "spec": {
             "serviceAccountName": "fedemb-run",
             "restartPolicy": "Never",

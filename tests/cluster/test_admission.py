@@ -12,9 +12,7 @@ from pods import SYSTEM, compiled, plain
 from fedemb.pipelines.steps import KIND_CLAIMS
 
 GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
-GROUP_OF = {
-    step.replace("_", "-"): group for group, rights in GROUPS.items() for step in rights["steps"]
-}
+GROUP_OF = {rights["step"].replace("_", "-"): group for group, rights in GROUPS.items()}
 CLAIMS = {
     item["metadata"]["name"]
     for item in yaml.safe_load_all((INFRA / "kustomize/overlays/s3/keys.yaml").read_text())

@@ -23,9 +23,8 @@ from world import EXIT, IMAGE, USER, PodRun, World
 from fedemb.config.parameters import parameters_of
 from fedemb.data.builtin import write_builtin
 from fedemb.pipelines.cli.main import app
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
-from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.steps import PIPELINE
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.step import declared
 from tests.kit.pipeline_runs import honest_run
@@ -116,7 +115,7 @@ def _judge(world: World, step: str, out: Path, run: honest_run.HonestRun, **inst
 
 @pytest.mark.usefixtures("same_code")
 def test_a_refused_run_ends_with_its_code_and_the_last_step_shows_why(world):
-    run, root = world.run, world.root / "public" / "dp-fedemb" / "monday"
+    run, root = world.run, world.root / "public" / "fedemb" / "monday"
     bent = world.root / "bent.json"
     shutil.copy(run.report, bent)
     run.rewrite(bent, run_id="sunday")
@@ -139,18 +138,18 @@ def test_a_refused_run_ends_with_its_code_and_the_last_step_shows_why(world):
     assert metadata["artifacts"][0]["metadata"]["exit_code"] == 3.0
 
 
-PIPELINES = {
-    "embedding": (DP_FEDEMB, "quickstart", SMALL_EMBEDDING, "gain"),
-    "classifier": (DP_SGD, "dp_sgd_quickstart", SMALL_CLASSIFIER, "top_1"),
+TASKS = {
+    "embedding": ("quickstart", SMALL_EMBEDDING, "gain"),
+    "classifier": ("dp_sgd_quickstart", SMALL_CLASSIFIER, "top_1"),
 }
-"""Pipeline, preset, what is changed in it, and a figure that its last step shows."""
+"""Preset, what is changed in it, and a figure that its last step shows."""
 
 
 @pytest.mark.usefixtures("same_code")
-@pytest.mark.parametrize("kind", PIPELINES)
+@pytest.mark.parametrize("kind", TASKS)
 def test_a_model_comes_from_photos_to_a_release_in_pods(world, kind):
     """A whole pipeline; what is released is verified by who has only the ledger."""
-    pipeline, preset, overrides, figure = PIPELINES[kind]
+    preset, overrides, figure = TASKS[kind]
     config = load_config(preset, [*overrides, f"policy.policy_id={kind}"])
     photos, strokes = (world.root / f"{name}-{kind}.parquet" for name in ("glyphs", "strokes"))
     write_builtin(config.data.builtin, config.model.image_size, photos, strokes)
@@ -163,8 +162,8 @@ def test_a_model_comes_from_photos_to_a_release_in_pods(world, kind):
     begun = CliRunner().invoke(app, [*begin, "--ledger", ledger, "--keys", world.run.keys_uri])
     assert begun.exit_code == 0, begun.output
 
-    run = PodRun(world, pipeline, config, f"thursday-{kind}")
-    for step in pipeline.declared():
+    run = PodRun(world, PIPELINE, config, f"thursday-{kind}")
+    for step in PIPELINE.declared():
         ended = run.do(step)
         assert ended.exit_code == 0, f"{step.name}: {ended.log[-3000:]}"
     ended = run.end("SUCCEEDED")

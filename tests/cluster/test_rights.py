@@ -108,12 +108,11 @@ def test_pods_reach_what_a_run_needs_and_nothing_else(plane, overlay):
         return json.dumps({"podSelector": selector}, sort_keys=True)
 
     hosts = pods(matchLabels={"fedemb.dev/host": "train"})
-    steps = ["train-dp-fedemb", "train-dp-sgd"]
-    chiefs = pods(matchExpressions=[{"key": "fedemb.dev/step", "operator": "In", "values": steps}])
+    chiefs = pods(matchLabels={"fedemb.dev/step": "train-model"})
     flows = {
         "any": ({}, needed),
         "gate": ({"fedemb.dev/step": "gate-release"}, needed),
-        "chief": ({"fedemb.dev/step": "train-dp-sgd"}, needed | {(hosts, 0)}),
+        "chief": ({"fedemb.dev/step": "train-model"}, needed | {(hosts, 0)}),
         "host": ({"fedemb.dev/host": "train"}, {(hosts, 0), (chiefs, 0)}),
     }
     for labels, wanted in flows.values():

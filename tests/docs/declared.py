@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from fedemb.pipelines.steps import SIGNING_CLAIM, all_steps, key_claims, rights_of_groups, steps_of
+from fedemb.pipelines.steps import SIGNING_CLAIM, all_steps, key_claims
 
 OWNER_CLAIMS = (f"{SIGNING_CLAIM}-policy",)
 """The owner's own signing key, which no step holds."""
@@ -40,7 +40,7 @@ metadata:
 automountServiceAccountToken: false
 """
 RIGHTS_HEAD = """\
-# Rights of each group of steps: the source of service accounts, Terraform and the S3 policies.
+# Rights of each step: the source of service accounts, Terraform and the S3 policies.
 # Generated from the declarations of the steps by `make docs-reference`; do not edit.
 # `Rights` in components/fedemb/runtime/step.py explains the terms. Tests compare everything else
 # with this file and run the real steps (tests/integration/test_infra_manifests.py): a missing right
@@ -57,16 +57,16 @@ def keys_file() -> str:
 
 
 def rights_file() -> str:
-    """Returns the text of `infra/rights.yaml`, one line per group."""
+    """Returns the text of `infra/rights.yaml`, one line per step."""
     lines = ""
-    for group, rights in rights_of_groups().items():
+    for step in all_steps().values():
         row = {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(rights).items()
+            for name, value in asdict(step.rights).items()
         }
-        row = {"steps": steps_of(group), **row}
+        row = {"step": step.name, **row}
         text = yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=999)
-        lines += f"  {group}: {text}"
+        lines += f"  {step.group}: {text}"
     return f"{RIGHTS_HEAD}groups:\n{lines}"
 
 

@@ -414,13 +414,13 @@ def rights_page() -> str:
     rows = [
         (
             code(f"fedemb-{name}"),
-            ", ".join(map(code, group["steps"])),
+            code(group["step"]),
             *(right(group[column]) for column in columns),
         )
         for name, group in groups.items()
     ]
     kinds = ("private root", "input", "ledger", "signing keys", "other keys", "releases")
-    head = ("account", "steps", *kinds, "rollback anchor")
+    head = ("account", "step", *kinds, "rollback anchor")
     opening = (
         "Rights of the service account of every step, from `infra/rights.yaml`. `append` creates "
         "objects and cannot replace or delete them. `destroy` and `create` include `read`; `write` "

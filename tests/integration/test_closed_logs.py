@@ -26,16 +26,16 @@ ROOT = Path(__file__).parents[2]
 KINDS = {"step_started", "step_finished", "step_failed"}
 PRIVATE = [name for name, step in all_steps().items() if step.private]
 PREPARED = {
-    "train_dp_fedemb": "untrained",
-    "train_dp_sgd": "untrained_classifier",
-    "evaluate_classifier": "trained_classifier",
+    "train_model": "untrained",
+    "train_model-classifier": "untrained_classifier",
+    "evaluate_model-classifier": "trained_classifier",
     "partition_users": "unpartitioned",
-    "evaluate_embeddings": "trained",
+    "evaluate_model": "trained",
     "audit_privacy": "trained",
 }
 """Step -> the fixture that prepares its run; a new private step needs an entry."""
-CLASSIFIERS = ("train_dp_sgd", "evaluate_classifier")
-"""Of the other pipeline, through the same `step_process`."""
+CLASSIFIERS = ("train_model-classifier", "evaluate_model-classifier")
+"""Runs of the other task, through the same `step_process`."""
 
 
 def _pattern(line: str) -> str:
@@ -60,7 +60,7 @@ def _not_of_the_set(output: str) -> list[str]:
 
 def _run(step: str, fault: str, folder: Path, **environment: str) -> tuple[int, str]:
     words, env = (step, fault, folder), {**os.environ, **environment}
-    if (step, fault) == ("train_dp_fedemb", "none"):  # says what TensorFlow says while it is loaded
+    if (step, fault) == ("train_model", "none"):  # says what TensorFlow says while it is loaded
         command = [sys.executable, "-m", "tests.kit.pipeline_runs.logged_step", *map(str, words)]
         done = subprocess.run(
             command,
@@ -97,9 +97,9 @@ def unpartitioned(tmp_path_factory):
 
 def _each_step_and_fault():
     """Embeddings' steps while all goes well; one fails in every way; the rest at night."""
-    for step in PRIVATE:
+    for step in (*PRIVATE, *CLASSIFIERS):
         for fault, code in (("none", 0), ("bug", 1), ("refused", 3)):
-            at_night = step in CLASSIFIERS or (fault != "none" and step != "train_dp_fedemb")
+            at_night = step in CLASSIFIERS or (fault != "none" and step != "train_model")
             marks = [pytest.mark.slow] if at_night else []
             yield pytest.param(step, fault, code, id=f"{step}-{fault}", marks=marks)
 
@@ -122,12 +122,12 @@ def test_private_step_says_only_what_the_set_allows(step, fault, code, request, 
     else:
         assert allowed == []
         assert ended == code or (fault == "refused" and ended == 2), output
-    assert f'"step": "{step}"' in output
+    assert f'"step": "{step.partition("-")[0]}"' in output
 
 
 @pytest.mark.long
 def test_everything_is_let_out_on_the_owners_own_machine(trained, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
-    _, output = _run("evaluate_embeddings", "bug", folder, FEDEMB_LOG="everything")
+    _, output = _run("evaluate_model", "bug", folder, FEDEMB_LOG="everything")
     assert SECRET in output, "so the noise is heard where nothing is closed"

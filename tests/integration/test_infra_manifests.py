@@ -23,7 +23,7 @@ from fedemb.keys import open_key_store, secret_manager
 from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.runtime.step_context import StepContext
-from fedemb.steps import evaluate_classifier, evaluate_embeddings
+from fedemb.steps import evaluate_model
 from fedemb.storage import buckets, open_store
 from fedemb.training import host_messages as train_job
 from tests.kit.pipeline_runs import honest_run
@@ -72,7 +72,7 @@ def test_manifests_are_valid_by_the_schemas_of_kubernetes(manifests):
 def test_every_step_is_in_exactly_one_group():
     from fedemb.pipelines.steps import all_steps
 
-    found = [step for group in GROUPS.values() for step in group["steps"]]
+    found = [group["step"] for group in GROUPS.values()]
     assert sorted(found) == sorted(all_steps())
 
 
@@ -80,9 +80,7 @@ def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(m
     accounts = _of_kind(manifests, "ServiceAccount")
     assert set(accounts) - {"fedemb-owner"} == {f"fedemb-{group}" for group in [*GROUPS, "run"]}
     expected = {
-        step.replace("_", "-"): f"fedemb-{group}"
-        for group, rights in GROUPS.items()
-        for step in rights["steps"]
+        rights["step"].replace("_", "-"): f"fedemb-{group}" for group, rights in GROUPS.items()
     }
     for kind in ("MutatingAdmissionPolicy", "ValidatingAdmissionPolicy"):
         policy = _of_kind(manifests, kind)["fedemb-step-accounts"]
@@ -93,23 +91,16 @@ def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(m
 
 
 def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
-    """Executor -> what its pod is given on the cluster, of all pipelines."""
+    """Executor -> what its pod is given on the cluster."""
     from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
-    from fedemb.pipelines.steps import PIPELINES
 
     images = parse_images(["registry.example/fedemb@sha256:" + "a" * 64])
-    executors: dict[str, dict[str, Any]] = {}
-    for pipeline in PIPELINES:
-        compile_pipeline(output, profile=profile, images=images, pipeline=pipeline)
-        _, platform = yaml.safe_load_all(output.read_text())
-        found = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-        for name, options in found.items():
-            assert executors.setdefault(name, options) == options, "a step is given one thing"
-    return executors
+    compile_pipeline(output, profile=profile, images=images)
+    _, platform = yaml.safe_load_all(output.read_text())
+    return platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
 def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(manifests):
-    from fedemb.pipelines.steps import all_steps
     from fedemb.training import host_messages as train_job
 
     policies = _of_kind([item for item in manifests], "NetworkPolicy")
@@ -118,9 +109,7 @@ def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(mani
     opened = {name for name, policy in policies.items() if "ingress" in policy["spec"]}
     assert opened == {"fedemb-ui-artifact", "fedemb-chief", "fedemb-hosts"}
     hosts = {"matchLabels": {train_job.HOST_LABEL: "train"}}
-    steps = [name.replace("_", "-") for name in sorted(all_steps()) if "train_dp" in name]
-    key = "fedemb.dev/step"
-    chief = {"matchExpressions": [{"key": key, "operator": "In", "values": steps}]}
+    chief = {"matchLabels": {"fedemb.dev/step": "train-model"}}
     for name, own, peers in (
         ("fedemb-chief", chief, [hosts]),
         ("fedemb-hosts", hosts, [chief, hosts]),
@@ -172,7 +161,7 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
     hard = _of_kind(manifests, "ResourceQuota")["fedemb"]["spec"]["hard"]
     assert int(hard["persistentvolumeclaims"]) > len(claims)
     profile = load_profile(*profiles)
-    assert profile.steps["train_dp_fedemb"].accelerator is not None, "laid over, not in place of"
+    assert profile.steps["train_model"].accelerator is not None, "laid over, not in place of"
 
 
 # ---- the table of rights itself --------------------------------------------------------------
@@ -329,11 +318,7 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
 # ---- The admission policies ----
 
 
-ACCOUNTS = {
-    step.replace("_", "-"): f"fedemb-{group}"
-    for group, rights in GROUPS.items()
-    for step in rights["steps"]
-}
+ACCOUNTS = {rights["step"].replace("_", "-"): f"fedemb-{group}" for group, rights in GROUPS.items()}
 CONTROLLER = "system:serviceaccount:kubeflow:argo"
 POLICIES = list(yaml.safe_load_all((INFRA / "kustomize/base/step_accounts.yaml").read_text()))
 MUTATING, _, VALIDATING, _ = (policy["spec"] for policy in POLICIES)
@@ -383,10 +368,10 @@ def test_a_step_gets_the_account_of_its_group_and_is_then_admitted(step):
 
 
 REFUSED = {
-    "a step on another group's account": (_pod("evaluate-embeddings", "fedemb-train"), CONTROLLER),
+    "a step on another group's account": (_pod("evaluate-model", "fedemb-train"), CONTROLLER),
     "an unknown step": (_pod("look-at-users", "fedemb-train"), CONTROLLER),
     "a pod without label on a group's account": (_pod(None, "fedemb-train"), CONTROLLER),
-    "a step made by hand": (_pod("train-dp-fedemb", "fedemb-train"), "alice@example.org"),
+    "a step made by hand": (_pod("train-model", "fedemb-train"), "alice@example.org"),
 }
 
 
@@ -532,13 +517,11 @@ CLASSIFICATION = {
 @pytest.fixture(scope="module")
 def simulated(fence, tmp_path_factory):
     """From the reservation to the audit, each step in the name of its group."""
-    from fedemb.steps import train_dp_fedemb
-
     here = tmp_path_factory.mktemp("simulation")
     config = make_config("gs://private-input/images.parquet", **SIMULATION)
     _put_images("gs://private-input/images.parquet", 60, 3, here)
     _put_images("gs://public-input/images.parquet", 4, 3, here)
-    report = _simulate(fence, config, here, train_dp_fedemb, evaluate_embeddings)
+    report = _simulate(fence, config, here)
     assert report["previous_release"]["old"]
     return fence
 
@@ -546,17 +529,15 @@ def simulated(fence, tmp_path_factory):
 @pytest.fixture(scope="module")
 def classified(fence, tmp_path_factory):
     """The same of a classifier, trained by DP-SGD."""
-    from fedemb.steps import train_dp_sgd
-
     here = tmp_path_factory.mktemp("classifier")
     config = make_config("gs://private-input/classes.parquet", **CLASSIFICATION)
     _put_images("gs://private-input/classes.parquet", 60, 3, here, classes=3)
-    report = _simulate(fence, config, here, train_dp_sgd, evaluate_classifier)
+    report = _simulate(fence, config, here)
     assert report["classes"] == 3
     return fence
 
 
-def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate: Any) -> Any:
+def _simulate(fence: Fence, config: RunConfig, here: Path) -> Any:
     """Plan to audit of one run; returns the utility report."""
     from fedemb.steps import (
         audit_privacy,
@@ -564,6 +545,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
         plan_privacy,
         pretrain_public,
         reserve_budget,
+        train_model,
     )
 
     _owner_begins(config)
@@ -591,12 +573,11 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
             reserve_budget.run(context())
         with fence.acting("partition_users"):
             partition_users.run(context())
-    trainer, evaluator = (each.__name__.split(".")[-1] for each in (train, evaluate))
     for _ in range(2):  # so does the trainer, when it is killed after its last act
-        with fence.acting(trainer):
-            train.run(context())
-    with fence.acting(evaluator):
-        report = evaluate.run(context()).json
+        with fence.acting("train_model"):
+            train_model.run(context())
+    with fence.acting("evaluate_model"):
+        report = evaluate_model.run(context()).json
     with fence.acting("audit_privacy"):
         assert audit_privacy.run(context())["measured"]
     return report
@@ -623,8 +604,8 @@ def released(fence, tmp_path_factory):
         "pretrain": "pretrain_public",
         "reserve": "reserve_budget",
         "partition": "partition_users",
-        "train": "train_dp_fedemb",
-        "evaluate": "evaluate_embeddings",
+        "train": "train_model",
+        "evaluate": "evaluate_model",
         "audit": "audit_privacy",
         "account": "account_privacy",
         "gate": "gate_release",
@@ -651,7 +632,7 @@ def test_no_step_asks_for_more_than_its_group_has(simulated, classified, release
     granted = {
         group
         for group, rights in GROUPS_RIGHTS.items()
-        if any(right not in ("none", {}, []) for name, right in rights.items() if name != "steps")
+        if any(right not in ("none", {}, []) for name, right in rights.items() if name != "step")
     }
     assert set(GROUPS_RIGHTS) - granted == {"show"}, "it reads the public root alone"
     assert {group for group in GROUPS_RIGHTS if simulated.used[group]} == granted
@@ -664,7 +645,7 @@ def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, 
     verbs: dict[tuple[str, str], set[str]] = {}
     for kind, thing, verb in used:
         verbs.setdefault((kind, thing), set()).add(verb)
-    found: dict[str, Any] = {"steps": GROUPS_RIGHTS[group]["steps"]}
+    found: dict[str, Any] = {"step": GROUPS_RIGHTS[group]["step"]}
     found["private"] = {
         folder: "write" if "create" in asked else "delete" if asked == {"delete"} else "read"
         for (kind, folder), asked in verbs.items()

@@ -73,9 +73,9 @@ def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]
 def test_two_trainers_of_one_attempt(untrained, tmp_path, point, superseded):
     folder = tmp_path / "run"
     shutil.copytree(untrained, folder)
-    code, said = _race_of("train_dp_fedemb", point, folder, "private", "ledger", "keys", "model")
+    code, said = _race_of("train_model", point, folder, "private", "ledger", "keys", "model")
     assert code == (3 if superseded else 0), said
-    assert ("Superseded: train_dp_fedemb was started again" in said) == superseded
+    assert ("Superseded: train_model was started again" in said) == superseded
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     kept = ("private", "keys", "report.json", "report.html")
-    code, said = _race_of("evaluate_embeddings", point, folder, *kept)
+    code, said = _race_of("evaluate_model", point, folder, *kept)
     assert code == (3 if superseded else 0), said
     assert ("was started again while this process ran" in said) == superseded
     ledger = evaluation_run.FinishedRun(folder).context(evaluation_run.config()).ledger

@@ -86,7 +86,7 @@ def test_figures_of_training_users_do_not_pass_for_those_of_held_out_ones(releas
     shutil.rmtree(other / "first" / "evaluation")
     shutil.copytree(other / "first" / "users", other / "first" / "evaluation")
     records = len(list(ledger.rglob("*.json")))
-    command = fedemb("run", "--resume", str(run), "--from", "evaluate_embeddings")
+    command = fedemb("run", "--resume", str(run), "--from", "evaluate_model")
     command += ["--set", "release.version=two", "--set", f"storage.private_root={other}"]
     done = finish(command)
     assert done.returncode == 3, done.stdout + done.stderr
@@ -163,7 +163,7 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
 # ---- DP-SGD through the whole DAG: a verified classifier, a kill inside a round ----
 
 
-STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_dp_sgd".*\})')
+STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_model".*\})')
 
 
 ROUNDS = 100
@@ -252,7 +252,7 @@ def _bundle(runs: Killed) -> Path:
 
 @pytest.mark.slow
 def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
-    from fedemb.steps import train_dp_sgd
+    from fedemb.steps import train_model
 
     run = runs.killed
     started = len(_records(run.root))
@@ -260,7 +260,7 @@ def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
     made = {"model": tmp_path}
     artifacts = RunArtifacts(**{name: run.output(name) for name in inputs}, **made)
     stores = {name: uri for name, uri in run.stores().items() if name != "releases"}
-    train_dp_sgd.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
+    train_model.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
     assert 0 < started < ROUNDS
     for name in ("backbone.keras", "rounds.jsonl"):
         assert file_digest(_bundle(runs) / name) == file_digest(tmp_path / name)

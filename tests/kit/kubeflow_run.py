@@ -15,11 +15,11 @@ from tests.kit.pipeline_runs.honest_run import PLACES, HonestRun
 
 
 class KubeflowRun:
-    """A run below `<root>/public/dp-fedemb/<id>/<task>/<execution>/<output>`."""
+    """A run below `<root>/public/fedemb/<id>/<task>/<execution>/<output>`."""
 
     def __init__(self, root: Path, run: HonestRun, job: str = "monday"):
         self.root, self.run, self.job = root, run, job
-        self.folder = root / "public" / "dp-fedemb" / job
+        self.folder = root / "public" / "fedemb" / job
 
     @property
     def report(self) -> dict[str, Any]:

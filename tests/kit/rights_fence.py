@@ -75,7 +75,7 @@ class Fence:
     @contextmanager
     def acting(self, step: str) -> Iterator[None]:
         """A step, in the name of its group."""
-        (self.group,) = [name for name, rights in GROUPS.items() if step in rights["steps"]]
+        (self.group,) = [name for name, rights in GROUPS.items() if step == rights["step"]]
         try:
             yield
         finally:

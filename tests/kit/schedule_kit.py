@@ -14,7 +14,7 @@ def change_schedule(folder: Path, name: str, **changes) -> Path:
     """Writes the example schedule under a name, with other fields."""
     tree = yaml.safe_load((SCHEDULES / "example" / "weekly.yaml").read_text())
     tree["name"] = name
-    pinned = folder / "dp-fedemb.yaml.package"
+    pinned = folder / "fedemb.yaml.package"
     tree["package"] = {"path": pinned.name, "sha256": file_digest(pinned)}
     for key, value in changes.items():
         tree[key] = {**tree[key], **value} if value and isinstance(value, dict) else value

@@ -77,10 +77,10 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "training": (
-        ("fedemb/training", "fedemb/steps/train_dp_fedemb.py", "fedemb/steps/train_dp_sgd.py"),
+        ("fedemb/training", "fedemb/steps/train_model.py"),
         (
-            "components/train_dp_fedemb/test_train_run.py",
-            "components/train_dp_sgd/test_train_sgd_run.py",
+            "components/train_model/test_train_run.py",
+            "components/train_model/test_train_sgd_run.py",
             "components/training",
             "components/simulation",
         ),

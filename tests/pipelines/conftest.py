@@ -13,7 +13,7 @@ def package(tmp_path_factory) -> Path:
     """The compiled pipeline."""
     from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
 
-    path = tmp_path_factory.mktemp("package") / "dp-fedemb.yaml"
+    path = tmp_path_factory.mktemp("package") / "fedemb.yaml"
     compile_pipeline(path, profile="cpu", images=parse_images([IMAGE]))
     return path
 
@@ -21,7 +21,7 @@ def package(tmp_path_factory) -> Path:
 @pytest.fixture
 def folder(tmp_path, package) -> Path:
     """A folder with the example schedule, pinned to the compiled pipeline."""
-    (tmp_path / "dp-fedemb.yaml.package").write_bytes(package.read_bytes())
+    (tmp_path / "fedemb.yaml.package").write_bytes(package.read_bytes())
     change_schedule(tmp_path, "weekly")
     return tmp_path
 

@@ -141,7 +141,7 @@ def test_repeated_approval_signs_and_starts_nothing_twice(world):
 
 
 def test_bent_report_in_the_public_root_is_refused(world):
-    path = world.root / "public/dp-fedemb/monday/account-privacy/1/privacy_report"
+    path = world.root / "public/fedemb/monday/account-privacy/1/privacy_report"
     tree = json.loads(path.read_text())
     tree["accounting"]["epsilon"] = 0.01
     path.write_text(json.dumps(tree, sort_keys=True, separators=(",", ":")))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from fedemb.errors import ConfigError, LedgerError
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.command import check_stores
 from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.steps import PIPELINE
 
 RUNS = Path("/runs")
 
@@ -75,12 +75,12 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
 
 
 def test_every_output_of_the_pipeline_is_known_and_no_other():
-    spec = build_pipeline(DP_FEDEMB, "run").pipeline_spec
+    spec = build_pipeline(PIPELINE, "run").pipeline_spec
     for name, component in spec.components.items():
         declared = {
             output
             for output, about in component.output_definitions.artifacts.items()
             if not about.artifact_type.schema_title.endswith("Metrics")  # numbers, not files
         }
-        known = set(DP_FEDEMB.published()[name.removeprefix("comp-").replace("-", "_")])
+        known = set(PIPELINE.published()[name.removeprefix("comp-").replace("-", "_")])
         assert declared == known, name

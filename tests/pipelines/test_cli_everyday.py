@@ -17,7 +17,7 @@ from tests.kit.pipeline_runs import honest_run
 
 def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path):
     said = fedemb("run", "--dry-run", "--runs", tmp_path / "runs")
-    assert "train_dp_fedemb: would run\n" in said
+    assert "train_model: would run\n" in said
     assert "differential privacy for one user" in said
     assert "a new ledger, which lets epsilon grow to 8, for this run alone" in said
     assert "refused" not in said
@@ -65,7 +65,7 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
     ):
         made = RunDirectory.create(tmp_path, name, config)
         made.write_state(RunState(**state))
-    outputs = tmp_path / "good" / "public" / "dp-fedemb-1" / "step"
+    outputs = tmp_path / "good" / "public" / "fedemb-1" / "step"
     outputs.mkdir(parents=True)
     shutil.copy(measured.utility, outputs / "utility_report")
     shutil.copy(measured.report, outputs / "privacy_report")

@@ -102,8 +102,8 @@ def _schedules(root: Path) -> None:
     """`schedules/` as in the tutorial: the example, compiled, pinned."""
     folder = root / "schedules"
     (folder / "packages").mkdir(parents=True, exist_ok=True)
-    package = folder / "packages" / "dp-fedemb.yaml"
-    shutil.copy(root / "dp-fedemb.yaml", package)
+    package = folder / "packages" / "fedemb.yaml"
+    shutil.copy(root / "fedemb.yaml", package)
     tree = yaml.safe_load((INFRA / "schedules" / "example" / "weekly.yaml").read_text())
     tree["package"]["sha256"] = file_digest(package)
     (folder / "weekly.yaml").write_text(yaml.safe_dump(tree))

@@ -9,49 +9,40 @@ import pytest
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images, violations_of_hosts
 from fedemb.pipelines.cluster.rules import RULES, read_compiled, violations
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
-from fedemb.pipelines.steps import PIPELINES, pipeline_named
 from fedemb.training import host_messages as train_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NAMES = [pipeline.name for pipeline in PIPELINES]
-OF_DP_SGD = {"train-dp-fedemb": "train-dp-sgd", "evaluate-embeddings": "evaluate-classifier"}
-"""Step of DP-FedEmb -> its replacement in DP-SGD."""
 IMAGES = [
     f"{name}=registry.example/fedemb-{name}@sha256:" + digit * 64
     for name, digit in (("light", "a"), ("cpu", "b"), ("trainer", "c"))
 ]
 
 
-def _compile(profile, folder, pipeline=DP_FEDEMB):
+def _compile(profile, folder):
     path = folder / "pipeline.yaml"
-    compile_pipeline(path, profile=profile, images=parse_images(IMAGES), pipeline=pipeline)
+    compile_pipeline(path, profile=profile, images=parse_images(IMAGES))
     return path
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """Compiles a profile of a pipeline, once."""
+    """Compiles a profile, once."""
 
     @cache
-    def of(profile, name=DP_FEDEMB.name):
-        return _compile(profile, tmp_path_factory.mktemp("compiled"), pipeline_named(name))
+    def of(profile):
+        return _compile(profile, tmp_path_factory.mktemp("compiled"))
 
     return of
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(profile, name) for name in NAMES for profile in ("cpu", "gpu", "tpu")],
-    ids="-".join,
-)
+@pytest.fixture(scope="module", params=["cpu", "gpu", "tpu"])
 def compiled(request, package):
-    return read_compiled(package(*request.param))
+    return read_compiled(package(request.param))
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def compiled_once(request, package):
-    return read_compiled(package("gpu", request.param))
+@pytest.fixture(scope="module")
+def compiled_once(package):
+    return read_compiled(package("gpu"))
 
 
 def _tasks(documents):
@@ -59,34 +50,28 @@ def _tasks(documents):
     return documents[0]["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
 
-def _of(documents, name):
-    """Returns a step of DP-FedEmb, or its replacement in this pipeline."""
-    own = documents[0]["pipelineInfo"]["name"]
-    return name if own == DP_FEDEMB.name else OF_DP_SGD.get(name, name)
-
-
 def _task(documents, name):
-    return _tasks(documents)[_of(documents, name)]
+    return _tasks(documents)[name]
 
 
 def _container(documents, name):
     executors = documents[0]["deploymentSpec"]["executors"]
-    return executors[f"exec-{_of(documents, name)}"]["container"]
+    return executors[f"exec-{name}"]["container"]
 
 
 def _outputs(documents, name):
-    return documents[0]["components"][f"comp-{_of(documents, name)}"]["outputDefinitions"]
+    return documents[0]["components"][f"comp-{name}"]["outputDefinitions"]
 
 
 def _options(documents, name):
     platform = documents[1]["platforms"]["kubernetes"]
-    return platform["deploymentSpec"]["executors"][f"exec-{_of(documents, name)}"]
+    return platform["deploymentSpec"]["executors"][f"exec-{name}"]
 
 
 def _retry_around_training(documents):
     spec = documents[0]
     tasks = _tasks(documents)
-    trainer = _of(documents, "train-dp-fedemb")
+    trainer = "train-model"
     inner = {trainer: tasks.pop(trainer)}
     spec["components"]["comp-group"] = {"dag": {"tasks": inner}}
     tasks["group"] = {
@@ -119,7 +104,7 @@ def _cache_around_training(documents):
 
 def _renamed(documents, name, alias):
     """The same step under another name, as kfp writes it when a component is used twice."""
-    spec, name = documents[0], _of(documents, name)
+    spec = documents[0]
     tasks = _tasks(documents)
     task = tasks.pop(name)
     for kind, bag in (
@@ -135,11 +120,11 @@ def _renamed(documents, name, alias):
 
 
 def _cache_training_by_another_name(documents):
-    _renamed(documents, "train-dp-fedemb", "warm-up")["cachingOptions"] = {"enableCache": True}
+    _renamed(documents, "train-model", "warm-up")["cachingOptions"] = {"enableCache": True}
 
 
 def _retry_training_by_another_name(documents):
-    _renamed(documents, "train-dp-fedemb", "for-loop-2")["retryPolicy"] = {"maxRetryCount": 2}
+    _renamed(documents, "train-model", "for-loop-2")["retryPolicy"] = {"maxRetryCount": 2}
 
 
 def _cache_a_step_nobody_knows(documents):
@@ -150,7 +135,7 @@ def _cache_a_step_nobody_knows(documents):
 
 def _train_twice(documents):
     tasks = _tasks(documents)
-    tasks["train-again"] = copy.deepcopy(_task(documents, "train-dp-fedemb"))
+    tasks["train-again"] = copy.deepcopy(_task(documents, "train-model"))
 
 
 def _stale_import(documents):
@@ -181,18 +166,18 @@ def _release_beside_gate(documents):
 
 
 def _foreign_step_may_release(documents):
-    task = copy.deepcopy(_task(documents, "evaluate-embeddings"))
+    task = copy.deepcopy(_task(documents, "evaluate-model"))
     task["inputs"]["parameters"]["releases"] = {"componentInputParameter": "releases"}
-    _tasks(documents)[_of(documents, "evaluate-embeddings")] = task
+    _tasks(documents)["evaluate-model"] = task
 
 
 def _innocent_name_for_raw(documents):
-    outputs = _outputs(documents, "train-dp-fedemb")["artifacts"]
+    outputs = _outputs(documents, "train-model")["artifacts"]
     outputs["extras"] = copy.deepcopy(outputs["model"])
 
 
 def _raw_output(documents):
-    outputs = _outputs(documents, "train-dp-fedemb")["artifacts"]
+    outputs = _outputs(documents, "train-model")["artifacts"]
     outputs["diagnostics"] = copy.deepcopy(outputs["model"])
 
 
@@ -219,36 +204,36 @@ VERDICT = "inputs/artifacts/verdict/taskOutputArtifact/producerTask"
 LEDGER = {"runtimeValue": {"constant": "https://me:pass@store.example/ledger"}}
 GONE = object()
 SET = [
-    ("no_cache", _task, "train-dp-fedemb", "cachingOptions", CACHED),
+    ("no_cache", _task, "train-model", "cachingOptions", CACHED),
     ("no_cache", _task, "reserve-budget", "cachingOptions", CACHED),
     ("no_cache_key", _task, "pretrain-public", "cachingOptions/cacheKey", "mine"),
-    ("no_retry", _task, "train-dp-fedemb", "retryPolicy", {"maxRetryCount": 2}),
-    ("no_retry", _task, "train-dp-fedemb", "retryPolicy", GONE),
-    ("no_repetition", _task, "train-dp-fedemb", "parameterIterator", {"itemInput": "seed"}),
+    ("no_retry", _task, "train-model", "retryPolicy", {"maxRetryCount": 2}),
+    ("no_retry", _task, "train-model", "retryPolicy", GONE),
+    ("no_repetition", _task, "train-model", "parameterIterator", {"itemInput": "seed"}),
     ("images_by_digest", _container, "gate-release", "image", "registry.example/fedemb:latest"),
-    ("no_secrets", _container, "train-dp-fedemb", "env", [{"name": "AWS_SECRET", "value": "a"}]),
-    ("no_secrets", _task, "train-dp-fedemb", "inputs/parameters/ledger", LEDGER),
+    ("no_secrets", _container, "train-model", "env", [{"name": "AWS_SECRET", "value": "a"}]),
+    ("no_secrets", _task, "train-model", "inputs/parameters/ledger", LEDGER),
     ("release_behind_gate", _task, "release-model", VERDICT, "plan-privacy"),
     ("release_behind_gate", _task, "release-model", "triggerPolicy", ON_FAILURE),
-    ("no_raw_outputs", _outputs, "train-dp-fedemb", "parameters", {"clients": {}}),
+    ("no_raw_outputs", _outputs, "train-model", "parameters", {"clients": {}}),
     ("harmless_exit_handlers", _task, "account-privacy", "triggerPolicy", ON_FAILURE),
     (
-        *("closed_logs", _container, "train-dp-fedemb", "env"),
+        *("closed_logs", _container, "train-model", "env"),
         [{"name": "FEDEMB_LOG", "value": "everything"}],
     ),
     (
-        *("labelled_by_step", _options, "evaluate-embeddings", "podMetadata/labels"),
-        {"fedemb.dev/step": "train-dp-fedemb"},
+        *("labelled_by_step", _options, "evaluate-model", "podMetadata/labels"),
+        {"fedemb.dev/step": "train-model"},
     ),
     ("labelled_by_step", _options, "gate-release", "podMetadata", GONE),
     (
-        *("restricted_pods", _options, "train-dp-fedemb", "securityContext"),
+        *("restricted_pods", _options, "train-model", "securityContext"),
         {"runAsNonRoot": True, "runAsUser": "0"},
     ),
     ("restricted_pods", _options, "gate-release", "securityContext", GONE),
     ("restricted_pods", _options, "gate-release", "emptyDirMounts", GONE),
     (
-        *("no_debug_pause", _container, "train-dp-fedemb", "env"),
+        *("no_debug_pause", _container, "train-model", "env"),
         [{"name": "ARGO_DEBUG_PAUSE_AFTER", "value": "true"}],
     ),
     ("strict_protos", _task, "gate-release", "retries", 3),
@@ -330,11 +315,10 @@ ACCELERATED = {
 """Profile -> chips, and the steps that get them."""
 
 
-@pytest.mark.parametrize("pipeline", NAMES)
 @pytest.mark.parametrize("profile", ACCELERATED)
-def test_only_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, pipeline, package):
+def test_only_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, package):
     chips, steps = ACCELERATED[profile]
-    spec, platform = read_compiled(package(profile, pipeline))
+    spec, platform = read_compiled(package(profile))
     executors = spec["deploymentSpec"]["executors"]
     nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     found = {
@@ -353,7 +337,7 @@ def test_only_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile,
         assert _variables(executors[name])["FEDEMB_ACCELERATOR"] == chips
     backends = {name: _variables(executors[name]).get("FEDEMB_BACKEND") for name in executors}
     told = {name for name, backend in backends.items() if backend == "jax"}
-    assert told == ({"exec-plan-privacy", f"exec-train-{pipeline}"} if chips else set())
+    assert told == ({"exec-plan-privacy", "exec-train-model"} if chips else set())
 
 
 def _variables(executor):
@@ -373,12 +357,12 @@ def several(tmp_path):
 
 def test_a_step_of_several_hosts_names_what_they_are_made_from(several):
     (spec, platform), runtime = several
-    train = spec["deploymentSpec"]["executors"]["exec-train-dp-fedemb"]
+    train = spec["deploymentSpec"]["executors"]["exec-train-model"]
     variables = _variables(train)
     assert variables[train_job.HOSTS] == "3"
     assert variables[train_job.RUNTIME] == runtime["metadata"]["name"]
     options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    fields = options["exec-train-dp-fedemb"]["fieldPathAsEnv"]
+    fields = options["exec-train-model"]["fieldPathAsEnv"]
     assert {field["name"]: field["fieldPath"] for field in fields} == train_job.POD
     (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]["spec"]
@@ -388,7 +372,7 @@ def test_a_step_of_several_hosts_names_what_they_are_made_from(several):
     assert {one["name"] for one in container["env"]} == {"FEDEMB_ACCELERATOR"}, "and no secret"
     assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
     assert not list(violations_of_hosts(runtime))
-    others = [name for name in spec["deploymentSpec"]["executors"] if "train-dp" not in name]
+    others = [name for name in spec["deploymentSpec"]["executors"] if name != "exec-train-model"]
     assert not [name for name in others if "fieldPathAsEnv" in options[name]]
 
 
@@ -448,7 +432,7 @@ steps:
   default:
     environment: {AWS_ENDPOINT_URL: "https://minio.example:9000"}
     image_pull_secrets: [registry]
-  train_dp_fedemb:
+  train_model:
     node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}
     secrets: [{name: fedemb-s3-train, keys: {access_key: AWS_ACCESS_KEY_ID}}]
     volume_claim: {fedemb-keys: /keys}
@@ -460,7 +444,7 @@ steps:
     for executor in spec["deploymentSpec"]["executors"].values():
         assert _variables(executor)["AWS_ENDPOINT_URL"] == "https://minio.example:9000"
     assert all(options["imagePullSecret"] for options in nodes.values())
-    train = nodes["exec-train-dp-fedemb"]
+    train = nodes["exec-train-model"]
     assert train["nodeSelector"]["labels"] == {
         "cloud.google.com/gke-accelerator": "nvidia-h100-80gb"
     }

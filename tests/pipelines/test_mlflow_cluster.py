@@ -58,8 +58,8 @@ def test_server_has_the_run_of_a_cluster_once_and_the_release_replaces_the_waiti
 
 
 def test_nothing_but_public_documents_and_settings_is_written(released, monkeypatch):
-    (released.folder / "train-dp-fedemb" / "1" / "diagnostics").write_text("realised clients")
-    (released.folder / "evaluate-embeddings" / "1" / "scores").write_text("a figure per user")
+    (released.folder / "train-model" / "1" / "diagnostics").write_text("realised clients")
+    (released.folder / "evaluate-model" / "1" / "scores").write_text("a figure per user")
     found = []
     monkeypatch.setattr(show_outcome, "log_in_time", lambda run, _: found.append(run) or "")
     released.show(mlflow="http://mlflow.example", **{"rollback_anchor": "gs://anchor"})

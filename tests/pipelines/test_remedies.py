@@ -89,7 +89,7 @@ WRONG = {
         "ledger rotate-keys --role report --reason r {stores}",
     ),
     "--from resumes a run": (
-        "run --from train_dp_fedemb",
+        "run --from train_model",
         "run --resume {d}/nowhere",
     ),
     "No public keys for": (

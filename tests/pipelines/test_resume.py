@@ -8,7 +8,6 @@ from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.config.run import config_digest
 from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
 from fedemb.foundation.section import Section
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory, RunState
 from fedemb.pipelines.run.local import (
@@ -16,6 +15,7 @@ from fedemb.pipelines.run.local import (
     paths_taken_over,
     steps_taken_over,
 )
+from fedemb.pipelines.steps import PIPELINE
 from tests.kit.pipeline_runs import honest_run
 
 
@@ -46,15 +46,15 @@ def test_another_backend_is_another_configuration():
 def run(tmp_path):
     """A run directory whose steps have written something, up to the audit."""
     made = RunDirectory.create(tmp_path / "runs", "one", honest_run.config())
-    _finish(made, DP_FEDEMB.steps[:7])
+    _finish(made, PIPELINE.steps[:7])
     return made
 
 
 def _finish(run, steps):
     for step in steps:
-        folder = run.public / "dp-fedemb-1" / step.replace("_", "-")
+        folder = run.public / "fedemb-1" / step.replace("_", "-")
         folder.mkdir(parents=True, exist_ok=True)
-        for name in DP_FEDEMB.published()[step]:
+        for name in PIPELINE.published()[step]:
             (folder / name).write_text("{}")
     run.write_state(RunState(seconds=dict.fromkeys(steps, 1.0)))
 
@@ -72,18 +72,18 @@ def _finish(run, steps):
     ],
 )
 def test_resumed_run_takes_over_partition_and_training_and_runs_the_rest(run, finished, taken):
-    names = {name.partition("_")[0]: name for name in DP_FEDEMB.steps}
+    names = {name.partition("_")[0]: name for name in PIPELINE.steps}
     _finish(run, [names[verb] for verb in finished.split()])
     assert steps_taken_over(run, None) == tuple(names[verb] for verb in taken.split())
 
 
 def test_steps_before_the_named_one_are_taken_over_with_their_outputs(run):
-    taken = steps_taken_over(run, "evaluate_embeddings")
-    assert taken == DP_FEDEMB.steps[:5]
+    taken = steps_taken_over(run, "evaluate_model")
+    assert taken == PIPELINE.steps[:5]
     paths = paths_taken_over(run, taken)
-    assert paths["train_dp_fedemb"] == {"model": str(run.output("model"))}
+    assert paths["train_model"] == {"model": str(run.output("model"))}
     run.output("model").unlink()
-    with pytest.raises(InputError, match="--from train_dp_fedemb"):
+    with pytest.raises(InputError, match="--from train_model"):
         paths_taken_over(run, taken)
 
 
@@ -113,10 +113,10 @@ def test_evaluation_may_change_and_the_configuration_before_is_kept(run):
 def test_steps_that_run_again_are_told_the_configuration_as_it_is_now(run):
     changed = changed_config(run, ["evaluation.bootstrap_samples=77"])
     run.change_config(changed)
-    paths = paths_taken_over(run, steps_taken_over(run, "evaluate_embeddings"))
-    tasks = build_pipeline(DP_FEDEMB, "one", paths).pipeline_spec.root.dag.tasks
+    paths = paths_taken_over(run, steps_taken_over(run, "evaluate_model"))
+    tasks = build_pipeline(PIPELINE, "one", paths).pipeline_spec.root.dag.tasks
     assert "plan-privacy" not in tasks
-    told = tasks["evaluate-embeddings"].inputs.parameters["config"].runtime_value.constant
+    told = tasks["evaluate-model"].inputs.parameters["config"].runtime_value.constant
     assert RunConfig.model_validate_json(told.string_value) == changed
 
 
@@ -131,7 +131,7 @@ def test_section_the_reservation_binds_is_refused_by_name(run, override):
 
 
 def test_release_of_the_same_version_is_refused(run):
-    folder = run.public / "dp-fedemb-1" / "release-model"
+    folder = run.public / "fedemb-1" / "release-model"
     folder.mkdir(parents=True)
     (folder / "release").write_text(json.dumps({"name": "glyphs", "version": "1.0"}))
     with pytest.raises(ConfigError, match=r"has released glyphs 1\.0"):

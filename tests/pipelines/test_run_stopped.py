@@ -19,7 +19,7 @@ WATCHED = """#!{python} -u
 # Stands for kfp and its step: of a step that ends at once, a last word, and then nothing.
 import json, os, signal, subprocess, sys, time
 def say(kind, **fields):
-    print("fedemb-event:", json.dumps(dict(kind=kind, step="train_dp_fedemb", **fields)))
+    print("fedemb-event:", json.dumps(dict(kind=kind, step="train_model", **fields)))
 def failed(error, code):
     say("step_failed", error=error, message="m", exit_code=code)
 def stop(*_):
@@ -69,7 +69,7 @@ def test_run_that_is_told_to_stop_says_how_its_step_ended(tmp_path, case, word, 
     command = [sys.executable, "-c", WATCHING, str(run.root), str(watched)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        last = "stopped: m" if case == "failed" else "train_dp_fedemb ..."
+        last = "stopped: m" if case == "failed" else "train_model ..."
         for line in process.stdout:
             if last in line:
                 break

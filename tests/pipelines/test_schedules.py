@@ -121,11 +121,6 @@ def test_wrong_schedules_are_sentences(folder, changes, sentence):
         load_schedule(change_schedule(folder, "wrong", **changes))
 
 
-def test_package_of_another_pipeline_is_refused(folder):
-    with pytest.raises(ConfigError, match="`fedemb compile --pipeline dp-sgd`"):
-        load_schedule(change_schedule(folder, "classes", config="dp_sgd_quickstart", overrides={}))
-
-
 @pytest.mark.parametrize(
     ("profile", "backends"),
     [("cpu", ["tensorflow", "jax"]), ("gpu", ["jax"]), ("tpu", ["jax"])],
@@ -133,12 +128,11 @@ def test_package_of_another_pipeline_is_refused(folder):
 def test_a_backend_that_the_trainers_images_do_not_have_is_refused(tmp_path, profile, backends):
     from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
     from fedemb.pipelines.cluster.package import check_package
-    from fedemb.pipelines.steps import pipeline_of
 
     for preset in ("quickstart", "dp_sgd_quickstart"):
         config, path = load_config(preset, []), tmp_path / f"{preset}.yaml"
         images = parse_images([IMAGE])
-        compile_pipeline(path, profile=profile, images=images, pipeline=pipeline_of(config))
+        compile_pipeline(path, profile=profile, images=images)
         for backend in ("tensorflow", "jax"):
             chosen = config.updated({"training.backend": backend})
             if backend in backends:
@@ -357,7 +351,7 @@ def test_the_last_schedule_is_stopped_by_its_file_never_by_an_empty_folder(folde
 
 def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(folder, kfp):
     _apply(kfp, folder)
-    pinned = folder / "dp-fedemb.yaml.package"
+    pinned = folder / "fedemb.yaml.package"
     pinned.write_text(pinned.read_text() + "\n")
     change_schedule(folder, "weekly")
     assert _actions(_apply(kfp, folder)) == [("replace", "weekly")]

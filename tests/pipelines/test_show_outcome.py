@@ -49,7 +49,7 @@ def bucket(tmp_path, monkeypatch):
 
 def _pod(folder: Path, task: str, run: str, *outputs: str) -> dict:
     """Artifacts as the launcher hands them to a pod: a local path, an address in the bucket."""
-    place = f"gs://public/runs/dp-fedemb/{run}/{task}/0ae1"
+    place = f"gs://public/runs/fedemb/{run}/{task}/0ae1"
     return {
         name: SimpleNamespace(path=str(folder / name), uri=f"{place}/{name}", metadata={})
         for name in outputs
@@ -109,7 +109,7 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
     folder = tmp_path / "pod"
     folder.mkdir()
     assert _gate(denied, _pod(folder, "gate-release", "monday", *GATE)) == 3
-    kept = bucket / "runs" / "dp-fedemb" / "monday" / "gate-release" / "0ae1"
+    kept = bucket / "runs" / "fedemb" / "monday" / "gate-release" / "0ae1"
     verdict = json.loads((kept / "verdict").read_text())
     assert not verdict["allow"]
     assert verdict["reasons"]
@@ -120,7 +120,7 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
     outcome = json.loads((kept / "outcome.json").read_text())
     assert (outcome["exit_code"], outcome["error"]) == (3, "GateDenied")
 
-    report = bucket / "runs" / "dp-fedemb" / "monday" / "account-privacy" / "7" / "privacy_report"
+    report = bucket / "runs" / "fedemb" / "monday" / "account-privacy" / "7" / "privacy_report"
     report.parent.mkdir(parents=True)
     report.write_bytes(denied.report.read_bytes())
     page, figures = _show(folder, "monday", "FAILED")
@@ -138,16 +138,16 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
 
 def test_run_resumed_from_the_gate_shows_the_figures_of_the_run_before(bucket, released, tmp_path):
     """`submit --from gate_release`: the reports are in the folder of the earlier run."""
-    earlier = bucket / "runs" / "dp-fedemb" / "monday"
-    later = bucket / "runs" / "dp-fedemb" / "tuesday"
+    earlier = bucket / "runs" / "fedemb" / "monday"
+    later = bucket / "runs" / "fedemb" / "tuesday"
     later.mkdir()
     for task in ("gate-release", "release-model"):
         (earlier / task).rename(later / task)
-    place = "gs://public/runs/dp-fedemb/monday"
+    place = "gs://public/runs/fedemb/monday"
     addresses = {
         "privacy_report": f"{place}/account-privacy/1bf2/privacy_report",
         "privacy_page": f"{place}/account-privacy/1bf2/privacy_page",
-        "utility_report": f"{place}/evaluate-embeddings/1bf2/utility_report",
+        "utility_report": f"{place}/evaluate-model/1bf2/utility_report",
     }
     page, figures = _show(tmp_path, "tuesday", "COMPLETE", reused=json.dumps(addresses))
     assert page.startswith("# Released\n")
@@ -159,7 +159,7 @@ def test_run_resumed_from_the_gate_shows_the_figures_of_the_run_before(bucket, r
 
 def _upload(bucket: Path, run: str, task: str, **files: Path) -> Path:
     """What the launcher does after a step that succeeded."""
-    place = bucket / "runs" / "dp-fedemb" / run / task / "1bf2"
+    place = bucket / "runs" / "fedemb" / run / task / "1bf2"
     place.mkdir(parents=True, exist_ok=True)
     for name, path in files.items():
         (place / name).write_bytes(path.read_bytes())
@@ -172,7 +172,7 @@ def released(bucket, released_run):
     run, root = released_run, released_run.root
     pages = {"privacy_page": run.page, "privacy_report": run.report}
     _upload(bucket, "monday", "account-privacy", **pages)
-    _upload(bucket, "monday", "evaluate-embeddings", utility_report=run.utility)
+    _upload(bucket, "monday", "evaluate-model", utility_report=run.utility)
     gate = {"verdict": run.verdict, "verdict_page": root / "verdict.md", "lineage": run.lineage}
     _upload(bucket, "monday", "gate-release", **gate)
     _upload(bucket, "monday", "release-model", release=root / "release.json")
@@ -181,18 +181,18 @@ def released(bucket, released_run):
 
 def _die_in_turn(*stores: str) -> None:
     for store in stores:
-        FencingToken(store, "train_dp_fedemb")
+        FencingToken(store, "train_model")
     raise OSError("the disk is full")
 
 
 def test_superseded_process_leaves_no_outcome(released, bucket, tmp_path):
     """A pod that was lost and started again: the first process ends after the second."""
-    pod = _pod(tmp_path, "train-dp-fedemb", "monday", "model")
-    with pytest.raises(SystemExit) as ended, step_process("train_dp_fedemb", pod):
+    pod = _pod(tmp_path, "train-model", "monday", "model")
+    with pytest.raises(SystemExit) as ended, step_process("train_model", pod):
         raise Superseded("started again; no action needed")
     assert ended.value.code == 3
     turns = str(tmp_path / "private")
-    with pytest.raises(SystemExit), step_process("train_dp_fedemb", pod):
+    with pytest.raises(SystemExit), step_process("train_model", pod):
         _die_in_turn(turns, turns)  # the second one is another process's
     assert not list(bucket.rglob("outcome.json"))
     page, figures = _show(tmp_path, "monday", "FAILED")
@@ -201,9 +201,9 @@ def test_superseded_process_leaves_no_outcome(released, bucket, tmp_path):
 
 
 def test_holder_of_the_fencing_token_leaves_its_outcome(bucket, tmp_path):
-    pod = _pod(tmp_path, "train-dp-fedemb", "monday", "model")
+    pod = _pod(tmp_path, "train-model", "monday", "model")
     turns = str(tmp_path / "private")
-    with pytest.raises(SystemExit), step_process("train_dp_fedemb", pod):
+    with pytest.raises(SystemExit), step_process("train_model", pod):
         _die_in_turn(turns, str(tmp_path / "elsewhere"))
     (kept,) = bucket.rglob("outcome.json")
     assert json.loads(kept.read_text())["fencing_token"] == 1
@@ -211,18 +211,18 @@ def test_holder_of_the_fencing_token_leaves_its_outcome(bucket, tmp_path):
 
 def test_failure_with_the_highest_fencing_token_is_shown(bucket, tmp_path):
     for place, token, code in (("a", 2, 4), ("b", 1, 3)):
-        uri = f"gs://public/runs/dp-fedemb/monday/train-dp-fedemb/{place}/model"
+        uri = f"gs://public/runs/fedemb/monday/train-model/{place}/model"
         pod = {"model": SimpleNamespace(path=str(tmp_path / "none"), uri=uri, metadata={})}
-        outcome = {"step": "train_dp_fedemb", "exit_code": code, "error": "StorageError"}
+        outcome = {"step": "train_model", "exit_code": code, "error": "StorageError"}
         keep_outcome({"model": Public}, pod, {**outcome, "message": "", "fencing_token": token})
     page, figures = _show(tmp_path, "monday", "FAILED")
-    assert page.startswith("# Stopped: train_dp_fedemb, a store could not be reached\n")
+    assert page.startswith("# Stopped: train_model, a store could not be reached\n")
     assert figures == {"exit_code": 4}
 
 
 def test_raw_output_is_never_kept(bucket, tmp_path):
-    pod = _pod(tmp_path, "train-dp-fedemb", "friday", "diagnostics")
+    pod = _pod(tmp_path, "train-model", "friday", "diagnostics")
     (tmp_path / "diagnostics").write_text("realised clients")
-    keep_outcome({"diagnostics": object}, pod, {"step": "train_dp_fedemb", "exit_code": 3})
+    keep_outcome({"diagnostics": object}, pod, {"step": "train_model", "exit_code": 3})
     names = open_store(bucket).list()
     assert [Path(name).name for name in names] == ["outcome.json"]

@@ -29,7 +29,7 @@ def test_error_of_ours_is_a_sentence_and_its_exit_code(capfd):
 
 def test_bug_in_a_private_step_does_not_quote_the_data(capfd):
     seen = "user Anna has 17 images"
-    with pytest.raises(SystemExit) as caught, step_process("train_dp_fedemb", {}):
+    with pytest.raises(SystemExit) as caught, step_process("train_model", {}):
         raise ValueError(seen)
     assert caught.value.code == 1
     lines, events = _events(capfd)

@@ -15,8 +15,8 @@ from fedemb.pipelines.cluster.package import check_package, fitted
 from fedemb.pipelines.cluster.rules import RULES, no_raw_outputs
 from fedemb.pipelines.cluster.schedule import load_schedule
 from fedemb.pipelines.cluster.submission import KEY_LABEL
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.steps import PIPELINE
 from tests.kit.schedule_kit import change_schedule
 from tests.kit.servers.kfp_stand_in import LONGEST, Fault
 
@@ -256,16 +256,18 @@ def test_mlflow_is_an_argument_of_the_run_and_changes_no_key(submit, kfp, folder
     assert loaded.arguments["mlflow"] == "https://mlflow.example"
 
 
-def test_a_package_of_another_task_is_refused(kfp, package):
-    with pytest.raises(ConfigError, match="needs dp-sgd"):
-        check_package(package, config=load_config("dp_sgd_quickstart", []))
+def test_a_package_of_another_pipeline_is_refused(kfp, package, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(package.read_text().replace("\n  name: fedemb\n", "\n  name: another\n"))
+    with pytest.raises(ConfigError, match=r"is the pipeline another\. Run `fedemb compile`"):
+        check_package(other, config=load_config("quickstart", []))
 
 
 def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(submit, kfp):
     run = kfp.runs[_run_of(submit("--resume", "crashed-1"))]
     assert run["display_name"].endswith("(resumes crashed-1)")
     (filed,) = kfp.experiments.values()
-    assert filed["display_name"] == "dp-fedemb", "the pipeline's name, where none was given"
+    assert filed["display_name"] == "fedemb", "the pipeline's name, where none was given"
     (version,) = kfp.versions.values()
     text = version["_content"].decode()
     assert "pipeline_job_uuid" not in text
@@ -276,7 +278,7 @@ def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(submit, kfp):
         if "run_id" in task["inputs"].get("parameters", {})
     }
     assert set(ids.values()) == {"crashed-1"}
-    assert {"reserve-budget", "partition-users", "train-dp-fedemb"} <= set(ids)
+    assert {"reserve-budget", "partition-users", "train-model"} <= set(ids)
     assert "not a run id" in str(submit("--resume", "'; drop").exception)
 
 
@@ -288,7 +290,7 @@ def left(tmp_path, config):
     tree["storage"]["public_root"] = str(root)
     config.write_text(yaml.safe_dump(tree))
     for name in _files_before_release():
-        path = root / "dp-fedemb" / "earlier" / name
+        path = root / "fedemb" / "earlier" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     return root
@@ -296,7 +298,7 @@ def left(tmp_path, config):
 
 def _files_before_release() -> list[str]:
     """Every artifact of the steps before the release, as Kubeflow names them."""
-    steps = DP_FEDEMB.declared()[: DP_FEDEMB.steps.index("release_model")]
+    steps = PIPELINE.declared()[: PIPELINE.steps.index("release_model")]
     return [f"{step.slug}/e/{name}" for step in steps for name in step.files]
 
 
@@ -316,15 +318,15 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
         for value in task.get("inputs", {}).get("artifacts", {}).values():
             assert value["taskOutputArtifact"]["producerTask"] in tasks
         assert set(task.get("dependentTasks", [])) <= set(tasks)
-    address = tasks["import-train-dp-fedemb-model"]["inputs"]["parameters"]["uri"]
-    earlier = f"{left}/dp-fedemb/earlier"
-    assert address["runtimeValue"]["constant"] == f"{earlier}/train-dp-fedemb/e/model"
+    address = tasks["import-train-model-model"]["inputs"]["parameters"]["uri"]
+    earlier = f"{left}/fedemb/earlier"
+    assert address["runtimeValue"]["constant"] == f"{earlier}/train-model/e/model"
     spec, platform = yaml.safe_load_all(version["_content"])
     # An importer is not a step, so the rule does not know the kind of its output.
     assert [rule for rule in RULES if any(rule(spec, platform))] == [no_raw_outputs]
     shown = spec["root"]["dag"]["tasks"]["show-outcome"]["inputs"]["parameters"]["reused"]
     reused = json.loads(shown["runtimeValue"]["constant"])
-    assert reused["utility_report"] == f"{earlier}/evaluate-embeddings/e/utility_report"
+    assert reused["utility_report"] == f"{earlier}/evaluate-model/e/utility_report"
     assert "privacy_report" not in reused, "this run writes its own"
     given = tasks["account-privacy"]["inputs"]["parameters"]["config"]["runtimeValue"]["constant"]
     assert json.loads(given)["policy"]["policy_id"] == "glyphs-2027"
@@ -332,10 +334,10 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
     assert "nothing started" in again.stderr
     (run,) = kfp.runs.values()
     run["state"] = "FAILED"
-    (left / "dp-fedemb" / "earlier").rename(left / "dp-fedemb" / run["run_id"])
+    (left / "fedemb" / "earlier").rename(left / "fedemb" / run["run_id"])
     _run_of(submit(*where))
     _, later = kfp.versions.values()
-    address = _tasks(later)["import-train-dp-fedemb-model"]["inputs"]["parameters"]["uri"]
+    address = _tasks(later)["import-train-model-model"]["inputs"]["parameters"]["uri"]
     assert f"/{run['run_id']}/" in address["runtimeValue"]["constant"], "of the newest run"
 
 
@@ -355,7 +357,7 @@ def test_what_cannot_be_resumed_from_a_step_is_a_sentence(submit, kfp, left, arg
 
 
 def test_two_executions_of_one_step_are_not_guessed_between(submit, kfp, left):
-    other = left / "dp-fedemb" / "earlier" / "reserve-budget" / "f" / "reservation"
+    other = left / "fedemb" / "earlier" / "reserve-budget" / "f" / "reservation"
     other.parent.mkdir()
     other.write_text("{}")
     where = ("--resume", "earlier", "--from", "account_privacy")

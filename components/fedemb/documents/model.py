@@ -58,7 +58,7 @@ class Pretrained(Document):
 
 
 class ModelCard(Document):
-    """`model.json`, written by train_dp_fedemb beside `backbone.keras`."""
+    """`model.json`, written by train_model beside `backbone.keras`."""
 
     kind: ClassVar[str] = "model"
     role: ClassVar[str | None] = "trainer"

@@ -174,7 +174,7 @@ class Confusion(Part):
 
 
 class ClassifierReport(Document, OverStarts):
-    """Written by evaluate_classifier."""
+    """Written by evaluate_model for a classifier."""
 
     kind: ClassVar[str] = "classifier_report"
     role: ClassVar[str | None] = "evaluate"
@@ -387,7 +387,7 @@ class Bootstrap(Part):
 
 
 class UtilityReport(Document, OverStarts):
-    """Written by evaluate_embeddings."""
+    """Written by evaluate_model for embeddings."""
 
     kind: ClassVar[str] = "utility_report"
     role: ClassVar[str | None] = "evaluate"

@@ -31,8 +31,7 @@ DECIDES_PRIVACY = (
     "privacy",
     "steps/partition_users.py",
     "steps/reserve_budget.py",
-    "steps/train_dp_fedemb.py",
-    "steps/train_dp_sgd.py",
+    "steps/train_model.py",
     "storage",
     "training",
 )

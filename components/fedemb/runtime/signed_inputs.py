@@ -58,7 +58,7 @@ def read_model(context: StepContext) -> ModelCard:
 
     Raises:
       ArtifactError: the card is missing, broken, of another run, or names another model.
-      SignatureInvalid: the card is not signed by train_dp_fedemb.
+      SignatureInvalid: the card is not signed by train_model.
     """
     card = _read(context, context.artifacts.model / "model.json", ModelCard).body
     _check_weights(context.artifacts.model, card.weights_sha)

@@ -40,7 +40,6 @@ PLACEHOLDER_IMAGES: dict[Image, str] = {
 }
 """Symbolic images. `fedemb.pipelines.cluster.compile` replaces them by references with a digest.
 Local runs in subprocesses ignore them. The profile sets `trainer` to cpu, gpu or tpu."""
-SPELLED = {"dp": "DP", "sgd": "SGD", "fedemb": "FedEmb"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +71,6 @@ class Step:
     """A declared step."""
 
     name: str
-    task: Literal["embedding", "classification"] | None
-    """The `RunConfig.task` of the step's pipeline; None if it belongs to all pipelines."""
     summary: str
     """One-sentence summary: the docstring of the component."""
     image: Image
@@ -112,19 +109,17 @@ class Step:
     @property
     def title(self) -> str:
         """The step name for display."""
-        words = [SPELLED.get(word, word) for word in self.name.split("_")]
-        return " ".join([words[0].capitalize(), *words[1:]])
+        return self.name.replace("_", " ").capitalize()
 
     @property
     def group(self) -> str:
-        """Service account group of the pods; steps that start with the same verb share it."""
+        """Service account group of the pod: the verb of the name, which no other step has."""
         return self.name.partition("_")[0]
 
 
 def step(
     *,
     image: Image,
-    task: Literal["embedding", "classification"] | None = None,
     outputs: Mapping[str, type[Artifact]],
     rights: Rights | None = None,
     private: bool = True,
@@ -157,7 +152,6 @@ def step(
             )
         return Step(
             name=function.__name__,
-            task=task,
             summary=(function.__doc__ or "").partition("\n")[0],
             image=image,
             private=private,
@@ -232,16 +226,12 @@ def declared(name: str) -> Step:
     return getattr(import_module(f"fedemb.steps.{name}"), name)
 
 
-def leading_to(name: str, task: str) -> tuple[Step, ...]:
-    """Returns the declarations of a step and of all steps it depends on, dependencies first.
-
-    Args:
-      name: name of the step.
-      task: `RunConfig.task`; steps of other tasks are skipped.
-    """
+def leading_to(name: str) -> tuple[Step, ...]:
+    """Returns the declarations of a step and of all steps it depends on, dependencies first."""
     names = [module.name for module in iter_modules(import_module("fedemb.steps").__path__)]
-    every = [step for step in map(declared, names) if step.task in (None, task)]
-    givers = {output: step for step in every if not step.at_exit for output in step.outputs}
+    givers = {
+        output: step for step in map(declared, names) if not step.at_exit for output in step.outputs
+    }
     found: dict[str, Step] = {}
 
     def find(step: Step) -> None:

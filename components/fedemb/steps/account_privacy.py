@@ -101,7 +101,7 @@ def run(context: StepContext) -> Written[PrivacyReport]:
     write_run(
         artifacts.lineage,
         evidence,
-        leading_to("account_privacy", config.task),
+        leading_to("account_privacy"),
         signed,
         time=datetime.fromisoformat(report.time),
     )
@@ -113,7 +113,7 @@ def run(context: StepContext) -> Written[PrivacyReport]:
 
 def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) -> str:
     """Returns the page of a report, with the inputs and outputs of each step so far."""
-    steps = steps_of(evidence, leading_to("account_privacy", evidence.config.task), signed)
+    steps = steps_of(evidence, leading_to("account_privacy"), signed)
     return report_page(signed, evidence, ledger, steps)
 
 

@@ -111,7 +111,7 @@ def run(context: StepContext) -> JsonObject:
         write_run(
             artifacts.lineage,
             evidence,
-            leading_to("gate_release", config.task),
+            leading_to("gate_release"),
             report,
             verdict=signed.sha,
             verified=verdict.allow,

@@ -267,15 +267,14 @@ def _complete(
     # The complete ledger: it leads from the pinned keys to the keys that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    task = evidence.config.task
-    steps = steps_of(evidence, leading_to("account_privacy", task), report)
+    steps = steps_of(evidence, leading_to("account_privacy"), report)
     # Rendered again from verified documents: the pipeline's page is not signed.
     page = report_page(report, evidence, ledger, steps)
     write_bytes(tree / "privacy_report.html", page.encode())
     write_run(
         tree / FILE_NAME,
         evidence,
-        leading_to("release_model", task),
+        leading_to("release_model"),
         report,
         verdict=file_digest(tree / "verdict.json"),
     )

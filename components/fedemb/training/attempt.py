@@ -3,8 +3,8 @@
     bind -> [ sample, load -> records of the units -> clip, exact sum -> noise -> record
               -> server step -> checkpoint ] x rounds -> model -> commit
 
-The step defines the record of a unit in a round: local training (`train_dp_fedemb`) or a mean
-gradient (`train_dp_sgd`). This module implements everything else.
+The algorithm defines the record of a unit in a round: local training (DP-FedEmb) or a mean
+gradient (DP-SGD). This module implements everything else.
 
 The process may be killed at any time: a committed round is replayed from its record, and an
 uncommitted round never left the process.
@@ -214,7 +214,6 @@ class Attempt:
 
 def run_attempt(
     context: StepContext,
-    step: str,
     train: Callable[[Attempt, VerifiedFolder], Trained],
     root_key: bytes | None = None,
     *,
@@ -225,7 +224,6 @@ def run_attempt(
     Args:
       context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the private users;
           writes `model`, which is noised.
-      step: name of the training step.
       train: runs the rounds that are not committed yet, and recomputes two of them.
       root_key: 32 bytes that seed coins and noise, for a bit-exact repeatable experiment. Anyone
           with the key can remove the noise, so only a simulation accepts it, and `model.json`
@@ -250,7 +248,7 @@ def run_attempt(
     inputs = AttemptInputs.read(context)
     with _workers(inputs.config.training) as workers:
         backbone, rounds = _rehearsed(context.artifacts, inputs, workers, rehearsed=rehearsed)
-        attempt = _bound(context, step, inputs, backbone, rounds, workers, root_key)
+        attempt = _bound(context, inputs, backbone, rounds, workers, root_key)
         state = attempt.finished()
         if state is None:
             with open_private(context, "users", attempt=inputs.number) as users:
@@ -295,7 +293,6 @@ def _rehearsed(
 
 def _bound(  # noqa: PLR0917 - all that an attempt holds
     context: StepContext,
-    step: str,
     inputs: AttemptInputs,
     backbone: Model,
     rounds: Rounds | None,
@@ -317,7 +314,7 @@ def _bound(  # noqa: PLR0917 - all that an attempt holds
         private_root=claim(state, commitment_key(keys, inputs.config.policy.policy_id)),
         keys=keys,
     )
-    token, trust = FencingToken(state.uri, step), ledger.chain.trust
+    token, trust = FencingToken(state.uri, "train_model"), ledger.chain.trust
     signer = Signer.current(keys, "trainer", trust)
     store = SignedState(state, token, inputs, signer, trust)
     return Attempt(

@@ -371,26 +371,20 @@ class Diagnostics:
         self._store.write(_FILE, "".join(lines).encode())
 
 
-def run(context: StepContext, step: str, *, root_key: bytes | None = None) -> JsonObject:
+def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
     """Trains a model; arguments, result and errors are those of `run_attempt`.
 
     Raises:
-      ConfigError: also raised for an algorithm without a guarantee, or that another step runs.
+      ConfigError: also raised for an algorithm without a guarantee.
     """
     config = context.config
     algorithm = config.training.algorithm
-    other = "train_dp_sgd" if algorithm == "dp_sgd" else "train_dp_fedemb"
-    if step != other:
-        raise ConfigError(
-            f"training.algorithm={algorithm} is run by {other} and not by this step; submit the "
-            f"pipeline {other.removeprefix('train_').replace('_', '-')}"
-        )
     if algorithm == "dp_fedavg" and config.purpose != "simulation":
         raise ConfigError(
             "training.algorithm=dp_fedavg takes the list of all classes from private data, which "
             "no guarantee covers; set purpose: simulation, or algorithm: dp_fedemb"
         )
-    return run_attempt(context, step, train, root_key, rehearsed=algorithm != "dp_fedavg")
+    return run_attempt(context, train, root_key, rehearsed=algorithm != "dp_fedavg")
 
 
 def train(attempt: Attempt, users: VerifiedFolder) -> Trained:

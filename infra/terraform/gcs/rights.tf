@@ -58,7 +58,7 @@ locals {
 resource "google_service_account" "step" {
   for_each     = merge(local.groups, { run = null })
   account_id   = "fedemb-${each.key}"
-  display_name = each.key == "run" ? "fedemb: drives runs" : "fedemb: ${join(", ", each.value.steps)}"
+  display_name = each.key == "run" ? "fedemb: drives runs" : "fedemb: ${each.value.step}"
 }
 
 resource "google_service_account_iam_member" "workload_identity" {

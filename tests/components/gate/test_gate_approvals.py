@@ -437,7 +437,7 @@ def test_policy_that_wants_no_approvals_takes_none(tmp_path):
 def test_folder_that_holds_the_report_of_another_run_is_not_approved(run, tmp_path):
     stores = {"storage.ledger": run.ledger_uri, "storage.keys": run.keys_uri}
     folder = RunDirectory.create(tmp_path / "runs", "friday", run.config.updated(stores))
-    report = folder.public / "dp-fedemb-1" / "account-privacy" / "privacy_report"
+    report = folder.public / "fedemb-1" / "account-privacy" / "privacy_report"
     report.parent.mkdir(parents=True)
     report.write_bytes(run.report.read_bytes())
     key, head = ssh_key(tmp_path, "ada"), run.ledger().head

@@ -158,13 +158,13 @@ def test_a_release_is_named_alike_by_its_own_run_and_by_the_run_that_starts_from
 
 STEPS = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),
-    lineage.StepLineage("train_dp_fedemb", {"users": "c" * 64}, {"model": "d" * 64}, failed=True),
+    lineage.StepLineage("train_model", {"users": "c" * 64}, {"model": "d" * 64}, failed=True),
 ]
 DISABLED = {"OPENLINEAGE_DISABLED": "true"}
 FACETS = "facets: {environment_variables: [SECRET_TOKEN]}"
 SETTINGS = {
     "disabled": (DISABLED, None),
-    "filter": ({"OPENLINEAGE__FILTERS": '[{"type": "exact", "match": "train_dp_fedemb"}]'}, None),
+    "filter": ({"OPENLINEAGE__FILTERS": '[{"type": "exact", "match": "train_model"}]'}, None),
     "facets": ({"OPENLINEAGE__FACETS__ENVIRONMENT_VARIABLES": '["SECRET_TOKEN"]'}, None),
     "named file": ({"OPENLINEAGE_CONFIG": "named.yml"}, "named.yml"),
     "file in the folder": ({}, "openlineage.yml"),
@@ -195,7 +195,7 @@ def _write(path):
         path,
         "run-1",
         STEPS,
-        pipeline="dp-fedemb",
+        pipeline="fedemb",
         config_sha="a" * 64,
         code_sha="b" * 64,
         time=time,
@@ -216,13 +216,13 @@ def test_what_is_sent_is_the_file_or_nothing_if_disabled(settings, receiving, tm
 
 STEPS_HTTP = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),
-    lineage.StepLineage("train_dp_fedemb", {"users": "c" * 64}, {"model": "d" * 64}),
+    lineage.StepLineage("train_model", {"users": "c" * 64}, {"model": "d" * 64}),
 ]
 
 
 def _emit(path):
     lineage.write(
-        path, "run-1", STEPS_HTTP, pipeline="dp-fedemb", config_sha="a" * 64, code_sha="b" * 64
+        path, "run-1", STEPS_HTTP, pipeline="fedemb", config_sha="a" * 64, code_sha="b" * 64
     )
     lineage.send(path.read_bytes)
 
@@ -235,7 +235,7 @@ def test_receiver_gets_the_events_of_the_file(receiving, tmp_path, monkeypatch, 
     assert receiver.events == written
     assert {path for path, _, _ in receiver.sent} == {"/api/v1/lineage"}
     assert {headers["Authorization"] for _, headers, _ in receiver.sent} == {"Bearer a key"}
-    assert [event["job"]["name"] for event in written] == ["partition_users", "train_dp_fedemb"]
+    assert [event["job"]["name"] for event in written] == ["partition_users", "train_model"]
     assert caplog.messages == []
 
 
@@ -260,7 +260,7 @@ def test_run_sends_no_raw_fact(receiving, tmp_path):
     events = receiver.events
     assert {event["job"]["name"] for event in events} == {
         *("plan_privacy", "reserve_budget", "pretrain_public", "partition_users"),
-        *("train_dp_fedemb", "evaluate_embeddings", "audit_privacy", "account_privacy"),
+        *("train_model", "evaluate_model", "audit_privacy", "account_privacy"),
         *("gate_release", "release_model"),
     }
     sent = b"".join(body for _, _, body in receiver.sent).decode()

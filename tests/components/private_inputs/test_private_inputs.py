@@ -13,7 +13,7 @@ from fedemb.data.client_data import UserStore
 from fedemb.errors import FedEmbError, PlanMismatch, Refused, StorageError
 from fedemb.runtime import private_inputs
 from fedemb.runtime.private_inputs import open_private
-from fedemb.steps import audit_privacy, evaluate_classifier, evaluate_embeddings
+from fedemb.steps import audit_privacy, evaluate_model
 from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, shared_run, write_users
 
@@ -82,14 +82,14 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.strip("_"))
 @pytest.mark.parametrize(
-    "step", [evaluate_embeddings, audit_privacy], ids=lambda step: step.__name__.split(".")[-1]
+    "step", [evaluate_model, audit_privacy], ids=lambda step: step.__name__.split(".")[-1]
 )
 def test_replaced_evaluation_people_are_neither_read_nor_counted(
     run, tmp_path, monkeypatch, step, attack
 ):
     """Otherwise a verified release prints figures of training users as those of held-out ones."""
     attack(run)
-    if step is evaluate_embeddings:  # the audit first reads the training users, who are genuine
+    if step is evaluate_model:  # the audit first reads the training users, who are genuine
         monkeypatch.setattr(UserStore, "read", lambda *_: pytest.fail("was read"))
     records = len(run.context(config()).ledger.chain.records)
     with pytest.raises(PlanMismatch, match=r"evaluation/ of run run-1 is not the folder"):
@@ -111,7 +111,7 @@ def test_replaced_training_users_do_not_train_the_baseline(run, tmp_path):
     wanted = {"purpose": "simulation", "evaluation.centralized_baseline": True}
     records = len(run.context(config()).ledger.chain.records)  # the run is shared with others
     with pytest.raises(PlanMismatch, match=r"users/ of run run-1 is not the folder"):
-        evaluate_embeddings.run(run.context(config(**wanted), tmp_path))
+        evaluate_model.run(run.context(config(**wanted), tmp_path))
     assert len(run.context(config()).ledger.chain.records) == records
 
 
@@ -229,13 +229,13 @@ def test_training_and_its_evaluation_use_nothing_but_what_was_compared(
         run = training_run.ReadyRun(shutil.copytree(ready.root, tmp_path / name), ready.config)
         card = run.train()
         if run.config.task == "classification":
-            figures.append(evaluate_classifier.run(run.context()).body)
+            figures.append(evaluate_model.run(run.context()).body)
         figures.append(card["weights_sha"])
         nothing_else()
     assert figures[: len(figures) // 2] == figures[len(figures) // 2 :]
 
 
-@pytest.mark.parametrize("step", [evaluate_embeddings, audit_privacy], ids=["evaluate", "audit"])
+@pytest.mark.parametrize("step", [evaluate_model, audit_privacy], ids=["evaluate", "audit"])
 def test_evaluation_and_audit_use_nothing_but_what_was_compared(run, tmp_path, nothing_else, step):
     """Training users were published as held-out users when folders were renamed at this moment."""
     sound = step.run(run.context(config(), tmp_path / "sound"))
@@ -255,7 +255,7 @@ def test_an_error_of_the_step_itself_comes_first(run):
 def test_a_missing_folder_is_one_sentence(run, tmp_path):
     shutil.rmtree(run.private / "evaluation")
     with pytest.raises(FedEmbError, match="there is nothing at"):
-        evaluate_embeddings.run(run.context(config(), tmp_path))
+        evaluate_model.run(run.context(config(), tmp_path))
 
 
 # ---- No module reads the private root in a way of its own: every access is listed here ----

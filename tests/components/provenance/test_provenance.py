@@ -37,8 +37,8 @@ BOUND = (
     "partition/prepare.py",
     "steps/partition_users.py",
     "steps/reserve_budget.py",
-    "steps/train_dp_fedemb.py",
-    "steps/train_dp_sgd.py",
+    "steps/train_model.py",
+    "steps/train_model.py",
     "storage/base.py",
     "training/trainer.py",
 )

@@ -25,7 +25,7 @@ from tests.kit.pipeline_runs import honest_run
 SHARE = Interval(value=0.3, low=0.2, high=0.4)
 STEPS = [
     ("plan_privacy", "done", 1.2, None),
-    ("train_dp_fedemb", "failed", 95.0, None),
+    ("train_model", "failed", 95.0, None),
     ("gate_release", "skipped", None, None),
 ]
 

@@ -244,7 +244,7 @@ def _state(run, *, attempt=1, role="trainer", keys=None, inputs_sha=None):
     trust = context.ledger.chain.trust
     bound = context.ledger.attempt(reservation).bind.body["inputs_sha"]
     store = LocalStore(run.private / "train" / "attempt-1")
-    turn = FencingToken(str(run.root / "turns of others"), "train_dp_fedemb")
+    turn = FencingToken(str(run.root / "turns of others"), "train_model")
     signer = Signer.newest(keys or context.keys, role)
     inputs = SimpleNamespace(
         run_id=RUN_ID, number=attempt, inputs_sha=inputs_sha or bound, reservation=reservation

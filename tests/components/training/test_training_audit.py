@@ -11,8 +11,7 @@ import pytest
 from fedemb.documents.audit import MechanismAudit
 from fedemb.privacy import noise, running
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.steps import train_dp_fedemb as embeddings
-from fedemb.steps import train_dp_sgd as classifier
+from fedemb.steps import train_model
 from fedemb.training import trainer, working_state
 from tests.kit.pipeline_runs.training_run import (
     ReadyRun,
@@ -47,7 +46,7 @@ def mechanism(**fields):
 
 
 CLIPPED = {"mechanism.l2_norm_clip": 0.01}  # every record, so that a longer clip shows in each
-TRAINERS = {"train_dp_fedemb": config(), "train_dp_sgd": classifier_config(**CLIPPED)}
+TRAINERS = {"dp_fedemb": config(), "dp_sgd": classifier_config(**CLIPPED)}
 SOUND = {
     **TRAINERS,
     "averaged": config(**{"training.server": {"ema_decay": 0.8, "momentum": 0.9}}),
@@ -140,13 +139,12 @@ def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, n
 @pytest.mark.parametrize("name", TRAINERS)
 def test_bits_of_a_training_do_not_depend_on_the_audit(fresh, name):
     blind, seen = fresh(name, "blind"), fresh(name, "seen")
-    step = {"train_dp_fedemb": embeddings, "train_dp_sgd": classifier}[name]
 
     key = b"k" * 32
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "RoundAudit", Unaudited)
-        step.run(blind.context(), root_key=key)
-    step.run(seen.context(), root_key=key)
+        train_model.run(blind.context(), root_key=key)
+    train_model.run(seen.context(), root_key=key)
     files = [(r.root / "model" / "backbone.keras").read_bytes() for r in (blind, seen)]
     lines = [(r.root / "model" / "rounds.jsonl").read_bytes() for r in (blind, seen)]
     assert lines[0] == lines[1]
@@ -194,9 +192,7 @@ def noise_left_out_of_the_last_weights(patch):
         (noise_left_out_of_the_last_weights, "noise_receipt_failed"),
     ],
 )
-@pytest.mark.parametrize(
-    "name", ["train_dp_fedemb", pytest.param("train_dp_sgd", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["dp_fedemb", pytest.param("dp_sgd", marks=pytest.mark.slow)])
 def test_training_that_is_not_what_was_priced_fails_its_audit(
     fresh, monkeypatch, damage, code, name
 ):
@@ -216,7 +212,7 @@ def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",
-    ["train_dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "head"))],
+    ["dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "head"))],
 )
 def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, name):
     """The figures of the rounds before a kill are kept; none is checked twice."""

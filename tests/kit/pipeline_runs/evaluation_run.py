@@ -1,4 +1,4 @@
-"""A finished training, as evaluate_embeddings and audit_privacy meet it: made by hand, in seconds.
+"""A finished training, as evaluate_model and audit_privacy meet it: made by hand, in seconds.
 
 Identities are random blobs; an image is its identity's blob, shifted and noised. A backbone that
 averages over places tells them apart badly, one that keeps the pixels tells them apart well.

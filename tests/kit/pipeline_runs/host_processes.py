@@ -210,7 +210,7 @@ def main(folder, task, *names):
     first.mkdir()
     from fedemb.training import hosts, working_state
 
-    for module in ("jax", "keras", "fedemb.steps.train_dp_sgd"):
+    for module in ("jax", "keras", "fedemb.steps.train_model"):
         importlib.import_module(module)  # before the forks
     ready = Host(first / "log", lambda: prepare(first, settings, users=users)).ended()
     assert ready[0] == 0, ready[1]

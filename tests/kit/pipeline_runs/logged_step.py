@@ -1,6 +1,6 @@
 """Runs one private step as its pod does, on a prepared run, with noise planted in its process.
 
-    python -m tests.kit.pipeline_runs.logged_step STEP FAULT FOLDER
+    python -m tests.kit.pipeline_runs.logged_step STEP[-classifier] FAULT FOLDER
 
 Everything that could carry data to the log says so: a library's logger, a Python warning, print,
 bytes on stderr as native code writes them, a thread that dies. FAULT: `none`, `bug` (an exception
@@ -66,7 +66,7 @@ def main(step: str, fault: str, folder: str) -> None:
     from fedemb.runtime.step import declared
 
     context = context_of(step, Path(folder))
-    declaration = declared(step)
+    declaration = declared(step.partition("-")[0])
     paths, given = vars(context.artifacts)["_paths"], dict(context.given)
     given["config"] = given["config"].model_dump_json()
     given["beam_options"] = []

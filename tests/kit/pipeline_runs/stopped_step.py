@@ -22,7 +22,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps import (
     account_privacy,
     audit_privacy,
-    evaluate_embeddings,
+    evaluate_model,
     partition_users,
     release_model,
     reserve_budget,
@@ -90,13 +90,16 @@ ACTS: dict[str, dict[str, tuple[Any, str, Chosen]]] = {
 
 
 def context_of(step: str, folder: Path) -> StepContext:
-    """What a step of a run that was prepared in a folder is given."""
+    """What a step of a run that was prepared in a folder is given.
+
+    `step` is its name, with `-classifier` for the run of one.
+    """
     from tests.kit.pipeline_runs import evaluation_run, partition_run, training_run
 
     match step:
-        case "train_dp_fedemb":
+        case "train_model":
             return training_run.ReadyRun(folder, training_run.config()).context()
-        case "train_dp_sgd" | "evaluate_classifier":
+        case "train_model-classifier" | "evaluate_model-classifier":
             return training_run.ReadyRun(folder, training_run.classifier_config()).context()
         case "partition_users":
             return partition_run.context_of(partition_run.reserved_config(folder), folder)
@@ -105,24 +108,21 @@ def context_of(step: str, folder: Path) -> StepContext:
 
 
 def _logic(step: str) -> Callable[[StepContext], Any]:
-    from fedemb.steps import evaluate_classifier, train_dp_fedemb, train_dp_sgd
+    from fedemb.steps import train_model
 
     modules = {
-        "train_dp_fedemb": train_dp_fedemb,
-        "train_dp_sgd": train_dp_sgd,
-        "evaluate_classifier": evaluate_classifier,
+        "train_model": train_model,
         "partition_users": partition_users,
         "audit_privacy": audit_privacy,
-        "evaluate_embeddings": evaluate_embeddings,
+        "evaluate_model": evaluate_model,
     }
-    return modules[step].run
+    return modules[step.partition("-")[0]].run
 
 
 def _points() -> dict[str, tuple[Any, str, int]]:
     """Name -> owner and name of a function, and before which call of it to stop."""
     from fedemb.ledger import Ledger
     from fedemb.partition import shards
-    from fedemb.steps import evaluate_classifier
     from fedemb.training import attempt, working_state
     from fedemb.training.working_state import RoundLog
 
@@ -141,10 +141,10 @@ def _points() -> dict[str, tuple[Any, str, int]]:
         "the figures": (audit_privacy, "written", 1),
         "the public report": (audit_privacy, "write_signed", 1),
         "the evaluation record": (Ledger, "record_evaluation", 1),
-        "the figures of the model": (evaluate_embeddings, "_measure_all", 1),
-        "the figures of the classifier": (evaluate_classifier, "measure_classifiers", 1),
-        "the page": (evaluate_embeddings, "utility_page", 1),
-        "the utility report": (evaluate_embeddings, "write_signed", 1),
+        "the figures of the model": (evaluate_model, "_embedded", 1),
+        "the figures of the classifier": (evaluate_model, "measure_classifiers", 1),
+        "the page": (evaluate_model, "utility_page", 1),
+        "the utility report": (evaluate_model, "write_signed", 1),
     }
 
 

@@ -176,8 +176,8 @@ class ReadyRun:
 
     def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
         """Runs the step."""
-        from fedemb.steps import train_dp_fedemb as embeddings
-        from fedemb.steps import train_dp_sgd as classifier
+        from fedemb.steps import train_model as classifier
+        from fedemb.steps import train_model as embeddings
 
         step = classifier if self.config.task == "classification" else embeddings
         return step.run(self.context(run_config))

@@ -1,4 +1,4 @@
-"""evaluate_embeddings over a finished run: report, page, comparisons, bad input."""
+"""evaluate_model over a finished run: report, page, comparisons, bad input."""
 
 import json
 import shutil
@@ -19,8 +19,8 @@ from fedemb.evaluation.held_out import Subjects
 from fedemb.foundation.document import read
 from fedemb.ledger import Ledger
 from fedemb.reports.measured_words import best_start, compared, utility_sentence
-from fedemb.steps import evaluate_embeddings
-from fedemb.steps.evaluate_embeddings import run
+from fedemb.steps import evaluate_model
+from fedemb.steps.evaluate_model import run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config
 from tests.kit.sealed_bundle import seal
 
@@ -77,7 +77,7 @@ def test_every_measurement_is_a_record_made_before_anybody_is_read(finished, tmp
         raise Refused("the ledger is full")
 
     monkeypatch.setattr(Ledger, "record_evaluation", refuse)
-    monkeypatch.setattr(evaluate_embeddings, "UserStore", lambda _: pytest.fail("people were read"))
+    monkeypatch.setattr(evaluate_model, "UserStore", lambda _: pytest.fail("people were read"))
     with pytest.raises(Refused):
         run(finished.context(config(), tmp_path))
 
@@ -155,7 +155,7 @@ def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
     bundle = seal(copied.context(config()), start, tmp_path / "bundle")
     attack(copied, tmp_path / "bundle")
     settings = config(**{"evaluation.previous_release": bundle})
-    monkeypatch.setattr(evaluate_embeddings, "load_backbone", lambda *_: pytest.fail("was loaded"))
+    monkeypatch.setattr(evaluate_model, "load_backbone", lambda *_: pytest.fail("was loaded"))
     evaluations = len(copied.context(settings).ledger.chain.records)
     with pytest.raises(SignatureInvalid, match=r"previous_release .* is not a release"):
         run(copied.context(settings, tmp_path))

@@ -25,7 +25,7 @@ from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import running as queries
 from fedemb.release.privacy_rules import public_line
-from fedemb.steps import train_dp_fedemb
+from fedemb.steps import train_model
 from fedemb.training import attempt, load_backbone, trainer, working_state
 from fedemb.training.trainer import ClientLoader, all_classes
 from fedemb.training.working_state import RoundLog
@@ -339,7 +339,7 @@ def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monk
 
     monkeypatch.setattr(RoundLog, "commit", killing)
     with pytest.raises(Killed):
-        train_dp_fedemb.run(ready.context(), root_key=bytes(32))
+        train_model.run(ready.context(), root_key=bytes(32))
     monkeypatch.undo()
     ready.train()  # the other rounds from the secret key, too late
     assert json.loads((ready.root / "model" / "model.json").read_text())["key_injected"] is True
@@ -350,7 +350,7 @@ def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monk
 def test_release_takes_no_key_that_was_handed_in(ready):
     release = ready.config.updated({"purpose": "release"})
     with pytest.raises(ConfigError, match="root_key"):
-        train_dp_fedemb.run(ready.context(release), root_key=bytes(32))
+        train_model.run(ready.context(release), root_key=bytes(32))
 
 
 def test_what_the_trainer_writes_is_what_the_gate_wants(finished):
@@ -430,9 +430,7 @@ BARE = {
 def twin(ready):
     """A second trainer of the same reservation, with a private root of its own."""
     shutil.copytree(ready.root / "private", ready.root / "elsewhere")
-    return lambda: train_dp_fedemb.run(
-        ready.context(private="elsewhere", model="model of the twin")
-    )
+    return lambda: train_model.run(ready.context(private="elsewhere", model="model of the twin"))
 
 
 def _beside(monkeypatch, act):

@@ -1,4 +1,8 @@
-"""The private rounds of DP-FedEmb: virtual clients train locally, their updates are summed."""
+"""The private rounds of DP-FedEmb or DP-SGD.
+
+DP-FedEmb: virtual clients train locally, and their updates are summed. DP-SGD: one mean gradient
+per unit (docs/explanation/dp_sgd.md).
+"""
 
 from kfp import dsl
 
@@ -10,7 +14,6 @@ from fedemb.runtime.step_context import StepContext
 
 @step(
     image="trainer",
-    task="embedding",
     once=True,
     resources="train",
     outputs={"model": Noised},
@@ -21,7 +24,7 @@ from fedemb.runtime.step_context import StepContext
         keys={"policy": "read", "reservation": "destroy"},
     ),
 )
-def train_dp_fedemb(
+def train_model(
     config: str,
     run_id: str,
     private_root: str,
@@ -33,11 +36,11 @@ def train_dp_fedemb(
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Output[dsl.Model],
 ):
-    """Runs the private rounds; the output is the noised backbone and its public round log."""
+    """Runs the private rounds; the output is the noised model and its public round log."""
     from fedemb.runtime.step import step_process
 
-    with step_process("train_dp_fedemb", locals()) as context:
-        from fedemb.steps.train_dp_fedemb import run
+    with step_process("train_model", locals()) as context:
+        from fedemb.steps.train_model import run
 
         card = run(context)
         model.metadata.update(weights_sha=card["weights_sha"], rounds_run=card["rounds_run"])
@@ -47,4 +50,4 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
     """Trains the attempt, see `algorithms.run`; the late import drops TensorFlow's messages."""
     from fedemb.training.trainer import run
 
-    return run(context, "train_dp_fedemb", root_key=root_key)
+    return run(context, root_key=root_key)

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 
 from fedemb.documents.evidence import MODEL_FILES
-from fedemb.errors import ConfigError, PlanMismatch, Refused
+from fedemb.errors import PlanMismatch, Refused
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.ledger import Reservation
 from fedemb.privacy import running
 from fedemb.runtime.signed_inputs import read_reserved
-from fedemb.steps import train_dp_fedemb, train_dp_sgd
 from fedemb.training import load_backbone, working_state
 from fedemb.training.rounds import VectorizedRounds
 from fedemb.training.working_state import RoundLog
-from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, config, prepare
+from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare
 
 ROUNDS = 3
 SETTINGS = {
@@ -147,13 +146,6 @@ def test_rounds_that_are_refused_are_refused_while_the_charge_can_be_given_back(
     ledger = context.writable_ledger
     assert ledger.attempt(reservation).bind is None
     ledger.void(reservation, "the device computes otherwise", context.keys)
-
-
-def test_each_step_refuses_the_task_of_the_other(prepared):
-    with pytest.raises(ConfigError, match="submit the pipeline dp-sgd"):
-        train_dp_fedemb.run(prepared.context())
-    with pytest.raises(ConfigError, match="submit the pipeline dp-fedemb"):
-        train_dp_sgd.run(prepared.context(config()))
 
 
 def test_one_round_solves_the_head_and_leaves_no_features_behind(tmp_path):
