@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
-from scipy.stats import binom, chi2, chisquare, kstest, kurtosis, norm
+from scipy.stats import binom, chi2, chisquare, kstest, kurtosis, norm, poisson
 
 from fedemb.privacy import noise
 from fedemb.privacy.losses import pld_of
@@ -144,6 +144,53 @@ def test_coins_come_up_with_the_planned_frequency(q):
         mean = 50 * 2000 * wrong
         spread = math.sqrt(mean * (1 - wrong))
         assert abs(per_round.sum() - mean) > 5 * spread
+
+
+SAMPLERS = ("group_poisson_gaussian", "poisson_gaussian", "capped_image_poisson")
+
+
+def took_part(kind: str, q: float, rounds: int, units: int) -> np.ndarray:
+    """Which unit took part in which round, `[rounds, units]`, by the sampler of a mechanism."""
+    changes = {"images_per_user": 1} if kind == SAMPLERS[2] else {}
+    plan = make_plan(kind, rounds=rounds, virtual_clients=units, **changes)
+    plan = plan.replaced(sampling_probability=q)
+    world = World(range(units), units)
+    table = np.zeros((rounds, units), bool)
+    for number in range(rounds):
+        table[number, [client.group for client in sample(plan, ROOT, number, world)]] = True
+    return table
+
+
+def preference_p_value(table: np.ndarray, q: float) -> float:
+    """P-value of units that come up as often as others, and as often after a round with them."""
+    rounds, units = table.shape
+    each = dispersion_p_value(table.sum(axis=0), rounds, q)
+    pairs, expected = (table[1:] & table[:-1]).sum(), (rounds - 1) * units * q**2
+    again = 2 * poisson.sf(pairs - 1, expected) if pairs > expected else 1.0
+    return 2 * min(each, again)
+
+
+@pytest.mark.parametrize(("q", "rounds"), [(0.02, 500), (0.01, 3000)])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_no_unit_is_preferred(kind, q, rounds):
+    assert preference_p_value(took_part(kind, q, rounds, 60), q) > 1e-4
+
+
+@pytest.mark.parametrize(("q", "rounds"), [(0.02, 500), (0.01, 3000)])
+@pytest.mark.parametrize("cheat", ["even twice, odd never", "a quarter twice", "twice in a row"])
+def test_hidden_preference_is_found(cheat, q, rounds):
+    """Each of 50 samplers that keep the mean count and prefer units has a p-value below 1e-6."""
+    for seed in range(50):
+        random = np.random.default_rng(seed)
+        chances = np.full(60, q)
+        if cheat == "even twice, odd never":
+            chances = np.where(np.arange(60) % 2, 0.0, 2 * q)
+        elif cheat == "a quarter twice":
+            chances = np.where(np.arange(60) % 4, 2 * q / 3, 2 * q)
+        table = random.random((rounds, 60)) < chances
+        if cheat == "twice in a row":
+            table[1::2] = table[::2]
+        assert preference_p_value(table, q) < 1e-6
 
 
 def _unevenness(low, high):

@@ -38,8 +38,7 @@ BEGUN = (
 RESUMING = "resuming after round %d of %d"
 ROUND = "round %d/%d"
 """Without the remaining time: round durations reveal the number of participants, and logs last."""
-FEATURES = "features of the first round: %d %%"
-"""Percentage of a public number of units."""
+FEATURES = "computing features, once; how far, is not shown, because it tells how many people train"
 ONE_BY_ONE = (
     "features are computed one image at a time, because on this machine the bits of a feature "
     "depend on the other images of its batch"

@@ -19,7 +19,6 @@ from fedemb.data.client_data import choose_examples
 from fedemb.foundation import step_logging as events
 from fedemb.models.keras_backend import Model, available_cores, traced
 from fedemb.privacy.feature_sums import whole_features
-from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.sampling import VirtualClient
 from fedemb.training.rounds import ClientExamples, UnitFeatures
 
@@ -56,35 +55,6 @@ def plain_rows(features: np.ndarray, labels: np.ndarray) -> UnitFeatures:
     return rows
 
 
-class FeatureProgress:
-    """Logs the progress of a first round in which every unit takes part, by a public count.
-
-    Lines are logged only below the planned count, which is a public lower bound, so that they do
-    not reveal the number of units.
-
-    Args:
-      planned: public number of units of a round; None logs nothing, as in rounds of sampled units,
-          whose number is secret.
-    """
-
-    def __init__(self, planned: float | None) -> None:
-        self._planned, self._percent = planned, 0
-
-    @classmethod
-    def of(cls, plan: MechanismPlan) -> FeatureProgress:
-        """Returns the progress of a mechanism's first round."""
-        return cls(plan.normalizer if plan.chance == 1 else None)
-
-    def __call__(self, units: int) -> None:
-        """Logs a line if another twentieth of the planned units has features."""
-        if self._planned is None:
-            return
-        percent = min(95, 5 * int(20 * units / self._planned))
-        if percent > self._percent:
-            self._percent = percent
-            _LOG.info(events.FEATURES, percent)
-
-
 class FeatureCache:
     """Computes the features of each unit once and keeps them in memory.
 
@@ -104,32 +74,23 @@ class FeatureCache:
         self._compute, self._rows = MicroBatches(backbone), rows
         self._known: dict[bytes, UnitFeatures] = {}
 
-    def fill(
-        self,
-        units: Iterable[tuple[bytes, Callable[[], ClientExamples]]],
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+    def fill(self, units: Iterable[tuple[bytes, Callable[[], ClientExamples]]]) -> None:
         """Computes the missing features of units, in full micro-batches over several units.
 
         Args:
           units: key and reader of each unit, as in `of`.
-          progress: called with the number of units done so far; None calls nothing.
         """
         waiting: dict[bytes, ClientExamples] = {}
-        images = size = done = 0
-        for done, (key, load) in enumerate(units, start=1):
+        images = size = 0
+        for key, load in units:
             if key not in self._known and key not in waiting:
                 waiting[key] = load()
                 images += len(waiting[key].labels)
                 size += waiting[key].images.nbytes
             if images >= _TOGETHER or size >= _TOGETHER_BYTES:
                 self._add(waiting)
-                if progress is not None:
-                    progress(done)
                 waiting, images, size = {}, 0, 0
         self._add(waiting)
-        if progress is not None:
-            progress(done)
 
     def of_all(
         self, units: Iterable[tuple[bytes, Callable[[], ClientExamples]]]
@@ -199,11 +160,9 @@ class FrozenFeatures:
         self.cache = cache
         self._load, self._most = load, max_examples
 
-    def fill(self, clients: Sequence[VirtualClient], progress: Callable[[int], None]) -> None:
+    def fill(self, clients: Sequence[VirtualClient]) -> None:
         """Computes the missing features of the users of virtual clients; see `FeatureCache`."""
-        for done, client in enumerate(clients, start=1):
-            self.cache.fill(self._users(client))
-            progress(done)
+        self.cache.fill(user for client in clients for user in self._users(client))
 
     def load(self, client: VirtualClient) -> ClientExamples:
         """Returns the examples of a virtual client that `choose_examples` selects."""

@@ -36,7 +36,6 @@ from fedemb.training.audit import RoundAudit, RoundRecord
 from fedemb.training.backend_rounds import build_rounds
 from fedemb.training.feature_cache import (
     FeatureCache,
-    FeatureProgress,
     FrozenFeatures,
     plain_rows,
     rows_of,
@@ -410,18 +409,15 @@ def train(attempt: Attempt, users: VerifiedFolder) -> Trained:
     if trunk is None:
         return Trainer(attempt, users, function, loader.load).train()
     cache = FeatureCache(trunk, rows_of if by_unit else plain_rows)
-    progress = FeatureProgress.of(attempt.mechanism.plan)
+    _LOG.info(events.FEATURES)
     if by_unit or training.algorithm == "dp_covariance":
-        return Trainer(attempt, users, function, *_by_unit(cache, loader.load, progress)).train()
+        return Trainer(attempt, users, function, *_by_unit(cache, loader.load)).train()
     frozen = FrozenFeatures(cache, loader.load, most)
-    prepare = partial(frozen.fill, progress=progress)
-    return Trainer(attempt, users, function, frozen.load, prepare).train()
+    return Trainer(attempt, users, function, frozen.load, frozen.fill).train()
 
 
 def _by_unit(
-    cache: FeatureCache,
-    load: Callable[[VirtualClient], ClientExamples],
-    progress: FeatureProgress,
+    cache: FeatureCache, load: Callable[[VirtualClient], ClientExamples]
 ) -> tuple[Callable[[VirtualClient], Unit], Callable[[Sequence[VirtualClient]], None]]:
     """Returns readers of the features of one unit, and of all units of a round."""
 
@@ -429,6 +425,6 @@ def _by_unit(
         return cache.of(unit_key(client), partial(load, client))
 
     def fill(clients: Sequence[VirtualClient]) -> None:
-        cache.fill(((unit_key(client), partial(load, client)) for client in clients), progress)
+        cache.fill((unit_key(client), partial(load, client)) for client in clients)
 
     return features, fill

@@ -19,7 +19,6 @@ from fedemb.training import ClientExamples, RoundFunction, build_backbone, train
 from fedemb.training.feature_cache import (
     SIZE,
     FeatureCache,
-    FeatureProgress,
     FrozenFeatures,
     MicroBatches,
     keeps_features,
@@ -108,8 +107,8 @@ def test_padding_of_the_last_micro_batch_changes_no_bits():
     np.testing.assert_allclose(last, alone, atol=1e-6)
 
 
-def _fill(cache, count, progress=None):
-    cache.fill(((np.int64(n).tobytes(), partial(_unit, n)) for n in range(count)), progress)
+def _fill(cache, count):
+    cache.fill((np.int64(n).tobytes(), partial(_unit, n)) for n in range(count))
 
 
 def test_a_filled_cache_holds_the_features_of_units_read_one_by_one(tmp_path):
@@ -121,22 +120,6 @@ def test_a_filled_cache_holds_the_features_of_units_read_one_by_one(tmp_path):
         found = nobody.take(filled, number)
         np.testing.assert_array_equal(found, loads.take(alone, number))
     assert nobody.seen == []
-
-
-def test_progress_reveals_nothing_above_the_public_number_of_units(caplog):
-    """Twenty thousand units instead of the planned 40 log the same lines."""
-    said = []
-    for units in (40, 20_000):
-        caplog.clear()
-        with caplog.at_level(logging.INFO):
-            progress = FeatureProgress(40)
-            for done in range(units + 1):
-                progress(done)
-        said.append([record.getMessage() for record in caplog.records])
-    assert said[0] == said[1] == [events.FEATURES % n for n in range(5, 100, 5)]
-    caplog.clear()
-    FeatureProgress(None)(7)  # sampled units
-    assert not caplog.records
 
 
 # ---- Local training ----

@@ -33,6 +33,7 @@ from tests.kit.pipeline_runs.training_run import (
     RUN_ID,
     SIZE,
     ReadyRun,
+    classifier_config,
     config,
     covariance_config,
     prepare,
@@ -366,12 +367,32 @@ def _of_the_gates_form(run):
     assert len(rounds) == plan.rounds
 
 
+HEAD = {
+    "model.trainable": "head",
+    "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4, "views": 1},
+}
+
+
 @pytest.mark.long
-def test_progress_line_is_public(ready, caplog):
-    caplog.set_level("INFO", logger="fedemb.training")
-    ready.train()
-    lines = [r.message for r in caplog.records if r.message.startswith("round ")]
-    assert lines == [f"round {number}/6" for number in range(1, 7)]  # and nothing that times it
+@pytest.mark.parametrize(
+    "settings",
+    [config(), covariance_config(), classifier_config(), classifier_config(**HEAD)],
+    ids=["clients", "covariance", "units", "head"],
+)
+def test_what_is_said_does_not_depend_on_who_takes_part(tmp_path, caplog, settings):
+    """Also not on whether they are fewer than the public number of users."""
+    said = []
+    for users in (20, 39, 40):
+        caplog.clear()
+        caplog.set_level("INFO", logger="fedemb")
+        run = prepare(tmp_path / str(users), settings, users=users)
+        run.train()
+        texts = [(run.root / "model" / name).read_text() for name in ("model.json", "rounds.jsonl")]
+        digests = r'"(?=[\w+/=-]*\d)[\w+/=-]{16,}"'
+        said.append([record.getMessage() for record in caplog.records])
+        said[-1] += [re.sub(digests, "", text) for text in texts]
+    assert said[0] == said[1] == said[2]
+    assert f"round {settings.mechanism.rounds}/{settings.mechanism.rounds}" in said[0]
 
 
 @pytest.mark.long

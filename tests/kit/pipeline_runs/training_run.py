@@ -176,11 +176,9 @@ class ReadyRun:
 
     def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
         """Runs the step."""
-        from fedemb.steps import train_model as classifier
-        from fedemb.steps import train_model as embeddings
+        from fedemb.steps import train_model
 
-        step = classifier if self.config.task == "classification" else embeddings
-        return step.run(self.context(run_config))
+        return train_model.run(self.context(run_config))
 
 
 def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
