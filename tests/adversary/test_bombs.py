@@ -134,7 +134,7 @@ def test_unsigned_bundle_is_not_looked_into(bundle, monkeypatch):
     text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n")
     (problem,) = problems_of(str(folder), trust)
-    assert "signature of the bundle document does not match" in problem
+    assert "signature of the release document does not match" in problem
     assert not looked
 
 

@@ -7,7 +7,7 @@ import pytest
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
-from fedemb.documents.verdict import ReleaseMarker, VerdictDocument
+from fedemb.documents.verdict import ReleaseManifest, VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.lineage import read_steps
@@ -202,7 +202,7 @@ def _page(run, state: str) -> tuple[str, str]:
         released=out,
         failures=[Failure("gate_release", 3, "GateDenied")] if failed else [],
     )
-    release = read(run.root / "release.json", ReleaseMarker).body if out else None
+    release = read(run.root / "release.json", ReleaseManifest) if out else None
     pages = {name: f"{FOLDER}/account-privacy/8a1f/{name}" for name in PAGES}
     found = headline(facts)
     shown = shown_of(

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from fedemb.documents.verdict import Identity
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer
@@ -24,7 +25,6 @@ def seal(context: StepContext, backbone: Path, folder: Path) -> str:
     write_bytes(folder / "model.json", card.encode())
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(folder / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    parts.write_manifest(
-        folder, "embedding", "before", Signer.current(keys, "release", ledger.chain.trust)
-    )
+    signer = Signer.current(keys, "release", ledger.chain.trust)
+    parts.write_manifest(folder, Identity("embedding", "before", "before", 1), signer)
     return str(folder)

@@ -1,8 +1,8 @@
-"""Verdict of the gate, and marker and manifest of a release."""
+"""Verdict of the gate, and manifest of a release."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import StringConstraints, model_validator
 
@@ -101,23 +101,20 @@ class VerdictDocument(Document):
         return not self.allow and self.reasons == [NOT_APPROVED]
 
 
-class BundleManifest(Document):
-    """`manifest.json`: digest of every other file of a bundle; its signature is the seal."""
+class Identity(NamedTuple):
+    """Name of a release, and the run and attempt that produced its model."""
 
-    kind: ClassVar[str] = "bundle"
-    role: ClassVar[str | None] = "release"
-
-    name: Name
-    version: Name
-    files: dict[Name, Sha]
-    sizes: dict[Name, Count]
-    """File name -> size in bytes; readers read at most this number of bytes."""
+    name: str
+    version: str
+    run_id: str
+    attempt: int
 
 
-class ReleaseMarker(Document):
-    """`<name>/<version>.json` in the release store; its exclusive creation is the publication.
+class ReleaseManifest(Document):
+    """`manifest.json` of a bundle; its signature is the seal.
 
-    The artifact `release` of the pipeline is a copy.
+    A copy is `<name>/<version>.json` in the release store, whose exclusive creation is the
+    publication; another is the artifact `release` of the pipeline.
     """
 
     kind: ClassVar[str] = "release"
@@ -125,11 +122,14 @@ class ReleaseMarker(Document):
 
     name: Name
     version: Name
-    tree: Name
-    """Location of the bundle in the same store."""
     run_id: Name
     attempt: Count
-    model_sha: Sha
-    report_sha: Sha
-    bundle_sha: Sha
-    """SHA-256 of `manifest.json`."""
+    files: dict[Name, Sha]
+    """File name -> digest, for every other file of the bundle."""
+    sizes: dict[Name, Count]
+    """File name -> size in bytes; readers read at most this number of bytes."""
+
+    @property
+    def identity(self) -> Identity:
+        """Returns what is released."""
+        return Identity(self.name, self.version, self.run_id, self.attempt)

@@ -6,16 +6,15 @@
     *.json  rounds.jsonl                        the evidence: enough to decide again, offline
     ledger.jsonl                                the policy's ledger up to the release
     lineage.jsonl                               where it comes from
-    manifest.json                               name, digests and sizes of all files, signed
+    manifest.json                               name, run, digests and sizes of all files, signed
 
 Raw artifacts cannot enter a bundle: `place` accepts only `Noised | Public`.
 
-The marker object that makes a release visible, and the tree that it names.
-
-The marker `<name>/<version>.json` is created exclusively, after the tree: one of several writers
-succeeds. In a folder, the tree is `<name>/<version>/`, renamed into place as a whole. A bucket does
-not support rename, so every writer has its own folder `<name>/<version>/<digest>/`, and the marker
-names one of them; files of two writers never mix.
+A release becomes visible with its marker `<name>/<version>.json`, a copy of the manifest that is
+created exclusively, after the tree: one of several writers succeeds. In a folder, the tree is
+`<name>/<version>/`, renamed into place as a whole. A bucket does not support rename, so every
+writer has its own folder `<name>/<version>/<digest>/`, whose digest follows from the manifest;
+files of two writers never mix.
 """
 
 from __future__ import annotations
@@ -25,21 +24,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedemb.documents.artifacts import Artifact, require_publishable
 from fedemb.documents.evidence import sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import BundleManifest, ReleaseMarker
+from fedemb.documents.verdict import Identity, ReleaseManifest
 from fedemb.errors import ArtifactError, InputError, Refused, SignatureInvalid
 from fedemb.foundation.canonical_json import (
     LARGEST_JSON,
-    file_digest,
     json_object,
     limited_digest,
     tree_digests,
 )
-from fedemb.foundation.document import Written, parse, read, written
+from fedemb.foundation.document import Written, parse, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, TrustStore, write_signed
 from fedemb.ledger import Ledger
@@ -104,15 +101,16 @@ def place(artifact: Artifact, bundle: Path, name: str) -> None:
     write_bytes(bundle / name, artifact.path.read_bytes())
 
 
-def write_manifest(bundle: Path, name: str, version: str, signer: Signer) -> None:
+def write_manifest(bundle: Path, identity: Identity, signer: Signer) -> None:
     """Writes the signed manifest with the digests and sizes of all files written so far."""
     files = tree_digests(bundle)
     sizes = {file: (bundle / file).stat().st_size for file in files}
-    manifest = BundleManifest(name=name, version=version, files=files, sizes=sizes)
-    write_signed(bundle / MANIFEST, manifest, signer)
+    write_signed(
+        bundle / MANIFEST, ReleaseManifest(**identity._asdict(), files=files, sizes=sizes), signer
+    )
 
 
-def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
+def check_seal(bundle: Path, trust: TrustStore) -> Written[ReleaseManifest]:
     """Checks that a bundle is complete and signed; parses no file but its manifest, and returns it.
 
     Raises:
@@ -121,14 +119,14 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
       ArtifactError: the manifest is missing or unreadable.
     """
     check_form(bundle)
-    manifest = read(bundle / MANIFEST, BundleManifest)
+    manifest = read(bundle / MANIFEST, ReleaseManifest)
     trust.check(manifest)
     check_sizes(bundle, manifest.body)
     check_files(bundle, manifest.body)
     return manifest
 
 
-def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
+def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[ReleaseManifest], Ledger]:
     """Checks a bundle like `check_seal`, with pinned keys only; its ledger lists the newest keys.
 
     The check proves that the files are the released ones. It does not check the release decision.
@@ -138,7 +136,7 @@ def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManife
       ArtifactError: the manifest is missing or unreadable.
     """
     check_form(bundle)
-    manifest = read(bundle / MANIFEST, BundleManifest)
+    manifest = read(bundle / MANIFEST, ReleaseManifest)
     # The trusted keys may be listed only in the ledger, so sizes are compared before the signature:
     # a wrong size can only refuse. No other file is read before the manifest's signature is valid.
     check_sizes(bundle, manifest.body)
@@ -231,7 +229,7 @@ def _check_largest(name: str, size: int) -> None:
         )
 
 
-def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
+def check_sizes(bundle: Path, manifest: ReleaseManifest) -> None:
     """Checks the size of every file against the manifest; opens no file.
 
     Raises:
@@ -249,7 +247,7 @@ def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
             )
 
 
-def check_files(bundle: Path, manifest: BundleManifest) -> None:
+def check_files(bundle: Path, manifest: ReleaseManifest) -> None:
     """Checks the digest of every file of a bundle against the manifest.
 
     Raises:
@@ -289,16 +287,22 @@ def fetched(found: Located) -> Iterator[Path]:
         yield bundle
 
 
-def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:
+def read_marker(store: Store, name: str) -> Written[ReleaseManifest] | None:
     """Reads a marker; returns None if it does not exist.
 
     Raises:
       ArtifactError: the marker is damaged.
     """
     try:
-        return parse(store.read(name), ReleaseMarker, name)
+        return parse(store.read(name), ReleaseManifest, name)
     except FileNotFoundError:
         return None
+
+
+def tree_of(store: Store, marker: Written[ReleaseManifest]) -> str:
+    """Returns where `Store.create_tree` puts the bundle of a marker."""
+    body = marker.body
+    return store.tree_name(f"{body.name}/{body.version}", {**body.files, MANIFEST: marker.sha})
 
 
 @dataclass(frozen=True)
@@ -307,26 +311,27 @@ class Located:
 
     address: str
     """Address of the bundle's tree."""
-    marker: Written[ReleaseMarker] | None
+    marker: Written[ReleaseManifest] | None
     """Marker of the version in a bucket; None if the address names the tree."""
 
 
-def check_marker(found: Located, manifest: Written[BundleManifest], trust: TrustStore) -> None:
-    """Checks that the marker that led to a bundle, if any, was signed for this bundle and name.
+def check_marker(found: Located, manifest: Written[ReleaseManifest]) -> None:
+    """Checks that the marker that led to a bundle, if any, is its manifest, under its own name.
+
+    The signature of the manifest is checked by the caller.
 
     Raises:
       SignatureInvalid: the marker does not match: an old release could pose as a newer one.
     """
     if found.marker is None:
         return
-    trust.check(found.marker)
-    body, named = found.marker.body, (manifest.body.name, manifest.body.version)
-    if not found.address.endswith(f"/{body.tree}") or (body.name, body.version) != named:
+    body = found.marker.body
+    if not found.address.rpartition("/")[0].endswith(f"/{body.name}/{body.version}"):
         raise SignatureInvalid(
             f"the release marker is that of {body.name} {body.version}, and stands under another "
             "name; find out who may write to the store of releases"
         )
-    if body.bundle_sha != manifest.sha:
+    if found.marker.data != manifest.data:
         raise SignatureInvalid(
             "the release marker belongs to another bundle; find out who can write to the store of "
             "releases"
@@ -352,7 +357,7 @@ def locate(uri: str) -> Located:
         raise InputError(f"{uri} is a whole bucket; name a release in it")
     marker = read_marker(open_store(parent), f"{version}.json")
     if marker is not None:
-        return Located(join(uri, marker.body.tree.rpartition("/")[2]), marker)
+        return Located(join(uri, tree_of(store, marker).rpartition("/")[2]), marker)
     if not store.exists(MANIFEST):
         raise InputError(
             f"nothing was released at {uri}: there is neither a marker nor a bundle; check the "
@@ -361,28 +366,19 @@ def locate(uri: str) -> Located:
     return Located(uri, None)
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The run and attempt that produced the model."""
-
-    model_sha: str
-    run_id: str
-    attempt: int
-
-
 class Marker:
     """The marker of one version."""
 
-    def __init__(self, store: Store, name: str, version: str, trust: TrustStore):
+    def __init__(self, store: Store, trust: TrustStore, identity: Identity, model_sha: str):
         self._store, self._trust = store, trust
-        self._name, self._version = name, version
-        self._tree = f"{name}/{version}"
+        self._identity, self._model_sha = identity, model_sha
+        self._tree = f"{identity.name}/{identity.version}"
         self._file = f"{self._tree}.json"
 
-    def read(self, identity: Identity) -> Written[ReleaseMarker] | None:
+    def read(self) -> Written[ReleaseManifest] | None:
         """Returns the marker of this run and model, or None if the version is free.
 
-        A marker is valid if it is signed and names a signed bundle of this model in this store. The
+        A marker is valid if it is the signed manifest of a bundle of this model in this store. The
         bundle's report may be another report of the same run: a run that was killed after the
         marker and resumed creates a new report, and the published bundle stays valid.
 
@@ -392,18 +388,15 @@ class Marker:
         found = read_marker(self._store, self._file)
         if found is None:
             return None
-        body = found.body
-        if Identity(body.model_sha, body.run_id, body.attempt) != identity:
+        if not self._is_mine(found.body):
             raise Refused(
                 f"{self._tree} is released already with another model; choose another "
                 "release.version"
             )
-        wrong = None
+        tree, wrong = tree_of(self._store, found), None
         try:
-            self._trust.check(found)
-            tree = body.tree
-            there = self._ours(tree) and self._store.exists(f"{tree}/{MANIFEST}")
-            if there and body == self._document(tree, self._published(tree, identity)):
+            there = self._store.exists(f"{tree}/{MANIFEST}")
+            if there and self._stored(tree).data == found.data:
                 return found
         except (ArtifactError, Refused, SignatureInvalid) as error:
             wrong = error
@@ -413,62 +406,46 @@ class Marker:
             "again."
         ) from wrong
 
-    def publish(self, tree: Path, identity: Identity, signer: Signer) -> Written[ReleaseMarker]:
+    def publish(self, tree: Path) -> Written[ReleaseManifest]:
         """Stores the tree, then creates the marker; an existing finished tree is reused.
 
         Raises:
           Refused: the version is taken, or another process released it at the same time.
         """
         try:
-            name = self._store.create_tree(tree, self._tree)
-            published = {**vars(identity), **_shas(tree)}
+            self._store.create_tree(tree, self._tree)
+            manifest = read(tree / MANIFEST, ReleaseManifest)
         except FileExistsError:  # created earlier by a killed process of this run
-            name, published = self._tree, self._published(self._tree, identity)
-        document = self._document(name, published)
+            manifest = self._stored(self._tree)
         try:
-            signed = written(document, signer.sign(document.content()))
-            self._store.create(self._file, signed.data)
+            self._store.create(self._file, manifest.data)
         except FileExistsError:
-            found = self.read(identity)
-            if found is None or found.body.bundle_sha != document.bundle_sha:
+            found = self.read()
+            if found is None or found.data != manifest.data:
                 raise Refused(
                     f"{self._tree} was released by another process at the same time, whose bundle "
                     "stands; run again to take it over, or choose another release.version"
                 ) from None
-            return found
-        return signed
+        return manifest
 
-    def _document(self, tree: str, published: dict[str, Any]) -> ReleaseMarker:
-        fields = {"name": self._name, "version": self._version, "tree": tree, **published}
-        return ReleaseMarker.of_fields(fields)
+    def _is_mine(self, manifest: ReleaseManifest) -> bool:
+        return (
+            manifest.identity == self._identity
+            and manifest.files.get("backbone.keras") == self._model_sha
+        )
 
-    def _ours(self, tree: str) -> bool:
-        """Returns whether a release would store a tree at this name."""
-        if self._store.local_root is not None:
-            return tree == self._tree
-        folder, _, digest = tree.rpartition("/")
-        return folder == self._tree and digest != ""
-
-    def _published(self, name: str, identity: Identity) -> dict[str, Any]:
-        """Returns the identity of a stored tree, after checking its signature and its run."""
+    def _stored(self, name: str) -> Written[ReleaseManifest]:
+        """Returns the manifest of a stored tree, after checking its signature and its run."""
         with local_tree(join(self._store.uri, name)) as tree:
-            check_seal(tree, self._trust)  # any writer of the store could have created it
+            manifest = check_seal(tree, self._trust)  # any writer of the store could create it
             report = read(tree / REPORT, PrivacyReport).body
-            shas = _shas(tree)
-            found = Identity(file_digest(tree / "backbone.keras"), report.run_id, report.attempt)
-        if found != identity:
+        run = (self._identity.run_id, self._identity.attempt)
+        if not self._is_mine(manifest.body) or (report.run_id, report.attempt) != run:
             raise Refused(
                 f"{self._tree} holds another model that was never released; choose another "
                 "release.version, or remove it"
             )
-        return {**vars(identity), **shas}
-
-
-def _shas(tree: Path) -> dict[str, str]:
-    return {
-        "report_sha": file_digest(tree / REPORT),
-        "bundle_sha": file_digest(tree / MANIFEST),
-    }
+        return manifest
 
 
 @contextmanager
@@ -483,8 +460,8 @@ def read_release(context: StepContext, uri: str) -> Iterator[Path]:
     found = locate(uri)
     with fetched(found) as bundle:
         try:
-            manifest, copy = check_origin(bundle, context.trust)
-            check_marker(found, manifest, copy.chain.trust)
+            manifest, _ = check_origin(bundle, context.trust)
+            check_marker(found, manifest)
         except (ArtifactError, SignatureInvalid) as error:
             raise SignatureInvalid(
                 f"evaluation.previous_release {uri} is not a release under the keys of this "

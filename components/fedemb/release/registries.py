@@ -16,7 +16,7 @@ from pathlib import Path
 from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import utility_kind
-from fedemb.documents.verdict import BundleManifest, VerdictDocument
+from fedemb.documents.verdict import ReleaseManifest, VerdictDocument
 from fedemb.errors import InputError
 from fedemb.foundation.addresses import in_time
 from fedemb.foundation.canonical_json import file_digest
@@ -48,7 +48,7 @@ class Release:
     @classmethod
     def of(cls, bundle: Path, uri: str) -> Release:
         """Reads a verified bundle."""
-        manifest = read(bundle / parts.MANIFEST, BundleManifest).body
+        manifest = read(bundle / parts.MANIFEST, ReleaseManifest).body
         report = read(bundle / parts.REPORT, PrivacyReport)
         config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
         utility = read(bundle / "utility_report.json", utility_kind(config.task))

@@ -16,7 +16,7 @@ from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.evidence import Evidence, gather, sentence_of
 from fedemb.documents.ledger_record import ReleaseRecord
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import BundleManifest, VerdictDocument
+from fedemb.documents.verdict import Identity, ReleaseManifest, VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.foundation.canonical_json import file_digest, json_object
 from fedemb.foundation.document import Written, read
@@ -97,7 +97,7 @@ def _problems(
             problems.append("this is a simulation, which is never released")
         facts = _facts(manifest.body, evidence, report, verdict, copy)
         _check_name(manifest, evidence, report)
-        parts.check_marker(found, manifest, trust)
+        parts.check_marker(found, manifest)
         _check_verdict(bundle, manifest.body, report, trust)
     except Exception as error:  # an incomplete check is a problem
         problems.append(sentence_of(error))
@@ -112,7 +112,7 @@ def _problems(
 
 
 def _facts(
-    manifest: BundleManifest,
+    manifest: ReleaseManifest,
     evidence: Evidence,
     report: Written[PrivacyReport],
     verdict: Verdict,
@@ -144,22 +144,22 @@ def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
 
 
 def _check_name(
-    manifest: Written[BundleManifest],
+    manifest: Written[ReleaseManifest],
     evidence: Evidence,
     report: Written[PrivacyReport],
 ) -> None:
-    """Checks the configured name: an old release must not pose as a new one."""
-    named = (manifest.body.name, manifest.body.version)
-    wanted = evidence.config.released_as(report.body.run_id)
+    """Checks run and configured name: an old release must not pose as a new one."""
+    named, run_id = manifest.body.identity, report.body.run_id
+    wanted = Identity(*evidence.config.released_as(run_id), run_id, report.body.attempt)
     if named != wanted:
         raise SignatureInvalid(
-            f"The manifest names the bundle {' '.join(named)}, but its run was to release "
-            f"{' '.join(wanted)}. Fetch the bundle again."
+            f"The manifest names the bundle {' '.join(map(str, named))}, but its run was to "
+            f"release {' '.join(map(str, wanted))}. Fetch the bundle again."
         )
 
 
 def _check_verdict(
-    bundle: Path, manifest: BundleManifest, report: Written[PrivacyReport], trust: TrustStore
+    bundle: Path, manifest: ReleaseManifest, report: Written[PrivacyReport], trust: TrustStore
 ) -> None:
     """Checks that the signed verdict allows this model with this report under this name."""
     verdict = read(bundle / "verdict.json", VerdictDocument)

@@ -19,7 +19,7 @@ from fedemb.config import StorageConfig
 from fedemb.documents.artifacts import Noised, Public, RunArtifacts
 from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.verdict import Identity, VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
 from fedemb.foundation.canonical_json import JsonObject, canonical_json, file_digest, tree_digests
 from fedemb.foundation.document import Written, read
@@ -28,7 +28,7 @@ from fedemb.keys.trust import Signer
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.models.keras_backend import load_keras
 from fedemb.release import bundle as parts
-from fedemb.release.bundle import Identity, Marker
+from fedemb.release.bundle import Marker
 from fedemb.release.decide import applied_waivers, decide
 from fedemb.release.model_card import model_card
 from fedemb.release.registries import Release, register
@@ -82,7 +82,7 @@ def run(context: StepContext) -> JsonObject:
     `pretrained` is the whitelist of the model's tensors.
 
     Returns:
-      The marker, and the address of the bundle as `uri`; empty in a simulation.
+      The marker, address and digest (`uri`, `bundle_sha`) of the bundle; empty in a simulation.
 
     Raises:
       GateDenied: the verdict, or the re-evaluated rules, deny.
@@ -100,9 +100,10 @@ def run(context: StepContext) -> JsonObject:
     name, version = config.released_as(reservation.run_id)
     verdict = _allowed(evidence, ledger, artifacts.verdict, report, (name, version))
     start = _start_of(artifacts, evidence)
-    marker = Marker(open_store(context.releases_uri), name, version, ledger.chain.trust)
-    identity = Identity(evidence.model.body.weights_sha, reservation.run_id, reservation.attempt)
-    published = marker.read(identity)
+    identity = Identity(name, version, reservation.run_id, reservation.attempt)
+    model_sha, trust = evidence.model.body.weights_sha, ledger.chain.trust
+    marker = Marker(open_store(context.releases_uri), trust, identity, model_sha)
+    published = marker.read()
     if published is None:
         load_keras()
         with tempfile.TemporaryDirectory(prefix="fedemb-release-") as folder:
@@ -110,26 +111,26 @@ def run(context: StepContext) -> JsonObject:
             _copy_artifacts(artifacts, tree)
             _require_judged(tree, evidence, report, verdict)
             _complete(tree, evidence, report, ledger, verdict.body.waived, start=start)
-            signer = Signer.current(context.keys, "release", ledger.chain.trust)
-            parts.write_manifest(tree, name, version, signer)
+            signer = Signer.current(context.keys, "release", trust)
+            parts.write_manifest(tree, identity, signer)
             _require_seal(tree, ledger)
-            published = marker.publish(tree, identity, signer)
+            published = marker.publish(tree)
     ledger.release(
         reservation,
-        model_sha=published.body.model_sha,
-        report_sha=published.body.report_sha,
-        bundle_sha=published.body.bundle_sha,
+        model_sha=model_sha,
+        report_sha=published.body.files[parts.REPORT],
+        bundle_sha=published.sha,
         name=name,
         version=version,
     )
-    uri = join(open_store(context.releases_uri).uri, published.body.tree)
+    store = open_store(context.releases_uri)
+    uri = join(store.uri, parts.tree_of(store, published))
     _log.info("released %s %s at %s", name, version, uri)
     # Uses the published bundle of any process; a repeated run sends it again.
-    bundle = open_store(uri)
-    send(lambda: bundle.read(FILE_NAME))
+    send(lambda: open_store(uri).read(FILE_NAME))
     write_bytes(artifacts.release, published.data)
     _tell(uri, config.storage.registries)
-    return {**published.json, "uri": uri}
+    return {**published.json, "uri": uri, "bundle_sha": published.sha}
 
 
 def _start_of(artifacts: RunArtifacts, evidence: Evidence) -> Path:

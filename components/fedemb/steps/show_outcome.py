@@ -23,7 +23,7 @@ from fedemb.documents.audit import AuditReport
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, ClassifierReport, UtilityReport
-from fedemb.documents.verdict import ReleaseMarker, VerdictDocument
+from fedemb.documents.verdict import ReleaseManifest, VerdictDocument
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
 from fedemb.foundation.document import Document, Written, parse
 from fedemb.foundation.files import write_bytes
@@ -170,7 +170,7 @@ class RunDocuments:
     utility: Written[AnyUtility] | None
     audit: Written[AuditReport] | None
     plan: Written[PrivacyPlan] | None
-    release: ReleaseMarker | None
+    release: Written[ReleaseManifest] | None
 
 
 def read_documents(outputs: Sequence[Output]) -> RunDocuments:
@@ -198,8 +198,7 @@ def read_documents(outputs: Sequence[Output]) -> RunDocuments:
     utility = _named(measured, named and named.utility_document)
     audit = _named(_copies(outputs, "audit_report", AuditReport), named and named.audit_document)
     plan = _named(_copies(outputs, "privacy_plan", PrivacyPlan), named and named.plan_document)
-    releases = _copies(outputs, "release", ReleaseMarker)
-    release = releases[0].body if releases else None
+    release = next(iter(_copies(outputs, "release", ReleaseManifest)), None)
     return RunDocuments(verdict, report, utility, audit, plan, release)
 
 
@@ -278,7 +277,7 @@ def shown_of(
     found: Headline,
     facts: RunFacts,
     failed: Sequence[StepFailure],
-    release: ReleaseMarker | None,
+    release: Written[ReleaseManifest] | None,
     addresses: Mapping[str, str],
     lineage: Sequence[StepLineage],
 ) -> dict[str, object]:

@@ -216,8 +216,8 @@ class Store(ABC):
             self._write_index(prefix, digests)
         return digests
 
-    def create_tree(self, local: Path, prefix: str) -> str:
-        """Publishes a tree so that files of another writer cannot mix with it; returns its name.
+    def create_tree(self, local: Path, prefix: str) -> None:
+        """Publishes a tree as `tree_name`, so that files of another writer cannot mix with it.
 
         Object stores cannot rename: the tree is written to a separate folder below `prefix`, named
         by its content, and becomes valid once an exclusively created object points to that folder.
@@ -226,9 +226,11 @@ class Store(ABC):
           FileExistsError: the name is taken (folders only, where the tree is `prefix` itself).
           StorageError: as `upload_tree`.
         """
-        name = f"{prefix}/{json_digest(tree_digests(local))[:16]}"
-        self.upload_tree(local, name)
-        return name
+        self.upload_tree(local, self.tree_name(prefix, tree_digests(local)))
+
+    def tree_name(self, prefix: str, digests: dict[str, str]) -> str:
+        """Returns the name that `create_tree` gives to a tree with these digests."""
+        return f"{prefix}/{json_digest(digests)[:16]}"
 
     def download_tree(self, prefix: str, local: Path) -> dict[str, str]:
         """Copies a tree to a local folder, verified against its index if any; returns its digests.

@@ -52,7 +52,7 @@ class BucketStore(Store):
 
     @override
     def write(self, name: str, data: bytes) -> None:
-        self._put(name, data, _digest_mark(sha256_hex(data)))
+        self._put(name, data, {"fedemb-sha256": sha256_hex(data)})
 
     @override
     def create(self, name: str, data: bytes) -> None:
@@ -61,7 +61,7 @@ class BucketStore(Store):
         A retry after a lost response recognizes its own object by the writer's marker.
         """
         mark = secrets.token_hex(16)
-        metadata = {**_digest_mark(sha256_hex(data)), "fedemb-writer": mark}
+        metadata = {"fedemb-sha256": sha256_hex(data), "fedemb-writer": mark}
         try:
             self._put(name, data, metadata, create=True)
         except (FileExistsError, StorageError) as error:
@@ -83,7 +83,7 @@ class BucketStore(Store):
 
     @override
     def _upload(self, local: Path, name: str, digest: str) -> None:
-        self._put(name, local, _digest_mark(digest))
+        self._put(name, local, {"fedemb-sha256": digest})
 
     def _key(self, name: str) -> str:
         return self._prefix + check_name(name)
@@ -123,10 +123,6 @@ class BucketStore(Store):
     @abstractmethod
     def _reason(self, error: Exception, what: str) -> str | None:
         """Returns why an operation failed; None: the object is missing."""
-
-
-def _digest_mark(digest: str) -> dict[str, str]:
-    return {"fedemb-sha256": digest}
 
 
 RETRY_SECONDS = 10.0

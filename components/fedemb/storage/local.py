@@ -104,11 +104,14 @@ class LocalStore(Store):
                 return self._rename_in(local, prefix)
         return super().upload_tree(local, prefix)
 
-    def create_tree(self, local: Path, prefix: str) -> str:
+    def create_tree(self, local: Path, prefix: str) -> None:
         """See `Store.create_tree`; one rename to a name that must be unused."""
         if self._path(prefix).exists():
             raise FileExistsError(f"{prefix} exists already in {self.uri}")
         self._rename_in(local, prefix)
+
+    def tree_name(self, prefix: str, digests: dict[str, str]) -> str:
+        """Returns `prefix` itself; see `Store.tree_name`."""
         return prefix
 
     def _rename_in(self, local: Path, prefix: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.verdict import ReleaseManifest
 from fedemb.errors import (
     ArtifactError,
     ConfigError,
@@ -20,6 +21,7 @@ from fedemb.errors import (
     StorageError,
 )
 from fedemb.errors import StorageError as Retry
+from fedemb.foundation.document import read
 from fedemb.keys import commit_to, commit_to_people, derive, open_key_store, partition_key
 from fedemb.keys.secret_manager import SecretManagerKeyStore
 from fedemb.keys.trust import ROLES, Signer, TrustedKey, TrustStore, sign_document, trust_of
@@ -453,13 +455,14 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     forged = tmp_path / "2.0"
     shutil.copytree(bundles[1], forged)
     (forged / "README.md").write_text("harmless")
+    manifest = read(forged / "manifest.json", ReleaseManifest).body
     (forged / "manifest.json").unlink()
     thief = Signer.load_or_create(keys, "release")
-    parts.write_manifest(forged, "glyphs", "2.0", thief)
+    parts.write_manifest(forged, manifest.identity, thief)
     with honest_run.stand_in_for_serving():
         problems = problems_of(str(forged), pinned)
     (problem,) = problems  # no further check runs
-    assert "bundle document" in problem
+    assert "release document" in problem
     assert "retired" in problem
 
 

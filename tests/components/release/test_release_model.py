@@ -15,7 +15,7 @@ from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
-from fedemb.documents.verdict import BundleManifest
+from fedemb.documents.verdict import ReleaseManifest
 from fedemb.errors import ArtifactError, GateDenied, Refused, SignatureInvalid
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
@@ -105,11 +105,11 @@ def test_graph_of_a_bundle_is_never_executed(released, copy, tmp_path):
     written.unlink()  # the attack works
     (copy / "saved_model" / "fingerprint.pb").unlink()
     (copy / "saved_model" / "assets").rmdir()
-    named = read(copy / "manifest.json", BundleManifest).body
+    named = read(copy / "manifest.json", ReleaseManifest).body
     (copy / "manifest.json").unlink()
     keys = open_key_store(released.context().keys_uri)
     signer = Signer.current(keys, "release", released.ledger().chain.trust)
-    bundle.write_manifest(copy, named.name, named.version, signer)
+    bundle.write_manifest(copy, named.identity, signer)
     (problem,) = problems_of(str(copy), trust(released))
     assert "of saved_model is not what" in problem
     photo = tmp_path / "photos" / "a.png"

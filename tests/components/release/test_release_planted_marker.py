@@ -14,23 +14,6 @@ from tests.kit.pipeline_runs import honest_run
 MARKER = "glyphs/1.0.json"
 
 
-def _marker(run, **changes):
-    """Public names and digests of the run, known to every writer of the store."""
-    model = json.loads((run.model / "model.json").read_text())
-    return {
-        "schema": "fedemb/release/1",
-        "name": "glyphs",
-        "version": "1.0",
-        "tree": "glyphs/1.0",
-        "model_sha": model["weights_sha"],
-        "run_id": run.run_id,
-        "attempt": 1,
-        "report_sha": "a" * 64,
-        "bundle_sha": "b" * 64,
-        **changes,
-    }
-
-
 def _plant(run, marker):
     path = run.root / "releases" / MARKER
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,13 +32,16 @@ def _signed(run, marker):
     return sign_document(body, Signer.load_or_create(run.keys, "release"))
 
 
-@pytest.mark.parametrize("tree", ["../evil", "/elsewhere/glyphs/1.0", "glyphs/0.9", "glyphs/1.0"])
+def _genuine(run):
+    return json.loads((run.root / "releases" / MARKER).read_text())
+
+
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
 def test_marker_without_a_bundle_of_ours_is_refused_and_recorded_nowhere(
-    allowed_run, tmp_path, tree, signed
+    allowed_run, released_run, tmp_path, signed
 ):
     run = honest_run.copy_of(allowed_run, tmp_path / "run")
-    marker = _marker(run, tree=tree)
+    marker = _genuine(released_run)
     path = _plant(run, _signed(run, marker) if signed else marker)
     with pytest.raises(Refused, match="remove the marker"):
         run.do_release()
@@ -66,43 +52,43 @@ def test_marker_without_a_bundle_of_ours_is_refused_and_recorded_nowhere(
     assert run.problems() == []
 
 
-def test_marker_that_points_to_a_bundle_of_a_stranger_is_refused(allowed_run, tmp_path):
+@pytest.mark.parametrize("signed", [False, True], ids=["theirs", "ours"])
+def test_marker_of_a_bundle_of_a_stranger_is_refused(allowed_run, tmp_path, signed):
     """A whole bundle of the same name, model and run, signed by keys of another policy owner."""
     run = honest_run.copy_of(allowed_run, tmp_path / "run")
     stranger = honest_run.start(tmp_path / "stranger")
     shutil.copytree(run.model, stranger.model)
     stranger.until_gate().do_gate()
-    published = stranger.do_release()
+    stranger.do_release()
     shutil.copytree(stranger.root / "releases", run.root / "releases")
-    marker = json.loads((run.root / "releases" / MARKER).read_text())
-    assert marker["bundle_sha"] == published["bundle_sha"]
-    shas = {name: marker[name] for name in ("bundle_sha", "report_sha")}
-    _plant(run, _signed(run, _marker(run, **shas)))
+    if signed:
+        _plant(run, _signed(run, _genuine(run)))
     with pytest.raises(Refused, match="does not match a signed bundle"):
         run.do_release()
     assert _releases(run) == []
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("field", "value", "said"),
     [
-        {"bundle_sha": "b" * 64},
-        {"report_sha": "a" * 64},
-        {"tree": "glyphs/0.9"},
-        {"name": "other"},
+        ("files", {"privacy_report.json": "a" * 64}, "does not match a signed bundle"),
+        ("files", {"backbone.keras": "b" * 64}, "with another model"),
+        ("name", "other", "with another model"),
+        ("run_id", "tuesday", "with another model"),
+        ("attempt", 2, "with another model"),
     ],
-    ids=str,
 )
-def test_bent_marker_of_a_genuine_bundle_is_refused(released_run, tmp_path, changes):
+def test_bent_marker_of_a_genuine_bundle_is_refused(released_run, tmp_path, field, value, said):
     run = honest_run.copy_of(released_run, tmp_path / "run")
-    genuine = json.loads((released_run.root / "releases" / MARKER).read_text())
+    genuine = _genuine(released_run)
     (run.root / "release.json").unlink()
     before = _releases(run)
     run.do_release()  # reused as it is
     assert _releases(run) == before
-    for bent in ({**genuine, **changes}, _signed(run, {**genuine, **changes})):
-        _plant(run, bent)
-        with pytest.raises(Refused, match="does not match a signed bundle"):
+    bent = {**genuine, field: {**genuine["files"], **value} if field == "files" else value}
+    for planted in (bent, _signed(run, bent)):
+        _plant(run, planted)
+        with pytest.raises(Refused, match=said):
             run.do_release()
     assert _releases(run) == before
 
