@@ -76,6 +76,16 @@ def test_key_whose_destroyer_was_killed_half_way_is_no_key(tmp_path, monkeypatch
     assert not path.exists()
 
 
+def test_bytes_of_a_destroyed_key_are_overwritten(tmp_path):
+    """Another name of the file, as a backup by links has it, holds the key no more."""
+    keys, copy = open_key_store(str(tmp_path / "keys")), tmp_path / "copy"
+    key = keys.create("reservation/monday-1")
+    copy.hardlink_to(tmp_path / "keys" / "reservation" / "monday-1")
+    assert copy.read_bytes() == key
+    keys.destroy("reservation/monday-1")
+    assert copy.read_bytes() != key
+
+
 def test_generations_of_a_signing_key_stand_side_by_side(keys):
     assert keys.newest("signing/report") == 0
     first = keys.load_or_create("signing/report")

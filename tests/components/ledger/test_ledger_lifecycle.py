@@ -23,11 +23,12 @@ from fedemb.errors import (
 )
 from fedemb.foundation.canonical_json import canonical_json, json_digest
 from fedemb.keys import reservation_key_name, unbound_key_name
-from fedemb.keys.trust import Signer, TrustStore
+from fedemb.keys.trust import Signer, TrustStore, sign_document
 from fedemb.ledger import Anchor, Charge, PlannedSeries
 from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import lowered, renyi_epsilon, spent
 from fedemb.ledger.records import Chain
+from fedemb.ledger.state import ROUND_LOG_SCHEMA
 from fedemb.ledger.terms import terms_of
 from fedemb.privacy.accounting import price, rdp_of
 from fedemb.storage import open_store
@@ -243,6 +244,26 @@ def test_signed_void_of_an_attempt_that_was_bound_or_void_is_refused_by_readers(
     body = {"reservation": reservation.sequence, "reason": "a faulty writer"}
     ledger._append("void", lambda: body, reservation=reservation)
     with pytest.raises(LedgerError, match="only an attempt that was never bound can be void"):
+        kit.reader().verify()
+
+
+@pytest.mark.parametrize("rounds", [21, 200])
+def test_signed_commit_of_more_rounds_than_reserved_is_refused_by_readers(kit, bound, rounds):
+    ledger, reservation = bound
+    named = {"run_id": "monday", "attempt": 1, "rounds_started": rounds}
+    log = {
+        "schema": ROUND_LOG_SCHEMA,
+        **named,
+        "sha": kit_.sha("log"),
+        "card_sha": kit_.sha("card"),
+    }
+    body = {
+        "reservation": reservation.sequence,
+        "rounds_started": rounds,
+        "round_log": sign_document(log, kit.trainer),
+    }
+    ledger._append("commit", lambda: body, reservation=reservation)
+    with pytest.raises(LedgerError, match="more rounds than were reserved"):
         kit.reader().verify()
 
 

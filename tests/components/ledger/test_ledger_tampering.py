@@ -11,6 +11,7 @@ import pytest
 
 from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
+from fedemb.keys.trust import Signer
 from fedemb.ledger import open_ledger
 from fedemb.ledger.records import Chain, decode_record
 from fedemb.ledger.terms import PolicyTerms
@@ -95,6 +96,17 @@ def test_records_swapped_or_replayed_are_denied(kit):
     with pytest.raises(FedEmbError, match="00000005"):
         kit.reader()
     kit.path(5).unlink()
+
+
+def test_signed_record_that_follows_another_one_is_denied(tmp_path):
+    """The ledger's key signed two branches, and records of one were put behind the other."""
+    kit = kit_.make(tmp_path)
+    reservation = kit.open().reserve(run_id="monday", content=kit_.content())
+    signer, void = Signer.load_or_create(kit.keys, "ledger"), {"reason": "never started"}
+    body = {"reservation": reservation.sequence, **void}
+    kit_.forge(kit.ledger_uri, signer, "void", body, previous=sha256_hex(b"the other branch"))
+    with pytest.raises(LedgerError, match=r"00000002\.json does not follow the record before it"):
+        kit.reader()
 
 
 def test_half_a_character_is_denied_also_where_the_chain_alone_is_read(kit):
