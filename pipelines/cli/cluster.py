@@ -202,7 +202,7 @@ def check_cluster_first(
         return
     unknown = ", ".join(item.check for item in findings if item.state == "could not tell")
     say(f"checked the cluster: {len(findings)} findings, not possible: {unknown or 'none'}")
-    require_safe(findings, loaded.accepts)
+    require_safe(findings)
 
 
 def connect(cluster: ClusterOptions) -> Kubeflow:
@@ -258,5 +258,5 @@ def doctor(
     configs = [load_config(source, []) for source in config or []]
     where = namespace_of(namespace, profile)
     findings = check_cluster(Doctor(KubernetesApi(), where, loaded, configs))
-    say_block(table(findings, loaded.accepts))
-    require_safe(findings, loaded.accepts)
+    say_block(table(findings))
+    require_safe(findings)

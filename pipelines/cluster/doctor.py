@@ -20,14 +20,16 @@ from urllib.parse import urlsplit
 
 from fedemb.config import RunConfig
 from fedemb.errors import Refused, StorageError
-from fedemb.foundation.canonical_json import Json, JsonObject
+from fedemb.foundation.canonical_json import JsonObject
 from fedemb.pipelines.cluster.compile import Profile
 from fedemb.pipelines.cluster.kubernetes import Answer, KubernetesApi
 from fedemb.pipelines.cluster.rules import list_at, text_at, value_at
 from fedemb.pipelines.steps import rights_of_groups
 from fedemb.runtime.step import Rights
 
-State = Literal["ok", "unsafe", "could not tell"]
+
+class Unreadable(StorageError):
+    """Something could not be read, so a check could not tell."""
 
 
 @dataclass(frozen=True)
@@ -36,52 +38,34 @@ class Finding:
 
     check: str
     """Its name; a profile accepts an unsafe one by it."""
-    state: State
+    state: Literal["unsafe", "could not tell", "accepted", "ok"]
     what: str
     """Observed state."""
     remedy: str = ""
-    """Remedy; empty if ok."""
+    """Remedy; empty unless unsafe."""
 
 
-def judged(check: str, safe: bool | None, what: str, remedy: str) -> Finding:
-    """Something that was read: ok, or unsafe with its remedy; None: it could not be read."""
-    if safe is None:
-        return Finding(check, "could not tell", what, "ask who may read it")
-    return Finding(check, "ok" if safe else "unsafe", what, "" if safe else remedy)
-
-
-def table(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> str:
+def table(findings: Sequence[Finding]) -> str:
     """One line for each finding, the unsafe ones first."""
-    order = {"unsafe": 0, "could not tell": 1, "ok": 2}
-    lines = []
-    for finding in sorted(findings, key=lambda finding: order[finding.state]):
-        state = "accepted" if _is_accepted(finding, accepted) else finding.state
-        remedy = f"; {finding.remedy}" if finding.remedy else ""
-        lines.append(f"{state:<15} {finding.check:<14} {finding.what}{remedy}")
-    return "\n".join(lines)
+    order = ["unsafe", "accepted", "could not tell", "ok"]
+    return "\n".join(
+        f"{item.state:<15} {item.check:<14} {item.what}{item.remedy and '; '}{item.remedy}"
+        for item in sorted(findings, key=lambda item: order.index(item.state))
+    )
 
 
-def require_safe(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> None:
-    """Raises unless every unsafe finding is named by the profile.
+def require_safe(findings: Sequence[Finding]) -> None:
+    """Raises unless the profile accepts every unsafe finding.
 
     Raises:
-      Refused: one is not.
+      Refused: it does not accept one.
     """
-    open_ones = [
-        finding
-        for finding in findings
-        if finding.state == "unsafe" and not _is_accepted(finding, accepted)
-    ]
-    if open_ones:
-        first = open_ones[0]
+    if unsafe := [finding for finding in findings if finding.state == "unsafe"]:
+        first = unsafe[0]
         raise Refused(
-            f"{len(open_ones)} finding(s) on this cluster are unsafe, first {first.check}: "
+            f"{len(unsafe)} finding(s) on this cluster are unsafe, first {first.check}: "
             f"{first.what}; {first.remedy}, or name it in the profile's `accepts`"
         )
-
-
-def _is_accepted(finding: Finding, accepted: Sequence[str]) -> bool:
-    return finding.state == "unsafe" and finding.check in accepted
 
 
 @dataclass(frozen=True)
@@ -95,18 +79,18 @@ class Doctor:
     configs: Sequence[RunConfig] = ()
     """Configurations of the runs, which name the stores."""
 
-    def mine(self, path: str) -> str:
-        """Path of something of the namespace."""
-        group, _, rest = path.rpartition("|")
-        root = f"/apis/{group}" if group else "/api/v1"
-        return f"{root}/namespaces/{self.namespace}/{rest}"
-
     def get(self, path: str) -> Answer:
-        """Reads something of the namespace."""
-        return self.api.get(self.mine(path))
+        """Reads an object; a path without a leading slash is one of the namespace.
 
+        Raises:
+          Unreadable: it is forbidden.
+        """
+        mine = f"/api/v1/namespaces/{self.namespace}/{path}"
+        answer = self.api.get(path if path.startswith("/") else mine)
+        if answer.status == 403:
+            raise Unreadable(f"{path} may not be read from here. Ask who may read it.")
+        return answer
 
-Check = Callable[[Doctor], Iterator[Finding]]
 
 VERBS = ("list", "read", "write", "delete")
 _FOLDER = {
@@ -123,7 +107,6 @@ _BUCKET = {
 _INPUT = {"private": {"list", "read"}, "names": {"list"}}
 PARALLEL = 8
 """Questions asked at a time."""
-REMEDY = "set the rights of infra/rights.yaml again: `terraform apply`, or infra/s3/*.json"
 
 
 @dataclass(frozen=True)
@@ -138,7 +121,7 @@ class Place:
     """Folder of each run in the private root; empty: rights are the whole bucket's."""
 
     def __str__(self) -> str:
-        name = {"input": "the private images"}.get(self.store, f"storage.{self.store}")
+        name = "the private images" if self.store == "input" else f"storage.{self.store}"
         return f"{self.folder} in {name}" if self.folder else name
 
     @property
@@ -178,15 +161,23 @@ Held = Callable[[str, Place, str], bool]
 """Whether the account of a group may do something in a place."""
 
 
+def _folders() -> set[str]:
+    """Folders of a run in the private root."""
+    return {folder for row in rights_of_groups().values() for folder in row.private}
+
+
+def _rows() -> dict[str, Rights]:
+    """Group -> its row of the table; that of `run`, which drives runs, grants nothing."""
+    return {"run": Rights(), **rights_of_groups()}
+
+
 def places(configs: Iterable[RunConfig]) -> list[Place]:
     """Every place that configurations of runs name, keys left out."""
     found: list[Place] = []
-    folders = sorted({folder for row in rights_of_groups().values() for folder in row.private})
     for config in configs:
         storage, uri = config.storage, config.data.source.uri
-        if storage.private_root:
-            root = storage.private_root
-            found += [Place("private_root", root, folder) for folder in folders]
+        if root := storage.private_root:
+            found += [Place("private_root", root, folder) for folder in sorted(_folders())]
         if uri != "builtin":
             found.append(Place("input", uri.rpartition("/")[0] if urlsplit(uri).path else uri))
         for name in ("public_root", "ledger", "releases", "rollback_anchor"):
@@ -195,64 +186,41 @@ def places(configs: Iterable[RunConfig]) -> list[Place]:
     return list(dict.fromkeys(found))
 
 
-def stores(doctor: Doctor) -> Iterator[Finding]:
+def stores(doctor: Doctor) -> Iterator[str]:
     """Each account may do in each store what the table says, and no more."""
     named = places(doctor.configs)
-    local = [place for place in named if urlsplit(place.address).scheme not in ("gs", "s3")]
-    if not named:
-        remedy = "name the run's configuration by --config"
-        yield Finding("stores", "could not tell", "no configuration names a store", remedy)
-    if local:
-        remedy = "use gs:// or s3:// stores on a cluster (docs/cluster/quickstart.md, step 3)"
-        yield Finding("stores", "could not tell", f"{local[0]} is a folder", remedy)
     for scheme, open_held in (("gs", _held_on_google), ("s3", _held_on_s3)):
         there = [place for place in named if place.address.startswith(f"{scheme}://")]
         if there:
-            yield from _compared(there, open_held, doctor)
+            yield from _compared(open_held(doctor, there), there)
+    yield from _everybody_of_a_project(named)
+    if not named:
+        raise Unreadable("No configuration names a store; name the run's configuration by --config")
+    for place in named:
+        if urlsplit(place.address).scheme not in ("gs", "s3"):
+            raise Unreadable(
+                f"{place} is a folder. Use gs:// or s3:// stores on a cluster "
+                "(docs/cluster/quickstart.md, step 3)."
+            )
 
 
-def _rows() -> dict[str, Rights]:
-    """Group -> its row of the table; that of `run`, which drives runs, grants nothing."""
-    return {"run": Rights(), **rights_of_groups()}
-
-
-def _compared(
-    there: list[Place], open_held: Callable[[Doctor, list[Place]], Held], doctor: Doctor
-) -> Iterator[Finding]:
+def _compared(held: Held, there: Sequence[Place]) -> Iterator[str]:
+    """Yields each right too many, then each too few."""
     rows = _rows()
     questions = [(group, place, verb) for group in rows for place in there for verb in place.verbs]
-    try:
-        held = open_held(doctor, there)
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            answers = list(pool.map(lambda question: held(*question), questions))
-        strangers = _everybody_of_a_project(there)
-    except StorageError as error:
-        yield Finding("stores", "could not tell", str(error), REMEDY)
-        return
-    excess, lacking = [], []
-    for (group, place, verb), allowed in zip(questions, answers, strict=True):
-        wanted = verb in place.allowed(rows[group])
-        if allowed and not wanted:
-            excess.append(f"fedemb-{group} may {verb} {place}")
-        if wanted and not allowed:
-            lacking.append(f"fedemb-{group} may not {verb} {place}")
-    for wrong in filter(None, (excess, lacking, strangers)):
-        more = f", and {len(wrong) - 1} more of the kind" if wrong[1:] else ""
-        yield Finding("stores", "unsafe", wrong[0] + more, REMEDY)
-    if not excess and not lacking and not strangers:
-        what = f"{len(questions)} questions in {len(there)} places: each account as the table says"
-        yield Finding("stores", "ok", what)
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        answers = list(pool.map(lambda question: held(*question), questions))
+    for wanted, word in ((False, "may"), (True, "may not")):
+        for (group, place, verb), allowed in zip(questions, answers, strict=True):
+            if wanted == (verb in place.allowed(rows[group])) and allowed != wanted:
+                yield f"fedemb-{group} {word} {verb} {place}"
 
 
 # S3: each account is asked for by its own key.
 
 
 def _held_on_s3(doctor: Doctor, there: list[Place]) -> Held:
-    secret = doctor.profile.group_secret
-    if secret is None:
-        raise StorageError("The profile has no access keys of the groups. Set `group_secret`.")
-    default = next(iter(doctor.profile.steps.values())).environment
-    clients = {group: _client(doctor, group, default) for group in _rows()}
+    clients = {group: _client(doctor, group) for group in _rows()}
     samples = {place: _sample(place, clients) for place in there}
 
     def held(group: str, place: Place, verb: str) -> bool:
@@ -274,32 +242,29 @@ def _held_on_s3(doctor: Doctor, there: list[Place]) -> Held:
     return held
 
 
-def _client(doctor: Doctor, group: str, environment: Mapping[str, str]) -> Any:
+def _client(doctor: Doctor, group: str) -> Any:
     from botocore.config import Config
     from botocore.session import Session
 
     secret = doctor.profile.group_secret
-    assert secret is not None
-    name = f"{secret.name}-{group}"
+    if secret is None:
+        raise Unreadable("The profile has no access keys of the groups. Set `group_secret`.")
+    name, environment = f"{secret.name}-{group}", doctor.profile.steps["default"].environment
     answer = doctor.get(f"secrets/{name}")
     if answer.status != 200:
-        raise StorageError(
-            f"Secret {name} is not readable (HTTP {answer.status}). Grant the doctor read access."
-        )
+        raise Unreadable(f"Secret {name} is not there. Create the access key of the group.")
     named = {
         variable: base64.b64decode(text_at(answer.body, "data", key)).decode()
         for key, variable in secret.keys.items()
     }
-    # Seen from here the store may have another address than seen from a pod.
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or environment.get("AWS_ENDPOINT_URL")
-    config = Config(connect_timeout=5, read_timeout=20, retries={"max_attempts": 2})
     return Session().create_client(
         "s3",
-        endpoint_url=endpoint,
+        # Seen from here the store may have another address than seen from a pod.
+        endpoint_url=os.environ.get("AWS_ENDPOINT_URL") or environment.get("AWS_ENDPOINT_URL"),
         region_name=environment.get("AWS_DEFAULT_REGION"),
         aws_access_key_id=named.get("AWS_ACCESS_KEY_ID"),
         aws_secret_access_key=named.get("AWS_SECRET_ACCESS_KEY"),
-        config=config,
+        config=Config(connect_timeout=5, read_timeout=20, retries={"max_attempts": 2}),
     )
 
 
@@ -308,13 +273,12 @@ def _sample(place: Place, clients: Mapping[str, Any]) -> str | None:
 
     For a missing object S3 answers "forbidden" to accounts that may not list.
     """
-    rows = _rows()
+    inside = f"/{place.folder}/" if place.folder else ""
     for group, client in clients.items():
-        if "list" in place.allowed(rows[group]):
+        if "list" in place.allowed(_rows()[group]):
             found = _ask(client.list_objects_v2, Bucket=place.bucket, Prefix=place.prefix)
-            names = (item["Key"] for item in (found or {}).get("Contents", []))
-            inside = f"/{place.folder}/" if place.folder else ""
             if found is not None:
+                names = (item["Key"] for item in found.get("Contents", []))
                 return next((name for name in names if inside in name), None)
     return None
 
@@ -326,22 +290,17 @@ def _ask(ask: Callable[..., Any], **what: Any) -> Mapping[str, Any] | None:
     try:
         return ask(**what)
     except ClientError as error:
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        code = str(error.response.get("Error", {}).get("Code"))
-        if code == "NoSuchBucket":
-            raise StorageError(
-                f"Bucket {what['Bucket']} does not exist. Create the bucket, or correct its name."
-            ) from error
-        if status in (401, 403):
+        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (401, 403):
             return None
+        code = str(error.response.get("Error", {}).get("Code"))
         if code in ("404", "NoSuchKey", "NoSuchUpload"):
             return {}
-        raise StorageError(
-            f"Bucket {what['Bucket']} returned {code}. Check its address and permissions."
+        raise Unreadable(
+            f"Bucket {what['Bucket']} returned {code}. Check its name, address and permissions."
         ) from error
     except BotoCoreError as error:
         name = type(error).__name__
-        raise StorageError(
+        raise Unreadable(
             f"the store does not answer from here ({name}); set AWS_ENDPOINT_URL to where it does"
         ) from error
 
@@ -363,20 +322,18 @@ _EVERYBODY = ("allUsers", "allAuthenticatedUsers")
 _OF_A_PROJECT = ("projectViewer:", "projectEditor:")
 
 
-def _everybody_of_a_project(there: list[Place]) -> list[str]:
+def _everybody_of_a_project(named: Iterable[Place]) -> Iterator[str]:
     """Default grants of a new Google bucket to viewers and editors of its project."""
-    closed = {
-        place.bucket: place
-        for place in there
+    closed = dict.fromkeys(
+        place.bucket
+        for place in named
         if place.address.startswith("gs://") and place.store not in ("public_root", "input")
-    }
-    return [
-        f"{member} holds {binding['role']} on the bucket {bucket}"
-        for bucket in closed
-        for binding in _bindings(bucket)
-        for member in sorted(binding["members"])
-        if member.startswith(_OF_A_PROJECT)
-    ]
+    )
+    for bucket in closed:
+        for binding in _bindings(bucket):
+            for member in sorted(binding["members"]):
+                if member.startswith(_OF_A_PROJECT):
+                    yield f"{member} holds {binding['role']} on the bucket {bucket}"
 
 
 def _held_on_google(doctor: Doctor, there: list[Place]) -> Held:
@@ -396,12 +353,8 @@ def _held_on_google(doctor: Doctor, there: list[Place]) -> Held:
 
 def _reaches(condition: Mapping[str, str] | None, place: Place) -> bool:
     """Whether a binding holds in a place; one whose condition is not ours holds everywhere."""
-    if not condition:
-        return True
-    for folder in {folder for row in rights_of_groups().values() for folder in row.private}:
-        if condition.get("expression") == condition_of(folder):
-            return folder == place.folder
-    return True
+    said = (condition or {}).get("expression")
+    return said not in {condition_of(folder) for folder in _folders() - {place.folder}}
 
 
 def condition_of(folder: str) -> str:
@@ -413,14 +366,13 @@ def condition_of(folder: str) -> str:
 
 
 def _google_account(doctor: Doctor, group: str) -> str:
-    name = f"fedemb-{group}"
-    answer = doctor.get(f"serviceaccounts/{name}")
+    answer = doctor.get(f"serviceaccounts/fedemb-{group}")
     annotation = "iam.gke.io/gcp-service-account"
     account = text_at(answer.body, "metadata", "annotations", annotation)
-    if answer.status != 200 or not account:
-        raise StorageError(
-            f"Account {name} has no Google service account (HTTP {answer.status}). Add the "
-            "annotation of Workload Identity."
+    if not account:
+        raise Unreadable(
+            f"Account fedemb-{group} has no Google service account. Add the annotation of Workload "
+            "Identity."
         )
     return account
 
@@ -434,99 +386,78 @@ def _bindings(bucket: str) -> list[Mapping[str, Any]]:
         client = storage.Client(project="unused")
         policy = client.bucket(bucket).get_iam_policy(requested_policy_version=3, timeout=20)
     except (GoogleAPICallError, GoogleAuthError, OSError) as error:
-        raise StorageError(
+        raise Unreadable(
             f"the IAM policy of {bucket} could not be read ({type(error).__name__}); ask who has "
             "storage.buckets.getIamPolicy"
         ) from error
     return list(policy.bindings)
 
 
-_VALIDATING = (
-    "fedemb-step-accounts",
-    "fedemb-pods",
-    "fedemb-claims",
-    "fedemb-train-jobs",
-    "fedemb-no-entry",
-)
 KUBEFLOW_ROOT = "private-artifacts"
 """Folder of a namespace's artifacts in Kubeflow's own store."""
 HEALTH = "/api/v1/namespaces/kubeflow/services/ml-pipeline:8888/proxy/apis/v2beta1/healthz"
-APPLY = "apply infra/kustomize again"
-
 EDITOR = "default-editor"
 """The account on which Kubeflow runs notebooks, and runs that name none."""
 
 
-def _excess(doctor: Doctor, account: str, *actions: tuple[str, tuple[str, str, str]]) -> str | None:
-    """Returns the first action that an account may do; empty: none; None: RBAC cannot be asked."""
-    for verb, thing in actions:
-        allowed = doctor.api.may(account, doctor.namespace, verb, thing)
+def _excess(doctor: Doctor, account: str, *actions: tuple[str, str, str, str]) -> Iterator[str]:
+    """Yields each action (verb, API group, resource, name) that an account may do."""
+    for verb, group, resource, name in actions:
+        allowed = doctor.api.may(account, doctor.namespace, verb, (group, resource, name))
         if allowed is None:
-            return None
+            raise Unreadable("The rights of accounts may not be read. Ask who may read them.")
         if allowed:
-            return f"{account} may {verb} {thing[1]} {thing[2]}".rstrip()
-    return ""
+            yield f"{account} may {verb} {resource} {name}".rstrip()
 
 
-def rights(doctor: Doctor) -> Iterator[Finding]:
+def rights(doctor: Doctor) -> Iterator[str]:
     """No account of a step can help itself to more."""
-    for account in (f"fedemb-{group}" for group in ("run", *rights_of_groups())):
-        excess = _excess(
+    for group in _rows():
+        yield from _excess(
             doctor,
-            account,
-            ("create", ("", "pods", "")),
-            ("list", ("", "secrets", "")),
-            ("create", ("", "pods/exec", "")),
-            ("create", ("", "serviceaccounts/token", "fedemb-train")),
-            ("create", ("rbac.authorization.k8s.io", "rolebindings", "")),
-            ("patch", ("admissionregistration.k8s.io", "validatingadmissionpolicies", "")),
+            f"fedemb-{group}",
+            ("create", "", "pods", ""),
+            ("list", "", "secrets", ""),
+            ("create", "", "pods/exec", ""),
+            ("create", "", "serviceaccounts/token", "fedemb-train"),
+            ("create", "rbac.authorization.k8s.io", "rolebindings", ""),
+            ("patch", "admissionregistration.k8s.io", "validatingadmissionpolicies", ""),
         )
-        if excess != "":
-            what = "the rights of accounts" if excess is None else excess
-            remedy = "take the role binding away that allows it"
-            yield judged("rights", None if excess is None else False, what, remedy)
-            return
-    yield Finding("rights", "ok", "no account of a step has more rights than it needs")
 
 
-def editors(doctor: Doctor) -> Iterator[Finding]:
-    """Returns who may edit the namespace and is not a step, such as Kubeflow's contributors."""
+def editors(doctor: Doctor) -> Iterator[str]:
+    """Nobody who edits the namespace, such as Kubeflow's contributors, can act as a step."""
     actions = [
-        ("create", ("argoproj.io", "workflows", "")),
-        ("delete", ("networking.k8s.io", "networkpolicies", "fedemb-nothing-else")),
+        ("create", "argoproj.io", "workflows", ""),
+        ("delete", "networking.k8s.io", "networkpolicies", "fedemb-nothing-else"),
     ]
     if secret := doctor.profile.group_secret:
-        actions.insert(0, ("get", ("", "secrets", f"{secret.name}-partition")))
-    excess = _excess(doctor, EDITOR, *actions)
-    what = f"{excess}: it can be any step" if excess else f"{EDITOR} cannot act as a step"
-    remedy = "have no notebooks and no contributors there, then accept this in a profile"
-    yield judged("editors", None if excess is None else not excess, what, remedy)
+        actions.insert(0, ("get", "", "secrets", f"{secret.name}-partition"))
+    for excess in _excess(doctor, EDITOR, *actions):
+        yield f"{excess}: it can be any step"
 
 
-def admission(doctor: Doctor) -> Iterator[Finding]:
+def admission(doctor: Doctor) -> Iterator[str]:
     """Each policy is there, fails closed and denies."""
-    actions = ("spec", "validationActions")
-    for kind, names in {
-        "mutatingadmissionpolicies": ("fedemb-step-accounts", "fedemb-step-pods"),
-        "validatingadmissionpolicies": _VALIDATING,
-    }.items():
+    for kind, *names in (
+        ("mutating", "step-accounts", "step-pods"),
+        ("validating", "step-accounts", "pods", "claims", "train-jobs", "no-entry"),
+    ):
+        path = f"/apis/admissionregistration.k8s.io/v1/{kind}admissionpolic"
         for name in names:
-            path = "/apis/admissionregistration.k8s.io/v1"
-            policy = doctor.api.get(f"{path}/{kind}/{name}")
-            bound = doctor.api.get(f"{path}/{kind.replace('policies', 'policybindings')}/{name}")
-            if 403 in (policy.status, bound.status):
-                yield judged("admission", None, f"the policy {name}", APPLY)
-            elif policy.status != 200 or bound.status != 200:
-                yield Finding("admission", "unsafe", f"{kind}/{name} is not in force", APPLY)
+            policy = doctor.get(f"{path}ies/fedemb-{name}")
+            bound = doctor.get(f"{path}ybindings/fedemb-{name}")
+            actions = list_at(bound.body, "spec", "validationActions")
+            if policy.status != 200 or bound.status != 200:
+                yield f"{kind}admissionpolicies/fedemb-{name} is not in force"
             elif value_at(policy.body, "spec", "failurePolicy") != "Fail":
-                yield Finding("admission", "unsafe", f"{name} fails open", APPLY)
-            elif names is _VALIDATING and "Deny" not in list_at(bound.body, *actions):
-                yield Finding("admission", "unsafe", f"{name} warns and does not deny", APPLY)
-    yield from _thief(doctor)
+                yield f"fedemb-{name} fails open"
+            elif kind == "validating" and "Deny" not in actions:
+                yield f"fedemb-{name} warns and does not deny"
 
 
-def _thief(doctor: Doctor) -> Iterator[Finding]:
-    """Checks by a dry run that a pod without a step's label is refused a step's account."""
+def thief(doctor: Doctor) -> Iterator[str]:
+    """A pod without a step's label is refused a step's account: a dry run."""
     closed: JsonObject = {
         "allowPrivilegeEscalation": False,
         "runAsNonRoot": True,
@@ -534,79 +465,100 @@ def _thief(doctor: Doctor) -> Iterator[Finding]:
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    main: Json = {"name": "main", "image": "none", "securityContext": closed}
+    main: JsonObject = {"name": "main", "image": "none", "securityContext": closed}
     pod: JsonObject = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"generateName": "thief-"},
         "spec": {"serviceAccountName": "fedemb-train", "containers": [main]},
     }
-    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
-    refused = None if answer.status != 201 else False
-    if "ValidatingAdmissionPolicy" in answer.message:
-        refused = True
-    what = f"a pod without a step's label on a step's account: {answer.status}"
-    yield judged("thief", refused, f"{what} {answer.message[:80]}".rstrip(), APPLY)
+    answer = doctor.api.post(f"/api/v1/namespaces/{doctor.namespace}/pods?dryRun=All", pod)
+    if answer.status == 201:
+        yield "a pod without a step's label is let in on a step's account"
+    elif "ValidatingAdmissionPolicy" not in answer.message:
+        raise Unreadable(f"A dry run of a pod gave {answer.status}. Ask who may create pods.")
 
 
-def pod_security(doctor: Doctor) -> Iterator[Finding]:
+def pod_security(doctor: Doctor) -> Iterator[str]:
     """The namespace refuses open pods."""
-    answer = doctor.api.get(f"/api/v1/namespaces/{doctor.namespace}")
     label = "pod-security.kubernetes.io/enforce"
-    level = text_at(answer.body, "metadata", "labels", label) or "nothing"
-    safe = None if answer.status == 403 else level == "restricted"
-    yield judged("pod-security", safe, f"the namespace enforces {level}", APPLY)
+    body = doctor.get(f"/api/v1/namespaces/{doctor.namespace}").body
+    level = text_at(body, "metadata", "labels", label)
+    if level != "restricted":
+        yield f"the namespace enforces {level or 'nothing'}"
 
 
-def network(doctor: Doctor) -> Iterator[Finding]:
+def network(doctor: Doctor) -> Iterator[str]:
     """Nothing comes in or goes out but what a policy opens."""
-    status = doctor.get("networking.k8s.io/v1|networkpolicies/fedemb-nothing-else").status
-    safe = None if status == 403 else status == 200
-    what = "all ways in and out are closed but those opened by name"
-    yield judged("network", safe, what if safe else "the network policy is missing", APPLY)
+    place = f"/apis/networking.k8s.io/v1/namespaces/{doctor.namespace}/networkpolicies"
+    if doctor.get(f"{place}/fedemb-nothing-else").status != 200:
+        yield "the network policy is missing"
 
 
-def public_root(doctor: Doctor) -> Iterator[Finding]:
+def public_root(doctor: Doctor) -> Iterator[str]:
     """Kubeflow's own artifacts go to the public root."""
-    answer = doctor.get("configmaps/kfp-launcher")
-    root = text_at(answer.body, "data", "defaultPipelineRoot")
-    named = root.startswith(("gs://", "s3://")) and "PROJECT" not in root
-    own = root.startswith("minio://") or f"/{KUBEFLOW_ROOT}/{doctor.namespace}/" in f"{root}/"
-    what = f"artifacts go to {root or 'the default store of Kubeflow'}"
-    if own:
-        what += ", Kubeflow's own root"
-    safe = None if answer.status == 403 else named and not own
-    yield judged(
-        "public-root", safe, what, "apply launcher.yaml of the overlay with --force-conflicts"
-    )
+    root = text_at(doctor.get("configmaps/kfp-launcher").body, "data", "defaultPipelineRoot")
+    if root.startswith("minio://") or f"/{KUBEFLOW_ROOT}/{doctor.namespace}/" in f"{root}/":
+        yield f"artifacts go to {root}, Kubeflow's own root"
+    elif not root.startswith(("gs://", "s3://")) or "PROJECT" in root:
+        yield f"artifacts go to {root or 'the default store of Kubeflow'}"
 
 
-def multi_user(doctor: Doctor) -> Iterator[Finding]:
+def multi_user(doctor: Doctor) -> Iterator[str]:
     """Kubeflow Pipelines is installed in multi-user mode; an absent field is not a yes."""
-    answer = doctor.api.get(HEALTH)
-    found = answer.body.get("multi_user") is True if answer.status == 200 else None
-    what = f"Kubeflow Pipelines is installed in {'multi' if found else 'single'}-user mode"
-    what = "healthz of the Kubeflow API" if found is None else what
-    remedy = "install it in multi-user mode, where each namespace has accounts of its own"
-    yield judged("multi-user", found, what, remedy)
+    answer = doctor.get(HEALTH)
+    if answer.status != 200:
+        raise Unreadable("healthz of the Kubeflow API did not answer. Ask who may read it.")
+    if answer.body.get("multi_user") is not True:
+        yield "Kubeflow Pipelines is installed in single-user mode"
 
 
-CHECKS: tuple[Check, ...] = (
-    multi_user,
-    rights,
-    editors,
-    admission,
-    pod_security,
-    network,
-    public_root,
-    stores,
+_APPLY = "apply infra/kustomize again"
+_RIGHTS = "set the rights of infra/rights.yaml again: `terraform apply`, or infra/s3/*.json"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question to a cluster."""
+
+    name: str
+    harms: Callable[[Doctor], Iterator[str]]
+    """Yields each harm as a sentence; the first line of its docstring says what is well."""
+    remedy: str
+
+    def finding(self, doctor: Doctor) -> Finding:
+        """Asks, and returns the first harm; one that is found counts also if an error follows."""
+        harms: list[str] = []
+        try:
+            for harm in self.harms(doctor):
+                harms.append(harm)
+        except Unreadable as error:
+            if not harms:
+                return Finding(self.name, "could not tell", str(error))
+        if not harms:
+            return Finding(self.name, "ok", str(self.harms.__doc__).partition("\n")[0])
+        state = "accepted" if self.name in doctor.profile.accepts else "unsafe"
+        more = f", and {len(harms) - 1} more of the kind" if harms[1:] else ""
+        return Finding(self.name, state, harms[0] + more, self.remedy)
+
+
+CHECKS = (
+    Check("multi-user", multi_user, "install Kubeflow Pipelines in multi-user mode"),
+    Check("rights", rights, "take the role binding away that allows it"),
+    Check("editors", editors, "have no notebooks and no contributors, then accept it in a profile"),
+    Check("admission", admission, _APPLY),
+    Check("thief", thief, _APPLY),
+    Check("pod-security", pod_security, _APPLY),
+    Check("network", network, _APPLY),
+    Check("public-root", public_root, "apply launcher.yaml again with --force-conflicts"),
+    Check("stores", stores, _RIGHTS),
 )
 
 
 def check_cluster(doctor: Doctor) -> list[Finding]:
-    """Returns the findings of all checks.
+    """Returns one finding of each check.
 
     Raises:
       StorageError: the API server does not answer.
     """
-    return [finding for check in CHECKS for finding in check(doctor)]
+    return [check.finding(doctor) for check in CHECKS]

@@ -13,7 +13,7 @@ import botocore.session
 import pytest
 
 from fedemb.pipelines.cluster.compile import load_profile
-from fedemb.pipelines.cluster.doctor import Doctor, condition_of, stores
+from fedemb.pipelines.cluster.doctor import CHECKS, Doctor, condition_of
 from fedemb.pipelines.cluster.kubernetes import Answer
 from fedemb.pipelines.steps import rights_of_groups
 from tests.integration.conftest import serving
@@ -61,7 +61,8 @@ def _look(scheme: str, secrets: dict[str, tuple[str, str]] | None = None) -> lis
     )
     profile = load_profile("cpu", INFRA / "profiles" / "s3.yaml")
     doctor = Doctor(Namespace(secrets or {}), "fedemb", profile, [config])
-    return [(finding.state, finding.what) for finding in stores(doctor)]
+    found = [check.finding(doctor) for check in CHECKS if check.name == "stores"]
+    return [(item.state, item.what) for item in found]
 
 
 class Moto:
