@@ -7,26 +7,18 @@ store and no step holds it. A waiver is signed with the policy owner's key of th
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from fedemb.errors import ConfigError, InputError, Refused
 from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cli.cluster import ClusterOptions, check_cluster_first, connect, objects
-from fedemb.pipelines.cli.ledger import (
-    KeysOption,
-    LedgerOption,
-    PolicyOption,
-    ReasonOption,
-    RollbackAnchorOption,
-    open_for_people,
-    reason_text,
-)
+from fedemb.pipelines.cli.ledger import Act, ReasonOption, app, reason_text
 from fedemb.pipelines.cli.options import RunsOption, grouped
 from fedemb.pipelines.output import escaped, say
 
@@ -40,6 +32,8 @@ if TYPE_CHECKING:
     from fedemb.ledger import Ledger
     from fedemb.pipelines.cluster.kubeflow import Kubeflow
     from fedemb.pipelines.cluster.waiting import WaitingRun
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -340,17 +334,15 @@ def start_release(
         say(f"release: run {run.run_id} is already {run.state}")
 
 
+@app.command()
+@grouped
 def approvers(
+    *,
     named: Annotated[
         list[str] | None,
         typer.Argument(help="NAME=PUBLIC_KEY_FILE; repeatable; default: print the approvers."),
     ] = None,
-    *,
-    ledger: LedgerOption,
-    keys: KeysOption,
-    reason: ReasonOption = "",
-    policy: PolicyOption = None,
-    rollback_anchor: RollbackAnchorOption = None,
+    act: Act,
 ) -> None:
     """Set the people who may approve releases. For the policy owner.
 
@@ -359,7 +351,7 @@ def approvers(
     """
     from fedemb.ledger import name_approvers
 
-    opened, key_store = open_for_people(ledger, keys, policy, rollback_anchor)
+    opened, key_store = act.open()
     if not named:
         for public, name in opened.state.approvers.items():
             say(f"{name}  {public}")
@@ -378,43 +370,42 @@ def approvers(
                 "ada=ada.pub."
             )
         people[name] = _public_key(Path(path).expanduser())
-    record = name_approvers(opened, people, reason_text(reason), key_store, rollback_anchor)
+    record = name_approvers(opened, people, reason_text(act.reason), key_store, act.rollback_anchor)
     say(f"record {record.sequence}: only {', '.join(people)} may approve")
 
 
 def _signer(path: Path) -> Signer:
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     from fedemb.keys.trust import Signer
 
-    wrong = f"{path} is not a readable OpenSSH private key of type Ed25519"
-    try:
-        data = read_regular(path.expanduser())
+    def load(data: bytes) -> object:
         try:
-            private = load_ssh_private_key(data, None)
+            return load_ssh_private_key(data, None)
         except TypeError:  # it is encrypted
             word = typer.prompt(escaped(f"Passphrase of {path}"), hide_input=True)
-            private = load_ssh_private_key(data, word.encode())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{wrong} ({error}); make one with ssh-keygen -t ed25519") from error
-    if not isinstance(private, Ed25519PrivateKey):
-        raise InputError(f"{wrong}; make one with ssh-keygen -t ed25519")
-    return Signer.of_approver(private)
+            return load_ssh_private_key(data, word.encode())
+
+    return Signer.of_approver(_key(path, load, Ed25519PrivateKey))
 
 
 def _public_key(path: Path) -> str:
-    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+    return _key(path, load_ssh_public_key, Ed25519PublicKey).public_bytes_raw().hex()
+
+
+def _key(path: Path, load: Callable[[bytes], object], kind: type[K]) -> K:
+    """Returns a key of OpenSSH of one kind."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    wrong = f"{path} is not a readable OpenSSH key of the kind {kind.__name__}"
     try:
-        public = load_ssh_public_key(read_regular(path))
+        found = load(read_regular(path.expanduser()))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(
-            f"{path} is not an OpenSSH public key ({error}). Pass the .pub file."
-        ) from error
-    if not isinstance(public, Ed25519PublicKey):
-        raise InputError(f"{path} is not an Ed25519 key. Create one with `ssh-keygen -t ed25519`.")
-    return public.public_bytes_raw().hex()
+        raise InputError(f"{wrong} ({error}). Make one with `ssh-keygen -t ed25519`.") from error
+    if not isinstance(found, kind):
+        raise InputError(f"{wrong}. Make one with `ssh-keygen -t ed25519`.")
+    return found

@@ -21,7 +21,6 @@ from fedemb.pipelines.output import say, say_json
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
     from fedemb.keys import KeyStore
-    from fedemb.keys.trust import TrustStore
     from fedemb.ledger import Ledger
     from fedemb.ledger.state import LedgerState
 
@@ -44,21 +43,39 @@ ReasonOption = Annotated[
 ]
 
 
+app = typer.Typer(
+    help="Show, verify and change the privacy ledger of a policy.", no_args_is_help=True
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Act:
     """Options of an act on a policy that is recorded with a reason."""
 
     ledger: LedgerOption
     keys: KeysOption
-    reason: ReasonOption
+    reason: ReasonOption = ""
     policy: PolicyOption = None
     rollback_anchor: RollbackAnchorOption = None
 
     def open(self) -> tuple[Ledger, KeyStore]:
-        """Returns the ledger and its key store, see `open_for_people`."""
-        return open_for_people(self.ledger, self.keys, self.policy, self.rollback_anchor)
+        """Returns the ledger, all signatures verified, not older than its marks, and its keys.
+
+        Raises:
+          Refused: the policy has a rollback anchor, and it was not named.
+        """
+        from fedemb.keys import open_key_store
+        from fedemb.ledger import check_high_water, find_rollback_anchor
+        from fedemb.pipelines.cli.ledger_summary import load
+
+        opened = load(self.ledger, self.policy, None, signatures=True)
+        key_store, named = open_key_store(self.keys), [self.rollback_anchor or ""]
+        anchor = find_rollback_anchor(opened, [*filter(None, named)])
+        check_high_water(opened, key_store, anchor)
+        return opened, key_store
 
 
+@app.command()
 @grouped
 def void(
     *, run_id: Annotated[str, typer.Argument(help="Run whose reservation is returned.")], act: Act
@@ -85,6 +102,7 @@ def void(
     )
 
 
+@app.command(name="rotate-keys")
 def rotate(
     ledger: LedgerOption,
     keys: KeysOption,
@@ -131,27 +149,6 @@ def rotate(
     say("a step that was running meanwhile ends with exit code 4; resume its run")
 
 
-def open_for_people(
-    ledger: str, keys: str, policy: str | None, rollback_anchor: str | None
-) -> tuple[Ledger, KeyStore]:
-    """The ledger with all signatures verified, not older than its marks wherever they are made.
-
-    Raises:
-      Refused: the policy has a rollback anchor, and it was not named.
-    """
-    from fedemb.keys import open_key_store
-    from fedemb.ledger import check_high_water, find_rollback_anchor
-    from fedemb.pipelines.cli.ledger_summary import load
-
-    opened, key_store = load(ledger, policy, None, signatures=True), open_key_store(keys)
-    check_high_water(
-        opened,
-        key_store,
-        find_rollback_anchor(opened, [rollback_anchor] if rollback_anchor else []),
-    )
-    return opened, key_store
-
-
 def reason_text(reason: str) -> str:
     """A reason that says something, for a record that stays."""
     if not reason.strip():
@@ -178,6 +175,7 @@ class Loss:
     )
 
 
+@app.command()
 @grouped
 def charge(
     *,
@@ -211,10 +209,6 @@ def charge(
         say(f"  {block}: epsilon {epsilon:.4g} -> {after:.4g} of the cap {cap:g}{over}")
 
 
-app = typer.Typer(
-    help="Show, verify and change the privacy ledger of a policy.", no_args_is_help=True
-)
-
 TrustOption = Annotated[
     Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
 ]
@@ -226,27 +220,40 @@ ConfigOption = Annotated[
 ]
 
 
-def _trust(path: Path | None) -> TrustStore | None:
-    from fedemb.keys.trust import TrustStore
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Options of a command that reads a ledger."""
 
-    return None if path is None else TrustStore.load(path)
+    ledger: LedgerOption
+    policy: PolicyOption = None
+    trust: TrustOption = None
+    keys: MarksOption = None
+    rollback_anchor: RollbackAnchorOption = None
 
+    def open(self, policy: str | None = None, *, signatures: bool) -> Ledger:
+        """Returns the ledger of a policy, see `ledger_summary.load`."""
+        from fedemb.keys.trust import TrustStore
+        from fedemb.pipelines.cli.ledger_summary import load
 
-def check_marks(ledger: Ledger, keys: str | None, rollback_anchor: str | None) -> int | None:
-    """Returns the number of markers the ledger matches; None: their location is unknown."""
-    from fedemb.keys import open_key_store
-    from fedemb.ledger import check_high_water
+        trust = TrustStore.load(self.trust) if self.trust else None
+        return load(self.ledger, self.policy or policy, trust, signatures=signatures)
 
-    if keys is None and rollback_anchor is None:
-        return None
-    return check_high_water(ledger, open_key_store(keys) if keys else None, rollback_anchor)
+    def marks(self, ledger: Ledger) -> int | None:
+        """Returns the number of markers the ledger matches; None: their location is unknown."""
+        from fedemb.keys import open_key_store
+        from fedemb.ledger import check_high_water
+
+        if self.keys is None and self.rollback_anchor is None:
+            return None
+        keys = open_key_store(self.keys) if self.keys else None
+        return check_high_water(ledger, keys, self.rollback_anchor)
 
 
 @app.command()
 def init(
     config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
     ledger: LedgerOption,
-    keys: Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")],
+    keys: KeysOption,
     set_: SetOption = None,
     trust_output: Annotated[
         Path | None, typer.Option(help="File to write the public keys to, for recipients.")
@@ -303,29 +310,18 @@ def init(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What `fedemb ledger show` shows."""
-
-    min_remaining: Annotated[
-        float | None,
-        typer.Option(help="Exit with code 3 if a block has less epsilon left. [no limit]", min=0),
-    ] = None
-    json_: JsonOption = False
-
-
 @app.command()
 @grouped
 def show(
     *,
-    ledger: LedgerOption,
-    policy: PolicyOption = None,
-    trust: TrustOption = None,
+    reading: Reading,
     config: ConfigOption = None,
     set_: SetOption = None,
-    keys: MarksOption = None,
-    rollback_anchor: RollbackAnchorOption = None,
-    shown: Shown,
+    min_remaining: Annotated[
+        float | None,
+        typer.Option(help="Exit with code 3 if a block has less epsilon left. [no limit]", min=0),
+    ] = None,
+    json_: JsonOption = False,
 ) -> None:
     """Show spent and remaining budget.
 
@@ -340,9 +336,8 @@ def show(
         from fedemb.pipelines.run.load_config import load_config
 
         planned = load_config(config, set_ or [])
-        policy = policy or planned.policy.policy_id
-    opened = text.load(ledger, policy, _trust(trust), signatures=False)
-    check_marks(opened, keys, rollback_anchor)
+    opened = reading.open(planned and planned.policy.policy_id, signatures=False)
+    reading.marks(opened)
     forecast: dict[str, int | str | None] = {}
     if planned is not None:
         content = text.content_of(planned)
@@ -353,17 +348,17 @@ def show(
             "more_runs_that_fit": fit,
             "first_run_without_budget": due and due.isoformat(timespec="seconds"),
         }
-    if shown.json_:
+    if json_:
         say_json({**text.summary(opened), **forecast})
     else:
         _show(opened, forecast)
-    if (limit := shown.min_remaining) is not None:
+    if min_remaining is not None:
         worst = opened.state.worst_block()
         left = opened.terms.epsilon_cap - (opened.spent(worst).epsilon if worst else 0.0)
-        if not left >= limit:
+        if not left >= min_remaining:
             raise Refused(
-                f"Only epsilon {left:.4g} is left, below --min-remaining {limit:g}. Run less "
-                "often, or continue under a new policy."
+                f"Only epsilon {left:.4g} is left, below --min-remaining {min_remaining:g}. Run "
+                "less often, or continue under a new policy."
             )
 
 
@@ -389,34 +384,30 @@ def _show(opened: Ledger, forecast: Mapping[str, int | str | None]) -> None:
 
 
 def _show_decisions(state: LedgerState) -> None:
-    """Prints evaluations, external charges, waivers, approvals and rotations."""
+    """Prints evaluations, approvers, external charges, decisions and rotations."""
     from fedemb.documents import ledger_record as kinds
     from fedemb.pipelines.cli import ledger_summary as text
 
     if state.evaluations:
         say("", f"held-out users were evaluated {text.counted(len(state.evaluations), 'time')}")
-    for record in state.external:
-        charge = record.content(kinds.ChargeRecord)
-        say(
-            "",
-            f"external charge {charge.name!r} declared by {record.actor} on "
-            f"{', '.join(charge.blocks) or 'all blocks'}: {charge.reason}",
-        )
     if state.approvers:
         say("", f"who may approve releases: {', '.join(sorted(state.approvers.values()))}")
-    for record in state.decisions:
-        made = record.content(kinds.DecisionRecord)
-        did = f"waived {made.code} ({made.reason}) for"
-        if made.report_sha is not None:
-            did = f"approved report {made.report_sha[:12]} of"
-        say("", f"{record.actor} {did} model {made.model_sha[:12]} at {record.time}")
-    for record in state.rotations:
-        rotation = record.content(kinds.KeysRecord)
-        say(
-            "",
-            f"record {record.sequence}, by {record.actor}: new signing keys of "
-            f"{', '.join(str(key['role']) for key in rotation.keys)}: {rotation.reason}",
-        )
+    for record in (*state.external, *state.decisions, *state.rotations):
+        match record.document.body.body:
+            case kinds.ChargeRecord() as made:
+                where = ", ".join(made.blocks) or "all blocks"
+                did = f"declared the external charge {made.name!r} on {where}: {made.reason}"
+            case kinds.DecisionRecord() as made:
+                did = f"waived {made.code} ({made.reason})"
+                if made.report_sha is not None:
+                    did = f"approved report {made.report_sha[:12]}"
+                did += f" for model {made.model_sha[:12]}"
+            case kinds.KeysRecord() as made:
+                roles = ", ".join(str(key["role"]) for key in made.keys)
+                did = f"named new signing keys of {roles}: {made.reason}"
+            case _:
+                continue
+        say("", f"record {record.sequence}, {record.time}: {record.actor} {did}")
 
 
 def _show_runs(opened: Ledger) -> None:
@@ -446,16 +437,14 @@ def _show_runs(opened: Ledger) -> None:
 
 
 @app.command()
+@grouped
 def verify(
-    ledger: LedgerOption,
-    policy: PolicyOption = None,
-    trust: TrustOption = None,
+    *,
+    reading: Reading,
     anchor: Annotated[
         list[str] | None,
         typer.Option(help="SEQUENCE:SHA256 of a record, saved elsewhere; repeatable."),
     ] = None,
-    keys: MarksOption = None,
-    rollback_anchor: RollbackAnchorOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Verify bytes, chain, signatures, rules and caps of the whole ledger.
@@ -471,10 +460,9 @@ def verify(
         if not sequence.isdecimal():
             raise InputError(f"--anchor {item!r} is not valid. Pass SEQUENCE:SHA256.")
         anchors.append(Anchor(int(sequence), sha, "--anchor"))
-    opened = text.load(ledger, policy, _trust(trust), signatures=True)
+    opened = reading.open(signatures=True)
     opened.verify(anchors)
-    marks = check_marks(opened, keys, rollback_anchor)
-    head = opened.head
+    marks, head = reading.marks(opened), opened.head
     if json_:
         answer = {"verified": True, "sequence": head.sequence, "sha": head.sha, "marks": marks}
         say_json(answer, indent=None)
@@ -487,11 +475,3 @@ def verify(
         say("ledger freshness not checked; pass --keys or --rollback-anchor to check it")
     else:
         say(f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges")
-
-
-for act, name in (
-    (void, "void"),
-    (charge, "charge"),
-    (rotate, "rotate-keys"),
-):
-    app.command(name=name)(act)

@@ -21,7 +21,7 @@ from typing_extensions import override
 from fedemb.errors import FedEmbError, InputError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.environment import missing_extra
-from fedemb.pipelines.cli.approve import approve, approvers
+from fedemb.pipelines.cli.approve import approve
 from fedemb.pipelines.cli.backbone import backbone_app
 from fedemb.pipelines.cli.cluster import doctor, schedule, submit
 from fedemb.pipelines.cli.data import check_data, make_data
@@ -91,7 +91,6 @@ app.command()(plan)
 app.command()(submit)
 app.command()(doctor)
 app.command()(schedule)
-ledger_app.command()(approvers)
 app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)

@@ -56,7 +56,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def call(**values: Any) -> None:
         made = {
-            name: group(**{field.name: values.pop(field.name) for field in _fields(group)})
+            name: group(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            )
             for name, group in groups.items()
         }
         command(**made, **values)
@@ -64,10 +66,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
     call.__annotations__ = {option.name: option.annotation for option in options}
     return call
-
-
-def _fields(group: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(group)
 
 
 def _options(group: type[Any]) -> list[inspect.Parameter]:
@@ -81,7 +79,7 @@ def _options(group: type[Any]) -> list[inspect.Parameter]:
             else field.default,
             annotation=hints[field.name],
         )
-        for field in _fields(group)
+        for field in dataclasses.fields(group)
     ]
 
 

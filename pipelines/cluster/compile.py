@@ -53,77 +53,6 @@ _CLOSED: JsonObject = {
 }
 
 
-def training_runtime(
-    *,
-    image: str,
-    namespace: str,
-    resources: JsonObject,
-    environment: dict[str, str],
-    node_selector: JsonObject,
-    tolerations: list[Json],
-    shared_memory: str | None,
-) -> JsonObject:
-    """Returns the manifest; its name has the digest of the rest, so that a pipeline finds its own.
-
-    `resources` are limits and requests of each host, accelerators included; `shared_memory` is the
-    size of /dev/shm.
-    """
-    volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
-    mounts: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}]
-    if shared_memory:
-        limited: JsonObject = {"medium": "Memory", "sizeLimit": shared_memory}
-        volumes.append({"name": "shm", "emptyDir": limited})
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    container: JsonObject = {
-        "name": CONTAINER,
-        "image": image,
-        "command": ["python3", "-m", "fedemb.training.hosts"],
-        "env": [{"name": name, "value": value} for name, value in environment.items()],
-        "resources": {"limits": resources, "requests": resources},
-        "securityContext": _CLOSED,
-        "volumeMounts": mounts,
-    }
-    pod: JsonObject = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "nodeSelector": node_selector,
-        "tolerations": tolerations,
-        "volumes": volumes,
-        "containers": [container],
-    }
-    job: JsonObject = {
-        "backoffLimit": 0,  # a host that comes again finds no chief
-        "template": {"metadata": {"labels": {HOST_LABEL: "train"}}, "spec": pod},
-    }
-    return _named_runtime(job, namespace)
-
-
-def _named_runtime(job: JsonObject, namespace: str) -> JsonObject:
-    """Returns the runtime of a job; its name contains the digest of its content."""
-    ancestor: JsonObject = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    template: JsonObject = {"metadata": {"labels": ancestor}, "spec": job}
-    spec: JsonObject = {
-        "mlPolicy": {"numNodes": 1, "jax": {}},
-        "template": {"spec": {"replicatedJobs": [{"name": CONTAINER, "template": template}]}},
-    }
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": {
-            "name": f"fedemb-hosts-{sha256_hex(canonical_json(spec))[:10]}",
-            "namespace": namespace,
-            "labels": {"trainer.kubeflow.org/framework": "jax"},
-        },
-        "spec": spec,
-    }
-
-
 def violations_of_hosts(runtime: JsonObject) -> Iterator[str]:
     """Every rule that a TrainingRuntime breaks, as a sentence."""
     for replicated in objects_at(runtime, "spec", "template", "spec", "replicatedJobs"):
@@ -410,25 +339,77 @@ def _require_kubernetes() -> None:
 
 
 def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> JsonObject:
-    """Where the other hosts of a step are made from."""
+    """Where the other hosts of a step are made from.
+
+    Its name has the digest of the rest, so that a pipeline finds its own.
+    """
     wanted = profile.steps[step.name]
     if step.resources != "train" or profile.backend != "jax":
         raise ConfigError(
             f"{step.name} has hosts={wanted.hosts}, and only a step that trains on JAX may have "
             "several; set `backend: jax` in the profile, or hosts: 1"
         )
+    labels: JsonObject = {HOST_LABEL: "train"}
+    pod = _host_pod(wanted, images[wanted.image or step.image])
+    job: JsonObject = {
+        "backoffLimit": 0,  # a host that comes again finds no chief
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    ancestor: JsonObject = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    template: JsonObject = {"metadata": {"labels": ancestor}, "spec": job}
+    spec: JsonObject = {
+        "mlPolicy": {"numNodes": 1, "jax": {}},
+        "template": {"spec": {"replicatedJobs": [{"name": CONTAINER, "template": template}]}},
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {
+            "name": f"fedemb-hosts-{sha256_hex(canonical_json(spec))[:10]}",
+            "namespace": profile.namespace or "fedemb",
+            "labels": {"trainer.kubeflow.org/framework": "jax"},
+        },
+        "spec": spec,
+    }
+
+
+def _host_pod(wanted: StepResources, image: str) -> JsonObject:
+    """Returns the pod of one host: no account, no key, no store."""
     resources: JsonObject = {"cpu": wanted.cpu, "memory": wanted.memory}
     if wanted.accelerator:
         resources[wanted.accelerator.type] = str(wanted.accelerator.count)
-    return training_runtime(
-        image=images[wanted.image or step.image],
-        namespace=profile.namespace or "fedemb",
-        resources=resources,
-        environment=_promised(wanted),
-        node_selector={**wanted.node_selector},
-        tolerations=[taint.model_dump(exclude_none=True) for taint in wanted.tolerations],
-        shared_memory=wanted.shared_memory,
-    )
+    volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
+    mounts: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if wanted.shared_memory:
+        limited: JsonObject = {"medium": "Memory", "sizeLimit": wanted.shared_memory}
+        volumes.append({"name": "shm", "emptyDir": limited})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    return {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": {**wanted.node_selector},
+        "tolerations": [taint.model_dump(exclude_none=True) for taint in wanted.tolerations],
+        "volumes": volumes,
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image,
+                "command": ["python3", "-m", "fedemb.training.hosts"],
+                "env": [
+                    {"name": name, "value": value} for name, value in _promised(wanted).items()
+                ],
+                "resources": {"limits": resources, "requests": resources},
+                "securityContext": _CLOSED,
+                "volumeMounts": mounts,
+            }
+        ],
+    }
 
 
 def _call_hosts(task: PipelineTask, hosts: int, runtime: JsonObject) -> None:

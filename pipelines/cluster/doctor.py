@@ -93,18 +93,12 @@ class Doctor:
 
 
 VERBS = ("list", "read", "write", "delete")
-_FOLDER = {
-    "none": set[str](),
-    "read": {"read"},
-    "write": {"read", "write"},
+_OF_WORD = {
+    "names": {"list"},
+    **{word: {"list", "read"} for word in ("read", "private")},
+    **{word: {"list", "read", "write"} for word in ("append", "create", "write")},
 }
-_BUCKET = {
-    "none": set[str](),
-    "read": {"list", "read"},
-    "append": {"list", "read", "write"},
-    "create": {"list", "read", "write"},
-}
-_INPUT = {"private": {"list", "read"}, "names": {"list"}}
+"""Word of the table -> actions on a whole bucket."""
 PARALLEL = 8
 """Questions asked at a time."""
 
@@ -147,14 +141,14 @@ class Place:
         """
         match self.store:
             case "public_root":
-                return {"list", "read", "write"}
+                return _OF_WORD["write"]
             case "private_root":
-                names = {"list"} if rights.private else set[str]()
-                return names | _FOLDER[rights.private.get(self.folder, "none")]
+                inside = _OF_WORD.get(rights.private.get(self.folder, "none"), set())
+                return inside - {"list"} | ({"list"} if rights.private else set())
             case "input":
-                return set[str]().union(*(_INPUT.get(kind, set()) for kind in rights.input))
+                return set[str]().union(*(_OF_WORD.get(kind, set()) for kind in rights.input))
             case store:
-                return _BUCKET[getattr(rights, store)]
+                return _OF_WORD.get(getattr(rights, store), set())
 
 
 Held = Callable[[str, Place, str], bool]
@@ -426,7 +420,7 @@ def rights(doctor: Doctor) -> Iterator[str]:
 
 
 def editors(doctor: Doctor) -> Iterator[str]:
-    """Nobody who edits the namespace, such as Kubeflow's contributors, can act as a step."""
+    """No editor of the namespace, such as a contributor of Kubeflow, can act as a step."""
     actions = [
         ("create", "argoproj.io", "workflows", ""),
         ("delete", "networking.k8s.io", "networkpolicies", "fedemb-nothing-else"),

@@ -11,11 +11,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
-
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
@@ -24,18 +19,16 @@ from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.environment import require_modules
 from fedemb.foundation.files import write_bytes
 from fedemb.ledger.root import TRUST_NAME
-from fedemb.pipelines.output import escaped, say
-from fedemb.pipelines.run.directory import RunDirectory, RunState
+from fedemb.pipelines.output import say
+from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
 from fedemb.pipelines.run.local import (
-    PlainView,
-    Status,
+    View,
     closing_lines,
     run_pipeline,
     steps_taken_over,
 )
 from fedemb.pipelines.run.pages import collect_reports
-from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.section import UNITS, count_of
 from fedemb.storage import open_store
 
@@ -272,14 +265,13 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     Raises:
       InputError: the step does not exist, or an earlier step has not finished.
     """
-    console = Console()
     say(f"run {run.run_id} in {run.root}")
     state = run.read_state()
     if start is None and state.exit_code == 0 and state.closing_lines:
         say("Run already completed; no step is run again.")
     else:
         _require_packages(run.config())
-        state = _run(run, console, steps_taken_over(run, start))
+        state = run_pipeline(run, View(say), steps_taken_over(run, start))
         state.closing_lines = closing_lines(run, state)
         run.write_state(state)
         collect_reports(run)
@@ -294,46 +286,8 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     return exit_code
 
 
-def _run(run: RunDirectory, console: Console, taken_over: Sequence[str]) -> RunState:
-    if not console.is_terminal:
-        return run_pipeline(run, PlainView(say), taken_over)
-    view = LiveView(PIPELINE.steps)
-    with Live(view, console=console, refresh_per_second=4):
-        return run_pipeline(run, view, taken_over)
-
-
 def write_index(run: RunDirectory) -> None:
     """Writes the page that links everything a run has to show."""
     from fedemb.pipelines.run.pages import render_index
 
     write_bytes(run.index, render_index(run).encode())
-
-
-class LiveView:
-    """A table of steps and the newest round, redrawn in place."""
-
-    def __init__(self, steps: Sequence[str]) -> None:
-        self.rows: dict[str, tuple[Status | None, str]] = dict.fromkeys(steps, (None, ""))
-        self.notes: list[str] = []
-        self._since: dict[str, float] = {}
-
-    def show(self, status: Status, step: str, text: str = "") -> None:
-        """See View."""
-        if status == "note":
-            self.notes.append(text)
-            return
-        if status == "started":
-            self._since[step] = time.monotonic()
-        self.rows[step] = (status, "reused" if status == "reused" else text)
-
-    def __rich__(self) -> Table:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        running, done = "[cyan]>[/]", "[green]ok[/]"
-        marks = {"started": running, "progress": running, "finished": done, "reused": done}
-        for step, (status, shown) in self.rows.items():
-            text = f"{time.monotonic() - self._since[step]:.0f} s" if status == "started" else shown
-            mark = " " if status is None else marks.get(status, "[red]x[/]")
-            table.add_row(mark, step, Text(escaped(text)))
-        for note in self.notes:
-            table.add_row("[yellow]![/]", "note", Text(escaped(note)))
-        return table

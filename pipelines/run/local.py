@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.errors import (
@@ -146,20 +146,6 @@ RECENT = 16
 
 
 Status = Literal["started", "progress", "finished", "failed", "reused", "note"]
-
-
-class View(Protocol):
-    """Display of a run: a live table on a terminal, plain lines elsewhere."""
-
-    def show(self, status: Status, step: str, text: str = "") -> None:
-        """Shows what happened to a step.
-
-        Args:
-          status: `reused`: it finished earlier in this run; `note`: it reports a warning.
-          step: name of the step.
-          text: duration, error, warning, or a line of public progress.
-        """
-        ...
 
 
 def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) -> RunState:
@@ -315,15 +301,21 @@ def _say_no_more() -> None:
                 os.dup2(nowhere.fileno(), descriptor)
 
 
-class PlainView:
-    """One line per event, for logs and pipes."""
+class View:
+    """Display of a run: one line per event."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
         self._last_round = 0.0
 
     def show(self, status: Status, step: str, text: str = "") -> None:
-        """See View; at most one line of progress in five seconds."""
+        """Shows what happened to a step; at most one line of progress in five seconds.
+
+        Args:
+          status: `reused`: it finished earlier in this run; `note`: it reports a warning.
+          step: name of the step.
+          text: duration, error, warning, or a line of public progress.
+        """
         now = time.monotonic()
         if status == "progress":
             if now - self._last_round < 5:

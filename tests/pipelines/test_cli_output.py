@@ -23,7 +23,6 @@ PRINTS_ITSELF = {
     "pipelines/cli/approve.py typer.prompt": "escaped",
     "pipelines/cli/data.py Console": "a bar with our own words and numbers",
     "pipelines/cli/cluster.py typer.confirm": "our own question",
-    "pipelines/run/command.py Console": "a table whose texts are escaped",
     "pipelines/run/local.py sys.exit": "the child's error, which the parent prints escaped",
 }
 """Calls that print in another way, and why they may."""

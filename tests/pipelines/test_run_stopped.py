@@ -41,10 +41,10 @@ WATCHING = """
 import signal, sys
 from pathlib import Path
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.local import PlainView, run_pipeline
+from fedemb.pipelines.run.local import View, run_pipeline
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
 sys.executable = sys.argv[2]
-run_pipeline(RunDirectory(Path(sys.argv[1])), PlainView(lambda text: print(text, flush=True)))
+run_pipeline(RunDirectory(Path(sys.argv[1])), View(lambda text: print(text, flush=True)))
 """
 
 
