@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 
 from fedemb.documents.model import stored_tensors
@@ -23,24 +22,40 @@ GIGABYTE = 1 << 30
 LOOK = """
 import os, re, resource, sys
 from pathlib import Path
-from fedemb.foundation.canonical_json import file_digest
-from fedemb.documents.model import stored_tensors
-from fedemb.errors import ArtifactError
+from fedemb.errors import FedEmbError
 
-path = Path(sys.argv[1])
+def bytes_read():
+    return int(re.search(r"rchar: (\\d+)", Path("/proc/self/io").read_text())[1])
+
+path, *trust = map(Path, sys.argv[1:])
+if trust:
+    from fedemb.pipelines.cli.options import require_released as look
+else:
+    from fedemb.documents.model import stored_tensors
+    from fedemb.foundation.canonical_json import file_digest
+    look = lambda path: stored_tensors(path, file_digest(path))
+before, started = bytes_read(), sum(os.times()[:4])
 try:
-    stored_tensors(path, file_digest(path))
+    look(path, *trust)
     said = "taken"
-except ArtifactError as error:
+except FedEmbError as error:
     said = str(error)
 own = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 peak = max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
-print(peak, sum(os.times()[:4]), said)
+print(peak, sum(os.times()[:4]) - started, bytes_read() - before, said)
 """
-"""Prints the most bytes that it, or the child it looked with, ever had, and seconds of both.
+"""Looks at a model file, or at a bundle as `embed` does first.
 
-Runs in a new process, because a process inherits the peak memory of its parent.
+Prints the most bytes that it, or the child it looked with, ever had, seconds of both, bytes read
+and the error. Runs in a new process, because a process inherits the peak memory of its parent.
 """
+
+
+def _looked(*paths):
+    command = [sys.executable, "-c", LOOK, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak, seconds, read, said = done.stdout.split(maxsplit=3)
+    return int(peak), float(seconds), int(read), said
 
 
 def _keras(path, weights, compression=zipfile.ZIP_STORED):
@@ -87,13 +102,10 @@ def test_model_file_that_unfolds_is_refused_small_and_fast(tmp_path, bomb):
     path = tmp_path / "backbone.keras"
     BOMBS[bomb](path)
     assert path.stat().st_size < 8 << 20
-    looked = subprocess.run(
-        [sys.executable, "-c", LOOK, path], capture_output=True, text=True, check=True
-    )
-    peak, seconds, said = looked.stdout.split(maxsplit=2)
+    peak, seconds, _, said = _looked(path)
     assert "backbone.keras" in said
-    assert int(peak) < 2 * GIGABYTE
-    assert float(seconds) < 30
+    assert peak < 2 * GIGABYTE
+    assert seconds < 30
 
 
 def test_look_inside_is_cut_off_at_its_memory(tmp_path, monkeypatch):
@@ -136,30 +148,6 @@ def test_unsigned_bundle_is_not_looked_into(bundle, monkeypatch):
     (problem,) = problems_of(str(folder), trust)
     assert "signature of the release document does not match" in problem
     assert not looked
-
-
-ORIGIN = """
-import re, sys, time
-from pathlib import Path
-from fedemb.errors import FedEmbError
-from fedemb.pipelines.cli.options import require_released
-
-def bytes_read():
-    return int(re.search(r"rchar: (\\d+)", Path("/proc/self/io").read_text())[1])
-
-started, before = time.process_time(), bytes_read()
-try:
-    require_released(Path(sys.argv[1]), Path(sys.argv[2]))
-    said = "taken"
-except FedEmbError as error:
-    said = str(error)
-peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-print(peak, time.process_time() - started, bytes_read() - before, said)
-"""
-"""What `embed` does first.
-
-Prints peak memory, seconds, bytes read and the error.
-"""
 
 
 def _newlines(folder):
@@ -212,14 +200,11 @@ LARGE = {
 def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack):
     folder, trust = bundle
     LARGE[attack](folder)
-    looked = subprocess.run(
-        [sys.executable, "-c", ORIGIN, folder, trust], capture_output=True, text=True, check=True
-    )
-    peak, seconds, read, said = looked.stdout.split(maxsplit=3)
+    peak, seconds, read, said = _looked(folder, trust)
     assert "taken" not in said
-    assert int(peak) < GIGABYTE // 2
-    assert float(seconds) < 10
-    assert int(read) < GIGABYTE // 8  # at most one line of the ledger
+    assert peak < GIGABYTE // 2
+    assert seconds < 10
+    assert read < GIGABYTE // 8  # at most one line of the ledger
 
 
 def test_file_that_grows_while_it_is_read_is_read_to_its_first_excess_byte(tmp_path):
@@ -253,12 +238,9 @@ def test_link_and_device_in_a_bundle_are_not_followed(bundle, tmp_path, same):
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"a":' * 50_000, "[" * 100 + "]" * 100, '{"a": 1, "a": 2}', "1e999", "NaN"],
-    ids=["lists", "objects", "too deep", "key twice", "too large", "no number"],
+    ["[" * 100_000, '{"a":' * 50_000, "[" * 100 + "]" * 100, '{"a": 1, "a": 2}', "NaN"],
+    ids=["lists", "objects", "too deep", "key twice", "no number"],
 )
 def test_json_that_is_none_is_one_sentence(text):
-    if text == "1e999":  # Python reads infinity: what a document holds is checked by its class
-        assert strict_json(text.encode(), "x") == np.inf
-        return
     with pytest.raises(ArtifactError, match="not JSON as we write it"):
         strict_json(text.encode(), "x")

@@ -21,7 +21,7 @@ def honest(tmp_path_factory):
     import keras
 
     path = tmp_path_factory.mktemp("honest") / "own.keras"
-    _net(lambda images: images).save(path)
+    _net(lambda images, _: images).save(path)
     assert import_backbone(path, MODEL).count_params() > 0
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -33,7 +33,7 @@ def _net(layer):
     import keras
 
     images = keras.Input((8, 8, 3))
-    features = keras.layers.Conv2D(4, 3, activation="relu")(layer(images))
+    features = keras.layers.Conv2D(4, 3, activation="relu")(layer(images, keras))
     outputs = keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(features))
     return keras.Model(images, outputs)
 
@@ -92,56 +92,28 @@ def test_layer_that_is_another_ones_setting_is_found(honest, tmp_path, hidden, s
         check_import(path, "all")
 
 
-def _softmax(**options):
-    import keras
-
-    return keras.layers.Softmax(**options)
-
-
-def _first(images):
-    return _softmax(axis=0)(images)
-
-
-def _fourth_from_last(images):
-    return _softmax(axis=-4)(images)
-
-
-def _until_it_trains(images):
+def _until_it_trains(images, keras):
     """What would mix stands behind zeros, which training moves."""
-    import keras
-
     silent = keras.layers.Conv2D(3, 1, kernel_initializer="zeros")
-    return keras.layers.Add()([images, silent(_softmax(axis=0)(images))])
+    return keras.layers.Add()([images, silent(keras.layers.Softmax(axis=0)(images))])
 
 
-def _unit(images):
-    import keras
-
-    return keras.layers.UnitNormalization(axis=-4)(images)
-
-
-def _as_an_activation(images):
-    import keras
-
-    return keras.layers.Activation(_softmax(axis=0))(images)
-
-
-def _standing_in_the_batch(images):
-    import keras
-
-    return keras.layers.Reshape((8, 8, 3))(keras.layers.Softmax(axis=[0, 1])(images))
-
-
-MIXING = (
-    *(_first, _fourth_from_last, _until_it_trains, _unit, _as_an_activation),
-    _standing_in_the_batch,
-)
+MIXING = {
+    "first": lambda x, keras: keras.layers.Softmax(axis=0)(x),
+    "fourth from last": lambda x, keras: keras.layers.Softmax(axis=-4)(x),
+    "until it trains": _until_it_trains,
+    "unit": lambda x, keras: keras.layers.UnitNormalization(axis=-4)(x),
+    "activation": lambda x, keras: keras.layers.Activation(keras.layers.Softmax(axis=0))(x),
+    "standing in the batch": lambda x, keras: keras.layers.Reshape((8, 8, 3))(
+        keras.layers.Softmax(axis=[0, 1])(x)
+    ),
+}
 
 
 @pytest.mark.parametrize("layer", MIXING)
 def test_layer_along_the_images_of_a_batch_is_refused(tmp_path, layer):
     """Its name is allowed, and what it computes of one user's image depends on another's."""
-    _net(layer).save(tmp_path / "x.keras")
+    _net(MIXING[layer]).save(tmp_path / "x.keras")
     with pytest.raises(ConfigError, match="mixes the images of different users") as refused:
         import_backbone(tmp_path / "x.keras", MODEL)
     _refused(refused)

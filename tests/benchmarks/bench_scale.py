@@ -51,6 +51,15 @@ def _sampled(rounds: int, virtual_clients: int = 10_000, probability: float = 0.
     return plan(section, virtual_clients=virtual_clients)
 
 
+def _tree(rounds: int, virtual_clients: int):
+    from fedemb.privacy.group_mechanisms import TreeAggregationConfig
+    from fedemb.privacy.planning import plan
+
+    noise = 3 * _noise(rounds)
+    section = TreeAggregationConfig(rounds=rounds, clients_per_round=10, noise_multiplier=noise)
+    return plan(section, virtual_clients=virtual_clients)
+
+
 def coins(units: int) -> Callable[[], object]:
     """Draws the coins of one round; each virtual client has one."""
     from fedemb.privacy.running import build_mechanism
@@ -77,16 +86,9 @@ def accounting(rounds: int) -> Callable[[], object]:
 
 def correlated(rounds: int) -> Callable[[], object]:
     """Plans and prices correlated noise."""
-    from fedemb.privacy.group_mechanisms import TreeAggregationConfig
-    from fedemb.privacy.planning import plan
     from fedemb.privacy.prices import guarantee_of
 
-    section = TreeAggregationConfig(
-        rounds=rounds,
-        clients_per_round=10,
-        noise_multiplier=3 * _noise(rounds),
-    )
-    return lambda: guarantee_of(plan(section, virtual_clients=10_000), 1e-8)
+    return lambda: guarantee_of(_tree(rounds, 10_000), 1e-8)
 
 
 def round_log(rounds: int) -> Callable[[], object]:
@@ -107,19 +109,11 @@ def round_log(rounds: int) -> Callable[[], object]:
 
 def records(rounds: int) -> Callable[[], object]:
     """Commits the records of rounds with correlated noise, and reads them as the last step does."""
-    from fedemb.privacy.group_mechanisms import TreeAggregationConfig
-    from fedemb.privacy.planning import plan
     from fedemb.privacy.running import build_mechanism
     from fedemb.storage import open_store
     from fedemb.training.working_state import RoundLog
 
-    section = TreeAggregationConfig(
-        rounds=rounds,
-        clients_per_round=10,
-        noise_multiplier=3 * _noise(rounds),
-    )
-    planned = plan(section, virtual_clients=10 * rounds)
-    mechanism = build_mechanism(planned, KEY, "run", 0, "0" * 64)
+    mechanism = build_mechanism(_tree(rounds, 10 * rounds), KEY, "run", 0, "0" * 64)
     folder = Path(tempfile.mkdtemp())
     log = RoundLog(open_store(str(folder)))
 

@@ -46,14 +46,6 @@ def all_documents() -> Iterator[type[Document]]:
     yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
 
 
-def fields_of(part: type[Part]) -> Iterator[str]:
-    """Dotted names of all fields of a document, parts included, in order."""
-    for name, field in sorted(part.model_fields.items()):
-        yield name
-        for inner in _parts(field.annotation):
-            yield from (f"{name}.{deeper}" for deeper in fields_of(inner))
-
-
 def field_texts(part: type[Part]) -> dict[str, str]:
     """Returns the string below each field, which documents do not read at run time."""
     found: dict[str, str] = {}

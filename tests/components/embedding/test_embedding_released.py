@@ -22,15 +22,6 @@ from fedemb.release.embed_photos import SPACE, embed_photos
 from fedemb.release.photo_source import PhotoSource
 from fedemb.release.released import ReleasedModel
 
-ENDINGS = {
-    "jpeg": "jpg",
-    "png": "png",
-    "webp": "webp",
-    "gif": "gif",
-    "heic": "heic",
-    "avif": "avif",
-}
-
 
 @pytest.fixture(scope="module")
 def model(small_release):

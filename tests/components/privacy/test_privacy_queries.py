@@ -97,37 +97,7 @@ def test_clip_is_the_same_traced_and_eager_and_sums_have_no_order():
     np.testing.assert_array_equal(forward, backward)
 
 
-def test_noise_zero_and_wide_clip_is_plain_federated_averaging():
-    m = mechanism(make_plan(noise_multiplier=0.0, l2_norm_clip=1e3))
-    updates = [np.random.default_rng(i).normal(size=50).astype(np.float32) for i in range(9)]
-    out = m.aggregate(0, summed(*(contribution(m, u) for u in updates)))
-    np.testing.assert_allclose(out.mean, np.sum(updates, axis=0) / 10, atol=1e-6)
-
-
 # ---- noise --------------------------------------------------------------------------------------
-
-
-def test_same_inputs_same_noise_and_any_difference_independent_noise():
-    """Replays average to nothing new, other data cancels nothing.
-
-    See docs/privacy/noise.md#keys-of-a-round.
-    """
-    plan, dim = make_plan(), 4000
-    zero = np.zeros(dim, np.int64)
-    one = np.eye(1, dim, 7, np.int64)[0]
-    base = mechanism(plan).aggregate(3, zero).mean
-    np.testing.assert_array_equal(base, mechanism(plan).aggregate(3, zero).mean)
-    others = [
-        mechanism(plan).aggregate(3, one),
-        mechanism(plan).aggregate(4, zero),
-        mechanism(plan, ("run2", 0, "inputs")).aggregate(3, zero),
-        mechanism(plan, ("run", 1, "inputs")).aggregate(3, zero),
-        mechanism(plan, ("run", 0, "other")).aggregate(3, zero),
-        mechanism(plan, root=bytes(32)).aggregate(3, zero),
-    ]
-    for other in others:
-        # Correlation of independent noise: |r| < 5 / sqrt(dim) fails once in two million.
-        assert abs(np.corrcoef(base, other.mean)[0, 1]) < 5 / math.sqrt(dim)
 
 
 def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch):
@@ -317,16 +287,6 @@ def test_an_unplanned_round_is_refused():
     for bad in (-1, 20):
         with pytest.raises(PlanMismatch, match="planned rounds"):
             play(mechanism(), [bad])
-
-
-def test_one_object_samples_clips_noises_and_prices():
-    m, world = mechanism(), World(range(50), 40)
-    clients = m.sample_clients(0, world)
-    records = [contribution(m, np.ones(5, np.float32)) for _ in clients]
-    out = m.aggregate(0, summed(*records))
-    assert out.mean.dtype == np.float32
-    assert out.event == m.plan.round_event
-    assert len(out.sums_sha) == 64
 
 
 def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():

@@ -5,7 +5,7 @@ averages over places tells them apart badly, one that keeps the pixels tells the
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,31 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord
-from fedemb.documents.artifacts import RunArtifacts
-from fedemb.documents.model import Commitments, ModelCard, UsersManifest
-from fedemb.foundation.canonical_json import file_digest, tree_digest
-from fedemb.foundation.document import Document, read
-from fedemb.keys import commit_to_people, commitment_key, open_key_store
-from fedemb.keys.trust import Signer, write_signed
+from fedemb.documents.model import ModelCard
+from fedemb.foundation.canonical_json import file_digest
+from fedemb.foundation.document import read
+from fedemb.keys.trust import Signer
 from fedemb.ledger import read_reservation
-from fedemb.runtime.step_context import StepContext
+from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.partition_run import write_store
+from tests.kit.pipeline_runs.training_run import RUN_ID, SIZE, ReadyRun
 from tests.kit.public_start import sign_start
-
-SIZE = 12
-RUN_ID = "run-1"
 
 
 def config(**overrides: Any) -> RunConfig:
-    tree = {
+    """A release of two rounds, from an imported backbone."""
+    changes = {
         "purpose": "release",
-        "tuning": {"data": "public", "method": "on drawn glyphs"},
-        "data": {"source": {"uri": "builtin"}},
-        "partition": {"virtual_clients": 4},
+        "data.source.uri": "builtin",
+        "partition.virtual_clients": 4,
         "model": {"backbone": "lenet", "embedding_dim": 16, "image_size": SIZE},
         "pretraining": {"kind": "import", "import_path": "public.keras"},
-        "mechanism": {
-            "kind": "group_poisson_gaussian",
-            "rounds": 2,
-            "noise_multiplier": 1.0,
-            "sampling_probability": 0.5,
-        },
+        "mechanism.rounds": 2,
         "policy": {"users_lower_bound": 100, "delta": 1e-3, "epsilon_cap": 8.0},
         "evaluation": {"bootstrap_samples": 40, "batch_size": 32},
         "audit": {"bootstrap_samples": 40, "max_users": 60},
     }
-    return RunConfig.model_validate(tree).updated(overrides)
+    return training_run.config(**changes).updated(overrides)
 
 
 def write_users(
@@ -75,37 +66,10 @@ def write_users(
 
 
 @dataclass
-class FinishedRun:
-    """Paths of a finished training."""
+class FinishedRun(ReadyRun):
+    """A finished training."""
 
-    root: Path
-
-    def context(
-        self, settings: RunConfig, outputs: Path | None = None, run_id: str = RUN_ID
-    ) -> StepContext:
-        """What both steps are given; `outputs`: folder of reports and pages."""
-        made = outputs or self.root
-        artifacts = RunArtifacts(
-            privacy_plan=self.root / "plan.json",
-            reservation=self.root / "reservation.json",
-            model=self.root / "model",
-            pretrained=self.root / "pretrained",
-            users=self.root / "users.json",
-            utility_report=made / "report.json",
-            utility_page=made / "report.html",
-            audit_report=made / "report.json",
-            audit_page=made / "report.html",
-        )
-        stores = {
-            "private_root": str(self.root / "private"),
-            "ledger": str(self.root / "ledger"),
-            "keys": str(self.root / "keys"),
-        }
-        return StepContext(artifacts, config=settings, run_id=run_id, **stores)
-
-    @property
-    def private(self) -> Path:
-        return self.root / "private" / RUN_ID
+    config: RunConfig = field(default_factory=config)
 
     def reserve(self, settings: RunConfig, run_id: str = RUN_ID) -> None:
         """Plans, reserves and commits a run in the ledger."""
@@ -118,7 +82,7 @@ class FinishedRun:
         reserved = read_reservation(context.artifacts.reservation)
         ledger, keys = context.writable_ledger, context.keys
         digests = dict.fromkeys(("inputs_sha", "private_root"), "a" * 64)
-        commitments = self.commitments(settings, run_id)
+        commitments = self.commitments(run_id)
         ledger.bind(reserved, commitments=commitments, **digests)
         ledger.commit(
             reserved,
@@ -129,15 +93,6 @@ class FinishedRun:
             keys=keys,
         )
 
-    def commitments(self, settings: RunConfig, run_id: str = RUN_ID) -> dict[str, str]:
-        """What partition_users says of both folders; of one that was not written, nothing true."""
-        keys = open_key_store(str(self.root / "keys"))
-        key = commitment_key(keys, settings.policy.policy_id)
-        return {
-            people: commit_to_people(key, run_id, 1, tree_digest(self.private / people))
-            for people in ("users", "evaluation")
-        }
-
     def replace(self, people: str, users: int) -> None:
         """The same run with other people in one folder: partitioned, reserved and bound again."""
         shutil.rmtree(self.private / people)
@@ -145,30 +100,13 @@ class FinishedRun:
         card = read(self.root / "model" / "model.json", ModelCard).body
         for store in ("ledger", "keys"):
             shutil.rmtree(self.root / store)
-        self.finish(config(), card)
+        self.finish(card)
 
-    def finish(self, settings: RunConfig, card: ModelCard) -> None:
+    def finish(self, card: ModelCard) -> None:
         """Reserves and commits the run, and signs what its steps signed."""
-        sha = "0" * 64
-        self.reserve(settings)
-        users = UsersManifest(
-            run_id=RUN_ID,
-            config_sha=sha,
-            reservation_sha=sha,
-            virtual_clients=4,
-            groupings=1,
-            blocks=["all/0"],
-            image_size=SIZE,
-            channels=1,
-            commitments=Commitments(**self.commitments(settings)),
-        )
-        self.sign(self.root / "users.json", users)
+        self.reserve(self.config)
+        self.sign_users()
         self.sign(self.root / "model" / "model.json", card)
-
-    def sign(self, path: Path, document: Document) -> None:
-        """Writes a document as its step does."""
-        keys = open_key_store(str(self.root / "keys"))
-        write_signed(path, document, Signer.newest(keys, str(document.role)))
 
 
 def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
@@ -247,7 +185,7 @@ def finished_run(
         "tensors": [],
         "mechanism_audit": None,
     }
-    run.finish(settings, ModelCard.of_fields(model))
+    run.finish(ModelCard.of_fields(model))
     return run
 
 

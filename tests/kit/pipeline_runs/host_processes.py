@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 
 from tests.kit.jax.without_tensorflow import forbid
@@ -147,34 +146,12 @@ def chief_lost(ready):
     return lost(ready, victim=0)
 
 
-def darkened(ready):
-    """How dark an image is follows from how many there are: one user moves all others."""
-
-    def act():
-        from fedemb.training.rounds import SlabRounds
-
-        sound = SlabRounds.slabs
-
-        def slabs(self, units, index):
-            units = list(units)
-            darker = 1 + sum(len(unit.labels) for unit in units) % 7
-            return sound(self, [replace(u, images=u.images // darker) for u in units], index)
-
-        SlabRounds.slabs = slabs
-        ready.train()
-
-    return {"chief": Host(ready.root / "alone.log", act).ended()}
-
-
 def preempted(ready):
     """Two processes, of which the chief is asked to stop after the first round."""
     return lost(ready, victim=0, word=signal.SIGTERM)
 
 
-SCENES = {
-    scene.__name__: scene
-    for scene in (alone, killed, together, lost, chief_lost, preempted, darkened)
-}
+SCENES = {scene.__name__: scene for scene in (alone, killed, together, lost, chief_lost, preempted)}
 
 
 TASKS = {

@@ -26,6 +26,7 @@ from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import UsersManifest
 from fedemb.foundation.canonical_json import file_digest, tree_digest
+from fedemb.foundation.document import Document
 from fedemb.keys import commit_to_people, commitment_key, open_key_store
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
@@ -148,22 +149,36 @@ class ReadyRun:
     config: RunConfig
 
     def context(
-        self, run_config: RunConfig | None = None, *, private: str = "private", model: str = "model"
+        self,
+        run_config: RunConfig | None = None,
+        outputs: Path | None = None,
+        *,
+        run_id: str = RUN_ID,
+        private: str = "private",
+        model: str = "model",
     ) -> StepContext:
-        """What a step of the run is given; `private` and `model`: names of those folders."""
+        """What a step of the run is given.
+
+        Args:
+          run_config: another configuration.
+          outputs: folder of reports and pages.
+          run_id: another run of the same ledger.
+          private, model: names of those folders.
+        """
+        made = outputs or self.root
         artifacts = RunArtifacts(
             privacy_plan=self.root / "plan.json",
             reservation=self.root / "reservation.json",
             users=self.root / "users.json",
             pretrained=self.root / "pretrained",
             model=self.root / model,
-            utility_report=self.root / "report.json",
-            utility_page=self.root / "report.html",
+            **{f"{name}_report": made / "report.json" for name in ("utility", "audit")},
+            **{f"{name}_page": made / "report.html" for name in ("utility", "audit")},
         )
         return StepContext(
             artifacts,
             config=run_config or self.config,
-            run_id=RUN_ID,
+            run_id=run_id,
             private_root=str(self.root / private),
             ledger=str(self.root / "ledger"),
             keys=str(self.root / "keys"),
@@ -173,6 +188,36 @@ class ReadyRun:
     def private(self) -> Path:
         """Raw artifacts of the run."""
         return self.root / "private" / RUN_ID
+
+    def commitments(self, run_id: str = RUN_ID) -> dict[str, str]:
+        """What partition_users says of both folders; of one that was not written, nothing true."""
+        keys = open_key_store(str(self.root / "keys"))
+        key = commitment_key(keys, self.config.policy.policy_id)
+        return {
+            people: commit_to_people(key, run_id, 1, tree_digest(self.private / people))
+            for people in ("users", "evaluation")
+        }
+
+    def sign(self, path: Path, document: Document) -> None:
+        """Writes a document as its step does."""
+        keys = open_key_store(str(self.root / "keys"))
+        write_signed(path, document, Signer.newest(keys, str(document.role)))
+
+    def sign_users(self) -> None:
+        """Signs the manifest of both folders."""
+        settings = self.config
+        manifest = {
+            "run_id": RUN_ID,
+            "config_sha": config_digest(settings),
+            "reservation_sha": file_digest(self.root / "reservation.json"),
+            "virtual_clients": settings.partition.virtual_clients,
+            "groupings": settings.partition.groupings,
+            "blocks": ["all/0"],
+            "image_size": settings.model.image_size,
+            "channels": settings.model.channels,
+            "commitments": self.commitments(),
+        }
+        self.sign(self.root / "users.json", UsersManifest.of_fields(manifest))
 
     def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
         """Runs the step."""
@@ -201,23 +246,7 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
     )
     held_out = {"virtual_clients": 0, "groupings": 0, "classes": len(settings.model.classes)}
     write_users(ready.private / "evaluation", users=30, size=settings.model.image_size, **held_out)
-    key = commitment_key(keys, settings.policy.policy_id)
-    users_manifest = {
-        "run_id": RUN_ID,
-        "config_sha": config_digest(settings),
-        "reservation_sha": file_digest(root / "reservation.json"),
-        "virtual_clients": settings.partition.virtual_clients,
-        "groupings": settings.partition.groupings,
-        "blocks": ["all/0"],
-        "image_size": settings.model.image_size,
-        "channels": settings.model.channels,
-        "commitments": {
-            people: commit_to_people(key, RUN_ID, 1, tree_digest(ready.private / people))
-            for people in ("users", "evaluation")
-        },
-    }
-    signer = Signer.newest(keys, "partition")
-    write_signed(root / "users.json", UsersManifest.of_fields(users_manifest), signer)
+    ready.sign_users()
     return ready
 
 
