@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation, ZCDpEvent
 
-from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.documents.plan import read_plan
 from fedemb.documents.privacy_report import PrivacyReport
@@ -22,8 +21,7 @@ from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.release import privacy_rules, rule
 from fedemb.release.decide import RULES, check_before_charge
 from fedemb.reports.privacy_words import all_runs
-from fedemb.runtime.step_context import StepContext
-from fedemb.steps import plan_privacy, reserve_budget
+from fedemb.steps import reserve_budget
 from fedemb.steps.reserve_budget import open_or_create
 from tests.components.ledger.test_ledger_external import recomputed
 from tests.kit.pipeline_runs import honest_run
@@ -31,15 +29,12 @@ from tests.kit.public_start import sign_start, small_weights
 
 
 def _context(root, **changes):
-    config = honest_run.config(**{"data.source.uri": str(root / "images"), **changes})
     (root / "images").mkdir(exist_ok=True)
     (root / "images" / "one").write_bytes(b"1")
-    documents = {name: root / f"{name}.json" for name in ("privacy_plan", "reservation")}
-    artifacts = RunArtifacts(**documents, pretrained=root / "pretrained")
-    stores = {"ledger": str(root / "ledger"), "keys": str(root / "keys")}
-    context = StepContext(artifacts, config=config, run_id="monday", **stores)
-    plan_privacy.run(context)
-    return context
+    changes = {"data.source.uri": str(root / "images"), **changes}
+    run = honest_run.start(root, policy_root=root, **changes)
+    run.do_plan()
+    return run.context()
 
 
 def _charged(root):

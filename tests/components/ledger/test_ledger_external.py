@@ -6,18 +6,16 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
-from typer.testing import CliRunner
 
 from fedemb.documents.ledger_record import ChargeRecord
 from fedemb.errors import BudgetExceeded, LedgerError, Refused, Superseded
 from fedemb.keys import reservation_key_name
 from fedemb.keys.trust import Signer
 from fedemb.ledger import PlannedSeries, check_high_water
-from fedemb.ledger.budget import renyi_epsilon
-from fedemb.pipelines.cli.ledger import app
 from fedemb.privacy.accounting import rdp_of
 from fedemb.release.privacy_report import block_table
 from tests.kit import ledger_kit as kit_
+from tests.kit.cli import fedemb
 
 ORDER = 8.0
 
@@ -158,17 +156,9 @@ def test_command_signs_the_charge_and_marks_it_against_rollback(kit, tmp_path):
     kit.open().reserve(run_id="monday", content=kit_.content())
     before = kit.reader().spent("all/0").epsilon
     where = ["--ledger", kit.ledger_uri, "--keys", kit.keys_uri]
-    out = CliRunner().invoke(
-        app,
-        [
-            *("charge", "survey", "--rho", "0.01"),
-            *("--reason", "survey", *where),
-        ],
-    )
-    assert out.exit_code == 0, out.output
-    assert "record 2" in out.output
-    shown = CliRunner().invoke(app, ["show", *where, "--json"])
-    found = json.loads(shown.output)
+    said = fedemb("ledger", "charge", "survey", "--rho", "0.01", "--reason", "survey", *where)
+    assert "record 2" in said
+    found = json.loads(fedemb("ledger", "show", *where, "--json"))
     assert found["external"][0]["name"] == "survey"
     assert found["blocks"][0]["epsilon"] > before
     kit.path(2).unlink()
@@ -258,9 +248,6 @@ def test_evaluation_signs_evaluations_and_nothing_else(kit):
 # ---- A year of weekly runs with random crashes and retries: the account holds ----
 
 
-REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-
-
 def _live(kit, random, weeks: int, noise: float, rounds: int):
     """Lives through the weeks; returns rounds charged by run, and the run that was refused."""
     charged: dict[str, int] = {}
@@ -294,8 +281,8 @@ def _live(kit, random, weeks: int, noise: float, rounds: int):
 
 def _recomputed(charged: dict[str, int], noise: float) -> float:
     """Independent of the ledger: divergence of one round, times all rounds charged."""
-    one = float(rdp_of(kit_.event(noise, 1), REPLACE_ONE, [ORDER])[0])
-    return renyi_epsilon(one * sum(charged.values()), ORDER, kit_.DELTA)
+    one = float(rdp_of(kit_.event(noise, 1), NeighboringRelation.REPLACE_ONE, [ORDER])[0])
+    return recomputed([one * sum(charged.values())])
 
 
 @pytest.mark.parametrize(("weeks", "seed"), [(10, 1), pytest.param(52, 2, marks=pytest.mark.slow)])

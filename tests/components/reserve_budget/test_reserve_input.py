@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import Pretrained
 from fedemb.errors import (
     ArtifactError,
@@ -25,45 +24,19 @@ from fedemb.ledger import read_reservation
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import plan_privacy, reserve_budget
 from tests.kit.ledger_kit import connect
+from tests.kit.pipeline_runs.partition_run import context_of, make_config, reserve_for
 from tests.kit.public_start import sign_start
 
 
 def _config(root: Path, **changes: Any) -> RunConfig:
     source = root / "private.parquet"
     source.write_bytes(b"rows")
-    tree = {
-        "purpose": "simulation",
-        "tuning": {"data": "public", "method": "on drawn glyphs"},
-        "data": {"source": {"uri": str(source)}},
-        "partition": {"virtual_clients": 5},
-        "mechanism": {
-            "kind": "group_poisson_gaussian",
-            "rounds": 2,
-            "sampling_probability": 0.5,
-            "noise_multiplier": 2.0,
-        },
-        "policy": {"users_lower_bound": 10, "delta": 1e-3, "epsilon_cap": 100.0},
-    }
-    return RunConfig.model_validate(tree).updated(changes)
-
-
-def _context(root: Path, config: RunConfig, run_id: str) -> StepContext:
-    documents = {name: root / f"{name}.json" for name in ("privacy_plan", "reservation")}
-    artifacts = RunArtifacts(**documents, pretrained=root / "pretrained")
-    stores = {"ledger": str(root / "ledger"), "keys": str(root / "keys")}
-    return StepContext(artifacts, config=config, run_id=run_id, **stores)
-
-
-def _reserve(root: Path, config: RunConfig, run_id: str) -> dict[str, Any]:
-    context = _context(root, config, run_id)
-    plan_privacy.run(context)
-    sign_start(context)
-    return reserve_budget.run(context)["body"]
+    return make_config(str(source), policy__epsilon_cap=100.0).updated(changes)
 
 
 def test_commitment_to_the_input_does_not_tell_whether_data_changed_between_runs(tmp_path):
     config = _config(tmp_path)
-    first, again, other = (_reserve(tmp_path, config, name) for name in ("a", "a", "b"))
+    first, again, other = (reserve_for(config, tmp_path, name) for name in ("a", "a", "b"))
     assert first["input"] == again["input"]
     assert first["input"] != other["input"]
 
@@ -79,32 +52,32 @@ def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_char
     tmp_path, changes
 ):
     with pytest.raises(ConfigError, match="cohort column"):
-        _reserve(tmp_path, _config(tmp_path, **changes), "a")
+        reserve_for(_config(tmp_path, **changes), tmp_path, "a")
     assert not (tmp_path / "ledger").exists()
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_nothing_is_charged_where_there_are_no_images(tmp_path, scheme):
     elsewhere = _config(tmp_path, **{"data.source.uri": f"{scheme}{tmp_path}/elsewhere"})
-    assert "#" not in _reserve(tmp_path, elsewhere, "sunday")["input"], "mounted by another step"
+    assert "#" not in reserve_for(elsewhere, tmp_path, "sunday")["input"], "mounted by another step"
     shutil.rmtree(tmp_path / "ledger")
     shutil.rmtree(tmp_path / "keys")
     (tmp_path / "photos").mkdir()
     config = _config(tmp_path, **{"data.source.uri": f"{scheme}{tmp_path}/photos"})
     with pytest.raises(InputError, match="there is nothing at"):
-        _reserve(tmp_path, config, "monday")
+        reserve_for(config, tmp_path, "monday")
     ledger = tmp_path / "ledger" / "default"
     assert [path.name for path in ledger.glob("*.json")] == ["00000000.json"]
     (tmp_path / "photos" / "a.jpg").write_bytes(b"")
-    assert "#" in _reserve(tmp_path, config, "monday")["input"]
+    assert "#" in reserve_for(config, tmp_path, "monday")["input"]
 
 
 def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tmp_path):
     """Otherwise it would be charged, and could never fetch a root of its own."""
-    _reserve(tmp_path, _config(tmp_path), "monday")
+    reserve_for(_config(tmp_path), tmp_path, "monday")
     other = _config(tmp_path, **{"policy.policy_id": "monthly"})
     with pytest.raises(Refused, match="Choose another run id"):
-        _reserve(tmp_path, other, "monday")
+        reserve_for(other, tmp_path, "monday")
     ledger = tmp_path / "ledger" / "monthly"
     assert [path.name for path in ledger.glob("*.json")] == ["00000000.json"]
 
@@ -113,12 +86,12 @@ def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tm
 def test_run_after_the_policys_key_was_lost_is_refused_uncharged(tmp_path, also):
     """With another key the same people would have other ids, blocks and evaluation sets."""
     config = _config(tmp_path)
-    _reserve(tmp_path, config, "monday")
+    reserve_for(config, tmp_path, "monday")
     for name in ("policy", *also):
         shutil.rmtree(tmp_path / "keys" / name, ignore_errors=True)
     records = sorted((tmp_path / "ledger").rglob("*.json"))
     with pytest.raises(LedgerError, match="estore the key store"):
-        _reserve(tmp_path, config, "tuesday")
+        reserve_for(config, tmp_path, "tuesday")
     assert sorted((tmp_path / "ledger").rglob("*.json")) == records
     assert not (tmp_path / "keys" / "policy").exists()
 
@@ -126,16 +99,16 @@ def test_run_after_the_policys_key_was_lost_is_refused_uncharged(tmp_path, also)
 def test_training_that_began_gets_no_second_root_key(tmp_path):
     """Its rounds would draw other noise and coins from there on."""
     config = _config(tmp_path)
-    _reserve(tmp_path, config, "monday")
-    context = _context(tmp_path, config, "monday")
+    reserve_for(config, tmp_path, "monday")
+    context = context_of(config, tmp_path, "monday")
     ledger = connect(context.ledger_uri, context.keys_uri, config.policy.policy_id)
     reservation = read_reservation(context.artifacts.reservation)
     shas = {"inputs_sha": "1" * 64, "private_root": "2" * 64}
     ledger.bind(reservation, commitments={"users": "3" * 64, "evaluation": "4" * 64}, **shas)
-    assert _reserve(tmp_path, config, "monday")
+    assert reserve_for(config, tmp_path, "monday")
     shutil.rmtree(tmp_path / "keys" / "reservation")
     with pytest.raises(LedgerError, match=r"started training, is missing in .*other noise"):
-        _reserve(tmp_path, config, "monday")
+        reserve_for(config, tmp_path, "monday")
     assert not (tmp_path / "keys" / "reservation").exists()
 
 
@@ -163,7 +136,7 @@ def _no_card(context: StepContext) -> None:
 )
 def test_nothing_is_charged_for_a_public_start_that_no_training_would_take(tmp_path, spoil, error):
     config = _config(tmp_path)
-    context = _context(tmp_path, config, "a")
+    context = context_of(config, tmp_path, "a")
     plan_privacy.run(context)
     sign_start(context)
     spoil(context)
@@ -174,10 +147,10 @@ def test_nothing_is_charged_for_a_public_start_that_no_training_would_take(tmp_p
 
 def test_nothing_is_charged_for_a_start_of_another_configuration(tmp_path):
     config = _config(tmp_path)
-    plan_privacy.run(_context(tmp_path, config, "a"))
-    sign_start(_context(tmp_path, config.updated({"model.embedding_dim": 16}), "a"))
+    plan_privacy.run(context_of(config, tmp_path, "a"))
+    sign_start(context_of(config.updated({"model.embedding_dim": 16}), tmp_path, "a"))
     with pytest.raises(PlanMismatch, match="public backbone"):
-        reserve_budget.run(_context(tmp_path, config, "a"))
+        reserve_budget.run(context_of(config, tmp_path, "a"))
     assert _records(tmp_path) == ["00000000.json"]
 
 

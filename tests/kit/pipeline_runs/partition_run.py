@@ -192,13 +192,14 @@ def context_of(config: RunConfig, root: Path, run_id: str = "run-1") -> StepCont
     )
 
 
-def reserve_for(config: RunConfig, root: Path) -> None:
-    """Plans and reserves the run."""
+def reserve_for(config: RunConfig, root: Path, run_id: str = "run-1") -> dict[str, Any]:
+    """Plans and reserves the run; returns the reservation."""
     from fedemb.steps import plan_privacy, reserve_budget
 
-    plan_privacy.run(context_of(config, root))
-    sign_start(context_of(config, root))
-    reserve_budget.run(context_of(config, root))
+    context = context_of(config, root, run_id)
+    plan_privacy.run(context)
+    sign_start(context)
+    return reserve_budget.run(context)["body"]
 
 
 class Partitioner:
