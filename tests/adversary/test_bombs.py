@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from fedemb.documents.model import stored_tensors
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import LARGEST_JSON, file_digest, limited_digest, strict_json
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.process import python
 from tests.kit.verified import problems_of
 
 GIGABYTE = 1 << 30
@@ -52,9 +51,7 @@ and the error. Runs in a new process, because a process inherits the peak memory
 
 
 def _looked(*paths):
-    command = [sys.executable, "-c", LOOK, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    peak, seconds, read, said = done.stdout.split(maxsplit=3)
+    peak, seconds, read, said = python("-c", LOOK, *paths).split(maxsplit=3)
     return int(peak), float(seconds), int(read), said
 
 

@@ -1,27 +1,21 @@
 """kill -9 before every operation on files of every act on a policy; see `kills`."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import kills
 import pytest
 
-HERE = Path(kills.__file__).parent
-PATHS = (os.environ.get("PYTHONPATH"), HERE.parent, HERE.parent.parent)
-ENVIRONMENT = {**os.environ, "PYTHONPATH": ":".join(str(path) for path in PATHS if path)}
+from tests.kit.process import python
+
 LEAST = {"reserve": 100, "release": 60, "rotate": 30}
 """Operations on files that an act has at least: a walk of none finds nothing."""
 
 
 def _walk(folder: Path, step: int, *acts: str) -> list[dict]:
-    command = [sys.executable, str(HERE / "kills.py"), str(folder), str(step), *acts]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    said = python("-m", "tests.adversary.kills", folder, step, *acts, timeout=3600)
+    return [json.loads(line) for line in said.splitlines()]
 
 
 def _wrong(found: list[dict]) -> list[dict]:

@@ -1,14 +1,12 @@
 """Each benchmark runs to its last line, at a tiny size."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks import poster
 from tests.conftest import REPOSITORY
+from tests.kit.process import python
 
 ARGUMENTS = {
     "bench_rounds": ("--cores", "1", "--pairs", "1"),
@@ -26,16 +24,7 @@ def test_every_benchmark_is_run():
 @pytest.mark.long
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_benchmark_runs_to_its_last_line(name):
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.benchmarks.{name}", *ARGUMENTS[name]],
-        cwd=REPOSITORY,
-        env={**os.environ, "BENCH_TINY": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip()
+    assert python("-m", f"tests.benchmarks.{name}", *ARGUMENTS[name], env={"BENCH_TINY": "1"})
 
 
 def test_rounds_of_virtual_clients_are_those_of_the_docs():

@@ -6,7 +6,6 @@ import importlib
 import io
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 import fedemb
 from tests.conftest import REPOSITORY
+from tests.kit.process import python
 from tests.kit.readme import lines_of_readme
 
 
@@ -22,10 +22,7 @@ def test_import_brings_nothing_along():
         "import sys; before = set(sys.modules); import fedemb; dir(fedemb)\n"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert set(done.stdout.split()) <= {"fedemb", *sys.stdlib_module_names}
+    assert set(python("-c", script).split()) <= {"fedemb", *sys.stdlib_module_names}
 
 
 @pytest.mark.long
@@ -38,7 +35,7 @@ def test_plans_and_prices_without_tensorflow():
         "fedemb.Simulation\n"
         "assert not {'tensorflow', 'kfp', 'apache_beam'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    python("-c", script)
 
 
 @pytest.mark.parametrize("name", fedemb.__all__)
@@ -97,14 +94,6 @@ PLANNED = "from fedemb.pipelines.cli.main import main; main(['plan', '--config',
 UNUSED = ("scipy.stats", "scipy.signal", "dp_accounting.pld", "matplotlib", "kfp")
 
 
-def printed(script):
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "use",
@@ -117,13 +106,13 @@ def printed(script):
 )
 def test_planning_and_ledger_import_no_statistics_of_scipy(use):
     loaded = f"print(*[name for name in {UNUSED} if name in sys.modules])"
-    assert printed(f"import sys\n{use}\n{loaded}").splitlines()[-1] == ""
+    assert python("-c", f"import sys\n{use}\n{loaded}").splitlines()[-1] == ""
 
 
 def test_ledgers_and_runs_are_read_without_scipy():
     rooms = ("ledger", "pipelines.run.local", "pipelines.cli.review")
     imports = "; ".join(f"import fedemb.{room}" for room in rooms)
-    assert printed(f"import sys; {imports}; print('scipy' in sys.modules)").strip() == "False"
+    assert python("-c", f"import sys; {imports}; print('scipy' in sys.modules)").strip() == "False"
 
 
 def test_deferred_package_is_whole_for_everyone_else():
@@ -142,4 +131,4 @@ try:
 except AttributeError as error:
     print(error)
 """
-    assert "absent" in printed(script)
+    assert "absent" in python("-c", script)

@@ -4,9 +4,6 @@ keys are constants, so a green test stays green; each line states the rate over 
 
 import hashlib
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +15,7 @@ from fedemb.privacy.losses import pld_of
 from fedemb.privacy.noise import coins, gaussian
 from fedemb.privacy.sampling import sample
 from tests.kit.privacy_worlds import ROOT, World, make_plan
+from tests.kit.process import python
 
 pytestmark = pytest.mark.statistical
 
@@ -60,15 +58,14 @@ def test_the_two_halves_of_a_pair_are_independent():
 
 SCRIPT = """
 import hashlib, sys
-sys.path.insert(0, sys.argv[1])
 import numpy as np
 from tests.kit.privacy_worlds import ROOT, make_plan
 import tensorflow as tf
 from fedemb.privacy.running import build_mechanism
 tf.random.set_seed(0)
-root = bytes.fromhex(sys.argv[2])
+root = bytes.fromhex(sys.argv[1])
 m = build_mechanism(make_plan(), root, "run", 0, "inputs")
-jit = sys.argv[3] == "jit"
+jit = sys.argv[2] == "jit"
 
 @tf.function(jit_compile=jit)
 def clip(update):
@@ -80,10 +77,7 @@ print(hashlib.sha256(m.aggregate(0, state).mean.tobytes()).hexdigest())
 
 
 def in_process(root: bytes, mode: str) -> str:
-    repository = str(Path(__file__).parents[2])
-    arguments = [sys.executable, "-c", SCRIPT, repository, root.hex(), mode]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
-    return done.stdout.split()[-1]
+    return python("-c", SCRIPT, root.hex(), mode).split()[-1]
 
 
 @pytest.mark.slow

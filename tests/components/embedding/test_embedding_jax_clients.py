@@ -1,8 +1,5 @@
 """DP-FedEmb on JAX: the records of TensorFlow, and bits that do not depend on other users."""
 
-import os
-import subprocess
-import sys
 from functools import cache
 
 import jax
@@ -21,7 +18,6 @@ from fedemb.models.networks import NETWORKS
 from fedemb.models.processor_forms import for_processor
 from fedemb.training.tensorflow_clients import RoundFunction
 from fedemb.training.units import UnitGradientFunction
-from tests.conftest import REPOSITORY
 from tests.kit.jax.cases import (
     CONFIG,
     LOCAL,
@@ -37,6 +33,7 @@ from tests.kit.jax.cases import (
 from tests.kit.jax.without_tensorflow import said_on_jax
 from tests.kit.pipeline_runs.training_run import classifier_config
 from tests.kit.privacy_worlds import noiseless
+from tests.kit.process import python
 
 KINDS = ("jax_clients", "jax_units")
 """Modules of tests/kit/jax: DP-FedEmb, and DP-SGD."""
@@ -194,14 +191,7 @@ def test_a_gpu_is_told_to_give_the_same_bits_again():
         ("--xla_cpu_x=1", "--xla_cpu_x=1 --xla_gpu_deterministic_ops=true"),
         ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", say],
-            env=os.environ | {"XLA_FLAGS": flags},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.startswith(wanted)
+        assert python("-c", say, env={"XLA_FLAGS": flags}).startswith(wanted)
 
 
 @pytest.mark.long
@@ -245,16 +235,8 @@ def lines(tmp_path_factory):
         (folder / f"{name}.json").write_text(model.model_dump_json())
         np.save(folder / f"{name}.images.npy", images)
         np.save(folder / f"{name}.embeddings.npy", embed(backbone, images, 4))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kit.jax.without_tensorflow", folder],
-        cwd=REPOSITORY,
-        env={**os.environ, "KERAS_BACKEND": "jax"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [line.split() for line in done.stdout.splitlines()]
+    said = python("-m", "tests.kit.jax.without_tensorflow", folder, env={"KERAS_BACKEND": "jax"})
+    return [line.split() for line in said.splitlines()]
 
 
 @pytest.mark.slow
@@ -269,21 +251,11 @@ def test_a_backbone_saved_on_tensorflow_embeds_alike_on_jax(lines):
     assert max(found.values()) < 1e-5, found
 
 
-def test_who_starts_such_processes_stays_on_tensorflow():
+def test_who_starts_such_processes_stays_on_tensorflow(monkeypatch):
     """A worker's environment goes to whatever its tests start."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import os, tests.kit.pipeline_runs.host_processes as h; print(dict(os.environ))",
-        ],
-        cwd=REPOSITORY,
-        env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "KERAS_BACKEND" not in done.stdout
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    say = "import os, tests.kit.pipeline_runs.host_processes; print(dict(os.environ))"
+    assert "KERAS_BACKEND" not in python("-c", say)
 
 
 # ---- Convolutions and pooling in the forms of a processor ----

@@ -9,6 +9,7 @@ from fedemb.errors import Diverged, InputError
 from fedemb.evaluation import metrics, pairs
 from fedemb.evaluation.metrics import arrange, rates_at, retrieve, verify
 from fedemb.evaluation.pairs import Estimate, draw_weights, weighted_mean
+from tests.kit.process import python
 
 FARS = (0.02, 0.2, 0.5)
 
@@ -262,9 +263,6 @@ def test_a_class_in_two_clusters_is_refused():
 
 @pytest.mark.slow
 def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
-    import subprocess
-    import sys
-
     program = (
         "import numpy as np, resource\n"
         "from fedemb.evaluation.metrics import arrange, verify\n"
@@ -276,7 +274,4 @@ def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
         "verify(data, (1e-3, 0.1), samples=200); retrieve(data, (1, 5), samples=200)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=900
-    )
-    assert int(done.stdout) < 2_000_000
+    assert int(python("-c", program)) < 2_000_000

@@ -2,8 +2,6 @@
 
 import dataclasses
 import doctest
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -40,8 +38,8 @@ from fedemb.training.server import initial_state
 from fedemb.training.tensorflow_clients import RoundFunction as RoundFunction_sums
 from fedemb.training.tensorflow_clients import first_head, gradients_summed_in_order
 from fedemb.training.units import UnitGradientFunction
-from tests.conftest import REPOSITORY
 from tests.kit.privacy_worlds import ROOT, World, make_plan, noiseless
+from tests.kit.process import python
 
 SIZE, DIM = 12, 8
 MODEL = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=DIM)
@@ -523,10 +521,7 @@ for count in (1, 2, 4):
 
 @pytest.mark.slow
 def test_one_two_and_four_devices_give_the_same_sum():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("devices")]
+    said = python("-c", SCRIPT).splitlines()
+    lines = [line.split() for line in said if line.startswith("devices")]
     assert [line[1] for line in lines] == ["1", "2", "4"]
     assert len({line[2] for line in lines}) == 1

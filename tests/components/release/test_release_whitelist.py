@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 import zipfile
 
 import h5py
@@ -15,6 +13,7 @@ from fedemb.documents.model import stored_tensors
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import file_digest
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.process import python
 
 MODEL = ModelConfig(backbone="lenet", embedding_dim=8, image_size=8, channels=1)
 HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
@@ -119,9 +118,8 @@ print(serving_problem(folder / "saved_model", folder / "backbone.keras", model))
 
 @pytest.mark.long
 def test_another_process_with_other_threads_and_compiler_makes_the_same_bytes(saved):
-    command = [sys.executable, "-c", OTHER_PROCESS, str(saved[0]), MODEL.model_dump_json()]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "None", found.stdout
+    said = python("-c", OTHER_PROCESS, saved[0], MODEL.model_dump_json())
+    assert said.strip() == "None", said
 
 
 def test_settings_of_the_process_have_no_room_for_numbers(saved):

@@ -6,9 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,6 +37,7 @@ from tests.kit.pipeline_runs.training_run import (
     round_times,
     write_users,
 )
+from tests.kit.process import python
 from tests.kit.verified_folder import as_committed
 
 
@@ -529,22 +527,11 @@ def test_projection_of_another_width_is_refused_before_private_data_are_read(tmp
 # ---- SIGKILL at random moments of a real process, then resume: the bits of an unbroken run ----
 
 
-# Not conftest's: `random_kills.py` comes here when rooms are imported already.
-REPOSITORY = Path(__file__).parents[3]
-
-
 def _train(root, kills):
     times = [f"{seconds:.4f}" for seconds in kills]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kit.pipeline_runs.training_run", str(root), *times],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    status = json.loads(done.stdout.strip().splitlines()[-1])
-    assert status["last"] == 0, done.stderr[-2000:]
+    said = python("-m", "tests.kit.pipeline_runs.training_run", root, *times)
+    status = json.loads(said.strip().splitlines()[-1])
+    assert status["last"] == 0, said[-2000:]
     return status["statuses"]
 
 

@@ -162,23 +162,20 @@ print(json.dumps(found))
 """
 
 
+def _found(backend, home):
+    command = [sys.executable, "-c", SCRIPT.format(backend=backend)]
+    env = {"KERAS_HOME": str(home), "TF_CPP_MIN_LOG_LEVEL": "3", "HOME": str(home)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "jax"), [("tensorflow", False), ("", False), ("jax", True)], ids=str
 )
 def test_optional_packages_are_left_out_and_can_be_imported_later(backend, jax, tmp_path):
     pytest.importorskip("sklearn")
-    environment = {"KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(backend=backend)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {
+    assert _found(backend, tmp_path) == {
         "sklearn": False,
         "jax": jax,
         "backend": backend or "tensorflow",
@@ -191,13 +188,4 @@ def test_optional_packages_are_left_out_and_can_be_imported_later(backend, jax, 
 @pytest.mark.long
 def test_settings_file_of_keras_with_jax_loads_jax(tmp_path):
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
-    environment = {"KERAS_HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(backend="")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1])["backend"] == "jax"
+    assert _found("", tmp_path)["backend"] == "jax"

@@ -6,10 +6,11 @@ core, builds each backbone, and loads what TensorFlow saved in the folder.
 
 import json
 import os
-import subprocess
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+
+from tests.kit.process import python
 
 
 class NoTensorFlow(MetaPathFinder):
@@ -35,15 +36,7 @@ def forbid(devices=1):
 
 def said_on_jax(module, *arguments):
     """The JSON that a module beside this one prints last, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.kit.jax.{module}", *arguments],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(python("-m", f"tests.kit.jax.{module}", *arguments).splitlines()[-1])
 
 
 def main(folder):

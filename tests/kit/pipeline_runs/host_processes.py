@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -24,6 +23,7 @@ from tests.kit.pipeline_runs.training_run import (
     prepare,
     round_times,
 )
+from tests.kit.process import python
 from tests.kit.servers.free_port import free_port
 
 PATIENCE = 500.0
@@ -163,20 +163,15 @@ TASKS = {
 
 def played(folder, task, *scenes):
     """What came of each scene, in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kit.pipeline_runs.host_processes", folder, task, *scenes],
-        cwd=Path(__file__).parents[3],
-        env=os.environ
-        | {
-            "KERAS_BACKEND": "jax",
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),  # once for all processes
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        },
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = {
+        "KERAS_BACKEND": "jax",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),  # once for all processes
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    module = "tests.kit.pipeline_runs.host_processes"
+    said = python("-m", module, folder, task, *scenes, env=environment, timeout=3600)
+    return json.loads(said.splitlines()[-1])
 
 
 def main(folder, task, *names):
