@@ -54,6 +54,14 @@ def small_release(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A finished training: read it, or change a copy."""
+    from tests.kit.pipeline_runs.evaluation_run import shared_run
+
+    return shared_run(tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
 def allowed_run(tmp_path_factory):
     """An honest run that the gate allowed: read it, or change a copy."""
     from tests.kit.pipeline_runs import honest_run

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.data.client_data import UserStore
+from fedemb.data.client_data import UserStore, VerifiedFolder
 from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.model import ModelCard
 from fedemb.errors import ArtifactError, InputError
@@ -30,7 +30,6 @@ from fedemb.steps import audit_privacy
 from fedemb.steps.audit_privacy import run
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, teach
-from tests.kit.verified_folder import as_committed
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_a_simulation_shows_its_figures(copied, tmp_path):
 def test_a_model_that_memorised_its_users_is_found(copied, tmp_path):
     """Trained on its users' few images, again and again, with no noise."""
     backbone = load_backbone(copied.root / "pretrained" / "backbone.keras", config().model)
-    store = UserStore(as_committed(copied.private / "users"))
+    store = UserStore(VerifiedFolder(copied.private / "users"))
     images, _, owners = audit_privacy._images(store, np.arange(40))
     teach(backbone, images, owners, np.random.default_rng(3), steps=200)
     backbone.save(copied.root / "model" / "backbone.keras")

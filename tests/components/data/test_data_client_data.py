@@ -19,6 +19,7 @@ from fedemb.data.client_data import (
     STORE_SCHEMA,
     GroupIndex,
     UserStore,
+    VerifiedFolder,
     encode_groups,
     group_files,
     groups_in_file,
@@ -30,7 +31,6 @@ from fedemb.data.records import UserRecord, decode_user, encode_example, encode_
 from fedemb.errors import ArtifactError, InputError
 from fedemb.foundation.document import write_json
 from tests.kit.pipeline_runs.partition_run import SIZE, Partitioner, rows_of
-from tests.kit.verified_folder import as_committed
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +40,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_are_sorted_by_user_key_over_all_shards(folder: Path) -> None:
-    store = UserStore(as_committed(folder))
+    store = UserStore(VerifiedFolder(folder))
     records = store.read(range(len(store)))
     assert [record.user_key for record in records] == store.user_keys.tolist()
     assert (np.diff(store.user_keys.astype(object)) > 0).all()
     assert store.image_counts.tolist() == [len(record.images) for record in records]
-    assert GroupIndex(as_committed(folder)).user_keys.tolist() == store.user_keys.tolist()
+    assert GroupIndex(VerifiedFolder(folder)).user_keys.tolist() == store.user_keys.tolist()
 
 
 def test_users_are_read_in_the_order_asked_for_from_many_threads(folder: Path) -> None:
-    store = UserStore(as_committed(folder))
+    store = UserStore(VerifiedFolder(folder))
     everyone = store.read(range(len(store)))
     orders = [np.random.default_rng(n).integers(0, len(store), 30) for n in range(8)]
     with ThreadPoolExecutor(4) as pool:
@@ -59,7 +59,7 @@ def test_users_are_read_in_the_order_asked_for_from_many_threads(folder: Path) -
 
 
 def test_examples_do_not_depend_on_the_order_of_rows(folder: Path) -> None:
-    store = UserStore(as_committed(folder))
+    store = UserStore(VerifiedFolder(folder))
     size = {"image_size": SIZE, "channels": 1}
     images, labels = load_examples(store, [7, 3, 5], max_examples=100, **size)
     again, same = load_examples(store, [3, 5, 7], max_examples=100, **size)
@@ -71,7 +71,7 @@ def test_examples_do_not_depend_on_the_order_of_rows(folder: Path) -> None:
 
 
 def test_truncation_takes_something_of_every_user_first(folder: Path) -> None:
-    store = UserStore(as_committed(folder))
+    store = UserStore(VerifiedFolder(folder))
     users = store.read([3, 5, 7])
     _, labels = load_examples(store, [3, 5, 7], max_examples=7, image_size=SIZE, channels=1)
     kept = [users[0].labels[:3], users[1].labels[:2], users[2].labels[:2]]
@@ -81,7 +81,7 @@ def test_truncation_takes_something_of_every_user_first(folder: Path) -> None:
 def test_images_of_another_size_are_refused(folder: Path) -> None:
     with pytest.raises(ArtifactError, match=r"8x8x1.*99x99x1.*partition_users"):
         load_examples(
-            UserStore(as_committed(folder)), [0], max_examples=9, image_size=99, channels=1
+            UserStore(VerifiedFolder(folder)), [0], max_examples=9, image_size=99, channels=1
         )
 
 
@@ -98,13 +98,13 @@ def test_damaged_shard_is_one_sentence(tmp_path: Path, folder: Path, damage: str
         shard.write_bytes(b"")
         other.unlink()
     with pytest.raises(ArtifactError, match="run partition_users again"):
-        UserStore(as_committed(copy)).read(range(5))
+        UserStore(VerifiedFolder(copy)).read(range(5))
 
 
 def test_incomplete_folder_is_one_sentence(tmp_path: Path) -> None:
     for opened in (UserStore, GroupIndex):
         with pytest.raises(ArtifactError):
-            opened(as_committed(tmp_path))
+            opened(VerifiedFolder(tmp_path))
 
 
 @given(
@@ -133,7 +133,7 @@ def test_groups_come_back_over_shards_and_files_in_any_order(
         shards = [{"name": str(number), "users": len(some)} for number, some in enumerate(by_shard)]
         manifest = {"virtual_clients": clients, "groupings": 1, "shards": shards}
         write_json(Path(folder, "manifest.json"), STORE_SCHEMA, manifest)
-        index = GroupIndex(as_committed(Path(folder)))
+        index = GroupIndex(VerifiedFolder(Path(folder)))
         every = [group for groups in by_shard for group in groups]
         for group in {0, clients - 1, *every}:
             expected = [row for row, one in enumerate(every) if one == group]
@@ -149,7 +149,7 @@ def test_damaged_index_is_one_sentence(tmp_path: Path, folder: Path, damage: str
             path.unlink()
         else:
             path.write_bytes(path.read_bytes()[:90] if damage == "cut" else b"another thing")
-    index = GroupIndex(as_committed(copy))
+    index = GroupIndex(VerifiedFolder(copy))
     with pytest.raises(ArtifactError, match="run partition_users again"):
         index.members(0, 0)
     with pytest.raises(ArtifactError, match="run partition_users again"):

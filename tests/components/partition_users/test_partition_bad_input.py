@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedemb.config import RunConfig
-from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.data.client_data import GroupIndex, UserStore, VerifiedFolder
 from fedemb.data.identity import Hasher
 from fedemb.data.sources import Batch
 from fedemb.documents.model import UsersManifest
@@ -31,7 +31,6 @@ from tests.kit.pipeline_runs.partition_run import (
     user_key,
     write_parquet,
 )
-from tests.kit.verified_folder import as_committed
 
 SECRET = "ada.lovelace@example.org"
 
@@ -126,8 +125,8 @@ def test_duplicates_are_dropped_within_a_user_only(partition: Partitioner) -> No
 def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner) -> None:
     result = partition([{"image": b"x", "user_id": "a", "label": "b"}])
     assert result.counts["not_decodable"] == 1
-    assert len(UserStore(as_committed(result.root / "users"))) == 0
-    index = GroupIndex(as_committed(result.root / "users"))
+    assert len(UserStore(VerifiedFolder(result.root / "users"))) == 0
+    index = GroupIndex(VerifiedFolder(result.root / "users"))
     assert index.user_count == 0
     assert len(index.user_keys) == 0
     assert index.members(1, 4).tolist() == []

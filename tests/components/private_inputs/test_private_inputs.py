@@ -15,12 +15,7 @@ from fedemb.runtime import private_inputs
 from fedemb.runtime.private_inputs import open_private
 from fedemb.steps import audit_privacy, evaluate_model
 from tests.kit.pipeline_runs import training_run
-from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, shared_run, write_users
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return shared_run(tmp_path_factory.mktemp)
+from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, write_users
 
 
 @pytest.fixture

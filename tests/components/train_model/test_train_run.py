@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedemb.data.client_data import UserStore
+from fedemb.data.client_data import UserStore, VerifiedFolder
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
 from fedemb.documents.plan import read_plan
@@ -38,7 +38,6 @@ from tests.kit.pipeline_runs.training_run import (
     write_users,
 )
 from tests.kit.process import python
-from tests.kit.verified_folder import as_committed
 
 
 @pytest.fixture(scope="module")
@@ -565,7 +564,7 @@ def test_killed_twenty_times_resumes_bit_identical(tmp_path):
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("feed") / "users"
     write_users(folder, users=20, virtual_clients=4, groupings=1)
-    return UserStore(as_committed(folder))
+    return UserStore(VerifiedFolder(folder))
 
 
 def _client(*users):

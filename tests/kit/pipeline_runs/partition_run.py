@@ -19,6 +19,7 @@ from fedemb.data.client_data import (
     WRITER_OPTIONS,
     GroupIndex,
     UserStore,
+    VerifiedFolder,
     encode_groups,
     encode_index,
     group_files,
@@ -36,7 +37,6 @@ from fedemb.foundation.canonical_json import tree_digests
 from fedemb.foundation.document import write_json
 from fedemb.runtime.step_context import StepContext
 from tests.kit.public_start import sign_start
-from tests.kit.verified_folder import as_committed
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8
@@ -107,12 +107,12 @@ class Result:
         return tree_digests(self.root)
 
     def records(self, kind: str = "users") -> dict[int, UserRecord]:
-        store = UserStore(as_committed(self.root / kind))
+        store = UserStore(VerifiedFolder(self.root / kind))
         return {record.user_key: record for record in store.read(range(len(store)))}
 
     def groups(self) -> list[list[frozenset[int]]]:
         """User keys of every group of every grouping."""
-        index = GroupIndex(as_committed(self.root / "users"))
+        index = GroupIndex(VerifiedFolder(self.root / "users"))
         keys = index.user_keys.tolist()
         return [
             [
