@@ -109,15 +109,18 @@ def attack(
     member_weights = draw_weights(len(members), samples, seed)
     other_weights = draw_weights(len(others), samples, seed + 1)
     ones = (np.ones((1, len(members))), np.ones((1, len(others))))
+    units = min(len(members), len(others))
     return AttackResult(
         auroc=Estimate(
             float(_auroc(members, others, *ones)[0]),
             _auroc(members, others, member_weights, other_weights),
+            units,
         ),
         tpr_at_fpr={
             rate: Estimate(
                 float(_tpr(members, others, *ones, rate)[0]),
                 _tpr(members, others, member_weights, other_weights, rate),
+                units,
             )
             for rate in false_positive_rates
         },

@@ -11,7 +11,7 @@ Ties count against the model, so a collapsed backbone retrieves nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float32, Num
@@ -194,7 +194,8 @@ def verify(
     return Verification(
         false_accept_rates=tuple(false_accept_rates),
         recall=tuple(
-            Estimate(float(value), np.clip(draws[:, i], 0, 1)) for i, value in enumerate(values)
+            Estimate(float(value), np.clip(draws[:, i], 0, 1), data.resampled)
+            for i, value in enumerate(values)
         ),
         thresholds=tuple(float(key) / GRID for key in counts.thresholds),
         negatives=counts.negatives,
@@ -315,13 +316,15 @@ def rates_at(
         drawn = touching.sum() / 2 + (weights - 1) @ touching
         taken = above.sum() / 2 + (weights - 1) @ above
         rates = np.clip(taken / np.maximum(drawn, 1), 0, 1)
-        false_accepts = Estimate(float(above.sum() / touching.sum()), rates)
+        false_accepts = Estimate(float(above.sum() / touching.sum()), rates, data.resampled)
     owners, hits = [], []
     for unit, scores in positive_blocks(data):
         owners.append(np.full(len(scores), unit))
         hits.append(grid_keys(scores) > key)
     owner, hit = np.concatenate(owners), np.concatenate(hits).astype(np.float64)
-    return false_accepts, weighted_mean(hit, owner, weights) if len(hit) else None
+    if not len(hit):
+        return false_accepts, None
+    return false_accepts, replace(weighted_mean(hit, owner, weights), units=data.resampled)
 
 
 @dataclass(frozen=True)
@@ -393,7 +396,8 @@ def retrieve(
     has_match = data.label_sizes[data.labels[asked]] > 1
 
     def share(values: np.ndarray) -> Estimate:
-        return weighted_mean(values.astype(np.float64), units, weights, has_match)
+        found = weighted_mean(values.astype(np.float64), units, weights, has_match)
+        return replace(found, units=data.resampled)
 
     return Retrieval(
         recall_at={k: share(first <= k) for k in ks},

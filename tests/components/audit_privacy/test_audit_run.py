@@ -230,18 +230,20 @@ def test_an_empty_side_is_an_error():
 
 def broken_always_blind(members, others, **kwargs):
     attack(members, others, **kwargs)
-    return AttackResult(Estimate(0.5, np.array([0.4, 0.6])), {})
+    return AttackResult(Estimate(0.5, np.array([0.4, 0.6]), 50), {})
 
 
 def broken_always_alarmed(members, others, **kwargs):
     attack(members, others, **kwargs)
-    return AttackResult(Estimate(0.9, np.array([0.8, 0.95])), {})
+    return AttackResult(Estimate(0.9, np.array([0.8, 0.95]), 50), {})
 
 
 def broken_hides_the_sign(members, others, **kwargs):
     result = attack(members, others, **kwargs)
     estimate = result.auroc
-    mirrored = Estimate(max(estimate.value, 1 - estimate.value), np.abs(estimate.draws - 0.5) + 0.5)
+    mirrored = Estimate(
+        max(estimate.value, 1 - estimate.value), np.abs(estimate.draws - 0.5) + 0.5, 50
+    )
     return AttackResult(mirrored, {})
 
 
