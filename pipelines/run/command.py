@@ -15,6 +15,7 @@ from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import BUILTIN
 from fedemb.errors import AwaitingApproval, ConfigError, LedgerError, Refused
+from fedemb.foundation.addresses import nested
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.environment import require_modules
 from fedemb.foundation.files import write_bytes
@@ -65,7 +66,7 @@ def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
         places["--runs"] = str(runs)
         pairs.append(("storage.public_root", "--runs"))
     for first, second in pairs:
-        if _nested(places[first], places[second]):
+        if nested(places[first], places[second]):
             raise ConfigError(
                 f"{first}={places[first]} and {second}={places[second]} lie one inside the "
                 "other; private and public data, and keys and what they protect, must be apart: "
@@ -79,14 +80,6 @@ def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
                 f"ledger init --config {config_name} --ledger {store.uri} --keys "
                 f"{storage.keys}` with the --set options of this run, then run again."
             )
-
-
-def _nested(first: str, second: str) -> bool:
-    one, other = (
-        f"{(place if '://' in place else Path(place).expanduser().resolve().as_uri())}".rstrip("/")
-        for place in (first, second)
-    )
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 _MINUTES = 3

@@ -92,6 +92,20 @@ def test_text_loses_the_secrets_of_its_addresses():
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (r"https:\\u:TOP@h", r"https:\\***@h"),
+        ("s3:K:TOP@b", "s3:***@b"),
+        ("https://h/?api_key=TOP&b=2", "https://h/?api_key=***&b=2"),
+        ("s3://b?access_token=TOP", "s3://b?access_token=***"),
+        ("s3://b/user_key=5/x and cpu=h:5000/x@sha256:0", None),
+    ],
+)
+def test_secrets_of_mistyped_addresses_and_queries_are_not_shown(text, shown):
+    assert redacted(text) == (shown or text)
+
+
 def test_addresses_are_parsed_in_one_place():
     found = {
         path.relative_to(ROOT).as_posix()

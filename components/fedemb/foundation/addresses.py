@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from fedemb.errors import InputError
 
 WITHOUT = "Use scheme://bucket/prefix and pass credentials in the environment."
+_USER = r"(?:(?<=[/\\])[^/\s@'\"]*|[^/:\s@'\"][^:\s@'\"]*:[^\s@'\"]*)@"
+_NAMES = r"\b(?:X-Amz-[a-z-]+|X-Goog-[a-z-]+|Signature|sig|AWSAccessKeyId|password|token)="
+_IN_QUERY = r"[?&;][\w.-]*(?:key|token|secret|passw|pwd|sig|auth)[\w.-]*="
 _SECRET = re.compile(
-    r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*:/{1,2})(?:[^/\s@'\"]*|[^/:\s@'\"][^:\s@'\"]*:[^\s@'\"]*)@"
-    r"|(?P<name>\b(?:X-Amz-[A-Za-z-]+|X-Goog-[A-Za-z-]+|Signature|sig|AWSAccessKeyId|password|token)"
-    r"=)[^&\s'\"]+"
+    rf"(?P<scheme>[a-z][a-z0-9+.-]*:[/\\]{{0,2}}){_USER}|(?P<name>{_NAMES}|{_IN_QUERY})[^&\s'\"]+",
+    re.IGNORECASE,
 )
 
 
@@ -59,6 +62,15 @@ def redacted(text: str) -> str:
 
 def _hidden(found: re.Match[str]) -> str:
     return f"{found['scheme']}***@" if found["scheme"] else f"{found['name']}***"
+
+
+def nested(first: str, second: str) -> bool:
+    """Returns whether one of two stores, paths or URIs, is the other or lies inside it."""
+    one, other = (
+        f"{place if '://' in place else Path(place).expanduser().resolve().as_uri()}".rstrip("/")
+        for place in (first, second)
+    )
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 def in_time(work: Callable[[], str], seconds: float, late: str) -> str:

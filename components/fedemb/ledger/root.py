@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedemb.errors import LedgerError, Refused
+from fedemb.errors import ConfigError, LedgerError, Refused
+from fedemb.foundation.addresses import nested
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import KeyStore, policy_key_name
 from fedemb.keys.trust import (
@@ -263,7 +264,16 @@ def ensure_policy_key(ledger: Ledger, keys: KeyStore) -> None:
 
 
 def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
-    """Returns the trust file of the root; creates it with the newest keys at first use."""
+    """Returns the trust file of the root; creates it with the newest keys at first use.
+
+    Raises:
+      ConfigError: keys and ledger lie one inside the other.
+    """
+    if nested(store.uri, keys.uri):
+        raise ConfigError(
+            f"The keys {keys.uri} and the ledger {store.uri} lie one inside the other, and who "
+            "writes to the ledger must not read its keys. Name another folder for the keys."
+        )
     try:
         return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
     except FileNotFoundError:

@@ -50,6 +50,14 @@ def test_key_is_created_once_and_fetched_as_it_was(keys):
     assert keys.load_or_create("reservation/monday-1") == key
 
 
+@pytest.mark.parametrize(("ledger", "keys"), [("l", "l/keys"), ("k/l", "k"), ("l", "l")])
+def test_keys_inside_the_ledger_are_refused_before_one_is_made(tmp_path, ledger, keys):
+    store = open_key_store(str(tmp_path / keys))
+    with pytest.raises(ConfigError, match="lie one inside the other"):
+        ensure_trust(open_store(str(tmp_path / ledger)), store)
+    assert store.newest("signing/policy") == 0
+
+
 def test_destroyed_key_is_gone_and_its_name_is_never_used_again(keys):
     keys.create("reservation/monday-1")
     keys.destroy("reservation/monday-1")
