@@ -356,8 +356,7 @@ def _guarantee(run: RunDirectory) -> str:
     report = signed_report(run) if run.config().purpose == "release" else None
     plan = signed_plan(run)
     if report is not None:
-        words = (report_sentence(report.body), all_runs(report.body))
-        return "; ".join(text for text in words if text)
+        return "; ".join(filter(None, (report_sentence(report.body), all_runs(report.body))))
     if plan is None:
         return "none (nothing was planned)"
     if run.config().purpose == "simulation":
@@ -394,8 +393,9 @@ def _release(run: RunDirectory, state: RunState) -> str:
         return f"waiting for approval: {state.message}"
     if state.exit_code != 0:
         return f"none ({state.failed_step or 'the pipeline'} stopped: {state.message})"
-    tree = (run.document("release") or {}).get("tree")
-    return join(run.stores()["releases"], str(tree)) if tree else "none (simulation)"
+    found = run.document("release")
+    name = f"{found['name']}/{found['version']}" if found else ""
+    return join(run.stores()["releases"], name) if name else "none (simulation)"
 
 
 def iter_runs(parent: Path) -> Iterator[RunDirectory]:

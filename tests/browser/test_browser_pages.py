@@ -114,6 +114,7 @@ def page(request, tmp_path_factory):
     return request.param, folder / "page.html", BUILDERS[request.param](folder, request)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("look", [(1100, "light"), (390, "dark"), (390, "light")])
 def test_page_opens_clean_and_fits(browser, page, screenshots, look):
     (name, file, words), (width, scheme) = page, look
@@ -128,6 +129,7 @@ def test_page_opens_clean_and_fits(browser, page, screenshots, look):
     assert picture.stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_a_page_that_misbehaves_is_noticed(browser, tmp_path):
     """The test tests itself: an error, a request and an overflow are all seen."""
     page = tmp_path / "bad.html"
@@ -220,6 +222,7 @@ def _page(run, state: str) -> tuple[str, str]:
 STATES = ("released", "waived", "waiting", "refused")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("look", [(state, w) for state in STATES for w in (1400, 700, 400)])
 def test_page_fits_the_frame_of_kubeflow_and_needs_nothing_it_forbids(
     browser, released_run, screenshots, tmp_path, look

@@ -61,6 +61,7 @@ def _of_kind(manifests: list[dict], kind: str) -> dict[str, dict]:
     return {item["metadata"]["name"]: item for item in manifests if item["kind"] == kind}
 
 
+@pytest.mark.long
 def test_manifests_are_valid_by_the_schemas_of_kubernetes(manifests):
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="the package kubernetes-validate is not installed"

@@ -81,7 +81,7 @@ def test_two_trainers_of_one_attempt(untrained, tmp_path, point, superseded):
 @pytest.mark.parametrize(
     "point",
     [
-        "a shard",
+        pytest.param("a shard", marks=pytest.mark.long),
         pytest.param("the cleaning", marks=pytest.mark.slow),
         pytest.param("the publication", marks=pytest.mark.slow),
         pytest.param("the tidying", marks=pytest.mark.slow),

@@ -92,6 +92,7 @@ def test_missing_credentials(uri, who, monkeypatch, tmp_path):
         open_store(uri).read("a")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "variable"), BACKENDS)
 def test_refused_connection(name, variable, request, monkeypatch):
     uri = request.getfixturevalue(f"{name}_store_uri")
@@ -100,6 +101,7 @@ def test_refused_connection(name, variable, request, monkeypatch):
         open_store(uri).read("a")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("status", "words"), [(403, "permission denied"), (503, "server answered")]
 )
@@ -168,6 +170,7 @@ def test_large_shard_arrives_through_a_connection_cut_now_and_then(through_proxy
     assert direct.read("shard") == shard.read_bytes()
 
 
+@pytest.mark.long
 def test_upload_cut_for_good_leaves_nothing_visible(through_proxy, shard, tmp_path):
     store, direct, proxy = through_proxy(upload_limit=1 << 20)
     with _sentence("connection failed"):
@@ -185,6 +188,7 @@ def test_create_whose_answer_was_lost_still_knows_its_own_object(through_proxy):
         store.create("entry", b"mine")
 
 
+@pytest.mark.long
 def test_slow_listing_is_waited_for(through_proxy):
     store, direct, _ = through_proxy(delay=1.5)
     direct.write("a/b", b"x")

@@ -69,6 +69,7 @@ def test_the_private_root_holds_scores_figures_and_a_page(copied, tmp_path):
     assert len(table) == 40 + 60  # held-out users are capped by audit.max_users
 
 
+@pytest.mark.long
 def test_a_simulation_shows_its_figures(copied, tmp_path):
     report = run(copied.context(config(purpose="simulation"), tmp_path))
     assert report["figures"] == "open"
@@ -98,6 +99,7 @@ def test_a_model_that_memorised_its_users_is_found(copied, tmp_path):
     assert "better than by chance" in audit_sentence(report)
 
 
+@pytest.mark.long
 def test_too_few_users_are_said_privately_and_do_not_fail_the_run(copied, tmp_path):
     copied.replace("users", 3)
     public = run(copied.context(config(), tmp_path))
@@ -106,6 +108,7 @@ def test_too_few_users_are_said_privately_and_do_not_fail_the_run(copied, tmp_pa
     assert "too few users" in audit_sentence(figures_of(copied))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [np.nan, 1e38])
 def test_of_a_model_that_diverged_nothing_private_ends_the_run_or_is_told(copied, tmp_path, scale):
     """Whether the audit fails, and with which counts, would be for training images to say."""

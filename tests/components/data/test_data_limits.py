@@ -68,6 +68,7 @@ def test_photo_with_more_text_than_pillow_reads_is_read(kind):
     np.testing.assert_array_equal(read, PIXELS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["text", "international text", "profile"])
 def test_text_above_our_limit_is_named_as_the_reason(kind):
     with pytest.raises(BadImageError, match="text_too_large"):
@@ -200,6 +201,7 @@ def test_row_that_is_not_utf_8_and_not_a_row_is_skipped_alone(tmp_path, odd):
     assert lines_in_quotes(part) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("character", ["x", "\xeb", "€"])
 def test_row_up_to_our_limit_is_read_in_any_encoding(tmp_path, character):
     encoding = "utf-8" if character == "€" else "latin-1"

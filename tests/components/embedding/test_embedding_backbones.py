@@ -126,6 +126,7 @@ def _standardized():
     return model, build_backbone(model, 3)
 
 
+@pytest.mark.long
 def test_standardised_weights_ignore_mean_and_scale_of_a_kernel():
     model, backbone = _standardized()
     images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 1), np.uint8)
@@ -138,6 +139,7 @@ def test_standardised_weights_ignore_mean_and_scale_of_a_kernel():
     assert np.abs(embed(plain, images) - before).max() > 1e-2
 
 
+@pytest.mark.long
 def test_standardised_backbone_is_released_in_ordinary_layers(tmp_path):
     model, backbone = _standardized()
     images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 1), np.uint8)

@@ -304,6 +304,7 @@ def _inputs(shape, clients=3):
     return images, random.normal(size=(clients, *shape)).astype(np.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_gradients_are_those_of_xla(name):
     shape, function = FUNCTIONS[name]

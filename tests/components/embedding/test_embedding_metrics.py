@@ -82,6 +82,7 @@ def test_old_gallery_equals_brute_force(case, seed):
         assert recall.value == pytest.approx(brute_recall(scores, positive, far)[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("classes", "images"), [(300, 4), (5, 260), (700, 2)])
 def test_many_tiles_and_bins_equal_brute_force(classes, images, monkeypatch):
     monkeypatch.setattr(pairs, "MAX_TILE", 256)

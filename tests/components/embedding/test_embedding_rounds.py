@@ -280,6 +280,7 @@ def test_shared_head_is_trained_clipped_and_summed_with_the_backbone():
     assert np.linalg.norm(total.astype(float)) > 0.999 * 2.0**function.mechanism.plan.grid_bits
 
 
+@pytest.mark.long
 def test_bfloat16_keeps_float32_weights_and_stays_close():
     backbone = build_backbone(MODEL, seed=1)
     exact = RoundFunction(backbone, noiseless(), LOCAL, seed=9)

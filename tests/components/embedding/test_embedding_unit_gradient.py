@@ -174,7 +174,9 @@ def test_compiled_clip_is_the_clip_of_the_query_whatever_the_record():
         assert np.isfinite(norm) == np.isfinite(name), name
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize(
+    "classes", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 10))]
+)
 def test_records_have_the_same_bits_at_any_place_whatever_the_number_of_classes(classes):
     """Also after a first step, when gradients below the head no longer vanish."""
     names = tuple(map(str, range(classes)))

@@ -8,17 +8,13 @@ import pytest
 
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import (
-    Bootstrap,
-    Compared,
-    Evaluated,
-    Recall,
     UtilityReport,
 )
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.evaluation.held_out import Subjects
 from fedemb.foundation.document import read
 from fedemb.ledger import Ledger
-from fedemb.reports.measured_words import best_start, compared, utility_sentence
+from fedemb.reports.measured_words import compared, utility_sentence
 from fedemb.steps import evaluate_model
 from fedemb.steps.evaluate_model import run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config
@@ -82,6 +78,7 @@ def test_every_measurement_is_a_record_made_before_anybody_is_read(finished, tmp
         run(finished.context(config(), tmp_path))
 
 
+@pytest.mark.long
 def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
     settings = config(**{"evaluation.max_images": 60})
     one, other = tmp_path / "a", tmp_path / "b"
@@ -115,6 +112,7 @@ def test_model_of_another_run_is_refused(copied, tmp_path):
         run(copied.context(config(), tmp_path, run_id="run-2"))
 
 
+@pytest.mark.long
 def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path, caplog):
     from fedemb.training import build_backbone
 
@@ -162,6 +160,7 @@ def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
     assert len(copied.context(settings).ledger.chain.records) == evaluations
 
 
+@pytest.mark.long
 def test_a_simulation_prints_the_utility_drop(finished, tmp_path):
     settings = config(
         **{
@@ -178,9 +177,6 @@ def test_a_simulation_prints_the_utility_drop(finished, tmp_path):
 
 
 # ---- The sentences of the utility report say no more than the intervals allow ----
-
-
-DRAWN = Bootstrap(samples=200, unit="class", groups=None)
 
 
 def estimate(value, low, high):
@@ -201,40 +197,6 @@ def estimate(value, low, high):
 )
 def test_only_an_interval_without_zero_is_called_a_difference(difference, words):
     assert compared(difference, "x") == words
-
-
-def test_the_gain_is_over_the_best_start_and_the_public_one_is_named_beside_it():
-    def at(value):
-        return Compared.model_construct(
-            recall_at_far={"0.001": Recall(value=value, low=0, high=1, threshold=0)},
-            difference={"0.001": estimate(0.4 - value, 0.3 - value, 0.5 - value)},
-        )
-
-    def report(start, **others):
-        return UtilityReport.model_construct(
-            headline_rate="0.001",
-            recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
-            evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
-            bootstrap=DRAWN,
-            public_kind="supervised",
-            centralized=None,
-            **dict.fromkeys(UtilityReport.starts)
-            | {name: at(value) for name, value in {"public_backbone": start, **others}.items()},
-        )
-
-    alone, better = report(0.2), report(0.2, untrained=0.05, raw_pixels=0.1)
-    assert best_start(alone) == "the public backbone"
-    said = utility_sentence(better)
-    three = "the best of the public backbone, an untrained network and raw pixels, here "
-    assert f"20.0 points [10.0, 30.0] more than {three}the public backbone." in said
-    worse = report(0.04, untrained=0.03, raw_pixels=0.1)
-    assert worse.gain.value == pytest.approx(0.3)
-    said = utility_sentence(worse)
-    assert f"30.0 points [20.0, 40.0] more than {three}raw pixels; 36.0 points" in said
-    frozen = report(0.1, frozen_features=0.2)
-    assert best_start(frozen).endswith(
-        "the better of the public backbone and its frozen features, here its frozen features"
-    )
 
 
 def test_subgroups_are_drawn_where_each_holds_whole_identities():

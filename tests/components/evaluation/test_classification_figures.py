@@ -221,6 +221,7 @@ def with_another_end(model, seed):
     return other
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("group", "apply", "classes"), [("projection", embed, ()), ("head", classify, CLASSES_SIDE)]
 )

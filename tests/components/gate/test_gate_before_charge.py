@@ -41,13 +41,6 @@ def _charged(root):
     return [path.name for path in sorted((root / "ledger" / "weekly").glob("0*.json"))][1:]
 
 
-def test_honest_run_is_charged(tmp_path):
-    context = _context(tmp_path)
-    sign_start(context)
-    reserve_budget.run(context)
-    assert _charged(tmp_path) == ["00000001.json"]
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
     """Every model from it is NaN, and the gate would deny it after the budget is spent."""
