@@ -134,7 +134,6 @@ def tracked_run(run: RunDirectory) -> TrackedRun:
         documents=documents,
         pages={path.name: path.read_bytes() for path in pages if path.is_file()},
         seconds=run.read_state().seconds,
-        signatures="checked",
     )
 
 

@@ -73,13 +73,20 @@ def nested(first: str, second: str) -> bool:
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-def in_time(work: Callable[[], str], seconds: float, late: str) -> str:
-    """Returns the result of `work`, which never raises; `late` if it takes longer than `seconds`.
+def in_time(work: Callable[[], str | None], seconds: float = 60.0) -> str:
+    """Returns the problem that `work` returns or raises, or that it took too long; empty: none.
 
     The work runs in a thread that cannot keep the process alive.
     """
-    found = [late]
-    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    found = [f"it did not answer within {seconds:g} seconds"]
+
+    def run() -> None:
+        try:
+            found.append(work() or "")
+        except Exception as error:  # nothing that others answer may fail a run
+            found.append(str(error)[:800] or type(error).__name__)
+
+    thread = threading.Thread(target=run, daemon=True)
     try:
         thread.start()
     except RuntimeError:

@@ -119,8 +119,7 @@ def send(read: Callable[[], bytes]) -> None:
     if not url or os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return
     # A slow receiver can exceed per-read timeouts.
-    late = "it did not answer in time"
-    if problem := in_time(lambda: _send(url, read), SEND_SECONDS_IN_ALL, late):
+    if problem := in_time(lambda: _send(url, read), SEND_SECONDS_IN_ALL):
         _log.warning(
             "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run continues, and "
             "its lineage file has the events",

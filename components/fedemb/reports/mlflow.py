@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.errors import FedEmbError, InputError, StorageError
+from fedemb.errors import InputError, StorageError
 from fedemb.foundation.addresses import in_time, redacted
 from fedemb.foundation.canonical_json import Json
 from fedemb.foundation.document import Written
@@ -34,13 +32,11 @@ if TYPE_CHECKING:
 _RUNS = uuid.UUID("6b1d4d0e-58a0-5b0f-9b0a-3f0c5d6a7e21")
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
 """Characters that a name of MLflow, which is also a file name, must not have."""
-SECONDS = 60.0
-"""Time limit of `log_in_time`."""
 LONGEST = 6000
 """Maximum characters of a parameter or tag in MLflow."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrackedRun:
     """Public content of a run."""
 
@@ -53,17 +49,14 @@ class TrackedRun:
     """File name -> content of a public page."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Step -> duration."""
-    signatures: Literal["checked", "not checked"]
+    signatures: Literal["checked", "not checked"] = "checked"
     """Whether the signatures of the documents were checked by the process that read them."""
-
-    def _body(self, name: str) -> Any | None:
-        document = self.documents.get(name)
-        return document and document.body
 
     @property
     def report(self) -> PrivacyReport | None:
         """Returns the privacy report."""
-        return self._body("privacy_report")
+        document = self.documents.get("privacy_report")
+        return document and document.body
 
     @property
     def artifacts(self) -> dict[str, bytes]:
@@ -73,11 +66,9 @@ class TrackedRun:
 
     def metrics(self) -> dict[str, float]:
         """Returns the figures of the reports and the durations."""
-        facts = RunFacts(report=self.report, utility=self._body("utility_report"))
-        return {
-            **facts.figures(),
-            **{f"seconds.{step}": took for step, took in self.seconds.items()},
-        }
+        utility = self.documents.get("utility_report")
+        facts = RunFacts(report=self.report, utility=utility and utility.body)
+        return facts.figures() | {f"seconds.{name}": took for name, took in self.seconds.items()}
 
     def tags(self) -> dict[str, str]:
         """Returns how the run ended, and its guarantee."""
@@ -96,18 +87,16 @@ class TrackedRun:
 
 def settings_of(config: RunConfig) -> dict[str, str]:
     """Returns dotted names of all settings but the stores with their values, no credentials."""
-    found: dict[str, str] = {}
 
-    def walk(prefix: str, value: Json) -> None:
+    def leaves(value: Json, *path: str) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict) and value:
             for name, item in value.items():
-                walk(f"{prefix}.{name}" if prefix else name, item)
+                yield from leaves(item, *path, name)
         else:
-            text = redacted(value if isinstance(value, str) else json.dumps(value))
-            found[_NOT_IN_NAMES.sub("_", prefix)] = text[:LONGEST]
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield _NOT_IN_NAMES.sub("_", ".".join(path)), redacted(text)[:LONGEST]
 
-    walk("", config.model_dump(mode="json", exclude={"storage"}))
-    return found
+    return dict(leaves(config.model_dump(mode="json", exclude={"storage"})))
 
 
 def client_of(url: str) -> MlflowClient:
@@ -166,10 +155,8 @@ def _send(run: TrackedRun, client: MlflowClient) -> str:
         [Param(name, value) for name, value in settings_of(run.config).items()],
         [RunTag(name, value[:LONGEST]) for name, value in tags.items()],
     )
-    with tempfile.TemporaryDirectory() as folder:
-        for name, data in run.artifacts.items():
-            Path(folder, name).write_bytes(data)
-        client.log_artifacts(made.info.run_id, folder)
+    for name, data in run.artifacts.items():
+        client.log_text(made.info.run_id, data.decode(), name)
     if run.headline.state in ("Waiting for approval", "Running"):
         client.update_run(made.info.run_id, "RUNNING")
     else:
@@ -178,17 +165,6 @@ def _send(run: TrackedRun, client: MlflowClient) -> str:
     return made.info.run_id
 
 
-def log_in_time(run: TrackedRun, url: str, seconds: float = SECONDS) -> str:
-    """Writes a run to MLflow in at most `seconds`, in a thread that cannot keep the process alive.
-
-    Returns: Why the run was not written; empty: it was. Never raises.
-    """
-
-    def problem() -> str:
-        try:
-            log_run(run, url)
-        except Exception as error:  # a bug here does not change how a run ends
-            return str(error) if isinstance(error, FedEmbError) else type(error).__name__
-        return ""
-
-    return in_time(problem, seconds, f"the server did not take the run within {seconds:g} seconds")
+def log_in_time(run: TrackedRun, url: str) -> str:
+    """Writes a run to MLflow; returns why it was not written, or an empty string. Never raises."""
+    return in_time(lambda: log_run(run, url) and None)
