@@ -29,7 +29,7 @@ from fedemb.pipelines.run.local import (
     run_pipeline,
     steps_taken_over,
 )
-from fedemb.pipelines.run.pages import collect_reports
+from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.privacy.section import UNITS, count_of
 from fedemb.storage import open_store
 
@@ -268,7 +268,7 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
         state.closing_lines = closing_lines(run, state)
         run.write_state(state)
         collect_reports(run)
-        write_index(run)
+        write_bytes(run.index, render_index(run).encode())
     exit_code = state.exit_code or 0
     say(*state.closing_lines)
     say(f"report: {run.index}")
@@ -277,10 +277,3 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     elif exit_code not in (0, Refused.exit_code):
         say(f"resume with: {run.resumed_by}")
     return exit_code
-
-
-def write_index(run: RunDirectory) -> None:
-    """Writes the page that links everything a run has to show."""
-    from fedemb.pipelines.run.pages import render_index
-
-    write_bytes(run.index, render_index(run).encode())

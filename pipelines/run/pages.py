@@ -87,20 +87,17 @@ def _waivers(
 
 
 def overdue(run: RunDirectory, report: Written[PrivacyReport]) -> bool:
-    """Whether the deadline of the approvals has passed without enough of them in the ledger."""
-    deadline = report.body.approve_by
-    return deadline is not None and datetime.now(UTC) > deadline and missing(run, report) > 0
-
-
-def missing(run: RunDirectory, report: Written[PrivacyReport]) -> int:
-    """Returns how many approvals the run still needs; at most 0: none.
+    """Whether the deadline of the approvals has passed without enough of them in the ledger.
 
     Raises:
-      LedgerError: the ledger is missing or broken.
+      LedgerError: the deadline has passed, and the ledger is missing or broken.
     """
-    ledger, body = ledger_of(run), report.body
+    body = report.body
+    if body.approve_by is None or datetime.now(UTC) <= body.approve_by:
+        return False
+    ledger = ledger_of(run)
     given = ledger.state.approvals_of(body.model_sha, report.sha, body.approve_by)
-    return ledger.terms.approvals - len(given)
+    return len(given) < ledger.terms.approvals
 
 
 def _in_ledger(run: RunDirectory) -> bool:
@@ -113,8 +110,6 @@ def _in_ledger(run: RunDirectory) -> bool:
 
 def _step(run: RunDirectory) -> str:
     """The step that runs now, as far as the state of the run says."""
-    from fedemb.pipelines.steps import PIPELINE
-
     done = run.read_state().seconds
     return next((name for name in PIPELINE.steps if name not in done), "ending")
 
@@ -169,7 +164,6 @@ def render_index(run: RunDirectory) -> str:
     signed_utility(run)  # raises where it was changed
     signed, verdict = signed_report(run), signed_verdict(run)
     report = None if signed is None else signed.body
-    pipeline = PIPELINE
     return render(
         "run_index.html",
         run_id=run.run_id,
@@ -180,12 +174,12 @@ def render_index(run: RunDirectory) -> str:
         guarantee=lines.get("guarantee", "none"),
         utility=lines.get("utility", "not measured"),
         release=_below(run, lines.get("release", "none")),
-        steps=[_index_step(name, run, state) for name in pipeline.after()],
+        steps=[_index_step(name, run, state) for name in PIPELINE.after()],
         seconds=sum(state.seconds.values()),
         reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
         artifacts=[
             _artifact(run, path, step, name, kind)
-            for step, outputs in pipeline.published().items()
+            for step, outputs in PIPELINE.published().items()
             for name, kind in outputs.items()
             if name not in LEFT_OUT and (path := run.output(name, step))
         ],

@@ -10,7 +10,6 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.documents.verdict import ReleaseManifest, VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
-from fedemb.reports.lineage import read_steps
 from fedemb.reports.measured_words import attack_sentences, utility_sentence
 from fedemb.reports.report import render
 from fedemb.steps.show_outcome import PAGES, shown_of
@@ -214,7 +213,6 @@ def _page(run, state: str) -> tuple[str, str]:
         failed=failed,
         release=release,
         addresses=pages,
-        lineage=read_steps(run.lineage),
     )
     return render("run_outcome.html", **shown), found.title
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import fedemb.reports.lineage
 import fedemb.runtime.step_context
 import fedemb.steps.show_outcome
 from fedemb.config.parameters import parameters_of
@@ -40,7 +39,6 @@ def bucket(tmp_path, monkeypatch):
 
     for module in (
         fedemb.runtime.step_context,
-        fedemb.reports.lineage,
         fedemb.steps.show_outcome,
     ):
         monkeypatch.setattr(module, "open_store", opened)

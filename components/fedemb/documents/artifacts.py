@@ -50,7 +50,7 @@ DESCRIPTIONS = {
     "lineage": "Inputs and outputs of every step, as OpenLineage events.",
     "metrics": "Figures for the comparison of runs.",
     "model": "The noised model, its card and its public round log; signed.",
-    "outcome": "Outcome of the run: verdict, figures, reasons, reports and lineage.",
+    "outcome": "Outcome of the run: verdict, figures, reasons and reports.",
     "pretrained": "Public backbone; signed.",
     "privacy_page": "The privacy report as a page.",
     "privacy_plan": "Mechanism of the run and its price; signed before the first private step.",

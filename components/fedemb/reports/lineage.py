@@ -34,12 +34,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.errors import ArtifactError, InputError
 from fedemb.foundation.addresses import in_time
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.ledger import Reservation
-from fedemb.storage import Store, open_store
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
@@ -50,8 +48,6 @@ if TYPE_CHECKING:
 PRODUCER = "urn:fedemb"
 NAMESPACE = "fedemb"
 FILE_NAME = "lineage.jsonl"
-OUTPUT_NAME = "lineage"
-"""Pipeline output name of the same file, for account_privacy and gate_release."""
 SEND_SECONDS = 3.0
 """Timeout in seconds for a receiver to connect, or to answer one event."""
 SEND_SECONDS_IN_ALL = 15.0
@@ -325,61 +321,3 @@ def write_run(
         code_sha=None if denied else Reservation.of(evidence.reservation).code_sha,
         time=time,
     )
-
-
-def read_steps(uri: str | Path) -> list[StepLineage]:
-    """Reads the events of a run.
-
-    Args:
-      uri: a lineage file, or a run or release that contains one; local, gs:// or s3://. If
-          there are several files, the one with the most steps is read, because gate and release
-          repeat and extend the earlier file.
-
-    Raises:
-      InputError: the address has no lineage file.
-      ArtifactError: a file does not contain lines of OpenLineage events.
-    """
-    store = open_store(uri)
-    if store.local_root is not None and store.local_root.is_file():
-        return _read_file(open_store(store.local_root.parent), store.local_root.name)
-    ours = (FILE_NAME, OUTPUT_NAME)
-    names = [item.name for item in store.entries() if item.name.split("/")[-1] in ours]
-    if not names:
-        raise InputError(
-            f"no {FILE_NAME} in {uri}; run account_privacy, which writes it with the privacy report"
-        )
-    return max((_read_file(store, name) for name in names), key=len)
-
-
-def _read_file(store: Store, name: str) -> list[StepLineage]:
-    try:
-        events = [json.loads(line) for line in store.read(name).decode().splitlines()]
-        return [
-            StepLineage(
-                event["job"]["name"],
-                {artifact: digest for artifact, digest, _ in _datasets(event, "inputs")},
-                {artifact: digest for artifact, digest, _ in _datasets(event, "outputs")},
-                event["eventType"] == "FAIL",
-                {
-                    artifact: known_as
-                    for artifact, _, known_as in _datasets(event, "inputs", "outputs")
-                    if known_as is not None
-                },
-            )
-            for event in events
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArtifactError(
-            f"{name} holds no lineage that can be read; take the file of a finished run"
-        ) from error
-
-
-def _datasets(
-    event: Mapping[str, Any], *sides: str
-) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yields name, digest and identifier in all runs of the artifacts of an event."""
-    for dataset in (item for side in sides for item in event.get(side) or []):
-        facets = dataset.get("facets", {})
-        digest = facets.get("version", {}).get("datasetVersion")
-        (same, *_) = facets.get("symlinks", {}).get("identifiers") or [{"name": None}]
-        yield dataset["name"].rpartition("/")[2], digest, same["name"]

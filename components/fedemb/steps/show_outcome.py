@@ -24,11 +24,10 @@ from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, ClassifierReport, UtilityReport
 from fedemb.documents.verdict import ReleaseManifest, VerdictDocument
-from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
+from fedemb.errors import ArtifactError, ConfigError, InputError, StorageError
 from fedemb.foundation.document import Document, Written, parse
 from fedemb.foundation.files import write_bytes
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
-from fedemb.reports.lineage import StepLineage, read_steps
 from fedemb.reports.mlflow import TrackedRun, log_in_time
 from fedemb.reports.report import render
 from fedemb.runtime.step import declared, step
@@ -259,7 +258,6 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
         failed=failed,
         release=documents.release,
         addresses=addresses,
-        lineage=_lineage(folder),
     )
     page = render("run_outcome.html", **shown).encode()
     write_bytes(context.artifacts.outcome, page)
@@ -279,7 +277,6 @@ def shown_of(
     failed: Sequence[StepFailure],
     release: Written[ReleaseManifest] | None,
     addresses: Mapping[str, str],
-    lineage: Sequence[StepLineage],
 ) -> dict[str, object]:
     """Returns the content of both pages. HTML in Kubeflow may have no links; Markdown may.
 
@@ -290,7 +287,6 @@ def shown_of(
       failed: content of `outcome.json` of each failed step.
       release: the published release.
       addresses: output of a step -> its address.
-      lineage: steps of the run.
     """
     return {
         "folder": folder,
@@ -304,7 +300,6 @@ def shown_of(
         "verdict": facts.verdict,
         "release": release,
         "reports": [(PAGES[name], name, addresses[name]) for name in PAGES if name in addresses],
-        "lineage": lineage,
     }
 
 
@@ -342,11 +337,3 @@ def _files(name: str) -> tuple[str, ...]:
         return declared(name).files
     except ModuleNotFoundError:
         return ()
-
-
-def _lineage(folder: str) -> list[StepLineage]:
-    """Returns the steps of the run with their inputs and outputs; empty without a lineage file."""
-    try:
-        return read_steps(folder)
-    except FedEmbError:
-        return []
