@@ -18,16 +18,12 @@ def _walk(folder: Path, step: int, *acts: str) -> list[dict]:
     return [json.loads(line) for line in said.splitlines()]
 
 
-def _wrong(found: list[dict]) -> list[dict]:
-    return [kill for kill in found if kill["problems"]]
-
-
 @pytest.mark.long
 def test_act_that_is_killed_and_done_again_leaves_the_same_bytes(tmp_path):
     """A few of the kills of the long test below."""
     found = _walk(tmp_path, 50, *kills.ACTS)
     assert {kill["act"] for kill in found} == kills.ACTS.keys()
-    assert _wrong(found) == []
+    assert [kill for kill in found if kill["problems"]] == []
 
 
 @pytest.mark.slow
@@ -35,4 +31,4 @@ def test_act_that_is_killed_and_done_again_leaves_the_same_bytes(tmp_path):
 def test_act_is_killed_before_each_of_its_operations(tmp_path, act):
     found = _walk(tmp_path, 1, act)
     assert Counter(kill["act"] for kill in found)[act] >= LEAST.get(act, 5)
-    assert _wrong(found) == []
+    assert [kill for kill in found if kill["problems"]] == []

@@ -9,8 +9,7 @@ import subprocess
 import pytest
 
 from fedemb.pipelines.run.directory import RunDirectory
-from tests.integration.test_whole_pipeline import _command
-from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING
+from tests.kit.pipeline_runs.whole_run import run_command
 from tests.planted_bugs.runner import mutants, patched, planted
 
 
@@ -28,7 +27,7 @@ def test_run_without_its_noise_is_refused_in_words_that_say_which(tmp_path, chan
     copy = planted(patched(mutant), tmp_path / "copy")
     environment = {**os.environ, "PYTHONPATH": str(copy / "components")}
     done = subprocess.run(
-        _command(tmp_path / "runs", "--run-id", "only", overrides=SMALL_EMBEDDING),
+        run_command(tmp_path / "runs", "--run-id", "only"),
         env=environment,
         capture_output=True,
         text=True,

@@ -31,16 +31,12 @@ from tests.kit.pipeline_runs.whole_run import (
 )
 
 
-def _command(runs: Path, *extra: str, overrides: list[str] = SMALL_EMBEDDING) -> list[str]:
-    return run_command(runs, *extra, overrides=overrides)
-
-
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     """A run with a lasting policy that ends in a release."""
     folder = tmp_path_factory.mktemp("released")
     done = finish(
-        _command(folder / "runs", "--run-id", "first", "--policy", str(folder / "policy"))
+        run_command(folder / "runs", "--run-id", "first", "--policy", str(folder / "policy"))
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
@@ -99,7 +95,7 @@ def test_figures_of_training_users_do_not_pass_for_those_of_held_out_ones(releas
 def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(released):
     folder, _ = released
     done = finish(
-        _command(folder / "runs", "--run-id", "second", "--policy", str(folder / "policy"))
+        run_command(folder / "runs", "--run-id", "second", "--policy", str(folder / "policy"))
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "Nothing was read or written" in done.stderr
@@ -114,7 +110,7 @@ def test_simulation_never_releases(tmp_path):
         "mechanism.noise_multiplier=0.01",
         "policy.certify_at=[100000]",
     ]
-    done = finish(_command(tmp_path / "runs", "--run-id", "only", overrides=overrides))
+    done = finish(run_command(tmp_path / "runs", "--run-id", "only", overrides=overrides))
     assert done.returncode == 0, done.stdout + done.stderr
     assert closing_line(done.stdout, "release") == "none (simulation)"
     assert "projected epsilon" in closing_line(done.stdout, "guarantee")
@@ -125,7 +121,7 @@ def test_simulation_never_releases(tmp_path):
 @pytest.mark.long
 def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
     overrides = [*SMALL_EMBEDDING, "mechanism.noise_multiplier=0.1"]
-    done = finish(_command(tmp_path / "runs", overrides=overrides))
+    done = finish(run_command(tmp_path / "runs", overrides=overrides))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "above policy.epsilon_cap=8" in done.stderr
     assert "Raise mechanism.noise_multiplier" in done.stderr
@@ -135,7 +131,7 @@ def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
 @pytest.mark.slow
 def test_interrupted_run_resumes_and_releases(tmp_path):
     overrides = [*SMALL_EMBEDDING, "mechanism.rounds=30", "mechanism.noise_multiplier=4.0"]
-    command = _command(tmp_path / "runs", "--run-id", "only", overrides=overrides)
+    command = run_command(tmp_path / "runs", "--run-id", "only", overrides=overrides)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         log = tmp_path / "runs" / "only" / "run.log"
         deadline = time.monotonic() + 300
@@ -151,13 +147,8 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
     _, *resume = shlex.split(closing_line(output, "resume with"))
     done = finish([sys.executable, "-m", "fedemb", *resume])
     assert done.returncode == 0, done.stdout + done.stderr
-    records = [
-        json.loads(line)
-        for line in next((tmp_path / "runs" / "only").glob("releases/**/rounds.jsonl"))
-        .read_text()
-        .splitlines()
-    ]
-    assert [record["round"] for record in records] == list(range(30))
+    log = next((tmp_path / "runs" / "only").glob("releases/**/rounds.jsonl")).read_text()
+    assert [json.loads(line)["round"] for line in log.splitlines()] == list(range(30))
 
 
 # ---- DP-SGD through the whole DAG: a verified classifier, a kill inside a round ----

@@ -50,13 +50,6 @@ def blobs(classes, images, dim=16, spread=1.0, seed=0):
     return points.reshape(-1, dim), np.repeat(np.arange(classes), images)
 
 
-def test_published_test_vector():
-    embeddings = np.array([[0.8, 0.6], [-0.6, 0.8], [0.6, 0.8], [-0.8, 0.6], [-0.8, -0.6]])
-    result = verify(arrange(embeddings, np.array([0, 1, 0, 1, 0])), [0.2], samples=20)
-    assert result.recall[0].value == 0.5
-    assert (result.positives, result.negatives) == (4, 6)
-
-
 @settings(max_examples=80, deadline=None)
 @given(labelled())
 def test_recall_equals_brute_force_with_ties(case):

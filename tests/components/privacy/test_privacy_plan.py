@@ -27,7 +27,7 @@ from fedemb.privacy.registry import MECHANISMS, plan_from_json, plan_mechanism
 from fedemb.privacy.sampling import sample
 from fedemb.privacy.section import MechanismConfig
 from fedemb.release.plan import check_composition, document
-from fedemb.reports.privacy_words import TEXTS, MechanismText, guarantee_sentence, participants
+from fedemb.reports.privacy_words import TEXTS, MechanismText, participants
 from fedemb.runtime.step_context import StepContext
 from fedemb.steps import gate_release
 from fedemb.steps.plan_privacy import run
@@ -302,13 +302,6 @@ def test_mostly_empty_rounds_are_warned_about():
     assert "rounds_mostly_empty" not in found()
     empty = found(sampling_probability=GROUP["sampling_probability"] * 0.9 / clients)
     assert "0.9 virtual clients" in empty["rounds_mostly_empty"]
-
-
-def test_baseline_without_noise_is_planned_without_a_guarantee():
-    written = document(run_config({**GROUP, "noise_multiplier": 0.0}))
-    assert written.guarantee.epsilon is None
-    assert "no differential privacy" in guarantee_sentence(written.guarantee)
-    assert written.projections == []
 
 
 def test_projection_keeps_the_noise_on_the_mean():

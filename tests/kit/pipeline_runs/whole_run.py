@@ -51,7 +51,7 @@ def fedemb(*words: str) -> list[str]:
     return [sys.executable, "-m", "fedemb", *words]
 
 
-def run_command(runs: Path, *extra: str, overrides: list[str]) -> list[str]:
+def run_command(runs: Path, *extra: str, overrides: list[str] = SMALL_EMBEDDING) -> list[str]:
     """`fedemb run` with `--set` for each override."""
     settings = [part for item in overrides for part in ("--set", item)]
     return fedemb("run", "--runs", str(runs), *settings, *extra)
