@@ -63,16 +63,6 @@ class Waiver:
     reason: ReasonOption = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Release:
-    """Options of the run that releases a run on a cluster."""
-
-    package: Annotated[
-        Path | None,
-        typer.Option(help="YAML of `fedemb compile`; default: the one that the run started with."),
-    ] = None
-
-
 @grouped
 def approve(
     *,
@@ -87,7 +77,10 @@ def approve(
     runs: RunsOption = Path("runs"),
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     cluster: ClusterOptions,
-    release: Release,
+    package: Annotated[
+        Path | None,
+        typer.Option(help="YAML of `fedemb compile`; default: the one that the run started with."),
+    ] = None,
 ) -> None:
     """Approve the release of a run, or waive one gate rule for its model, in a signed record.
 
@@ -100,13 +93,13 @@ def approve(
     if (key is None) == (waiver.waive is None):
         raise InputError("Pass --key to approve, or --waive with --keys and --reason.")
     if cluster.host and not run.exists() and not (runs / run).exists():
-        kubeflow, waiting = waiting_run(str(run), cluster, release)
+        kubeflow, waiting = waiting_run(str(run), cluster, package)
         anchor = waiting.config.storage.rollback_anchor
         candidate = Candidate(
             waiting.report, waiting.utility, waiting.verdict, waiting.ledger, anchor
         )
         if decide(candidate, key, waiver, yes=yes):
-            start_release(kubeflow, waiting, cluster, release)
+            start_release(kubeflow, waiting, cluster, package)
         return
     decide(local_candidate(run, runs), key, waiver, yes=yes)
 
@@ -288,7 +281,7 @@ def _after_signature(opened: Ledger, candidate: Candidate, signer: Signer) -> st
 
 
 def waiting_run(
-    run_id: str, cluster: ClusterOptions, release: Release
+    run_id: str, cluster: ClusterOptions, package: Path | None
 ) -> tuple[Kubeflow, WaitingRun]:
     """Reads a run in Kubeflow that waits for a decision, before anything is signed.
 
@@ -304,9 +297,9 @@ def waiting_run(
     kubeflow = connect(cluster)
     found = objects(kubeflow.namespace)
     waiting = read_waiting(kubeflow, found, run_id)
-    if release.package is not None:
-        check_package(release.package, config=waiting.config)
-        checked_digest(release.package, cluster.profile or ())
+    if package is not None:
+        check_package(package, config=waiting.config)
+        checked_digest(package, cluster.profile or ())
     elif cluster.profile and load_profile(*cluster.profile).packages:
         raise ConfigError(
             "The profile pins packages, and Kubeflow returns a package with other bytes. Pass "
@@ -316,7 +309,7 @@ def waiting_run(
 
 
 def start_release(
-    kubeflow: Kubeflow, waiting: WaitingRun, cluster: ClusterOptions, release: Release
+    kubeflow: Kubeflow, waiting: WaitingRun, cluster: ClusterOptions, package: Path | None
 ) -> None:
     """Starts the run that decides again at the gate, and releases.
 
@@ -325,7 +318,7 @@ def start_release(
       StorageError: Kubeflow does not answer or refuses; the approval is recorded.
     """
     with tempfile.TemporaryDirectory() as folder:
-        package = release.package or waiting.stored.write_package(Path(folder))
+        package = package or waiting.stored.write_package(Path(folder))
         check_cluster_first(kubeflow.namespace, cluster.profile, [waiting.config])
         run = waiting.release(kubeflow, objects(kubeflow.namespace), package)
     if run.started:

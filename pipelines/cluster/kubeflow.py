@@ -152,10 +152,9 @@ class Kubeflow:
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
-        pipeline = PIPELINE.name
         name = version_name(item.config.policy.policy_id, item.package)
-        reference = self.version(item.package, pipeline, name)
-        experiment_id = self.experiment(schedule.experiment or pipeline)
+        reference = self.version(item.package, name)
+        experiment_id = self.experiment(schedule.experiment)
         with self._call():
             made = self._client.create_recurring_run(
                 experiment_id=experiment_id,
@@ -267,11 +266,10 @@ class Kubeflow:
 
     def version_names(self) -> dict[str, str]:
         """Id -> name of every version of our pipeline in this namespace."""
-        return self._versions(self._pipeline(PIPELINE.name))
+        pipeline_id = self._pipeline()
+        return self._versions(pipeline_id) if pipeline_id is not None else {}
 
-    def _versions(self, pipeline_id: str | None) -> dict[str, str]:
-        if pipeline_id is None:
-            return {}
+    def _versions(self, pipeline_id: str) -> dict[str, str]:
         return {
             version.pipeline_version_id: version.display_name
             for version in self._pages(
@@ -279,19 +277,18 @@ class Kubeflow:
             )
         }
 
-    def version(
-        self, package: Path, pipeline: str, name: str, description: str = ""
-    ) -> VersionReference:
-        """Returns a version of a pipeline by its name; uploads it and its pipeline if not there.
+    def version(self, package: Path, name: str, description: str = "") -> VersionReference:
+        """Returns a version of our pipeline by its name; uploads it and its pipeline if not there.
 
         Raises:
           StorageError: Kubeflow does not answer or refuses.
         """
-        pipeline_id = self._pipeline(pipeline)
+        pipeline_id = self._pipeline()
         if pipeline_id is None:
             with self._call():
                 model = self._client.api_models.V2beta1Pipeline
-                wanted = model(name=pipeline, display_name=pipeline, namespace=self.namespace)
+                called = PIPELINE.name
+                wanted = model(name=called, display_name=called, namespace=self.namespace)
                 pipelines = self._client.pipelines
                 pipeline_id = str(pipelines.pipeline_service_create_pipeline(wanted).pipeline_id)
         for version_id, found in self._versions(pipeline_id).items():
@@ -306,9 +303,9 @@ class Kubeflow:
             )
         return VersionReference(pipeline_id, made.pipeline_version_id)
 
-    def _pipeline(self, name: str) -> str | None:
-        """Id of a pipeline of ours in this namespace; one that is shared by all is not ours."""
-        equal = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+    def _pipeline(self) -> str | None:
+        """Id of our pipeline in this namespace; one that is shared by all is not ours."""
+        equal = {"operation": "EQUALS", "key": "display_name", "stringValue": PIPELINE.name}
         found = self._pages(
             "list_pipelines",
             "pipelines",
@@ -317,11 +314,11 @@ class Kubeflow:
         )
         return next((pipeline.pipeline_id for pipeline in found), None)
 
-    def experiment(self, name: str) -> str:
-        """Returns the id of an experiment, created if it is not there."""
+    def experiment(self, name: str | None) -> str:
+        """Returns the id of an experiment, created if it is not there; None: the pipeline's."""
         with self._call():
             return self._client.create_experiment(
-                fitted(name, LONGEST_EXPERIMENT_NAME), namespace=self.namespace
+                fitted(name or PIPELINE.name, LONGEST_EXPERIMENT_NAME), namespace=self.namespace
             ).experiment_id
 
     def _pages(self, call: str, items: str, **arguments: Any) -> Iterator[Any]:

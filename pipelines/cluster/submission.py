@@ -390,16 +390,16 @@ def _refuse_without_workflow(run: ListedRun, workflows: Sequence[Workflow]) -> N
 
 def _create(kubeflow: Kubeflow, request: Request, name: str, earlier: Earlier | None) -> str:
     """Uploads the version of a request, if need be, and creates its run."""
-    pipeline, texts = PIPELINE.name, dict[str, str]()
+    texts = dict[str, str]()
     if earlier is not None:
         texts["config"] = run_config(request.arguments).model_dump_json()
-    experiment_id = kubeflow.experiment(request.experiment or pipeline)
+    experiment_id = kubeflow.experiment(request.experiment)
     with tempfile.TemporaryDirectory() as folder:
         package = for_run(
             request.package, Path(folder), request.key, request.resume, earlier, texts
         )
         version = version_name(request.config.policy.policy_id, package, request.key)
-        reference = kubeflow.version(package, pipeline, version, request.description)
+        reference = kubeflow.version(package, version, request.description)
     return kubeflow.create_run(
         reference,
         experiment_id=experiment_id,
