@@ -175,14 +175,12 @@ def public_backbone(config: RunConfig, public: Images, cache: Path) -> Any:
 
 
 def with_noise(config: RunConfig, noise: float) -> RunConfig:
-    """The configuration with noise of `noise` x clip on the mean; as it is without privacy.
+    """The configuration with noise of `noise` x clip on the mean.
 
     Equal noise, for correlated noise, means: the running sum of updates is as noisy as with
     independent noise, root mean square over rounds (`studies.shared.at_equal_utility`).
     """
     plan = plan_mechanism(config)
-    if not plan.private:
-        return config
     equal = at_equal_utility(plan, noise * plan.normalizer).noise_multiplier
     return config.updated({"mechanism.noise_multiplier": equal})
 
