@@ -25,6 +25,7 @@ from fedemb.config import RunConfig
 from fedemb.config.parameters import run_config
 from fedemb.errors import ConfigError, InputError, StorageError
 from fedemb.foundation.canonical_json import Json, JsonObject, json_digest
+from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cluster.kubeflow import Kubeflow, ListedRun, OutcomeUnknown
 from fedemb.pipelines.cluster.kubernetes import ClusterObjects, Workflow
 from fedemb.pipelines.cluster.package import (
@@ -162,7 +163,7 @@ def for_run(  # noqa: PLR0917 - what differs from the package
     """
     from kfp.dsl import PIPELINE_JOB_ID_PLACEHOLDER
 
-    text = package.read_text()
+    text = read_regular(package).decode()
     if resume is not None:
         if not re.fullmatch(r"[0-9A-Za-z][\w.-]{0,63}", resume):
             raise ConfigError(

@@ -30,7 +30,7 @@ from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, InputError, StorageError
 from fedemb.foundation.canonical_json import JsonObject, ToJson
 from fedemb.foundation.document import Document, Written, read
-from fedemb.foundation.files import create_bytes, write_bytes, write_error
+from fedemb.foundation.files import create_bytes, read_regular, write_bytes, write_error
 from fedemb.foundation.section import parse_yaml
 from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.storage import open_store
@@ -252,7 +252,7 @@ class RunDirectory:
         if path is None or not path.is_file():
             return None
         try:
-            return json.loads(path.read_text())
+            return json.loads(read_regular(path))
         except ValueError as error:
             raise ArtifactError(
                 f"output {name} is not JSON; run the step that writes it again"
@@ -274,7 +274,7 @@ class RunDirectory:
         if absent is not None and not (self.root / name).exists():
             return absent
         try:
-            return parse((self.root / name).read_text())
+            return parse(read_regular(self.root / name).decode())
         except (ValueError, RecursionError) as error:  # no text, no YAML or JSON, no configuration
             raise ArtifactError(
                 f"{name} of run {self.run_id} was changed or cut after it was written, or is of "

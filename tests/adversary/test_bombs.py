@@ -209,7 +209,7 @@ def test_file_that_grows_while_it_is_read_is_read_to_its_first_excess_byte(tmp_p
     assert limited_digest(tmp_path / "weights", 1000) == file_digest(tmp_path / "weights")
     with pytest.raises(ArtifactError, match="expected 999 bytes"):
         limited_digest(tmp_path / "weights", 999)
-    with pytest.raises(ArtifactError, match="expected 1000 bytes"):
+    with pytest.raises(OSError, match="a device or a pipe"):
         limited_digest(Path("/dev/zero"), 1000)
 
 

@@ -131,9 +131,9 @@ class FencedBucket(Store):
             self._ask("delete", name)
 
     @override
-    def read(self, name: str) -> bytes:
+    def read_up_to(self, name: str, limit: int) -> bytes | None:
         self._ask("get", name)
-        return self._inner.read(name)
+        return self._inner.read_up_to(name, limit)
 
     @override
     def write(self, name: str, data: bytes) -> None:

@@ -23,6 +23,8 @@ from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.errors import ArtifactError, FedEmbError
 from fedemb.foundation.canonical_json import canonical_json, file_digest, strict_json
 from fedemb.foundation.document import Document, Written, read
+from fedemb.foundation.files import read_regular
+from fedemb.storage import LARGEST
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
 """Exact set of files in a model artifact."""
@@ -84,7 +86,7 @@ def read_rounds(path: Path) -> tuple[RoundLine, ...]:
       ArtifactError: the log is missing, a line is not a round, or its bytes are not canonical.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, LARGEST)
         rounds = tuple(
             RoundLine.model_validate(strict_json(line, f"a line of {path.name}"))
             for line in data.splitlines()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from fedemb.errors import ArtifactError
+from fedemb.foundation.files import open_regular
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 """A JSON value as it is parsed."""
@@ -142,7 +143,7 @@ def parse_json(data: bytes, schema: str, name: str) -> JsonObject:
 
 def file_digest(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -153,7 +154,7 @@ def limited_digest(path: Path, size: int) -> str:
       ArtifactError: the file is larger.
     """
     digest, left = hashlib.sha256(), size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while data := file.read(min(_PIECE, left + 1)):
             left -= len(data)
             if left < 0:

@@ -33,7 +33,7 @@ from fedemb.foundation.canonical_json import (
     parse_json,
     sha256_hex,
 )
-from fedemb.foundation.files import write_bytes
+from fedemb.foundation.files import read_regular, write_bytes
 
 _LONGEST_SIGNATURE = 256
 """Maximum characters of a field of a signature."""
@@ -215,7 +215,7 @@ def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> W
 def read(path: Path, expected: type[D]) -> Written[D]:
     """Reads a document's file; see `parse`."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise ArtifactError(
             f"the {expected.kind} document {path.name} cannot be read; run the step that writes it"
@@ -268,9 +268,10 @@ def read_json(path: Path, schema: str) -> JsonObject:
       ArtifactError: the file is missing, is not JSON, or has another schema or version.
     """
     try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
+        data = read_regular(path)
+    except OSError as error:
         raise ArtifactError(
-            f"{path.name} is missing in {path.parent}; run the step that writes it"
+            f"{path.name} is missing in {path.parent} or cannot be read; run the step that writes "
+            "it"
         ) from error
     return parse_json(data, schema, path.name)

@@ -13,6 +13,7 @@ import secrets
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -199,7 +200,7 @@ def remove_leftovers(folder: Path) -> None:
         path.unlink()
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a regular file for reading; never blocks on a pipe without a writer.
 
     Raises:

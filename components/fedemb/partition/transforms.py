@@ -63,7 +63,7 @@ from fedemb.partition.prepare import (
     settle,
 )
 from fedemb.partition.shards import WORK, Place
-from fedemb.storage import Store, open_store
+from fedemb.storage import LARGEST, Store, open_store
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class PublicSet:
         if store.local_root is not None:
             return store.local_root / name
         path = Path(self._copies.name, Path(name).name)
-        path.write_bytes(store.read(name))
+        path.write_bytes(store.read(name, LARGEST))
         return path
 
     def __contains__(self, digest: bytes) -> bool:

@@ -37,7 +37,7 @@ from fedemb.foundation.canonical_json import (
     tree_digests,
 )
 from fedemb.foundation.document import Written, parse, read
-from fedemb.foundation.files import write_bytes
+from fedemb.foundation.files import open_regular, write_bytes
 from fedemb.keys.trust import Signer, TrustStore, write_signed
 from fedemb.ledger import Ledger
 from fedemb.ledger.records import Chain
@@ -181,7 +181,7 @@ def _lines(path: Path, size: int) -> Iterator[bytes]:
       ArtifactError: a line or the file is too long, or the last line has no line end.
     """
     left = size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while line := file.readline(LARGEST_JSON + 1):
             left -= len(line)
             if len(line) > LARGEST_JSON or left < 0 or not line.endswith(b"\n"):

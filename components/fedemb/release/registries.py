@@ -19,6 +19,7 @@ from fedemb.errors import InputError
 from fedemb.foundation.addresses import in_time
 from fedemb.foundation.document import read
 from fedemb.foundation.environment import require_modules
+from fedemb.foundation.files import read_regular
 from fedemb.release import bundle as parts
 from fedemb.reports.headline import RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun, client_of, log_run
@@ -43,7 +44,7 @@ class Release:
         """Reads a verified bundle."""
         manifest = read(bundle / parts.MANIFEST, ReleaseManifest)
         report = read(bundle / parts.REPORT, PrivacyReport)
-        config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
+        config = RunConfig.model_validate(json.loads(read_regular(bundle / "config.json")))
         utility = read(bundle / "utility_report.json", utility_kind(config.task))
         verdict = read(bundle / "verdict.json", VerdictDocument).body
         facts = RunFacts(verdict, report.body, utility.body, released=True)

@@ -32,7 +32,7 @@ from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.utility import embedding_space_id
 from fedemb.errors import ArtifactError, Refused
 from fedemb.foundation.canonical_json import canonical_json, file_digest, sha256_hex
-from fedemb.foundation.files import write_bytes
+from fedemb.foundation.files import read_regular, write_bytes
 from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import classify, embed
 from fedemb.models.keras_backend import Model, Variable, all_layers
@@ -61,9 +61,7 @@ class ReleasedModel:
         """
         file = bundle / "backbone.keras"
         try:
-            self.config = RunConfig.model_validate(
-                json.loads((bundle / "config.json").read_bytes())
-            )
+            self.config = RunConfig.model_validate(json.loads(read_regular(bundle / "config.json")))
             self.space_id = embedding_space_id(file_digest(file), self.config.model)
         except (OSError, ValueError) as error:
             raise ArtifactError(
@@ -133,7 +131,7 @@ def require_parity(
       ArtifactError: the file is missing or damaged.
     """
     try:
-        lines: Sequence[Mapping[str, Any]] = json.loads(path.read_bytes())
+        lines: Sequence[Mapping[str, Any]] = json.loads(read_regular(path))
         names = [line["name"] for line in lines]
         files = [base64.b64decode(line["file"]) for line in lines]
         wanted_pixels = {line["name"]: line["pixels_sha256"] for line in lines}
@@ -360,7 +358,7 @@ def _module(path: Path) -> Any:
     module = ModuleType(path.stem)
     sys.modules[path.stem] = module  # its dataclass resolves its types here
     try:
-        exec(compile(path.read_bytes(), path.name, "exec"), module.__dict__)
+        exec(compile(read_regular(path), path.name, "exec"), module.__dict__)
     finally:
         del sys.modules[path.stem]
     return module

@@ -20,6 +20,7 @@ from fedemb.documents.verdict import Identity, ReleaseManifest, VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.foundation.canonical_json import file_digest, json_object
 from fedemb.foundation.document import Written, read
+from fedemb.foundation.files import read_regular
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.release import bundle as parts
@@ -136,7 +137,7 @@ def _facts(
 
 
 def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
-    written = json_object((bundle / "config.json").read_bytes(), "config.json")
+    written = json_object(read_regular(bundle / "config.json"), "config.json")
     config = RunConfig.model_validate(written)
     paths = {name: bundle / file for name, file in parts.DOCUMENTS.items()}
     evidence = gather(config, RunArtifacts(**paths, model=bundle))
@@ -179,7 +180,7 @@ def _check_verdict(
 def _check_serving(bundle: Path) -> None:
     """Checks that the SavedModel is what this code makes of the weights; executes none of it."""
     config = RunConfig.model_validate(
-        json_object((bundle / "config.json").read_bytes(), "config.json")
+        json_object(read_regular(bundle / "config.json"), "config.json")
     )
     saved = bundle / parts.SAVED_MODEL
     try:

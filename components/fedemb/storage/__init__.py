@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from fedemb.errors import InputError, StorageError
 from fedemb.foundation.addresses import split_address
 from fedemb.foundation.environment import require_modules
+from fedemb.storage.base import LARGEST as LARGEST
 from fedemb.storage.base import Entry as Entry
 from fedemb.storage.base import Store as Store
 from fedemb.storage.base import nameable as nameable

@@ -20,8 +20,11 @@ from fedemb.foundation.canonical_json import (
     parse_json,
     tree_digests,
 )
+from fedemb.foundation.files import MOST_TEXT
 
 TREE_SCHEMA = "fedemb/tree/1"
+LARGEST = 1 << 40
+"""Limit of bytes of an object that holds arrays of any size."""
 PARALLEL_TRANSFERS = 8
 """Maximum number of objects transferred at the same time."""
 
@@ -90,15 +93,22 @@ class Store(ABC):
     local_root: Path | None = None
     """The folder of a file store; None for other stores."""
 
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """Returns a whole object.
+    def read(self, name: str, limit: int = MOST_TEXT) -> bytes:
+        """Returns a whole object of at most `limit` bytes; the default is enough for a document.
 
         Raises:
           FileNotFoundError: the object does not exist.
-          StorageError: the store cannot be read.
+          StorageError: the store cannot be read, or the object is larger, or is a pipe.
         """
+        data = self.read_up_to(name, limit)
+        if data is None:
+            raise StorageError(
+                f"{name} in {self.uri} has more than {limit:,} bytes and cannot be what belongs "
+                "there. Restore it from a backup."
+            )
+        return data
 
+    @abstractmethod
     def read_up_to(self, name: str, limit: int) -> bytes | None:
         """Returns a whole object of at most `limit` bytes; None if it is larger.
 
@@ -108,8 +118,6 @@ class Store(ABC):
           FileNotFoundError: the object does not exist.
           StorageError: the store cannot be read.
         """
-        data = self.read(name)
-        return None if len(data) > limit else data
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:

@@ -17,7 +17,15 @@ from typing_extensions import override
 
 from fedemb.errors import StorageError
 from fedemb.foundation.canonical_json import sha256_hex
-from fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible, why_failed
+from fedemb.storage.base import (
+    LARGEST,
+    PARALLEL_TRANSFERS,
+    Entry,
+    Store,
+    check_name,
+    visible,
+    why_failed,
+)
 
 CHUNK = 8 << 20
 """Bytes of one part of an upload; larger objects are uploaded in parts, with retries per part."""
@@ -35,15 +43,10 @@ class BucketStore(Store):
         self._prefix = f"{prefix}/" if prefix else ""
 
     @override
-    def read(self, name: str) -> bytes:
-        with self._sentences("read"):
-            return self._get(name, None)
-
-    @override
     def read_up_to(self, name: str, limit: int) -> bytes | None:
         with self._sentences("read"):
             try:
-                data = self._get(name, limit + 1)
+                data = self._get(name, limit + 1 if limit < LARGEST else None)
             except Exception as error:
                 if self._code(error) not in ("InvalidRange", "416"):
                     raise

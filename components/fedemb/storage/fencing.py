@@ -86,10 +86,6 @@ class FencedStore(Store):
         self._store, self._turn = store, turn
         self.uri, self.local_root = store.uri, store.local_root
 
-    def read(self, name: str) -> bytes:
-        """Reads an object; see `Store.read`."""
-        return self._store.read(name)
-
     def read_up_to(self, name: str, limit: int) -> bytes | None:
         """Reads an object of limited size; see `Store.read_up_to`."""
         return self._store.read_up_to(name, limit)

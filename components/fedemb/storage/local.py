@@ -32,11 +32,6 @@ class LocalStore(Store):
         self.local_root = root
         self.uri = root.as_posix()
 
-    def read(self, name: str) -> bytes:
-        """Returns a whole file; see `Store.read`."""
-        with self._sentences("read"):
-            return self._path(name).read_bytes()
-
     def read_up_to(self, name: str, limit: int) -> bytes | None:
         """Returns a file of limited size; see `Store.read_up_to`."""
         with self._sentences("read"), open_regular(self._path(name)) as file:

@@ -33,7 +33,7 @@ from fedemb.privacy.running import Mechanism, MechanismState, RoundOutput, Round
 from fedemb.runtime.provenance import code_digest
 from fedemb.runtime.signed_inputs import read_reserved, read_start, read_users
 from fedemb.runtime.step_context import StepContext
-from fedemb.storage import Store
+from fedemb.storage import LARGEST, Store
 from fedemb.storage.fencing import FencedStore, FencingToken
 from fedemb.training.audit import RoundRecord
 from fedemb.training.server import STATE_ARRAYS, ServerState, pack, unpack
@@ -145,13 +145,13 @@ class SignedState(FencedStore):
         super().__init__(store, token)
         self._inputs, self._signer, self._trust = inputs, signer, trust
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, limit: int = LARGEST) -> bytes:
         """Reads and verifies an object.
 
         Raises:
           SignatureInvalid: the trainer did not sign it under this name in this attempt.
         """
-        line, _, data = super().read(name).partition(b"\n")
+        line, _, data = super().read(name, limit).partition(b"\n")
         try:
             signature = strict_json(line[:_LONGEST], f"the signature of {name}")
         except ArtifactError as error:

@@ -4,15 +4,17 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
+from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid, StorageError
 from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.keys.trust import Signer
-from fedemb.ledger import open_ledger
+from fedemb.ledger import open_ledger, read_trust
 from fedemb.ledger.records import Chain, decode_record
 from fedemb.ledger.terms import PolicyTerms
 from fedemb.storage import open_store
@@ -96,6 +98,25 @@ def test_records_swapped_or_replayed_are_denied(kit):
     with pytest.raises(FedEmbError, match="00000005"):
         kit.reader()
     kit.path(5).unlink()
+
+
+@pytest.mark.parametrize("name", ["weekly/00000000.json", "trust.json"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (os.mkfifo, "a device or a pipe"),
+        (lambda path: os.truncate(path, 20 << 30), "has more than"),
+    ],
+    ids=["pipe", "sparse"],
+)
+def test_pipe_or_endless_file_in_the_place_of_a_document_is_not_read(tmp_path, name, make, words):
+    kit = kit_.make(tmp_path)
+    path = Path(kit.ledger_uri, name)
+    if make is os.mkfifo:
+        path.unlink()
+    make(path)
+    with pytest.raises(StorageError, match=words):
+        open_ledger(kit.ledger_uri, "weekly", trust=read_trust(open_store(kit.ledger_uri)))
 
 
 def test_signed_record_that_follows_another_one_is_denied(tmp_path):
