@@ -157,7 +157,6 @@ ELSEWHERE = {
     "components/fedemb/training/server.py savez": MEMORY,
     "components/fedemb/foundation/step_logging.py fdopen": "standard output",
     "components/fedemb/foundation/step_logging.py open": "the null device",
-    "components/fedemb/reports/mlflow.py write_bytes": SCRATCH,
     "components/fedemb/data/client_data.py open": SCRATCH,
     "components/fedemb/storage/local.py copyfile": "a download into a temporary folder",
     "components/fedemb/storage/local.py rename": "a finished folder to a name that must be free",
