@@ -215,7 +215,7 @@ def recall(
 
     >>> two_people = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
     >>> print(recall(two_people, np.array([0, 0, 1, 1]), 0.1))
-    1.000 [1.000, 1.000]
+    1.000 [0.158, 1.000]
 
     Args:
       embeddings: [n, dim], of any length.
@@ -373,7 +373,7 @@ def retrieve(
     >>> two_people = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
     >>> found = retrieve(arrange(two_people, np.array([0, 0, 1, 1])), ks=[1], samples=20)
     >>> print(found.nearest_neighbour)
-    1.000 [1.000, 1.000]
+    1.000 [0.158, 1.000]
 
     Args:
       data: result of `arrange`.
