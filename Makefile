@@ -58,6 +58,9 @@ test-long: setup ## The planted-bug suite, and tests that take more than a secon
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
 
+attacks: setup ## Carry out 500 attacks drawn at random; SEED=number repeats a night
+	$(BIN)/python -m tests.adversary.random_attacks --attacks $(or $(ATTACKS),500) $(if $(SEED),--seed $(SEED))
+
 bench: setup ## Time private rounds against plain steps: W1, W2, and W3 of DP-SGD; BENCH_TINY=1 tries it
 	$(BIN)/python -m tests.benchmarks.bench_rounds
 
@@ -145,4 +148,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs docs-reference readme setup wheel run results study check test test-long test-full test-containers test-cluster test-registry test-flink bench golden planted-bugs lock images push-images clean
+.PHONY: help audit mutation docs docs-reference readme setup wheel run results study check test test-long test-full test-containers test-cluster test-registry test-flink bench attacks golden planted-bugs lock images push-images clean

@@ -212,7 +212,7 @@ def test_long_tests_and_known_vulnerabilities_are_asked_for_every_night():
     nightly = WORKFLOWS["nightly.yml"]
     assert nightly[True]["schedule"], "`on` is read as true"
     ends = {title: job["steps"][-1]["run"] for title, job in nightly["jobs"].items()}
-    assert set(ends.values()) == {"make test-full", "make mutation", "make audit"}
+    assert set(ends.values()) == {"make test-full", "make attacks", "make mutation", "make audit"}
     for step in _steps("nightly.yml"):
         assert "continue-on-error" not in step
         assert "if" not in step
