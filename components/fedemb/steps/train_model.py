@@ -47,7 +47,7 @@ def train_model(
 
 
 def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
-    """Trains the attempt, see `algorithms.run`; the late import drops TensorFlow's messages."""
+    """Trains the attempt, see `trainer.run`; the late import drops TensorFlow's messages."""
     from fedemb.training.trainer import run
 
     return run(context, root_key=root_key)
