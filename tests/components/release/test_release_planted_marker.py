@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 
-from fedemb.errors import Refused
-from fedemb.foundation.document import encode
+from fedemb.documents.verdict import ReleaseManifest
+from fedemb.errors import Refused, SignatureInvalid
+from fedemb.foundation.document import encode, parse
 from fedemb.keys.trust import Signer, sign_document
+from fedemb.release import bundle as parts
 from fedemb.steps import release_model
 from tests.kit.pipeline_runs import honest_run
 
@@ -50,6 +52,17 @@ def test_marker_without_a_bundle_of_ours_is_refused_and_recorded_nowhere(
     path.unlink()
     assert run.do_release()["uri"] == (run.root / "releases" / "glyphs" / "1.0").as_posix()
     assert run.problems() == []
+
+
+def test_marker_that_is_not_the_manifest_of_its_bundle_is_refused(released_run):
+    """Else an older signed bundle behind it would be verified under the newer one's name."""
+    genuine = parse(encode(_genuine(released_run)), ReleaseManifest, MARKER)
+    found = parts.Located("s3://releases/glyphs/1.0/tree", genuine)
+    parts.check_marker(found, genuine)
+    changed = {**_genuine(released_run), "sizes": {"backbone.keras": 1}}
+    other = parse(encode(_signed(released_run, changed)), ReleaseManifest, MARKER)
+    with pytest.raises(SignatureInvalid, match="belongs to another bundle"):
+        parts.check_marker(found, other)
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["theirs", "ours"])
