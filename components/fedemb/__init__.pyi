@@ -17,6 +17,13 @@ from fedemb.evaluation.metrics import recall as recall
 from fedemb.evaluation.metrics import retrieve as retrieve
 from fedemb.evaluation.metrics import verify as verify
 from fedemb.evaluation.pairs import Estimate as Estimate
+from fedemb.models.backbone_files import load_backbone as load_backbone
+from fedemb.models.backbone_files import save_backbone as save_backbone
+from fedemb.models.backbones import build_backbone as build_backbone
+from fedemb.models.backbones import trainable_variables as trainable_variables
+from fedemb.models.inference import embed as embed
+from fedemb.models.keras_backend import configure_threads as configure_threads
+from fedemb.models.losses import build_loss as build_loss
 from fedemb.pipelines.run.command import run as run
 from fedemb.pipelines.run.load_config import load_config as load_config
 from fedemb.privacy.accounting import price as price
@@ -41,26 +48,19 @@ from fedemb.privacy.unit_mechanisms import LeastSquaresConfig as LeastSquaresCon
 from fedemb.privacy.unit_mechanisms import (
     PoissonGaussianConfig as PoissonGaussianConfig,
 )
-from fedemb.training import ClientExamples as ClientExamples
-from fedemb.training import Feed as Feed
-from fedemb.training import Round as Round
-from fedemb.training import RoundFunction as RoundFunction
-from fedemb.training import RoundSums as RoundSums
-from fedemb.training import assign_weights as assign_weights
-from fedemb.training import build_backbone as build_backbone
-from fedemb.training import build_loss as build_loss
-from fedemb.training import configure_threads as configure_threads
-from fedemb.training import embed as embed
-from fedemb.training import initial_state as initial_state
-from fedemb.training import load_backbone as load_backbone
-from fedemb.training import pretrain as pretrain
-from fedemb.training import released_weights as released_weights
-from fedemb.training import run_rounds as run_rounds
-from fedemb.training import save_backbone as save_backbone
-from fedemb.training import server_step as server_step
-from fedemb.training import train_centralized as train_centralized
-from fedemb.training import trainable_variables as trainable_variables
+from fedemb.training.central import pretrain as pretrain
+from fedemb.training.central import train_centralized as train_centralized
+from fedemb.training.rounds import ClientExamples as ClientExamples
+from fedemb.training.rounds import Feed as Feed
+from fedemb.training.rounds import Round as Round
+from fedemb.training.rounds import RoundSums as RoundSums
+from fedemb.training.rounds import assign_weights as assign_weights
+from fedemb.training.rounds import run_rounds as run_rounds
+from fedemb.training.server import initial_state as initial_state
+from fedemb.training.server import released_weights as released_weights
+from fedemb.training.server import server_step as server_step
 from fedemb.training.simulation import Simulation as Simulation
 from fedemb.training.simulation import SimulationResult as SimulationResult
+from fedemb.training.tensorflow_clients import RoundFunction as RoundFunction
 
 __version__: str

@@ -15,7 +15,9 @@ from PIL import Image
 import fedemb
 from fedemb.config import PretrainingConfig
 from fedemb.evaluation.metrics import recall
-from fedemb.training import build_backbone, embed, pretrain
+from fedemb.models.backbones import build_backbone
+from fedemb.models.inference import embed
+from fedemb.training.central import pretrain
 
 parser = argparse.ArgumentParser()
 parser.add_argument("data")

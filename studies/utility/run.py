@@ -20,17 +20,13 @@ from fedemb.data.sources import find_parts, read_part, read_public_images
 from fedemb.errors import InputError
 from fedemb.evaluation.held_out import Subjects, measure, rate_name
 from fedemb.foundation.canonical_json import file_digest, json_digest
+from fedemb.models.backbones import build_backbone
+from fedemb.models.inference import embed
+from fedemb.models.keras_backend import configure_threads
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.runtime.provenance import code_digest
-from fedemb.training import (
-    Round,
-    assign_weights,
-    build_backbone,
-    configure_threads,
-    embed,
-    pretrain,
-    train_centralized,
-)
+from fedemb.training.central import pretrain, train_centralized
+from fedemb.training.rounds import Round, assign_weights
 from fedemb.training.simulation import Simulation
 from studies.shared import TableFile, at_equal_utility
 from studies.utility.grid import (

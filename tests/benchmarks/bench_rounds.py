@@ -115,8 +115,9 @@ class Units:
     def sides(self, cores: int) -> tuple[Act, Callable[[], Act]]:
         """A round of ours, and what makes the plain step on the same views."""
         from fedemb.config import ModelConfig, UnitGradientConfig
+        from fedemb.models.backbones import build_backbone
         from fedemb.models.keras_backend import configure_threads
-        from fedemb.training import ClientExamples, build_backbone
+        from fedemb.training.rounds import ClientExamples
         from fedemb.training.units import UnitGradientFunction
         from tests.benchmarks.plain_loop import PlainLoop
 

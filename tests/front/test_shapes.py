@@ -6,8 +6,8 @@ from jaxtyping import TypeCheckError
 
 from fedemb.evaluation.pairs import weighted_mean
 from fedemb.models import losses
+from fedemb.models.inference import embed
 from fedemb.privacy.noise import heads
-from fedemb.training import embed
 
 
 def test_wrong_shapes_and_types_are_refused():

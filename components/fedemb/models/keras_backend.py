@@ -39,12 +39,6 @@ _KINDS = {"jax-cuda12-plugin": "jax[cuda12]", "libtpu": "jax[tpu]"}
 """Distributions that add an accelerator to JAX, and the extras that install them."""
 
 
-def take_installed_backend() -> None:
-    """Selects JAX for Keras if TensorFlow is not installed, as in the images gpu and tpu."""
-    if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
-        os.environ["KERAS_BACKEND"] = "jax"
-
-
 def use_backend(name: str) -> None:
     """Selects the Keras backend of this process, before Keras is loaded.
 

@@ -22,9 +22,16 @@ from fedemb.evaluation.metrics import recall
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.keys import KeyStore
 from fedemb.keys.trust import Signer, write_signed
-from fedemb.models.backbone_files import require_finite
-from fedemb.models.backbones import cut, trainable_variables, with_head, without_head
+from fedemb.models.backbone_files import require_finite, save_backbone
+from fedemb.models.backbones import (
+    build_backbone,
+    cut,
+    trainable_variables,
+    with_head,
+    without_head,
+)
 from fedemb.models.imported import import_backbone
+from fedemb.models.inference import embed
 from fedemb.models.keras_backend import Model, load_keras
 from fedemb.models.layers import fit_constants
 from fedemb.models.public_features import (
@@ -33,7 +40,7 @@ from fedemb.models.public_features import (
     with_public_features,
 )
 from fedemb.runtime.step import Rights, step
-from fedemb.training import build_backbone, embed, pretrain, save_backbone
+from fedemb.training.central import pretrain
 
 _LOG = logging.getLogger(__name__)
 

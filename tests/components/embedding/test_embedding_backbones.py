@@ -4,17 +4,12 @@ import pytest
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
+from fedemb.models.backbone_files import load_backbone, save_backbone
+from fedemb.models.backbones import build_backbone, check_backbone, trainable_variables
+from fedemb.models.inference import embed
 from fedemb.models.keras_backend import preprocess
 from fedemb.models.layers import plain_form
 from fedemb.models.scattering import PATHS, scattering_layer
-from fedemb.training import (
-    build_backbone,
-    check_backbone,
-    embed,
-    load_backbone,
-    save_backbone,
-    trainable_variables,
-)
 from fedemb.training.server import pack, unpack
 
 

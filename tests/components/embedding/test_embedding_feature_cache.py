@@ -12,10 +12,9 @@ from fedemb.data.client_data import choose_examples
 from fedemb.errors import ConfigError
 from fedemb.foundation import step_logging as events
 from fedemb.models.backbone_files import load_backbone, save_backbone
-from fedemb.models.backbones import cut
+from fedemb.models.backbones import build_backbone, cut, trainable_variables
 from fedemb.models.keras_backend import preprocess
 from fedemb.privacy.sampling import VirtualClient
-from fedemb.training import ClientExamples, RoundFunction, build_backbone, trainable_variables
 from fedemb.training.feature_cache import (
     SIZE,
     FeatureCache,
@@ -26,6 +25,8 @@ from fedemb.training.feature_cache import (
     same_bits_anywhere,
     unit_key,
 )
+from fedemb.training.rounds import ClientExamples
+from fedemb.training.tensorflow_clients import RoundFunction
 from tests.kit.privacy_worlds import noiseless
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)

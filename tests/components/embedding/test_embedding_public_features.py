@@ -25,7 +25,8 @@ from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
-from fedemb.models.backbones import cut, trainable_variables, without_head
+from fedemb.models.backbone_files import load_backbone, save_backbone
+from fedemb.models.backbones import build_backbone, cut, trainable_variables, without_head
 from fedemb.models.imported import check_import, import_backbone, known_pixels
 from fedemb.models.inference import SharedFeatures, embed
 from fedemb.models.keras_backend import preprocess
@@ -40,7 +41,6 @@ from fedemb.models.public_features import (
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.release.released import load_whitelisted, save_for_serving
 from fedemb.steps import pretrain_public
-from fedemb.training import build_backbone, load_backbone, save_backbone
 from fedemb.training.backend_rounds import build_rounds
 from tests.kit.privacy_worlds import noiseless
 

@@ -161,8 +161,8 @@ def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, m
 def classifier(tmp_path_factory):
     """What a release of a classifier holds, as far as it is used here."""
     from fedemb.models.backbone_files import save_backbone
+    from fedemb.models.backbones import build_backbone
     from fedemb.release.released import save_for_serving
-    from fedemb.training import build_backbone
     from tests.kit.pipeline_runs.training_run import classifier_config
 
     config, bundle = classifier_config(), tmp_path_factory.mktemp("classifier")

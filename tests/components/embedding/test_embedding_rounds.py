@@ -19,24 +19,18 @@ from fedemb.config import (
     UnitGradientConfig,
 )
 from fedemb.errors import ArtifactError
+from fedemb.models.backbones import build_backbone, trainable_variables, with_bfloat16
 from fedemb.models.backbones import build_backbone as build_backbone_sums
 from fedemb.models.backbones import trainable_variables as trainable_variables_sums
-from fedemb.models.backbones import with_bfloat16
+from fedemb.models.keras_backend import preprocess
 from fedemb.models.losses import build_loss
 from fedemb.privacy.running import build_mechanism
-from fedemb.training import (
-    ClientExamples,
-    RoundFunction,
-    build_backbone,
-    preprocess,
-    trainable_variables,
-)
 from fedemb.training import tensorflow_clients as rounds_module
 from fedemb.training.central import pretrain
-from fedemb.training.rounds import Feed, RoundSums, TrainingRound, run_rounds
+from fedemb.training.rounds import ClientExamples, Feed, RoundSums, TrainingRound, run_rounds
 from fedemb.training.server import initial_state
+from fedemb.training.tensorflow_clients import RoundFunction, first_head, gradients_summed_in_order
 from fedemb.training.tensorflow_clients import RoundFunction as RoundFunction_sums
-from fedemb.training.tensorflow_clients import first_head, gradients_summed_in_order
 from fedemb.training.units import UnitGradientFunction
 from tests.kit.privacy_worlds import ROOT, World, make_plan, noiseless
 from tests.kit.process import python
@@ -493,8 +487,10 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 from fedemb.config import LocalTrainingConfig, ModelConfig
-from fedemb.training import ClientExamples, RoundFunction, build_backbone
-from fedemb.training import configure_threads
+from fedemb.training.rounds import ClientExamples
+from fedemb.training.tensorflow_clients import RoundFunction
+from fedemb.models.backbones import build_backbone
+from fedemb.models.keras_backend import configure_threads
 from fedemb.privacy.group_mechanisms import GroupPoissonGaussian
 from fedemb.privacy.running import build_mechanism
 

@@ -8,18 +8,18 @@ import tensorflow as tf
 
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.errors import ConfigError, Refused
-from fedemb.models.backbones import without_head
+from fedemb.models.backbones import build_backbone, trainable_variables, without_head
+from fedemb.models.keras_backend import preprocess
 from fedemb.privacy.feature_sums import (
     clipped_product_sum,
     exact_logits,
     whole_features,
     whole_weights,
 )
-from fedemb.training import ClientExamples, build_backbone, preprocess, trainable_variables
 from fedemb.training import units as unit_gradient
 from fedemb.training.feature_cache import FeatureCache, rows_of
 from fedemb.training.heads import HeadGradientFunction
-from fedemb.training.rounds import seed_of
+from fedemb.training.rounds import ClientExamples, seed_of
 from fedemb.training.units import UnitGradientFunction, apply_moves, draw_moves
 from tests.kit.privacy_worlds import noiseless
 

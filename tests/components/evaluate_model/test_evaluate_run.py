@@ -114,7 +114,7 @@ def test_model_of_another_run_is_refused(copied, tmp_path):
 
 @pytest.mark.long
 def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path, caplog):
-    from fedemb.training import build_backbone
+    from fedemb.models.backbones import build_backbone
 
     other = config().model.model_copy(update={"embedding_dim": 8})
     build_backbone(other, seed=0).save(tmp_path / "other.keras")

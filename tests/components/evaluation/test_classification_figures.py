@@ -9,10 +9,9 @@ from fedemb.errors import ArtifactError
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
 from fedemb.models import inference
-from fedemb.models.backbones import cut
+from fedemb.models.backbones import build_backbone, cut
 from fedemb.models.inference import SharedFeatures, classify, embed, raw_pixels
 from fedemb.reports.pages import utility_page
-from fedemb.training import build_backbone
 
 CLASSES = tuple("abcdefg")
 

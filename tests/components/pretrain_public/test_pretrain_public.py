@@ -9,9 +9,11 @@ from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.keys import open_key_store
+from fedemb.models.backbone_files import load_backbone
+from fedemb.models.backbones import build_backbone
+from fedemb.models.inference import embed
 from fedemb.steps import pretrain_public
 from fedemb.steps.pretrain_public import run
-from fedemb.training import build_backbone, embed, load_backbone
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 

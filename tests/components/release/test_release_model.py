@@ -22,13 +22,13 @@ from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import Signer, trust_of
+from fedemb.models.inference import embed as embed_pixels
 from fedemb.pipelines.cli.main import app
 from fedemb.release import bundle
 from fedemb.release.bundle import SAVED_MODEL_FILES
 from fedemb.release.released import load_whitelisted, save_preprocessing
 from fedemb.steps import release_model
 from fedemb.storage.local import LocalStore
-from fedemb.training import embed as embed_pixels
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.servers import fake_serving
@@ -39,7 +39,7 @@ from tests.kit.verified import problems_of
 def released(tmp_path_factory):
     """A released run with a real, tiny backbone."""
     from fedemb.models.backbone_files import save_backbone
-    from fedemb.training import build_backbone
+    from fedemb.models.backbones import build_backbone
 
     run = honest_run.start(tmp_path_factory.mktemp("release") / "run")
     backbone = build_backbone(run.config.model, seed=0)

@@ -23,8 +23,8 @@ HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
 def saved(tmp_path_factory):
     """A backbone, and its SavedModel."""
     from fedemb.models.backbone_files import save_backbone
+    from fedemb.models.backbones import build_backbone
     from fedemb.release.released import save_for_serving
-    from fedemb.training import build_backbone
 
     folder = tmp_path_factory.mktemp("saved")
     backbone = build_backbone(MODEL, seed=0)
@@ -135,8 +135,8 @@ def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
     """Groups, standardised and fixed filters, a classifier: what one process saves, so does another
     call."""
     from fedemb.models.backbone_files import save_backbone
+    from fedemb.models.backbones import build_backbone
     from fedemb.release.released import save_for_serving, serving_problem
-    from fedemb.training import build_backbone
 
     model = MODEL.model_copy(update={"backbone": name, "image_size": 32})
     backbone = build_backbone(model, seed=0)

@@ -12,16 +12,12 @@ from fedemb.data.builtin import ArrayUsers
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.keys import derive
+from fedemb.models.backbones import build_backbone
 from fedemb.privacy.running import build_mechanism
-from fedemb.training import (
-    ClientExamples,
-    RoundFunction,
-    build_backbone,
-    initial_state,
-    released_weights,
-    server_step,
-)
+from fedemb.training.rounds import ClientExamples
+from fedemb.training.server import initial_state, released_weights, server_step
 from fedemb.training.simulation import RUN_ID
+from fedemb.training.tensorflow_clients import RoundFunction
 
 KEY = bytes(range(32))
 PEOPLE = np.repeat(np.arange(24), 3)

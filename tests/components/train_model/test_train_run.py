@@ -20,10 +20,11 @@ from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
 from fedemb.keys.trust import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
+from fedemb.models.backbone_files import load_backbone
 from fedemb.privacy import running as queries
 from fedemb.release.privacy_rules import public_line
 from fedemb.steps import train_model
-from fedemb.training import attempt, load_backbone, trainer, working_state
+from fedemb.training import attempt, trainer, working_state
 from fedemb.training.trainer import ClientLoader, all_classes
 from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import (

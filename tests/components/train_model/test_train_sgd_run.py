@@ -10,9 +10,10 @@ from fedemb.documents.evidence import MODEL_FILES
 from fedemb.errors import PlanMismatch, Refused
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.ledger import Reservation
+from fedemb.models.backbone_files import load_backbone
 from fedemb.privacy import running
 from fedemb.runtime.signed_inputs import read_reserved
-from fedemb.training import load_backbone, working_state
+from fedemb.training import working_state
 from fedemb.training.rounds import VectorizedRounds
 from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare

@@ -133,7 +133,7 @@ def teach(
     import keras
     import tensorflow as tf
 
-    from fedemb.training import preprocess
+    from fedemb.models.keras_backend import preprocess
 
     glorot = keras.initializers.GlorotUniform(seed=1)
     head = keras.layers.Dense(int(labels.max()) + 1, kernel_initializer=glorot)
@@ -160,7 +160,7 @@ def finished_run(
     root: Path, *, trained_users: int = 40, held_out: int = 60, groups: int = 1
 ) -> FinishedRun:
     """Writes users, evaluation, pretrained and model folders of a run."""
-    from fedemb.training import build_backbone
+    from fedemb.models.backbones import build_backbone
 
     run, settings = FinishedRun(root), config()
     write_users(run.private / "users", trained_users, seed=1)

@@ -12,8 +12,8 @@ from tests.kit.pipeline_runs import honest_run
 def make(root: Path) -> Path:
     """Writes `bundle` and `ledger` (with `trust.json`) below a folder, and returns the folder."""
     from fedemb.models.backbone_files import save_backbone
+    from fedemb.models.backbones import build_backbone
     from fedemb.steps import release_model
-    from fedemb.training import build_backbone
 
     run = honest_run.start(root / "run", **{"model.image_size": 8})
     backbone = build_backbone(run.config.model, seed=0)
