@@ -159,44 +159,38 @@ def _render(
 
 
 def draw(
-    style: Style, *, seed: int, identities: int, images_each: int, image_size: int
-) -> Iterator[np.ndarray]:
-    """Draws identities in order, in chunks.
-
-    Yields:
-      uint8 [identities of the chunk, images_each, image_size, image_size].
-    """
-
-    def chunk(first: int) -> np.ndarray:
-        rng = np.random.default_rng(np.random.SeedSequence([seed, style.stream, first]))
-        points, ink = _glyphs(rng, style)
-        count = min(_CHUNK, identities - first)
-        views = [_render(rng, points, ink, style, image_size) for _ in range(images_each)]
-        return np.stack(views, 1)[:count]
-
-    with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(chunk, range(0, identities, _CHUNK))
-
-
-def draw_classes(
-    style: Style, *, seed: int, users: int, images_each: int, image_size: int, classes: int
+    style: Style, *, seed: int, users: int, images_each: int, image_size: int, classes: int = 0
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Draws users who all write the same glyphs in individual handwriting, in chunks.
+    """Draws users in order, in chunks.
+
+    Args:
+      style: stroke style.
+      seed: random seed.
+      users: number of users.
+      images_each: images of each user.
+      image_size: height and width in pixels.
+      classes: number of glyphs that all users write, each user in an individual handwriting; 0:
+        each user is one glyph of their own.
 
     Yields:
       uint8 [users of the chunk, images_each, image_size, image_size], and the class of each image,
       int64 [users of the chunk, images_each].
     """
-    first_chunk = np.random.default_rng(np.random.SeedSequence([seed, style.stream, 0]))
-    points, ink = _glyphs(first_chunk, style)
+    shared = np.random.default_rng(np.random.SeedSequence([seed, style.stream, 0]))
+    points, ink = _glyphs(shared, style)
 
     def chunk(first: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng(np.random.SeedSequence([seed, style.stream, first, classes]))
-        labels = rng.integers(0, classes, (_CHUNK, images_each))
-        hand = rng.normal(0, _HAND, (_CHUNK, *points.shape[1:]))
-        views = [
-            _render(rng, points[label] + hand, ink[label], style, image_size) for label in labels.T
-        ]
+        stream = [seed, style.stream, first, *([classes] if classes else [])]
+        rng = np.random.default_rng(np.random.SeedSequence(stream))
+        if classes:
+            labels = rng.integers(0, classes, (_CHUNK, images_each))
+            hand = rng.normal(0, _HAND, (_CHUNK, *points.shape[1:]))
+            drawn = ((points[label] + hand, ink[label]) for label in labels.T)
+        else:
+            labels = np.repeat(np.arange(first, first + _CHUNK), images_each)
+            labels = labels.reshape(_CHUNK, images_each)
+            drawn = (_glyphs(rng, style),) * images_each
+        views = [_render(rng, *glyph, style, image_size) for glyph in drawn]
         count = min(_CHUNK, users - first)
         return np.stack(views, 1)[:count], labels[:count]
 
@@ -229,18 +223,13 @@ def glyphs(
       images: uint8 [users x images_per_user, image_size, image_size, 1].
       users: int64 [users x images_per_user], owner of each image.
     """
-    chunks = draw(
-        style, seed=seed, identities=users, images_each=images_per_user, image_size=image_size
-    )
-    images = np.concatenate(list(chunks)).reshape(-1, image_size, image_size, 1)
-    return images, np.repeat(np.arange(users), images_per_user)
+    chunks = draw(style, seed=seed, users=users, images_each=images_per_user, image_size=image_size)
+    images, labels = map(np.concatenate, zip(*chunks, strict=True))
+    return images.reshape(-1, image_size, image_size, 1), labels.ravel()
 
 
-def _write(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]], prefix: str) -> int:
-    """Writes chunks of users as Parquet: image, user_id, label. Returns the number of images.
-
-    A chunk is images with their classes, or with None if every user is one class.
-    """
+def _write(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]], prefix: str) -> int:
+    """Writes users with their classes as Parquet: image, user_id, label; returns image count."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -255,8 +244,7 @@ def _write(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]], p
             numbers = np.repeat(np.arange(first, first + count), each)
             images = [encode_png(image[..., None]) for image in chunk.reshape(-1, *chunk.shape[2:])]
             ids = [f"{prefix}{number:08d}" for number in numbers.tolist()]
-            labels = numbers if classes is None else classes.ravel()
-            writer.write_table(pa.table([images, ids, labels], schema=schema))
+            writer.write_table(pa.table([images, ids, classes.ravel()], schema=schema))
             written += len(images)
             first += count
     return written
@@ -282,38 +270,20 @@ def write_builtin(
     Raises:
       StorageError: a file cannot be written; no partial file is left.
     """
+    size, seed = image_size, builtin.seed
+    private = draw(
+        PRIVATE,
+        seed=seed,
+        users=builtin.users,
+        images_each=builtin.images_per_user,
+        image_size=size,
+        classes=builtin.classes,
+    )
+    each = builtin.public_images_per_class
     public = draw(
-        PUBLIC,
-        seed=builtin.seed,
-        identities=builtin.public_classes,
-        images_each=builtin.public_images_per_class,
-        image_size=image_size,
+        PUBLIC, seed=seed, users=builtin.public_classes, images_each=each, image_size=size
     )
-    return (
-        _write_private(builtin, image_size, private_path),
-        _write(public_path, ((chunk, None) for chunk in public), "public-"),
-    )
-
-
-def _write_private(builtin: BuiltinData, image_size: int, path: Path) -> int:
-    each, seed = builtin.images_per_user, builtin.seed
-    private: Iterable[tuple[np.ndarray, np.ndarray | None]]
-    if builtin.classes:
-        private = draw_classes(
-            PRIVATE,
-            seed=seed,
-            users=builtin.users,
-            images_each=each,
-            image_size=image_size,
-            classes=builtin.classes,
-        )
-    else:
-        identities = builtin.users
-        drawn = draw(
-            PRIVATE, seed=seed, identities=identities, images_each=each, image_size=image_size
-        )
-        private = ((chunk, None) for chunk in drawn)
-    return _write(path, private, "glyph-")
+    return _write(private_path, private, "glyph-"), _write(public_path, public, "public-")
 
 
 class ArrayUsers:

@@ -320,8 +320,8 @@ SMALL = BuiltinData(users=120, images_per_user=3, public_classes=5, public_image
 
 
 def images(style: Style, identities: int = 200, each: int = 4, seed: int = 0) -> np.ndarray:
-    chunks = draw(style, seed=seed, identities=identities, images_each=each, image_size=28)
-    return np.concatenate(list(chunks))
+    chunks = draw(style, seed=seed, users=identities, images_each=each, image_size=28)
+    return np.concatenate([drawn for drawn, _ in chunks])
 
 
 def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
