@@ -52,8 +52,7 @@ class SourceConfig(Section):
     """Location and format of a set of images."""
 
     uri: Address
-    """File, folder, glob or shards such as `{000..009}.csv`; local, gs:// or s3://. `builtin`: the
-    generated glyphs."""
+    """File, folder or glob; local, gs:// or s3://. `builtin`: the generated glyphs."""
     format: Literal["auto", "parquet", "tfrecord", "image_folder", "csv"] = "auto"
     """File format. `auto` uses the extension: .parquet, .tfrecord[.gz], .csv, else a
     folder per user."""

@@ -121,11 +121,6 @@ def find_files(uri: str, kind: str) -> list[Part]:
     if not place.pattern and place.rest and store.exists(place.rest):
         return [Part(store.uri, place.rest, said=place.rest)]
     names = [entry.name for entry in place.entries()]
-    if absent := place.missing(set(names)):
-        raise InputError(
-            f"{len(absent):,} files that the braces of {uri} name are missing, the first is "
-            f"{absent[0]}. Copy the missing files, or correct the numbers in the braces."
-        )
     if not place.pattern:
         names = [name for name in names if ENDINGS[kind].search(name)]
     if not names:

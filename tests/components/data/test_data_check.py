@@ -24,11 +24,9 @@ from fedemb.data.identity import (
     name_problem,
     name_text,
 )
-from fedemb.data.input_version import braces
 from fedemb.data.photos import PhotoReader
-from fedemb.data.source_parts import find_parts
 from fedemb.data.sources import read_public_images
-from fedemb.errors import ArtifactError, InputError
+from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import file_digest, parse_json
 from fedemb.foundation.document import read_json
 from fedemb.partition.check import check
@@ -256,28 +254,6 @@ def test_largest_exact_numbers_are_ids() -> None:
 def test_reason_of_a_value_that_is_no_id(value: object, problem: str) -> None:
     assert name_text(value) is None
     assert name_problem(value) == problem
-
-
-# ---- Shards that braces name, such as `s-{000..009}.parquet` ----
-
-
-def test_shard_that_braces_name_and_that_is_missing_is_refused(tmp_path):
-    """Its users would be gone without a word."""
-    for number in (0, 2):
-        write_parquet(tmp_path / f"s-{number:03d}.parquet", rows_of(1))
-    with pytest.raises(InputError, match=r"1 files that the braces .*s-001\.parquet"):
-        find_parts(SourceConfig(uri=f"{tmp_path}/s-{{000..002}}.parquet"), [])
-    parts = find_parts(SourceConfig(uri=f"{tmp_path}/s-{{000,002}}.parquet"), [])
-    assert [part.name for part in parts] == ["s-000.parquet", "s-002.parquet"]
-    (tmp_path / "x{0..1}").mkdir()
-    write_parquet(tmp_path / "x{0..1}" / "a.parquet", rows_of(1))
-    assert len(find_parts(SourceConfig(uri=f"{tmp_path}/x{{0..1}}/a.parquet"), [])) == 1
-
-
-@pytest.mark.parametrize("text", ["{0..99999999999999999999}", "{9..1}", "{0..999}{0..999}"])
-def test_braces_for_too_many_names_or_none_are_refused(text):
-    with pytest.raises(InputError, match="names, expected 1 to 100,000"):
-        braces(text)
 
 
 # ---- Documents between steps: strict JSON of a known schema, or one sentence ----
