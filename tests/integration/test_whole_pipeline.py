@@ -194,7 +194,7 @@ def test_run_ends_with_a_released_classifier_that_verifies(tmp_path):
     done = finish(_command_classifier(tmp_path / "runs", "--run-id", "only"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "differential privacy for one user" in closing_line(done.stdout, "guarantee")
-    assert "names the right one of 10 classes" in closing_line(done.stdout, "utility")
+    assert "Top-1 over 10 classes" in closing_line(done.stdout, "utility")
     ledger = tmp_path / "runs" / "only" / "policy" / "ledger"
     trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
     verified = CliRunner().invoke(

@@ -34,10 +34,8 @@ def assumptions(unit: UnitName) -> list[str]:
     """Returns the assumptions of the guarantee."""
     owner = {
         "user": [
-            "Every image has the id of the user that it shows. An image of two people protects "
-            "only the user whose id it has.",
-            "A user has one id and, where a column names cohorts, one cohort, the same in every "
-            "run of the policy. A user with records of several cohorts does not train.",
+            "Every image has the id of the user that it shows; others in it are not protected.",
+            "A user has one id and at most one cohort, the same in every run of the policy.",
         ],
         "image": [
             "Every image is one row, the same in every run of the policy. A copy in another row "
@@ -46,10 +44,9 @@ def assumptions(unit: UnitName) -> list[str]:
     }
     return [
         *owner[unit],
-        "Noise and sampling coins come from ciphers (ChaCha20, AES-256) under a secret key: the "
-        "guarantee holds against adversaries who cannot break them.",
-        "Readers of the private root, such as the operator of the training, are outside the "
-        "guarantee, and so are the counts that fedemb check-data prints.",
+        "Nobody breaks the ciphers (ChaCha20, AES-256) of noise and sampling coins.",
+        "Readers of the private root, and of the counts of fedemb check-data, are outside the "
+        "guarantee.",
     ]
 
 
@@ -57,13 +54,9 @@ def limitations(unit: UnitName) -> list[str]:
     """Returns the limitations of the guarantee."""
     words = UNITS[unit]
     return [
-        *([words.covered] if unit == "image" else []),
         f"Held-out evaluation {words.many} are not covered: the utility figures are exact on them.",
-        "The choice of hyperparameters is declared, not observed. Runs outside the ledger are not "
-        "covered.",
-        "The attack of the audit is monitoring only: it bounds no epsilon.",
-        f"The duration of steps depends on the number of {words.many} that participate, and is not "
-        "covered.",
+        "Runs outside the ledger are not covered. How hyperparameters were chosen is not observed.",
+        f"The duration of steps depends on the {words.many} that participate; it is not covered.",
         f"Budgets of other policies for the same {words.many} add up.",
     ]
 

@@ -47,9 +47,8 @@ UNITS: dict[Unit, UnitWords] = {
         whole="one user with everything they own",
         reach="for everything they own",
         change="changes all of their own data",
-        covered="All images under one user id are covered together: epsilon does not grow with "
-        "the number of images. A person with two user ids counts as two users, and images of a "
-        "person in another account are not covered.",
+        covered="All images under one user id are covered together, however many. A person with "
+        "two user ids counts as two users; images of a person in another account are not covered.",
     ),
     "image": UnitWords(
         one="image",

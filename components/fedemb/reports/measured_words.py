@@ -73,13 +73,6 @@ def _lower(cost: float) -> str:
     return f"{100 * abs(cost):.1f} points {'lower' if cost >= 0 else 'higher'}"
 
 
-def _rate(rate: str) -> str:
-    share = 1 / float(rate)
-    return (
-        f"1 in {share:,.0f}" if abs(share - round(share)) < 1e-6 * share else f"a share of {rate}"
-    )
-
-
 def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
     """Describes what the gate requires by `min_gain_over_public` and `no_worse_than`."""
     floors: list[str] = []
@@ -93,23 +86,44 @@ def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
 
 
 def utility_sentence(report: AnyUtility) -> str:
-    """Returns one sentence: the main figure with its interval, compared with the starting point."""
-    return _classifier(report) if isinstance(report, ClassifierReport) else _embeddings(report)
+    """Returns all sentences about the utility of a model."""
+    return " ".join(utility_sentences(report))
 
 
-def _embeddings(report: UtilityReport) -> str:
-    rate, recall = report.headline_rate, report.headline()
-    if report.evaluated is None or rate is None or recall is None:
-        return (
-            "Utility could not be measured: the held-out users must include two images of one "
-            "identity, and two identities. Increase partition.evaluation.fraction."
+def utility_sentences(report: AnyUtility) -> list[str]:
+    """Returns the main figure with its interval and gain in at most 25 words, then the rest."""
+    found = report.headline()
+    if found is None:
+        needed = (
+            "users must include two images of one identity, and two identities"
+            if isinstance(report, UtilityReport)
+            else f"{report.unit}s are missing"
         )
-    text = (
-        f"On {report.evaluated.identities:,} identities that never trained, the model recognises "
-        f"{_percent(recall)} of "
-        f"the pairs that belong together while it accepts {_rate(rate)} of the others"
-    )
-    return text + _against(report) + _too_few(report) + _another_domain(report)
+        return [
+            f"Utility could not be measured: held-out {needed}. Increase "
+            "partition.evaluation.fraction."
+        ]
+    if isinstance(report, ClassifierReport):
+        name, number = f"top-1 over {report.classes} classes", report.units
+    else:
+        name, number = report.headline_words, report.evaluated and report.evaluated.identities
+    gain = f": {compared(report.gain, 'the best baseline')}" if report.gain else ""
+    others = [f"the best baseline is {best_start(report)}"] if report.gain else []
+    if report.best_start not in (None, "public_backbone"):
+        others += _compared(report, "public_backbone", _start(report, "public_backbone"))
+    others += _compared(report, "centralized", "central training without privacy")
+    rest = "; ".join(others)
+    return [
+        f"{name[0].upper()}{name[1:]} is {_percent(found)} on {number:,} held-out "
+        f"{_many(report)}{gain}.",
+        *([f"{rest[0].upper()}{rest[1:]}."] if rest else []),
+        *filter(None, (_too_few(report), _another_domain(report))),
+    ]
+
+
+def _compared(report: AnyUtility, name: str, than: str) -> list[str]:
+    difference = report.difference(name)
+    return [compared(difference, than)] if difference is not None else []
 
 
 def _another_domain(report: UtilityReport) -> str:
@@ -120,7 +134,7 @@ def _another_domain(report: UtilityReport) -> str:
     if raw is None or best is None or report.public_kind == "none" or best >= raw.low:
         return ""
     return (
-        f" The public backbone recognises {100 * best:.1f} % of the pairs, less than raw pixels, "
+        f"Recall of the public backbone is {100 * best:.1f} %, less than raw pixels, "
         f"{_percent(raw)}: it does not suit these photos. Choose a backbone that was trained on "
         "photos of the same kind."
     )
@@ -134,16 +148,14 @@ def _too_few(report: AnyUtility) -> str:
     if report.resampled >= LEAST_RESAMPLED:
         return ""
     few = f"fewer than {LEAST_RESAMPLED} {_many(report)}"
-    return f" No interval is shown for {few}; increase partition.evaluation.fraction."
+    return f"No interval is shown for {few}; increase partition.evaluation.fraction."
 
 
 def best_start(report: AnyUtility) -> str:
     """Returns the baseline of the gain: the best measured one that needs no private data."""
-    words = [_start(report, name) for name in report.measured_starts]
-    if report.best_start is None or len(words) == 1:
-        return _start(report, "public_backbone")
-    best = f"the {'better' if len(words) == 2 else 'best'} of {', '.join(words[:-1])}"
-    return f"{best} and {words[-1]}, here {_start(report, report.best_start)}"
+    best = _start(report, report.best_start or "public_backbone")
+    measured = len(report.measured_starts)
+    return f"{best}, the best of {measured} baselines" if measured > 1 else best
 
 
 def _start(report: AnyUtility, name: str) -> str:
@@ -152,34 +164,8 @@ def _start(report: AnyUtility, name: str) -> str:
     return STARTS[name]
 
 
-def _classifier(report: ClassifierReport) -> str:
-    top_1 = report.headline()
-    if top_1 is None:
-        return (
-            f"Utility could not be measured: no {report.unit} was held out. Increase "
-            "partition.evaluation.fraction."
-        )
-    images = f"{report.images:,} images"
-    whose = f"of {report.units:,} users who" if report.unit == "user" else "that"
-    text = (
-        f"On {images} {whose} never trained, the model names the right one of {report.classes} "
-        f"classes for {_percent(top_1)}"
-    )
-    return text + _against(report) + _too_few(report)
-
-
 def _percent(share: Interval) -> str:
     return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-
-
-def _against(report: AnyUtility) -> str:
-    """Describes the gain, a better public backbone if any, and training without privacy."""
-    others = [(report.gain, best_start(report))]
-    if report.best_start not in (None, "public_backbone"):
-        others.append((report.difference("public_backbone"), _start(report, "public_backbone")))
-    others.append((report.difference("centralized"), "central training without privacy"))
-    clauses = [compared(found, than) for found, than in others if found is not None]
-    return (": " + "; ".join(clauses) if clauses else "") + "."
 
 
 LIMITATIONS = (
@@ -198,9 +184,9 @@ def mechanism_sentences(audit: MechanismAudit, unit: Unit) -> list[str]:
     whole = not receipts.failed and receipts.together
     return [
         f"The outputs of {count_of(receipts.rounds, 'round')} "
-        f"{'contain' if whole else 'do NOT contain'} the noise of their keys.",
-        f"The variance of this noise is {'' if receipts.scaled else 'NOT '}as planned; a scale "
-        f"{100 * receipts.least_error:.2g} % wrong would be found with probability 0.999.",
+        f"{'contain' if whole else 'do NOT contain'} the noise of their keys; its variance is "
+        f"{'' if receipts.scaled else 'NOT '}as planned (a scale {100 * receipts.least_error:.2g} "
+        "% wrong would be found with probability 0.999).",
         f"The committed means {'give' if audit.fold.same else 'do NOT give'} the released weights.",
         f"The replay of {count_of(audit.replay.rounds, 'round')} without one of their {unit}s "
         f"{'gave the expected sums' if not audit.replay.failed else 'FAILED'}.",
@@ -242,9 +228,8 @@ def attack_sentences(report: AuditReport) -> list[str]:
         ]
     if report.figures == "private":
         return [
-            "A membership attack was run for monitoring, by an auditor that passed its self-test.",
-            f"Its figures are exact functions of training {who}. They stay in the private root "
-            "(audit/audit.html) for the data owner.",
+            "A membership attack ran for monitoring; it bounds no epsilon. The auditor passed its "
+            "self-test. The figures stay in the private root (audit/audit.html).",
         ]
     if report.measured is None:
         return [

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dp_accounting.privacy_accountant import NeighboringRelation
 from markupsafe import Markup
 
 from fedemb.documents.audit import AuditReport, SelfTest, finding
@@ -23,6 +24,7 @@ from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.budget import spent
+from fedemb.privacy.guarantee import neighbours
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
@@ -36,8 +38,8 @@ from fedemb.reports.measured_words import (
     audit_sentence,
     cost_of_privacy,
     covers,
-    floors_sentence,
     utility_sentence,
+    utility_sentences,
 )
 from fedemb.reports.report import figure, render, tone_of
 
@@ -58,12 +60,13 @@ def report_page(
     before = _before(report, ledger, block)
     after = cumulative.max_block_epsilon
     simulation = report.purpose == "simulation"
-    plan, release = plan_from_json(evidence.plan.body.plan), evidence.config.release
+    plan = plan_from_json(evidence.plan.body.plan)
     within = after is not None and after <= cumulative.cap
     return render(
         "privacy_report.html",
         tone="plain" if simulation else "good" if within else "bad",
         report=signed.json,
+        neighbours=neighbours(NeighboringRelation[report.guarantee.relation], plan.unit),
         simulation=simulation,
         within=within,
         block=block,
@@ -71,18 +74,16 @@ def report_page(
         after=after if after is not None else math.inf,
         meaning=words.meaning(plan, report.guarantee),
         words=words,
+        protection=words.protection(report),
         unit=UNITS[plan.unit],
         method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
         assumptions=assumptions(plan.unit),
         limitations=limitations(plan.unit),
         plan=plan,
         backend=words.BACKENDS[report.mechanism.backend],
-        sampler=words.TEXTS[plan.kind].sampler,
         participants=words.participants(plan),
-        guarantee=words.report_sentence(report),
         audit=audit_sentence(evidence.audit.body),
-        utility=utility_sentence(evidence.utility.body),
-        floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),
+        utility=utility_sentences(evidence.utility.body)[0],
         evaluations=sum(record.sequence <= last for record in ledger.state.evaluations),
         config=evidence.config,
         external=[record for record in ledger.state.external if record.sequence <= last],

@@ -1,20 +1,18 @@
 """Text of a guarantee: its sentence, the meaning of its epsilon, and the participants of a round.
 
 The classes of mechanisms contain only mathematics. To add a mechanism, add an
-entry to `TEXTS`.
+entry to `PARTICIPANTS`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Never, TypeVar, cast
+from typing import TYPE_CHECKING, Never, cast
 
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.environment import Backend
-from fedemb.privacy.group_mechanisms import GroupPoissonGaussian, TreeAggregation
 from fedemb.privacy.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.section import UNITS
@@ -24,6 +22,7 @@ from fedemb.privacy.unit_mechanisms import (
     LeastSquares,
     PoissonGaussian,
 )
+from fedemb.reports.report import significant
 
 if TYPE_CHECKING:
     from fedemb.config import PretrainingConfig
@@ -34,7 +33,7 @@ BACKENDS: dict[Backend, str] = {"tensorflow": "TensorFlow", "jax": "JAX"}
 OVERLAPS = {
     "no_public_images": "no public images",
     "unchecked": "unchecked: the images of an imported backbone are unknown",
-    "dropped_by_partition_users": "dropped image by image by partition_users",
+    "dropped_by_partition_users": "dropped by partition_users",
 }
 
 
@@ -95,10 +94,9 @@ def meaning(plan: MechanismPlan, guarantee: PrivacyGuarantee | Guarantee) -> str
     (rate, found), *rest = rates
     others = ", ".join(f"{percent(found)} at {percent(rate)}" for rate, found in rest)
     return (
-        f"Suppose an attacker guesses from the model which {many} were in the training data, and "
-        f"wrongly names at most {percent(rate)} of the {many} outside it. Then the attacker finds "
-        f"at most {percent(found)} of the {many} in it ({others}), whatever else the attacker "
-        "knows."
+        f"An attacker whose guesses are wrong for at most {percent(rate)} of the {many} outside "
+        f"the training data finds at most {percent(found)} of the {many} in it ({others}), "
+        "whatever it knows."
     )
 
 
@@ -111,22 +109,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.12g} %"
 
 
-P_contra = TypeVar("P_contra", bound=MechanismPlan, contravariant=True)
-
-
 def _virtual_clients(plan: MechanismPlan) -> str:
     clients = f"{plan.normalizer:.4g} of {plan.virtual_clients:,} virtual clients a round"
     return clients + (f" (probability {plan.chance:.4g})" if plan.chance else " in turn")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MechanismText(Generic[P_contra]):
-    """Text of one mechanism."""
-
-    sampler: str
-    """Participants of a round, for the privacy report."""
-    participants: Callable[[P_contra], str] = _virtual_clients
-    """Returns the participants of a round, on one line."""
 
 
 def _units(plan: PoissonGaussian) -> str:
@@ -138,39 +123,41 @@ def _units(plan: PoissonGaussian) -> str:
     )
 
 
-TEXTS: dict[str, MechanismText[Never]] = {
-    "group_poisson_gaussian": MechanismText[GroupPoissonGaussian](
-        sampler="each virtual client independently with the sampling probability",
-    ),
-    "poisson_gaussian": MechanismText[PoissonGaussian](
-        sampler="each unit independently with the sampling probability",
-        participants=_units,
-    ),
-    "capped_image_poisson": MechanismText[CappedImagePoisson](
-        sampler="each image independently with the sampling probability, at most m of a user",
-        participants=lambda plan: (
-            f"about {plan.images_per_round:,} images a round (probability "
-            f"{plan.sampling_probability:.4g}), at most {plan.images_per_user} of a user"
-        ),
-    ),
-    "least_squares": MechanismText[LeastSquares](
-        sampler="every unit, in the only round",
-        participants=lambda plan: (
-            f"every {plan.unit}, about {plan.units_per_round:,}, in one round"
-        ),
-    ),
-    "covariance": MechanismText[Covariance](
-        sampler="every user, in the only round",
-        participants=lambda plan: f"every user, about {plan.units_per_round:,}, in one round",
-    ),
-    "tree_aggregation": MechanismText[TreeAggregation](
-        sampler="every virtual client in a fixed order, with bounded participation",
-    ),
+def _images(plan: CappedImagePoisson) -> str:
+    return (
+        f"about {plan.images_per_round:,} images a round (probability "
+        f"{plan.sampling_probability:.4g}), at most {plan.images_per_user} of a user"
+    )
+
+
+def _all_units(plan: LeastSquares | Covariance) -> str:
+    return f"every {plan.unit}, about {plan.units_per_round:,}, in one round"
+
+
+PARTICIPANTS: dict[str, Callable[[Never], str]] = {
+    "group_poisson_gaussian": _virtual_clients,
+    "tree_aggregation": _virtual_clients,
+    "poisson_gaussian": _units,
+    "capped_image_poisson": _images,
+    "least_squares": _all_units,
+    "covariance": _all_units,
 }
 """By kind of the mechanism."""
 
 
 def participants(plan: MechanismPlan) -> str:
     """Returns the participants of a round of a plan, on one line."""
-    text = cast("MechanismText[MechanismPlan]", TEXTS[plan.kind])  # the kind names the plan's class
-    return text.participants(plan)
+    # The kind names the plan's class.
+    text = cast("Callable[[MechanismPlan], str]", PARTICIPANTS[plan.kind])
+    return text(plan)
+
+
+def protection(report: PrivacyReport) -> str:
+    """Returns the guarantee of a release in at most 25 words."""
+    unit, found = UNITS[report.unit.unit], report.accounting
+    if found.epsilon is None:
+        return f"No guarantee: epsilon of one {unit.one} is infinite."
+    return (
+        f"Every {unit.one} in the training data is protected with epsilon "
+        f"{significant(found.epsilon)} at delta {significant(found.delta)}, {unit.reach}."
+    )

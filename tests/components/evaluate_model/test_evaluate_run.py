@@ -14,7 +14,7 @@ from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.evaluation.held_out import Subjects
 from fedemb.foundation.document import read
 from fedemb.ledger import Ledger
-from fedemb.reports.measured_words import compared, utility_sentence
+from fedemb.reports.measured_words import compared, utility_sentence, utility_sentences
 from fedemb.steps import evaluate_model
 from fedemb.steps.evaluate_model import run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config
@@ -39,7 +39,9 @@ def report(finished, tmp_path_factory):
 
 def said(path):
     """Returns the text of a report."""
-    return utility_sentence(read(path, UtilityReport).body)
+    report = read(path, UtilityReport).body
+    assert len(utility_sentences(report)[0].split()) <= 25
+    return utility_sentence(report)
 
 
 def test_trained_model_beats_the_imported_backbone_which_has_no_untrained_twin(report):

@@ -119,6 +119,7 @@ def said(request, tmp_path_factory):
     run.config = config
     run.until_gate()
     page = re.sub(r"<(style|svg).*?</\1>", "", run.page.read_text(), flags=re.DOTALL)
+    assert len(re.sub(r"<[^>]+>", " ", page).split()) <= 600
     page = re.sub(r"<h2[^>]*>Evidence</h2>.*?<h2", "<h2", page, flags=re.DOTALL)
     page = re.sub(r"<summary>Steps and.*", "", page, flags=re.DOTALL)  # names of steps
     evidence = read_evidence(config, run.artifacts)
