@@ -126,10 +126,11 @@ def _compared(report: AnyUtility, name: str, than: str) -> list[str]:
     return [compared(difference, than)] if difference is not None else []
 
 
-def _another_domain(report: UtilityReport) -> str:
+def _another_domain(report: AnyUtility) -> str:
     """Returns a warning where raw pixels do better than the features of the public backbone."""
-    raw = report.headline("raw_pixels")
-    features = [report.headline(name) for name in ("public_backbone", "frozen_features")]
+    measured = report.measured_starts
+    raw = measured.get("raw_pixels")
+    features = (measured.get(name) for name in ("public_backbone", "frozen_features"))
     best = max((found.value for found in features if found is not None), default=None)
     if raw is None or best is None or report.public_kind == "none" or best >= raw.low:
         return ""
