@@ -44,7 +44,7 @@ def assumptions(unit: UnitName) -> list[str]:
     }
     return [
         *owner[unit],
-        "Nobody breaks the ciphers (ChaCha20, AES-256) of noise and sampling coins.",
+        "The ciphers (ChaCha20, AES-256) of noise and sampling coins are not broken.",
         "Readers of the private root, and of the counts of fedemb check-data, are outside the "
         "guarantee.",
     ]
