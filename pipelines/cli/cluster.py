@@ -66,6 +66,7 @@ def schedule(
     Example: fedemb schedule schedules/ --host https://kubeflow.example/pipeline
     """
     from fedemb.pipelines.cluster.kubeflow import apply, plan
+    from fedemb.pipelines.cluster.package import checked_digest
     from fedemb.pipelines.cluster.schedule import load_schedules
 
     if dry_run and cluster.host is None:
@@ -73,6 +74,8 @@ def schedule(
         return
     kubeflow = connect(cluster)
     schedules = load_schedules(folder)
+    for item in schedules:
+        checked_digest(item.package, cluster.profile or ())
     there = objects(kubeflow.namespace)
     changes = plan(kubeflow, schedules, _now(), there)
     todo = [change for change in changes if change.action != "keep"]

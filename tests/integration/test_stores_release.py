@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.errors import InputError
+from fedemb.errors import InputError, Refused
 from fedemb.keys import open_key_store
 from fedemb.keys.trust import trust_of
+from fedemb.release.bundle import Marker
 from fedemb.steps import release_model
 from fedemb.storage import join, open_store
 from tests.kit.pipeline_runs import honest_run
@@ -85,6 +86,26 @@ def test_release_under_a_name_that_is_not_its_own_is_found(run, releases):
             store.write(name.replace("/1.0/", "/2.0/"), store.read(name))
     (problem,) = _problems(run, f"{releases}/glyphs/2.0")
     assert "stands under another name" in problem
+
+
+@pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
+def test_bundle_of_another_report_published_meanwhile_stands(run, releases, tmp_path, monkeypatch):
+    """The loser's bundle must not be recorded under the winner's marker."""
+    again = honest_run.copy_of(run, tmp_path / "again")
+    again.do_account()
+    again.do_gate()
+    winner = _release(run, releases)
+    read, looked = Marker.read, []
+
+    def nothing_at_first(marker):
+        looked.append(marker)
+        return read(marker) if looked[1:] else None
+
+    with monkeypatch.context() as raced:
+        raced.setattr(Marker, "read", nothing_at_first)
+        with pytest.raises(Refused, match="at the same time"):
+            _release(again, releases)
+    assert _release(again, releases)["bundle_sha"] == winner["bundle_sha"]
 
 
 def _racer(root, releases, environment, barrier, answers):

@@ -382,6 +382,11 @@ def test_commands_print_cost_and_changes(folder, kfp):
         folder, "weekly", start=datetime.now(UTC), end=datetime.now(UTC) + timedelta(days=80)
     )
     where = [str(folder), "--host", kfp.url]
+    pins = folder.parent / "pins.yaml"
+    pins.write_text(yaml.safe_dump({"packages": ["0" * 64]}))
+    words = ["schedule", *where, "--yes", "--profile", "cpu", "--profile", str(pins)]
+    assert "which the profile does not list" in str(run(app, words).exception)
+    assert kfp.enabled("fedemb", "weekly") == []
     assert "create weekly" in run(app, ["schedule", *where, "--dry-run"]).output
     assert run(app, ["schedule", *where, "--check"]).exit_code == 1
     applied = run(app, ["schedule", *where, "--yes"])
