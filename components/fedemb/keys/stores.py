@@ -14,7 +14,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from fedemb.errors import LedgerError, Refused, StorageError
-from fedemb.foundation.files import create_bytes, make_folder
+from fedemb.foundation.files import create_bytes, make_folder, read_regular
 
 KEY_BYTES = 32
 DESTROYED = ".destroyed"
@@ -209,7 +209,7 @@ class LocalKeyStore(KeyStore):
             if destroyed or not path.exists():  # both: killed while destroying
                 raise LedgerError(self._missing(name, destroyed))
             self._check_folders(path)
-            key = path.read_bytes()
+            key = read_regular(path)
             mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             raise StorageError(

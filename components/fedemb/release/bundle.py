@@ -37,7 +37,7 @@ from fedemb.foundation.canonical_json import (
     tree_digests,
 )
 from fedemb.foundation.document import Written, parse, read
-from fedemb.foundation.files import open_regular, write_bytes
+from fedemb.foundation.files import open_regular, read_regular, write_bytes
 from fedemb.keys.trust import Signer, TrustStore, write_signed
 from fedemb.ledger import Ledger
 from fedemb.ledger.records import Chain
@@ -98,7 +98,7 @@ def place(artifact: Artifact, bundle: Path, name: str) -> None:
       Refused: the artifact is raw.
     """
     require_publishable(artifact)
-    write_bytes(bundle / name, artifact.path.read_bytes())
+    write_bytes(bundle / name, read_regular(artifact.path, LARGEST_FILE))
 
 
 def write_manifest(bundle: Path, identity: Identity, signer: Signer) -> None:
