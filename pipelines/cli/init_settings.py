@@ -180,7 +180,7 @@ def backbone_of(start: str, photos: str | None, pixels: str | None) -> Backbone:
         return Backbone(pretraining={"kind": "none"})
     loss = {"kind": "cosface"}
     return Backbone(
-        pretraining={"kind": "supervised", "source": _source(start), "loss": loss, "doublings": 2}
+        pretraining={"kind": "supervised", "source": _source(start), "loss": loss, "epochs": 30}
     )
 
 

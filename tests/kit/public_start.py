@@ -38,7 +38,6 @@ def sign_start(context: StepContext) -> None:
         "images": 0,
         "classes": 0,
         "final_loss": None,
-        "trainings": [],
         "constant_images": 0,
         "seed": config.training.seed,
     }

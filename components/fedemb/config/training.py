@@ -231,11 +231,7 @@ class PretrainingConfig(Section):
     """Maximum number of public images that the constants of features are computed from; with `kind:
     none`, the number of images drawn for them."""
     epochs: PositiveInt = 10
-    """Number of passes over the public images; with `doublings`, in the first training."""
-    doublings: Annotated[int, Field(ge=0, le=6)] = 0
-    """`supervised` only: maximum number of retrainings from scratch, each with twice as many
-    epochs, while recall on a held-out tenth of the public classes improves. 0: one training on all
-    classes."""
+    """Number of passes over the public images."""
     batch_size: PositiveInt = 64
     """Number of public images per step."""
     learning_rate: PositiveFloat = 0.05
@@ -266,11 +262,6 @@ class PretrainingConfig(Section):
         if self.kind == "supervised" and self.source is None:
             raise ValueError(
                 "pretraining.kind=supervised needs pretraining.source; name one, or kind: none"
-            )
-        if self.doublings and self.kind != "supervised":
-            raise ValueError(
-                f"pretraining.doublings={self.doublings} needs recall on held-out classes, and "
-                f"pretraining.kind={self.kind} has none. Set kind: supervised, or doublings: 0."
             )
         if self.kind == "import" and not self.import_path:
             raise ValueError(

@@ -27,14 +27,6 @@ from fedemb.foundation.document import Document, Part
 from fedemb.foundation.files import open_regular
 
 
-class PublicTraining(Part):
-    """Result of one training on public images."""
-
-    epochs: Count
-    recall: float
-    """Recall at a false accept rate of 0.01, on held-out public classes."""
-
-
 class Pretrained(Document):
     """`pretrained.json`, written by pretrain_public beside `backbone.keras`."""
 
@@ -50,9 +42,6 @@ class Pretrained(Document):
     classes: Count
     final_loss: float | None
     seed: int
-    trainings: list[PublicTraining]
-    """Trainings with `pretraining.doublings`, in order; the one with the highest recall was
-    kept."""
     constant_images: Count
     """Public or drawn images that the constants of features were computed from."""
 

@@ -10,15 +10,13 @@ import logging
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int, UInt8
 from kfp import dsl
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.builtin import drawn_images
 from fedemb.documents.artifacts import Public
-from fedemb.documents.model import Pretrained, PublicTraining
+from fedemb.documents.model import Pretrained
 from fedemb.errors import ConfigError, InputError
-from fedemb.evaluation.metrics import recall
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.keys import KeyStore
 from fedemb.keys.trust import Signer, write_signed
@@ -31,7 +29,6 @@ from fedemb.models.backbones import (
     without_head,
 )
 from fedemb.models.imported import import_backbone
-from fedemb.models.inference import embed
 from fedemb.models.keras_backend import Model, load_keras
 from fedemb.models.layers import fit_constants
 from fedemb.models.public_features import (
@@ -43,12 +40,6 @@ from fedemb.runtime.step import Rights, step
 from fedemb.training.central import pretrain
 
 _LOG = logging.getLogger(__name__)
-
-FALSE_ACCEPT_RATE = 0.01
-HELD_OUT = 0.1
-"""Share of the public classes held out for measurement."""
-MOST_IMAGES = 2000
-"""Maximum number of measured images, because all their pairs are compared."""
 
 
 @step(
@@ -86,7 +77,6 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
     model, pretraining, seed = start.model, start.pretraining, start.seed
     images = classes = constant_images = 0
     loss: float | None = None
-    trainings: list[PublicTraining] = []
     if pretraining.kind == "import":
         backbone, constant_images = _imported(start)
     else:
@@ -99,7 +89,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
         drawn = drawn_images(constant_images, model.image_size, model.channels, seed)
         fit_constants(without_head(backbone) if model.classes else backbone, drawn)
     if pretraining.kind == "supervised":
-        images, classes, loss, trainings = _train(backbone, model, pretraining, seed)
+        images, classes, loss = _train(backbone, model, pretraining, seed)
     backbone = with_public_features(backbone, model.keep_public_features)
     require_finite(backbone)
     fields = {
@@ -110,7 +100,6 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> JsonObject:
         "classes": classes,
         "final_loss": loss,
         "seed": seed,
-        "trainings": trainings,
         "constant_images": constant_images,
     }
     card = Pretrained.of_fields(fields)
@@ -142,8 +131,8 @@ def _imported(start: PublicStart) -> tuple[Model, int]:
 
 def _train(
     backbone: Model, model: ModelConfig, pretraining: PretrainingConfig, seed: int
-) -> tuple[int, int, float, list[PublicTraining]]:
-
+) -> tuple[int, int, float]:
+    """Trains on the public source; returns its images, classes and the last epoch's loss."""
     from fedemb.data.photos import PhotoReader
     from fedemb.data.sources import read_public_images
 
@@ -151,87 +140,20 @@ def _train(
         raise InputError("pretraining.source is missing; name the public images")
     images, labels = read_public_images(pretraining.source, PhotoReader(*model.photo))
     classes = len(np.unique(labels))
-    supervised = pretraining.kind == "supervised"
-    if len(images) < 2 or (supervised and classes < 2):
+    if classes < 2:
         raise InputError(
             f"the public source holds {len(images)} images of {classes} classes, wanted at least 2 "
-            "of each; name a larger one, or pretraining.kind: none"
+            "classes; name a larger one, or pretraining.kind: none"
         )
-    _LOG.info("%s pretraining on %d public images", pretraining.kind, len(images))
+    _LOG.info("pretraining on %d public images", len(images))
     if model.classes:  # public classes differ, so the head is added later
         backbone = without_head(backbone)
     loss = 0.0
-    trainings: list[PublicTraining] = []
-    if backbone.trainable_variables and pretraining.doublings:
-        loss, trainings = train_while_it_helps(backbone, images, labels, pretraining, seed=seed)
-    elif backbone.trainable_variables:
+    if backbone.trainable_variables:
         loss = pretrain(backbone, images, labels, pretraining, seed=seed)
     fit_constants(backbone, images[: pretraining.constant_images])
     if not np.isfinite(loss):
         raise InputError(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
         )
-    return len(images), classes, loss, trainings
-
-
-def train_while_it_helps(
-    backbone: Model,
-    images: UInt8[np.ndarray, "images size size channels"],
-    labels: Int[np.ndarray, " images"],
-    config: PretrainingConfig,
-    *,
-    seed: int,
-) -> tuple[float, list[PublicTraining]]:
-    """Trains with `epochs`, then twice as many and so on; the backbone keeps the best weights.
-
-    Each training is a whole schedule down to a learning rate of zero, because a schedule stopped in
-    the middle does not predict the result of a complete one.
-
-    Returns:
-      Mean loss of the last epoch of the best training, not finite if the first training failed, and
-      all completed trainings, in order.
-
-    Raises:
-      InputError: the held-out classes are too few to measure a recall.
-    """
-    classes = np.unique(labels)
-    rng = np.random.default_rng(seed)
-    chosen = rng.permutation(classes)[: max(2, round(HELD_OUT * len(classes)))]
-    trains = ~np.isin(labels, chosen)
-    # Drawn at random, because images are sorted by class.
-    measures = rng.permutation(np.flatnonzero(~trains))[:MOST_IMAGES]
-    _check(len(classes) - len(chosen), labels[measures])
-    start, best, loss = backbone.get_weights(), backbone.get_weights(), float("nan")
-    tried: list[PublicTraining] = []
-    for doubling in range(config.doublings + 1):
-        backbone.set_weights(start)
-        schedule = config.model_copy(update={"epochs": config.epochs * 2**doubling})
-        found = pretrain(backbone, images[trains], labels[trains], schedule, seed=seed)
-        if not np.isfinite(found):
-            break
-        embedded = embed(backbone, images[measures])
-        value = recall(embedded, labels[measures], FALSE_ACCEPT_RATE, samples=1).value
-        _LOG.info(
-            "%d epochs: recall %.3f on %d public classes that did not train",
-            schedule.epochs,
-            value,
-            len(chosen),
-        )
-        helped = value > max((one.recall for one in tried), default=-1.0)
-        tried.append(PublicTraining(epochs=schedule.epochs, recall=value))
-        if not helped:
-            break
-        best, loss = backbone.get_weights(), found
-    backbone.set_weights(best)
-    return loss, tried
-
-
-def _check(training: int, held_out: np.ndarray) -> None:
-    sizes = np.unique(held_out, return_counts=True)[1]
-    if training < 2 or len(sizes) < 2 or sizes.max() < 2:
-        raise InputError(
-            "pretraining.doublings needs two public classes that train and two held out, one "
-            f"of them with two images. Got {len(sizes)} held out with at most "
-            f"{sizes.max(initial=0)} images and {training} that train. Add public images, or "
-            "set pretraining.doublings: 0."
-        )
+    return len(images), classes, loss

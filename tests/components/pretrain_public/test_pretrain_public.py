@@ -1,5 +1,4 @@
 import io
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -80,64 +79,11 @@ def test_pretraining_tells_classes_apart_on_new_images(how, parquet, tmp_path):
     assert _separation(trained) > _separation(build_backbone(MODEL, 3)) + 0.05
 
 
-def _doubled(parquet, tmp_path, **settings):
-    pretraining = PretrainingConfig.model_validate(
-        {"kind": "supervised", "source": {"uri": parquet}, "epochs": 1, "batch_size": 24,
-         "learning_rate": 0.02, "licence": "CC0", "provenance": "drawn", **settings}
-    )  # fmt: skip
-    return run(_start(pretraining, seed=3), tmp_path, _keys(tmp_path))
-
-
-def _measure(monkeypatch, recall):
-    """Replaces the recall of the images with these labels."""
-    found = lambda _, labels, *__, **___: SimpleNamespace(value=recall(labels))  # noqa: E731
-    monkeypatch.setattr(pretrain_public, "recall", found)
-
-
-def test_doublings_keep_the_training_that_reads_best_on_classes_that_did_not_train(
-    parquet, tmp_path, monkeypatch
-):
-    trained, pretraining = [], pretrain_public.pretrain
-
-    def seen(backbone, images, labels, config, *, seed):
-        loss = pretraining(backbone, images, labels, config, seed=seed)
-        trained.append((set(labels), config.epochs, backbone.get_weights()))
-        return loss
-
-    monkeypatch.setattr(pretrain_public, "pretrain", seen)
-    recalls = iter([0.2, 0.5, 0.4])
-    _measure(monkeypatch, lambda _: next(recalls))
-    card = _doubled(parquet, tmp_path, doublings=4)
-    assert [(one["epochs"], one["recall"]) for one in card["trainings"]] == [
-        (1, 0.2),
-        (2, 0.5),
-        (4, 0.4),
-    ]
-    assert {len(labels) for labels, *_ in trained} == {18}, "two of twenty classes are held out"
-    kept = load_backbone(tmp_path / "backbone.keras", MODEL).get_weights()
-    for one, other in zip(kept, trained[1][2], strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed(
-    parquet, tmp_path, monkeypatch
-):
-    losses, measured = iter([1.0, 0.5, float("nan")]), []
-    monkeypatch.setattr(pretrain_public, "MOST_IMAGES", 12)
-    monkeypatch.setattr(pretrain_public, "pretrain", lambda *_, **__: next(losses))
-
-    def _recall(labels):
-        measured.append(set(labels))
-        return 0.1 * len(measured)
-
-    _measure(monkeypatch, _recall)
-    card = _doubled(parquet, tmp_path, doublings=3)
-    assert all(len(labels) == 2 for labels in measured), "images are sorted by class"
-    assert [one["epochs"] for one in card["trainings"]] == [1, 2]
-    assert card["final_loss"] == 0.5
+def test_training_that_diverges_is_refused(parquet, tmp_path, monkeypatch):
+    settings = PretrainingConfig.model_validate({"kind": "supervised", "source": {"uri": parquet}})
     monkeypatch.setattr(pretrain_public, "pretrain", lambda *_, **__: float("nan"))
     with pytest.raises(InputError, match=r"loss nan; lower pretraining.learning_rate"):
-        _doubled(parquet, tmp_path / "failed", doublings=3)
+        run(_start(settings, seed=3), tmp_path, _keys(tmp_path))
 
 
 def test_without_pretraining_the_weights_come_from_the_seed(tmp_path):

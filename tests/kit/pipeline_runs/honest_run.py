@@ -272,7 +272,6 @@ class HonestRun:
             "images": 900,
             "classes": 30,
             "final_loss": 0.5,
-            "trainings": [],
             "constant_images": 0,
             "seed": self.config.training.seed,
         }
