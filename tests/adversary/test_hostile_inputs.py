@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import socket
-import stat
 
 import pytest
 
@@ -19,6 +17,7 @@ from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.run.local import closing_lines
 from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.storage import open_store
+from tests.adversary.attacks.inputs import OBJECTS, make_object
 from tests.kit.cli import fedemb
 from tests.kit.pipeline_runs import honest_run
 
@@ -266,27 +265,6 @@ HONEST = {
 }
 
 
-def _socket(root):
-    with socket.socket(socket.AF_UNIX) as made:
-        here = os.open(root / "ada", os.O_RDONLY)
-        try:
-            made.bind(f"/proc/self/fd/{here}/socket.png")
-        finally:
-            os.close(here)
-
-
-def _device(root):
-    try:
-        os.mknod(root / "ada" / "device.png", stat.S_IFCHR | 0o600, os.makedev(1, 5))
-    except PermissionError:
-        pytest.skip("only root makes devices")
-
-
-def _link_to_fifo(root):
-    os.mkfifo(root.parent / "outside" / "pipe")
-    (root / "ada" / "link.png").symlink_to(root.parent / "outside" / "pipe")
-
-
 LINKS = {
     "device": ("ada/zero.png", "/dev/zero"),
     "file outside": ("ada/link.png", "ALBUM/../outside/secret.png"),
@@ -301,10 +279,12 @@ LINKS = {
 }
 """Where a link leads -> its name, and its target."""
 ODD_FILES = {
-    "pipe": lambda root: os.mkfifo(root / "ada" / "pipe.png"),
-    "socket": _socket,
-    "device": _device,
-    "link to a pipe": _link_to_fifo,
+    **{
+        what: lambda root, what=what: make_object(
+            root / "ada" / "odd.png", what, root.parent / "outside" / what
+        )
+        for what in OBJECTS
+    },
     **{
         f"link to {name}": lambda root, link=link, to=to: (root / link).symlink_to(
             to.replace("ALBUM", str(root))

@@ -194,7 +194,7 @@ def test_honest_ledger_is_taken_by_every_act(team, act):
     ACTS[act](team)
 
 
-@pytest.mark.parametrize("weeks", [1, 2, 3])
+@pytest.mark.parametrize("weeks", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("act", ACTS)
 def test_ledger_and_keys_put_back_together_are_noticed_by_a_rollback_anchor_alone(team, weeks, act):
     team.restore("ledger", "keys", backup=f"after-{weeks}")

@@ -1,13 +1,11 @@
 """`make bench`: private rounds against plain, non-private steps on the same tensors.
 
     python -m tests.benchmarks.bench_rounds [--works W1,W2,...] [--cores 1,2] [--pairs 9] [--json F]
-    python -m tests.benchmarks.bench_rounds --memory
 
 Both sides run in turn in one process, so that a busy machine hits both; the ratio of each pair is
 taken, then the median and the quartiles over pairs. Every process measures one work on a given
-number of cores (its affinity is cut before TensorFlow starts). `--memory`: the high-water mark of a
-process of its own for each side. Ours is the whole round: training or gradients, clip, exact sum,
-noise. Results of earlier attempts: README.md beside this file.
+number of cores (its affinity is cut before TensorFlow starts). Ours is the whole round: training or
+gradients, clip, exact sum, noise. Results of earlier attempts: README.md beside this file.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -211,17 +208,9 @@ WORKS: dict[str, Clients | Units | Head] = {
     # The quickstart's round: small steps, where the cost of an operation is its overhead.
     "Q": Clients("tiny", 28, 1, clients=90, examples=128, batch_size=32, epochs=1, rows=32),
 }
-MEMORY = {
-    "W1": W1,
-    "W1 of 256 clients": replace(W1, clients=256),
-    "W1 of 1,024 rows": replace(W1, clients=4, examples=1024, epochs=1, rows=1024),
-    "W3": Units(256, microbatch=16),
-    "W3 of 16,384 units": Units(16_384, microbatch=16),
-}
 if TINY:
     small = Clients("tiny", 12, 1, clients=2, examples=8, batch_size=4, epochs=1, rows=8)
     WORKS = {"W1": small, "W3": Units(8), "W3-views16": Units(2, 16, 2), "head": Head(64)}
-    MEMORY = {"W1": small}
 USUAL = [name for name in WORKS if name not in ("W1-bf16", "Q")]
 GOALS = {("W1", 2): 0.80, ("W1", 1): 1.02, ("W2", 1): 1.03, ("W3", 2): 1.30, ("W3", 1): 1.45}
 GOALS |= dict.fromkeys([("W3-views16", 1), ("W3-views16", 2)], 1.15)
@@ -235,16 +224,11 @@ def _clock(act: Act) -> tuple[float, float]:
     return time.perf_counter() - start, time.process_time() - cpu
 
 
-def _child(name: str, cores: int, measure: str, pairs: int) -> dict[str, Any]:
+def _child(name: str, cores: int, pairs: int) -> dict[str, Any]:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     # Each session its own threads: the plain side uses all cores, a client of ours one.
     os.environ["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
-    ours, make_plain = (WORKS if measure == "time" else MEMORY)[name].sides(cores)
-    if measure != "time":
-        act = ours if measure == "ours" else make_plain()
-        for _ in range(2):
-            act()
-        return {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    ours, make_plain = WORKS[name].sides(cores)
     plain, first = make_plain(), _clock(ours)[0]
     plain()
     rows = []
@@ -259,9 +243,9 @@ def _child(name: str, cores: int, measure: str, pairs: int) -> dict[str, Any]:
     return {"ratio": wall, "cpu_ratio": cpu, "seconds": seconds, "first_round_seconds": first}
 
 
-def _spawn(name: str, cores: int, measure: str, pairs: int = 0) -> dict[str, Any]:
+def _spawn(name: str, cores: int, pairs: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.benchmarks.bench_rounds", "--pairs", str(pairs)]
-    command += ["--child", name, "--cores", str(cores), "--measure", measure]
+    command += ["--child", name, "--cores", str(cores)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
@@ -282,22 +266,16 @@ def main() -> None:
     parser.add_argument("--cores", default=f"1,{available}")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--memory", action="store_true")
-    for hidden in ("--child", "--measure"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     cores = sorted({int(number) for number in asked.cores.split(",")})
     if asked.child:
-        _say(json.dumps(_child(asked.child, cores[0], asked.measure, asked.pairs)))
+        _say(json.dumps(_child(asked.child, cores[0], asked.pairs)))
         return
     results: dict[str, Any] = {"available_cores": available}
-    for name in MEMORY if asked.memory else ():
-        for side in ("ours", "plain"):
-            results[f"{name}, {side}"] = found = _spawn(name, 1, side)
-            _say(f"{name}, {side}: {found['megabytes']:.0f} MB")
-    for name in () if asked.memory else asked.works.split(","):
+    for name in asked.works.split(","):
         for count in cores:
-            found = _spawn(name, count, "time", asked.pairs)
+            found = _spawn(name, count, asked.pairs)
             goal = GOALS.get((name, count))
             results[f"{name} cores={count}"] = {**found, "goal": goal}
             kinds = {"seconds": found["ratio"], "processor seconds": found["cpu_ratio"]}

@@ -30,6 +30,7 @@ def _words(value) -> list[str]:
     return sorted(str(item).strip('"') for item in value)
 
 
+@pytest.mark.long
 def test_bake_builds_every_flavour_that_has_a_lock():
     (target,) = (body for named in _bake()["target"] for body in named.values())
     assert _words(target["matrix"]["flavour"]) == FLAVOURS
@@ -257,20 +258,6 @@ def _python(engine: dict[str, str], image: str, program: str) -> str:
         image, ["python3", "-c", program], remove=True, network_mode="none", stderr=False
     )
     return output.decode()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_light_image_holds_accounting_ledger_and_gate_without_tensorflow(engine):
-    program = (
-        "import importlib, importlib.util as u\n"
-        "assert u.find_spec('tensorflow') is None and u.find_spec('apache_beam') is None\n"
-        "for step in ('plan_privacy', 'reserve_budget', 'account_privacy', 'gate_release'):\n"
-        "    importlib.import_module('fedemb.steps.' + step)\n"
-        "from fedemb.storage import buckets\n"
-        "print('fine')"
-    )
-    assert _python(engine, LIGHT, program).strip() == "fine"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from fedemb.storage import fencing as turns
 from tests.kit.pipeline_runs import evaluation_run, honest_run
 from tests.kit.pipeline_runs.forked import Forked
 from tests.kit.pipeline_runs.partition_run import reserve_for, reserved_config
-from tests.kit.pipeline_runs.stopped_step import ACTS
+from tests.kit.pipeline_runs.stopped_step import POINTS
 
 QUICK = {("commit", "before record"), ("release", "before marker")}
 
@@ -35,13 +35,14 @@ def _contents(*kept: Path) -> dict[str, bytes]:
     }
 
 
-def _race(first: list[str | Path], second: list[str | Path], *kept: Path) -> tuple[int, str]:
+def _race_of(step: str, point: str, folder: Path, *names: str) -> tuple[int, str]:
     """Starts a step that stops itself, runs another to its end, and resumes the first."""
+    command, kept = ("tests.kit.pipeline_runs.stopped_step", step), [folder / n for n in names]
     logs = kept[0].parent / "logs"
-    stopped = Forked(logs / "first", *first)
+    stopped = Forked(logs / "first", *command, point, folder)
     try:
         assert stopped.wait_until_stopped(), stopped.output()
-        finished = Forked(logs / "second", *second)
+        finished = Forked(logs / "second", *command, "-", folder)
         assert finished.wait() == 0, finished.output()
         before = _contents(*kept)
         os.kill(stopped.pid, signal.SIGCONT)
@@ -52,84 +53,65 @@ def _race(first: list[str | Path], second: list[str | Path], *kept: Path) -> tup
         stopped.kill()
 
 
-def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]:
-    command = ["tests.kit.pipeline_runs.stopped_step", step]
-    places = [folder / name for name in kept]
-    return _race([*command, point, folder], [*command, "-", folder], *places)
+REPORTS = ("private", "keys", "report.json", "report.html")
+STEPS = {
+    "train_model": (
+        "untrained",
+        ("private", "ledger", "keys", "model"),
+        {
+            **dict.fromkeys(("a round", "a checkpoint", "the weights", "the card"), True),
+            # The same bytes: the ledger knows its own record again.
+            **dict.fromkeys(("the commit", "the end of the key"), False),
+        },
+    ),
+    "partition_users": (
+        "",
+        ("private", "keys", "manifest.json"),
+        dict.fromkeys(("a shard", "the cleaning", "the publication", "the tidying"), True),
+    ),
+    "audit_privacy": (
+        "trained",
+        REPORTS,
+        {"the scores": True, "the figures": True, "the public report": False},
+    ),
+    "evaluate_model": (
+        "trained",
+        REPORTS,
+        {
+            # Its evaluation comes second: it is counted, and writes the same bytes.
+            "the evaluation record": False,
+            "the figures of the model": True,
+            "the page": False,  # the same bytes
+            "the utility report": False,
+        },
+    ),
+}
+"""Step -> its prepared run, what may not change any more, whether points find it superseded."""
+EACH_DAY = {"a round", "a checkpoint", "a shard"}
 
 
 @pytest.mark.parametrize(
-    ("point", "superseded"),
+    ("step", "point"),
     [
-        pytest.param("a round", True, marks=pytest.mark.long),
-        pytest.param("a checkpoint", True, marks=pytest.mark.long),
-        pytest.param("the weights", True, marks=pytest.mark.slow),
-        pytest.param("the card", True, marks=pytest.mark.slow),
-        # The same bytes: the ledger knows its own record again.
-        pytest.param("the commit", False, marks=pytest.mark.slow),
-        pytest.param("the end of the key", False, marks=pytest.mark.slow),
+        pytest.param(step, at, marks=pytest.mark.long if at in EACH_DAY else pytest.mark.slow)
+        for step, (_, _, points) in STEPS.items()
+        for at in points
     ],
 )
-def test_two_trainers_of_one_attempt(untrained, tmp_path, point, superseded):
-    folder = tmp_path / "run"
-    shutil.copytree(untrained, folder)
-    code, said = _race_of("train_model", point, folder, "private", "ledger", "keys", "model")
-    assert code == (3 if superseded else 0), said
-    assert ("Superseded: train_model was started again" in said) == superseded
-
-
-@pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param("a shard", marks=pytest.mark.long),
-        pytest.param("the cleaning", marks=pytest.mark.slow),
-        pytest.param("the publication", marks=pytest.mark.slow),
-        pytest.param("the tidying", marks=pytest.mark.slow),
-    ],
-)
-def test_two_partitions_of_one_run(tmp_path, point):
-    reserve_for(reserved_config(tmp_path), tmp_path)
-    code, said = _race_of("partition_users", point, tmp_path, "private", "keys", "manifest.json")
-    assert code == 3, said
-    assert "Superseded: partition_users was started again" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("point", "superseded"),
-    [("the scores", True), ("the figures", True), ("the public report", False)],
-)
-def test_two_audits_of_one_model(trained, tmp_path, point, superseded):
-    folder = tmp_path / "run"
-    shutil.copytree(trained, folder)
-    code, said = _race_of(
-        "audit_privacy", point, folder, "private", "keys", "report.json", "report.html"
-    )
-    assert code == (3 if superseded else 0), said
-    assert ("Superseded: audit_privacy was started again" in said) == superseded
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("point", "superseded"),
-    [
-        # Its evaluation comes second: it is counted, and writes the same bytes.
-        ("the evaluation record", False),
-        ("the figures of the model", True),
-        ("the page", False),  # the same bytes
-        ("the utility report", False),
-    ],
-)
-def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
-    folder = tmp_path / "run"
-    shutil.copytree(trained, folder)
-    kept = ("private", "keys", "report.json", "report.html")
-    code, said = _race_of("evaluate_model", point, folder, *kept)
-    assert code == (3 if superseded else 0), said
-    assert ("was started again while this process ran" in said) == superseded
-    ledger = evaluation_run.FinishedRun(folder).context(evaluation_run.config()).ledger
-    ledger.verify()
-    assert len(ledger.state.evaluations) == 2, "each start counts"
+def test_two_processes_of_one_step(request, tmp_path, step, point):
+    (prepared, kept, points), folder = STEPS[step], tmp_path / "run"
+    if prepared:
+        shutil.copytree(request.getfixturevalue(prepared), folder)
+    else:
+        folder.mkdir()
+        reserve_for(reserved_config(folder), folder)
+    code, said = _race_of(step, point, folder, *kept)
+    assert code == (3 if points[point] else 0), said
+    assert ("was started again" in said) == points[point]
+    if step == "evaluate_model":
+        ledger = evaluation_run.FinishedRun(folder).context(evaluation_run.config()).ledger
+        ledger.verify()
+        assert len(ledger.state.evaluations) == 2, "each start counts"
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +123,8 @@ def ready(tmp_path_factory):
 @pytest.mark.parametrize(
     ("act", "point"),
     [
-        pytest.param(act, point, marks=[] if (act, point) in QUICK else pytest.mark.slow)
-        for act, points in ACTS.items()
-        for point in points
+        pytest.param(*at, marks=pytest.mark.long if at in QUICK else pytest.mark.slow)
+        for at in POINTS
     ],
 )
 def test_two_of_one_act_leave_one_record_and_the_same_documents(ready, tmp_path, act, point):

@@ -9,6 +9,7 @@ import pytest
 from fedemb.errors import StorageError
 from fedemb.storage import LARGEST, open_store
 from tests.kit.servers.cutting_proxy import CuttingProxy
+from tests.kit.servers.receiver import Receiver
 
 SECONDS = 20
 SHARD = 24 << 20
@@ -63,18 +64,16 @@ def shard(tmp_path):
 @pytest.mark.parametrize("uri", ["gs://no-such-bucket-here/x", "s3://no-such-bucket-here/x"])
 def test_missing_bucket(uri, gcs_environment, s3_environment):
     store = open_store(uri)
-    with _sentence("bucket no-such-bucket-here does not exist"):
-        store.write("a", b"x")
-    with _sentence("bucket no-such-bucket-here does not exist"):
-        store.create("a", b"x")
-    with _sentence("bucket no-such-bucket-here does not exist"):
-        store.read("a")
-    with _sentence("bucket no-such-bucket-here does not exist"):
-        store.list()
-    with _sentence("bucket no-such-bucket-here does not exist"):
-        store.exists("a")
-    with _sentence("bucket no-such-bucket-here does not exist"):
-        list(store.entries())
+    for act in (
+        lambda: store.write("a", b"x"),
+        lambda: store.create("a", b"x"),
+        lambda: store.read("a"),
+        store.list,
+        lambda: store.exists("a"),
+        lambda: list(store.entries()),
+    ):
+        with _sentence("bucket no-such-bucket-here does not exist"):
+            act()
 
 
 @pytest.mark.parametrize(
@@ -106,47 +105,18 @@ def test_refused_connection(name, variable, request, monkeypatch):
     ("status", "words"), [(403, "permission denied"), (503, "server answered")]
 )
 @pytest.mark.parametrize(("scheme", "variable"), [("gs", BACKENDS[0][1]), ("s3", BACKENDS[1][1])])
-def test_denied_or_broken_server(answering, scheme, variable, status, words):
-    answering(variable, status)
+def test_denied_or_broken_server(  # noqa: PLR0917
+    monkeypatch, request, s3_environment, scheme, variable, status, words
+):
+    server = Receiver()
+    request.addfinalizer(server.close)
+    server.status = status
+    monkeypatch.setenv(variable, server.url)
     store = open_store(f"{scheme}://bucket/root")
     with _sentence(words):
         store.create("a", b"x")
     with _sentence(words):
         store.read("a")
-
-
-@pytest.fixture
-def answering(monkeypatch, s3_environment):
-    """Gives a function that starts a server which answers everything with one status."""
-    import threading
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    servers = []
-
-    def start(variable: str, status: int) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self):
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.send_response(status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer
-
-            def log_message(self, *_):
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv(variable, f"http://127.0.0.1:{server.server_port}")
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from fedemb.steps import release_model
 from fedemb.storage import join, open_store
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.forked import SERVER
-from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING
+from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING, fedemb, finish
 from tests.kit.verified import problems_of
 
 AT_NIGHT_ON_S3 = ["gcs", pytest.param("s3", marks=pytest.mark.slow)]
@@ -160,8 +159,7 @@ SETTINGS = [part for item in (*SMALL_EMBEDDING, "mechanism.rounds=2") for part i
 
 
 def _fedemb(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedemb", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    return finish(fedemb(*words))
 
 
 @pytest.mark.slow

@@ -2,30 +2,22 @@
 
 import json
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fedemb.documents.artifacts import RunArtifacts
-from fedemb.foundation.canonical_json import file_digest
-from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.runtime.step_context import StepContext
+from tests.kit.cli import fedemb as cli
 from tests.kit.pipeline_runs.whole_run import (
     SMALL_CLASSIFIER,
     SMALL_EMBEDDING,
     closing_line,
-    fedemb,
     finish,
     run_command,
 )
@@ -42,6 +34,13 @@ def released(tmp_path_factory):
     return folder, done.stdout
 
 
+def _verify(output, policy):
+    """Verifies the release that a run names in its last lines."""
+    bundle, ledger = closing_line(output, "release").partition(" (")[0], policy / "ledger"
+    assert "verified" in cli("verify", bundle, "--trust", ledger / "trust.json", "--ledger", ledger)
+
+
+@pytest.mark.long
 def test_run_ends_with_guarantee_utility_release_and_report(released):
     folder, output = released
     assert "differential privacy for one user" in closing_line(output, "guarantee")
@@ -52,6 +51,7 @@ def test_run_ends_with_guarantee_utility_release_and_report(released):
     )
 
 
+@pytest.mark.long
 def test_nothing_raw_lies_outside_the_private_root(released):
     folder, _ = released
     run = folder / "runs" / "first"
@@ -61,45 +61,10 @@ def test_nothing_raw_lies_outside_the_private_root(released):
     assert (run / "private").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_bundle_verifies_offline(released):
     folder, output = released
-    bundle = closing_line(output, "release").partition(" (")[0]
-    ledger = folder / "policy" / "ledger"
-    trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
-    done = CliRunner().invoke(app, ["verify", bundle, *trust])
-    assert done.exit_code == 0, done.output
-    assert "verified" in done.output
-
-
-@pytest.mark.long
-def test_figures_of_training_users_do_not_pass_for_those_of_held_out_ones(released, tmp_path):
-    """A second private root whose evaluation/ is a copy of users/, named for the measurement."""
-    folder, _ = released
-    shutil.copytree(folder, tmp_path / "copy")
-    run, ledger = tmp_path / "copy" / "runs" / "first", folder / "policy" / "ledger"
-    other = tmp_path / "other"
-    shutil.copytree(run / "private", other)
-    shutil.rmtree(other / "first" / "evaluation")
-    shutil.copytree(other / "first" / "users", other / "first" / "evaluation")
-    records = len(list(ledger.rglob("*.json")))
-    command = fedemb("run", "--resume", str(run), "--from", "evaluate_model")
-    command += ["--set", "release.version=two", "--set", f"storage.private_root={other}"]
-    done = finish(command)
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "of run first is not the folder the run is bound to" in done.stdout + done.stderr
-    assert len(list(ledger.rglob("*.json"))) == records
-    assert not list(tmp_path.rglob("two"))
-
-
-@pytest.mark.slow
-def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(released):
-    folder, _ = released
-    done = finish(
-        run_command(folder / "runs", "--run-id", "second", "--policy", str(folder / "policy"))
-    )
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "Nothing was read or written" in done.stderr
-    assert not (folder / "runs" / "second").exists()
+    _verify(output, folder / "policy")
 
 
 @pytest.mark.slow
@@ -154,39 +119,9 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
 # ---- DP-SGD through the whole DAG: a verified classifier, a kill inside a round ----
 
 
-STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_model".*\})')
-
-
-ROUNDS = 100
-"""Of the killed training: enough that the kill comes before the last."""
-LONGER = (
-    f"mechanism.rounds={ROUNDS}",
-    "mechanism.noise_multiplier=8.0",
-    "training.server.learning_rate=1e-4",  # or the noise makes the probabilities useless
-)
-
-
 def _command_classifier(runs: Path, *extra: str, longer: tuple[str, ...] = ()) -> list[str]:
     overrides = [*SMALL_CLASSIFIER, *longer]
     return run_command(runs, "--config", "dp_sgd_quickstart", *extra, overrides=overrides)
-
-
-def _killed_inside_a_round(command: list[str], log: Path) -> None:
-    """Runs a command, and kills the trainer as soon as it says that its first round is done."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 300
-        while "round 1/" not in (text := log.read_text() if log.exists() else ""):
-            assert process.poll() is None, text[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        (event,) = (json.loads(found[1]) for found in STARTED.finditer(text))
-        os.kill(event["pid"], signal.SIGKILL)
-        output, _ = process.communicate(timeout=300)
-    assert process.returncode != 0, output
-
-
-def _records(run: Path) -> list[Path]:
-    return list(run.glob("private/**/train/attempt-1/rounds/*.record"))
 
 
 @pytest.mark.long
@@ -195,66 +130,7 @@ def test_run_ends_with_a_released_classifier_that_verifies(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "differential privacy for one user" in closing_line(done.stdout, "guarantee")
     assert "Top-1 over 10 classes" in closing_line(done.stdout, "utility")
-    ledger = tmp_path / "runs" / "only" / "policy" / "ledger"
-    trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
-    verified = CliRunner().invoke(
-        app, ["verify", closing_line(done.stdout, "release").partition(" (")[0], *trust]
-    )
-    assert verified.exit_code == 0, verified.output
-    assert "verified" in verified.output
-
-
-@dataclass
-class Killed:
-    """A reservation whose trainer was killed in its second round, and what became of it twice."""
-
-    whole: Path
-    """The run directory, trained again from its first round, without a kill, and released."""
-    output: str
-    killed: RunDirectory
-    """As the kill left it, where its ledger says it is."""
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Both trainings draw from one reservation's key: what differs is the kill."""
-    folder = tmp_path_factory.mktemp("classifier")
-    run, copy = folder / "runs" / "only", folder / "copy"
-    command = _command_classifier(folder / "runs", "--run-id", "only", longer=LONGER)
-    _killed_inside_a_round(command, run / "run.log")
-    assert 0 < len(_records(run)) < ROUNDS
-    shutil.copytree(run, copy, symlinks=True)
-    for path in _records(run)[0].parent.parent.iterdir():  # as if no round had ever been computed
-        if path.name == "rounds":
-            shutil.rmtree(path)
-        elif path.name.startswith(("audit", "checkpoint")):
-            path.unlink()
-    done = finish(fedemb("run", "--resume", str(run)))
-    assert done.returncode == 0, done.stdout + done.stderr
-    run.rename(folder / "whole")
-    copy.rename(run)
-    return Killed(folder / "whole", done.stdout, RunDirectory.open(run))
-
-
-def _bundle(runs: Killed) -> Path:
-    address = Path(closing_line(runs.output, "release").partition(" (")[0].removeprefix("file://"))
-    return runs.whole / address.relative_to(runs.killed.root)
-
-
-@pytest.mark.slow
-def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
-    from fedemb.steps import train_model
-
-    run = runs.killed
-    started = len(_records(run.root))
-    inputs = ("privacy_plan", "reservation", "users", "pretrained")
-    made = {"model": tmp_path}
-    artifacts = RunArtifacts(**{name: run.output(name) for name in inputs}, **made)
-    stores = {name: uri for name, uri in run.stores().items() if name != "releases"}
-    train_model.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
-    assert 0 < started < ROUNDS
-    for name in ("backbone.keras", "rounds.jsonl"):
-        assert file_digest(_bundle(runs) / name) == file_digest(tmp_path / name)
+    _verify(done.stdout, tmp_path / "runs" / "only" / "policy")
 
 
 # ---- A run whose trainer computes on JAX: price, documents and gate are those of TensorFlow ----
@@ -296,9 +172,4 @@ def test_run_on_jax_is_priced_documented_judged_and_released_alike(tmp_path, pre
     assert ours["provenance"]["inputs_sha"] != theirs["provenance"]["inputs_sha"]
     for run in (jax, plain):
         assert run.document("verdict")["allow"] is True
-    ledger = jax.root / "policy" / "ledger"
-    trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
-    verified = CliRunner().invoke(
-        app, ["verify", closing_line(output, "release").partition(" (")[0], *trust]
-    )
-    assert verified.exit_code == 0, verified.output
+    _verify(output, jax.root / "policy")

@@ -7,7 +7,7 @@ import itertools
 import pkgutil
 from collections.abc import Iterator
 from textwrap import dedent
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import fedemb.documents as room
 from fedemb.foundation.document import Document, Part
@@ -16,13 +16,6 @@ from fedemb.foundation.document import Document, Part
 def json_schema(document: type[Document]) -> dict[str, Any]:
     """The JSON schema of a document, for those who read it elsewhere."""
     schema = document.model_json_schema()
-    for part in {document, *_below(document)}:
-        inner = schema.get("$defs", {}).get(part.__name__, {"properties": {}})
-        properties = (schema if part is document else inner)["properties"]
-        if not properties:  # a part of any kind
-            continue
-        for name, text in field_texts(part).items():
-            properties[part.model_fields[name].alias or name]["description"] = text
     schema["properties"]["schema"] = {"const": document.schema_name()}
     schema["required"] = sorted([*schema["required"], "schema"])
     if document.role is not None or document.kind == "ledger_record":
@@ -60,18 +53,3 @@ def field_texts(part: type[Part]) -> dict[str, str]:
                     ):
                         found[name] = inspect.cleandoc(words)
     return {name: text for name, text in found.items() if name in part.model_fields}
-
-
-def _below(part: type[Part]) -> Iterator[type[Part]]:
-    """All parts of a part's fields, and theirs."""
-    for field in part.model_fields.values():
-        for inner in _parts(field.annotation):
-            yield inner
-            yield from _below(inner)
-
-
-def _parts(annotation: Any) -> Iterator[type[Part]]:
-    if isinstance(annotation, type) and issubclass(annotation, Part):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _parts(argument)

@@ -1,7 +1,8 @@
-"""A public backbone without pretraining: one small tensor, signed as pretrain_public signs."""
+"""A public backbone without pretraining, signed as pretrain_public signs."""
 
 import io
 import zipfile
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,20 +14,28 @@ from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
 
 
+def keras_file(tensors: dict[str, np.ndarray]) -> bytes:
+    """A `.keras` file without Keras: tensors under the names Keras gives them."""
+    weights, packed = io.BytesIO(), io.BytesIO()
+    with h5py.File(weights, "w") as file:
+        for name, values in tensors.items():
+            file[name] = values.astype(np.float32)
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in {
+            "metadata.json": "{}",
+            "config.json": '{"compile_config": null}',
+            "model.weights.h5": weights.getvalue(),
+        }.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return packed.getvalue()
+
+
 def small_weights(value: float = 0.5) -> bytes:
     """A `.keras` file with one tensor."""
-    weights = io.BytesIO()
-    with h5py.File(weights, "w") as file:
-        file["layers/dense/vars/0"] = np.full((2, 2), value, np.float32)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("config.json", "{}")
-        archive.writestr("metadata.json", "{}")
-        archive.writestr("model.weights.h5", weights.getvalue())
-    return buffer.getvalue()
+    return keras_file({"layers/dense/vars/0": np.full((2, 2), value)})
 
 
-def sign_start(context: StepContext) -> None:
+def sign_start(context: StepContext, **measured: Any) -> None:
     """Says of the weights in `pretrained`, made up if missing, that they fit the run."""
     folder, config = context.artifacts.pretrained, context.config
     if not (folder / "backbone.keras").exists():
@@ -40,6 +49,7 @@ def sign_start(context: StepContext) -> None:
         "final_loss": None,
         "constant_images": 0,
         "seed": config.training.seed,
+        **measured,
     }
     signer = Signer.newest(context.keys, str(Pretrained.role))
     write_signed(folder / "pretrained.json", Pretrained.of_fields(fields), signer)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import (
@@ -14,12 +13,9 @@ from fedemb.errors import (
     ConfigError,
 )
 from fedemb.foundation.document import read
-from fedemb.pipelines.cli.main import app
-from tests.kit.cli import ssh_key
+from tests.kit.cli import fedemb, ssh_key
 from tests.kit.kubeflow_run import KubeflowRun
 from tests.kit.pipeline_runs import honest_run
-
-NAMESPACE = {"KFP_NAMESPACE": "team-a"}
 
 
 class World:
@@ -69,10 +65,7 @@ class World:
 
     def call(self, *words, host: bool = True) -> str:
         at = ("--host", self.kfp.url) if host else ()
-        result = CliRunner().invoke(app, list(map(str, (*words, *at))), env=NAMESPACE)
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result.output
+        return fedemb(*words, *at)
 
     def approve(self, who: str, run_id: str = "monday", *more) -> str:
         return self.call("approve", run_id, "--key", self.keys[who], "--yes", *more)
@@ -84,6 +77,7 @@ class World:
 @pytest.fixture(autouse=True)
 def doctor_is_content(monkeypatch):
     """Other tests check the cluster itself."""
+    monkeypatch.setenv("KFP_NAMESPACE", "team-a")
     for module in ("cluster", "approve"):
         monkeypatch.setattr(f"fedemb.pipelines.cli.{module}.check_cluster_first", lambda *_: None)
 

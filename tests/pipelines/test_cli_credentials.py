@@ -1,60 +1,11 @@
 """A secret in an address is refused where addresses are parsed, and printed by no command."""
 
-import contextlib
-import re
-from pathlib import Path
-
 import pytest
 
 from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.addresses import credentials_in, redacted, split_address
 from fedemb.keys import open_key_store
-from fedemb.pipelines.cli import main as cli
 from fedemb.storage import open_store
-
-ROOT = Path(__file__).parents[2]
-BUNDLE = "RELEASE/bundle"
-TRUST = ("--trust", "RELEASE/ledger/trust.json")
-NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--alike=user")
-PARSERS = {
-    "components/fedemb/foundation/addresses.py",
-    "pipelines/cluster/doctor.py",  # of a configuration
-}
-
-
-@pytest.mark.parametrize("scheme", ["s3", "gsm"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("init", "--data", "AT/x.parquet", "-o", "TMP/m.yaml", "--public", "none", *NEW),
-        ("init", "--data", "AT/x", "-o", "TMP/m.yaml", "--public", "none", *NEW),
-        ("init", "--data", "TMP", "-o", "TMP/m.yaml", "--public", "AT/x.parquet", *NEW),
-        ("check-data", "--data", "AT/x.csv"),
-        ("run", "--data", "AT/x.csv", "--runs", "TMP/runs"),
-        ("run", "--set", "storage.keys=AT/x", "--runs", "TMP/runs"),
-        ("run", "--set", "storage.ledger=AT/x", "--runs", "TMP/runs"),
-        ("embed", "AT/x", "-m", BUNDLE, *TRUST, "-o", "TMP/e.parquet"),
-        ("embed", "AT/x.parquet", "-m", BUNDLE, *TRUST, "-o", "TMP/e.parquet"),
-        ("embed", "TMP", "-m", BUNDLE, *TRUST, "-o", "AT/e.parquet"),
-        ("verify", "AT/x", *TRUST),
-        ("verify", BUNDLE, *TRUST, "--ledger", "AT/x"),
-        ("ledger", "show", "--ledger", "AT/x"),
-        ("register", "AT/x", *TRUST, "--to", "mlflow+https://registry"),
-    ],
-    ids=lambda words: " ".join(words[:3]).replace("TMP", "folder"),
-)
-def test_no_command_shows_a_secret_of_an_address(words, scheme, small_release, tmp_path, capsys):
-    at = f"{scheme}://AKIAKEY:TOPSECRET@bucket"
-    names = {"AT/": f"{at}/", "TMP": str(tmp_path), "RELEASE": str(small_release)}
-    given = list(words)
-    for name, meant in names.items():
-        given = [word.replace(name, meant) for word in given]
-    with contextlib.chdir(tmp_path), pytest.raises(SystemExit) as stopped:
-        cli.main(given)
-    shown = capsys.readouterr()
-    assert stopped.value.code not in (0, 1)
-    assert "TOPSECRET" not in shown.out + shown.err
-    assert "Traceback" not in shown.err
 
 
 @pytest.mark.parametrize(
@@ -104,13 +55,3 @@ def test_text_loses_the_secrets_of_its_addresses():
 )
 def test_secrets_of_mistyped_addresses_and_queries_are_not_shown(text, shown):
     assert redacted(text) == (shown or text)
-
-
-def test_addresses_are_parsed_in_one_place():
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for package in (ROOT / "components", ROOT / "pipelines")
-        for path in package.rglob("*.py")
-        if re.search(r"\burl(split|parse)\b", path.read_text())
-    }
-    assert found == PARSERS

@@ -1,9 +1,7 @@
 """Text of others is shown on the terminal and never obeyed."""
 
-import ast
 import sys
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,49 +10,6 @@ from hypothesis import strategies as st
 from fedemb.errors import Refused
 from fedemb.pipelines.cli.main import errors_as_sentences
 from fedemb.pipelines.output import escaped, say, say_block, say_json
-
-ROOT = Path(__file__).parents[2]
-PRINTS_ITSELF = {
-    "components/fedemb/documents/model.py stdout.write": "answer of a child, read by us",
-    "components/fedemb/documents/model.py sys.exit": "an exit code",
-    "components/fedemb/runtime/step.py sys.exit": "an exit code",
-    "pipelines/output.py typer.echo": "the shared way",
-    "pipelines/cli/approve.py typer.confirm": "our own question",
-    "pipelines/cli/approve.py typer.prompt": "escaped",
-    "pipelines/cli/data.py Console": "a bar with our own words and numbers",
-    "pipelines/cli/cluster.py typer.confirm": "our own question",
-    "pipelines/run/local.py sys.exit": "the child's error, which the parent prints escaped",
-}
-"""Calls that print in another way, and why they may."""
-_PRINTERS = ("print", "Console", "getpass", "pprint", "input")
-_ATTRIBUTES = ("echo", "secho", "prompt", "confirm", "print_exc", "print_exception")
-
-
-def _prints(call):
-    """Name of a call that prints; empty: it does not."""
-    name = ast.unparse(call.func)
-    last = name.rpartition(".")[2]
-    if last == "write" and ("stdout" in name or "stderr" in name):
-        return f"{name.split('.')[-2]}.write"
-    if last == "exit" and call.args and not isinstance(call.args[0], ast.Name | ast.Attribute):
-        return "" if isinstance(call.args[0], ast.Constant) else name
-    if last in _ATTRIBUTES and not name.startswith("self"):
-        return name
-    return name if name in _PRINTERS else ""
-
-
-def _printers(source, where):
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    return {f"{where} {name}" for call in calls if (name := _prints(call))}
-
-
-def test_everything_is_printed_by_the_shared_way_or_named_here():
-    found = set()
-    for package in (ROOT / "components", ROOT / "pipelines"):
-        for path in package.rglob("*.py"):
-            where = path.relative_to(ROOT).as_posix()
-            found |= _printers(path.read_text(), where)
-    assert found == set(PRINTS_ITSELF)
 
 
 @given(st.text())

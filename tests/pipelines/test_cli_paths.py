@@ -16,37 +16,54 @@ from tests.kit.cli import ended
 BUNDLE = "RELEASE/bundle"
 TRUST = ("--trust", "RELEASE/ledger/trust.json")
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--alike=user")
-LONG = "a" * 5000
+PLACES = {
+    "long": "a" * 5000,
+    "s3": "s3://AKIAKEY:TOPSECRET@bucket",
+    "gsm": "gsm://AKIAKEY:TOPSECRET@bucket",
+}
+"""What stands for AT: a path that is too long, or an address with a secret."""
 
 
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     "words",
     [
-        ("verify", LONG, *TRUST),
-        ("verify", BUNDLE, "--trust", LONG),
-        ("verify", BUNDLE, *TRUST, "--ledger", LONG),
-        ("plan", "-c", LONG),
-        ("plan", "-c", f"{LONG}.yaml"),
-        ("embed", LONG, "-m", BUNDLE, *TRUST),
-        ("embed", ".", "-m", LONG, *TRUST),
-        ("embed", ".", "-m", BUNDLE, *TRUST, "-o", LONG),
-        ("runs", LONG),
-        ("run", "--resume", LONG),
-        ("init", "--data", LONG, "-o", "m.yaml", "--public", "none", *NEW),
-        ("init", "--data", ".", "-o", LONG, "--public", "none", *NEW),
-        ("check-data", "--data", LONG),
-        ("ledger", "show", "--ledger", LONG),
-        ("compile", "--output", "o.yaml", "--profile", f"{LONG}.yaml"),
-        ("make-data", LONG),
+        ("verify", "AT/x", *TRUST),
+        ("verify", BUNDLE, "--trust", "AT"),
+        ("verify", BUNDLE, *TRUST, "--ledger", "AT/x"),
+        ("plan", "-c", "AT"),
+        ("plan", "-c", "AT.yaml"),
+        ("embed", "AT/x", "-m", BUNDLE, *TRUST, "-o", "e.parquet"),
+        ("embed", "AT/x.parquet", "-m", BUNDLE, *TRUST, "-o", "e.parquet"),
+        ("embed", ".", "-m", "AT", *TRUST),
+        ("embed", ".", "-m", BUNDLE, *TRUST, "-o", "AT/e.parquet"),
+        ("runs", "AT"),
+        ("run", "--resume", "AT"),
+        ("run", "--data", "AT/x.csv", "--runs", "runs"),
+        ("run", "--set", "storage.keys=AT/x", "--runs", "runs"),
+        ("run", "--set", "storage.ledger=AT/x", "--runs", "runs"),
+        ("init", "--data", "AT/x.parquet", "-o", "m.yaml", "--public", "none", *NEW),
+        ("init", "--data", "AT/x", "-o", "m.yaml", "--public", "none", *NEW),
+        ("init", "--data", ".", "-o", "m.yaml", "--public", "AT/x.parquet", *NEW),
+        ("init", "--data", ".", "-o", "AT", "--public", "none", *NEW),
+        ("check-data", "--data", "AT/x.csv"),
+        ("ledger", "show", "--ledger", "AT/x"),
+        ("register", "AT/x", *TRUST, "--to", "mlflow+https://registry"),
+        ("compile", "--output", "o.yaml", "--profile", "AT.yaml"),
+        ("make-data", "AT"),
     ],
-    ids=lambda words: " ".join(word if len(word) < 60 else "LONG" for word in words[:4]),
+    ids=lambda words: " ".join(words[:4]),
 )
-def test_path_that_is_too_long_is_one_sentence(words, small_release, tmp_path, capsys, monkeypatch):
+def test_place_that_no_command_can_use_is_one_sentence_without_its_secret(
+    words, place, small_release, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    given = [word.replace("RELEASE", str(small_release)) for word in words]
-    code, _, error = ended(*given)
+    given = [word.replace("AT", PLACES[place]) for word in words]
+    given = [word.replace("RELEASE", str(small_release)) for word in given]
+    code, out, error = ended(*given)
     assert code in (2, 3, 4)
     assert "Traceback" not in error
+    assert "TOPSECRET" not in out + error
 
 
 def special(tmp_path, kind):

@@ -70,16 +70,6 @@ def _link(bundle):
     (bundle / "backbone.keras").symlink_to(bundle.parent / "backbone.keras")
 
 
-def _missing(bundle):
-    (bundle / "preprocessing.py").unlink()
-
-
-def _unsigned(bundle):
-    manifest = json.loads((bundle / "manifest.json").read_bytes())
-    del manifest["signature"]
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-
-
 def _manifest_again(sign):
     """Other weights, and a manifest that says so."""
 
@@ -105,17 +95,9 @@ HARMS = {
     "manifest again, old signature": _manifest_again(_as_it_was),
     "manifest again, other key": _manifest_again(_by_a_stranger),
     "weights": _byte("backbone.keras"),
-    "graph": _byte("saved_model/saved_model.pb"),
     "how photos are read": _byte("preprocessing.py"),
-    "configuration": _byte("config.json"),
-    "thresholds": _byte("utility_report.json"),
-    "parity": _byte("parity.json"),
-    "ledger": _byte("ledger.jsonl"),
-    "manifest": _byte("manifest.json"),
     "file more": _extra,
-    "file less": _missing,
     "link": _link,
-    "no signature": _unsigned,
 }
 
 

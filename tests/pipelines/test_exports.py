@@ -37,10 +37,8 @@ WORKS: dict[str, Make] = {
         f, "Takeout/Google Photos/Photos from 2024", {".supplemental-metadata.json": "{}"}
     ),
     "Apple Photos": lambda f: people(f, "Originals/2024", {".aae": "x", ".mov": "x"}),
-    "Lightroom": lambda f: people(f, "2024/2024-05-01", {".xmp": "<x/>"}),
     "Nextcloud": lambda f: people(f, "files/InstantUpload/2024/05", {".md.txt": "x"}),
     "LabelMe": lambda f: people(f, "", {".json": '{"shapes": []}'}),
-    "phone card": lambda f: people(f, "DCIM/100APPLE", {".THM.db": "x"}),
     "Hugging Face Parquet": lambda f: as_parquet(f / "train-00000-of-00001.parquet"),
     "Kaggle CSV": lambda f: table(f, "file_name,user_id,label", plain),
 }
@@ -109,6 +107,7 @@ def test_one_folder_inside_each_users_folder_is_a_class(tmp_path, inside, label)
     [
         *("ada/files_trashbin/files/1.jpg.d1", "ada/files_versions/1.jpg.v1"),
         *("appdata_oc12/preview/1/256.jpg", "__groupfolders/1/1.jpg"),
+        *("#recycle/user-003/1.jpg", "$RECYCLE.BIN/1.jpg", "lost+found/1.jpg", "@eaDir/x/1.jpg"),
         *("Catalog Previews.lrdata/1.jpg", "ada/P.photoslibrary/resources/derivatives/1.jpeg"),
     ],
 )

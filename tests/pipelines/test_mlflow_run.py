@@ -4,35 +4,21 @@ import shutil
 
 import pytest
 
-from fedemb.errors import AwaitingApproval
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.pages import collect_reports, tracked_run
 from fedemb.reports.mlflow import settings_of
-from tests.kit.pipeline_runs import honest_run
 from tests.kit.run_folder import run_folder
-
-WAITING = {"exit_code": 6, "failed_step": "gate_release", "error": "AwaitingApproval"}
 
 
 @pytest.fixture(scope="module")
-def runs(released_run, tmp_path_factory):
-    """Folder of two runs: one released, one that waits for approval, whose column is hostile."""
-    root = tmp_path_factory.mktemp("runs")
-    policy = {**honest_run.config().policy.model_dump(), "approvals": 2, "policy_id": "two"}
-    where = {"data.source.where": {"../../../escaped": ["yes"]}}
-    waiting = honest_run.start(root / "two", "tuesday", policy=policy, **where).until_gate()
-    with pytest.raises(AwaitingApproval):
-        waiting.do_gate()
-    for run in (
-        run_folder(released_run, root / "runs"),
-        run_folder(waiting, root / "runs", **WAITING),
-    ):
-        collect_reports(run)
-    return root / "runs"
+def folder(released_run, tmp_path_factory):
+    run = run_folder(released_run, tmp_path_factory.mktemp("runs"))
+    collect_reports(run)
+    return run.root
 
 
-def test_nothing_that_is_not_public_is_written(runs):
-    run = RunDirectory.open(runs / "monday")
+def test_nothing_that_is_not_public_is_written(folder):
+    run = RunDirectory.open(folder)
     (run.private / "scores").write_text("a figure for every user")
     run.log.write_text("what the steps printed")
     (run.reports / "notes.html").write_text("without a signature")
@@ -48,8 +34,8 @@ def test_nothing_that_is_not_public_is_written(runs):
         assert word not in everything
 
 
-def test_document_without_a_valid_signature_is_not_written(runs, tmp_path):
-    shutil.copytree(runs / "monday", tmp_path / "monday")
+def test_document_without_a_valid_signature_is_not_written(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "monday")
     run = RunDirectory.open(tmp_path / "monday")
     path = run.output("utility_report")
     path.write_bytes(path.read_bytes().replace(b'"monday"', b'"sunday"'))

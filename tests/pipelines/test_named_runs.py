@@ -1,27 +1,15 @@
 """Commands take the names that `fedemb runs` lists, and pages link the files they name."""
 
-from dataclasses import replace
-
 import pytest
 
 from fedemb.errors import InputError
-from fedemb.pipelines.run.pages import collect_reports, render_index
 from tests.kit.cli import fedemb
 from tests.kit.run_folder import run_folder
 
 
 @pytest.fixture(scope="module")
 def folder(released_run, tmp_path_factory):
-    """The run as `fedemb run` leaves it, with its lineage file and its release."""
-    made = run_folder(released_run, tmp_path_factory.mktemp("folder") / "runs")
-    (made.public / "lineage.jsonl").write_bytes(released_run.lineage.read_bytes())
-    release = made.root / "releases" / "glyphs" / "1.0"
-    release.mkdir(parents=True)
-    made.log.touch()
-    made.write_state(replace(made.read_state(), closing_lines=[f"release: {release}"]))
-    collect_reports(made)
-    made.index.write_text(render_index(made))
-    return made
+    return run_folder(released_run, tmp_path_factory.mktemp("folder") / "runs")
 
 
 def test_command_takes_the_name_that_runs_lists(folder, capsys, monkeypatch):

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from fedemb.errors import InputError
-from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory, RunState
+from tests.kit.cli import fedemb
 from tests.kit.pipeline_runs import honest_run
 
 WATCHED = """#!{python} -u
@@ -133,9 +132,8 @@ def test_run_that_runs_is_not_run_a_second_time(tmp_path):
     again = ["run", "--resume", str(run.root), "--beam=--runner=X"]
     sentence = "is running already, in another `fedemb run`; nothing was changed"
     with run.alone():
-        refused = CliRunner().invoke(app, again)
-        assert isinstance(refused.exception, InputError)
-        assert sentence in str(refused.exception)
+        with pytest.raises(InputError, match=sentence):
+            fedemb(*again)
         with pytest.raises(InputError, match=sentence):
             run.alone().__enter__()
     assert run.beam_options() == ()

@@ -86,6 +86,7 @@ def test_a_bug_in_the_product_turns_its_tests_red(mutant, planter):
         assert found["code"] == 0, found["output"]
 
 
+@pytest.mark.long
 def test_every_patch_fits_the_product():
     """A rewritten product needs its bugs written again, and says which."""
     for mutant in MUTANTS:

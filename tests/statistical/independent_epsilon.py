@@ -16,7 +16,6 @@ by about 1e-5 at 1e5 rounds, and never too small but for the FFT's rounding of t
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,46 +132,3 @@ def add_or_remove(q: float, sigma: float, rounds: int, delta: float) -> float:
 def replace(q: float, sigma: float, rounds: int, delta: float) -> float:
     """Epsilon of whole virtual clients sampled at probability q, one update replaced."""
     return Composed(Pair("replace", q, sigma), rounds).epsilon(delta)
-
-
-def main() -> None:
-    """Prints both figures over a grid of settings."""
-    from dp_accounting import NeighboringRelation as Relation
-    from dp_accounting import dp_event as dpe
-
-    from fedemb.privacy.accounting import price
-
-    sys.stdout.write("| relation | q | sigma | rounds | delta | independent | fedemb |\n")
-    sys.stdout.write("|---|---|---|---|---|---|---|\n")
-    for q, sigma, rounds in SETTINGS:
-        event = dpe.SelfComposedDpEvent(
-            dpe.PoissonSampledDpEvent(q, dpe.GaussianDpEvent(sigma)), rounds
-        )
-        for relation, independent in (
-            (Relation.ADD_OR_REMOVE_ONE, add_or_remove),
-            (Relation.REPLACE_ONE, replace),
-        ):
-            for delta in DELTAS:
-                ours = price(event, relation, delta, "pld", runs=0).epsilon
-                theirs = independent(q, sigma, rounds, delta)
-                sys.stdout.write(
-                    f"| {relation.name} | {q:g} | {sigma:g} | {rounds:g} | {delta:g} "
-                    f"| {theirs:.6f} | {ours:.6f} |\n"
-                )
-
-
-SETTINGS = [
-    (0.001, 0.7, 100_000),
-    (0.001, 1.0, 100_000),
-    (0.0001, 0.6, 1_000_000),
-    (0.02, 1.0, 1_000),
-    (0.08, 1.64, 875),
-    (0.5, 6.0, 300),
-    (1.0, 20.0, 100),
-    (0.2, 0.8, 1),
-    (0.01, 0.5, 50),
-]
-DELTAS = (1e-3, 1e-5, 1e-7, 1e-9, 1e-11, 1e-13)
-
-if __name__ == "__main__":
-    main()

@@ -60,7 +60,7 @@ def _address(world: World, draw: random.Random) -> Attack:
 OBJECTS = ("device", "fifo", "socket", "link to a file", "link to nothing", "link to a device")
 
 
-def _make_object(path: Path, what: str, outside: Path) -> None:
+def make_object(path: Path, what: str, outside: Path) -> None:
     outside.write_bytes(b"precious")
     if what == "fifo":
         os.mkfifo(path)
@@ -102,7 +102,7 @@ def _output(world: World, draw: random.Random) -> Attack:
     def act() -> str:
         folder = world.fresh()
         path, outside = folder / name, folder / "outside"
-        _make_object(path, what, outside)
+        make_object(path, what, outside)
         before = path.lstat()
         problem = attempted(lambda: write(path), "the output was taken")
         if problem and not (way == "create_bytes" and problem.startswith("FileExistsError")):
@@ -214,7 +214,7 @@ def _photo(world: World, draw: random.Random) -> Attack:
             (root.parent / "outside").write_bytes(b"precious")
             asked = f"ada/../../outside{'' if len(name) < 9 else '/'}"
         else:
-            _make_object(path, what, root.parent / "outside")
+            make_object(path, what, root.parent / "outside")
         try:
             ImageFiles(str(root), of_users=True).read(asked)
         except (BadImageError, FedEmbError):

@@ -38,6 +38,14 @@ def copied(finished, tmp_path):
     return FinishedRun(tmp_path / "run")
 
 
+def _put(copied, backbone):
+    """Another model, as its trainer would sign it."""
+    card, path = copied.root / "model" / "model.json", copied.root / "model" / "backbone.keras"
+    backbone.save(path)
+    update = {"weights_sha": file_digest(path)}
+    copied.sign(card, read(card, ModelCard).body.model_copy(update=update))
+
+
 def figures_of(run_):
     data = (run_.private / "audit" / "audit.json").read_bytes()
     return parse(data, AuditReport, "audit.json").body
@@ -86,12 +94,7 @@ def test_a_model_that_memorised_its_users_is_found(copied, tmp_path):
     store = UserStore(VerifiedFolder(copied.private / "users"))
     images, _, owners = audit_privacy._images(store, np.arange(40))
     teach(backbone, images, owners, np.random.default_rng(3), steps=200)
-    backbone.save(copied.root / "model" / "backbone.keras")
-    card = read(copied.root / "model" / "model.json", ModelCard).body
-    weights_sha = file_digest(copied.root / "model" / "backbone.keras")
-    copied.sign(
-        copied.root / "model" / "model.json", card.model_copy(update={"weights_sha": weights_sha})
-    )
+    _put(copied, backbone)
     run(copied.context(config(purpose="simulation"), tmp_path))
     report = read(tmp_path / "report.json", AuditReport).body
     assert finding(report.measured.plain.auroc) == "leak"
@@ -114,12 +117,7 @@ def test_of_a_model_that_diverged_nothing_private_ends_the_run_or_is_told(copied
     """Whether the audit fails, and with which counts, would be for training images to say."""
     backbone = load_backbone(copied.root / "model" / "backbone.keras", config().model)
     backbone.set_weights([weight * scale for weight in backbone.get_weights()])
-    backbone.save(copied.root / "model" / "backbone.keras")
-    card = read(copied.root / "model" / "model.json", ModelCard).body
-    weights_sha = file_digest(copied.root / "model" / "backbone.keras")
-    copied.sign(
-        copied.root / "model" / "model.json", card.model_copy(update={"weights_sha": weights_sha})
-    )
+    _put(copied, backbone)
     assert run(copied.context(config(), tmp_path))["measured"] is None
     assert figures_of(copied).measured is None
     assert "not finite" in audit_sentence(figures_of(copied))

@@ -59,6 +59,34 @@ def test_wrong_setting_is_one_sentence(override, sentence):
     assert "pydantic" not in str(caught.value)
 
 
+UNIT = "training.unit_gradient"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (f"{UNIT}.views=0", "views: input should be greater than or equal to 1, got 0"),
+        (f"{UNIT}.images_per_unit=5", "images_per_unit=5 exceeds the 4 that one user can have"),
+        (
+            f"{UNIT}.microbatch=4096 policy.users_lower_bound=4000",
+            "exceeds policy.users_lower_bound",
+        ),
+        ("mechanism.units_per_round=10501", "=10501 exceeds policy.users_lower_bound=10500"),
+        ("mechanism.l2_norm_clip=0", "l2_norm_clip"),
+        ("model.classes=[a,b,a]", "2 of them distinct"),
+        ("model.classes=[]", "0 model.classes"),
+        ("task=embedding", "an embedding has neither"),
+        ("data.source.label_scope=user", "labels that mean the same for every user"),
+        (f"model.trainable=head {UNIT}.views=2", "computes the features of an image once"),
+        (f"{UNIT}.crop_padding=28", "must be below"),
+    ],
+)
+def test_wrong_classifier_is_one_sentence(overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_config("dp_sgd_quickstart", overrides.split(" "))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [("2", "2"), ("1.10", "1.10"), ("007", "007"), ("true", "true"), ("'3'", "3"), ("null", None)],

@@ -9,7 +9,6 @@ import pytest
 
 from fedemb.config import AugmentationConfig, LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
-from fedemb.errors import ConfigError
 from fedemb.foundation import step_logging as events
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import build_backbone, cut, trainable_variables
@@ -244,15 +243,6 @@ def test_a_net_that_was_cut_is_saved_as_it_was(tmp_path):
     images = np.random.default_rng(1).uniform(-1, 1, (4, 12, 12, 1)).astype(np.float32)
     again = load_backbone(tmp_path / "after.keras", MODEL_FROZEN)
     np.testing.assert_allclose(tip(trunk(images)), again(images), atol=1e-6)
-
-
-def test_a_projection_inside_of_another_layer_is_refused():
-    import keras
-
-    inputs = keras.Input((12, 12, 1))
-    inside = keras.Model(inputs, build_backbone(MODEL_FROZEN, 0)(inputs))
-    with pytest.raises(ConfigError, match="needs a layer embedding at the end"):
-        cut(inside, "projection")
 
 
 def test_pixels_that_change_are_no_constant_features():

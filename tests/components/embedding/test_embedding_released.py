@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 
@@ -10,17 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
-from PIL import Image
-from typer.testing import CliRunner
 
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.errors import ArtifactError, InputError, Refused
-from fedemb.pipelines.cli.embed import embed
 from fedemb.release import embed_photos as module
 from fedemb.release.embed_photos import SPACE, embed_photos
 from fedemb.release.photo_source import PhotoSource
 from fedemb.release.released import ReleasedModel
+from tests.kit.cli import fedemb
 
 
 @pytest.fixture(scope="module")
@@ -202,17 +198,6 @@ def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
 
 
 def test_command_embed(small_release, folder, tmp_path):
-    app = typer.Typer()
-    app.command()(embed)
     bundle, trust = small_release / "bundle", small_release / "ledger" / "trust.json"
-    used = ("-m", str(bundle), "--trust", str(trust))
-    done = CliRunner().invoke(app, [str(folder), *used, "-o", str(tmp_path / "e.parquet")])
-    assert done.exit_code == 0, done.output
-    assert "2 without an embedding" in done.output
-
-
-def test_grey_bundle_reads_grey(model):
-    grey = Image.new("L", (30, 20), 77)
-    sink = io.BytesIO()
-    grey.save(sink, "PNG")
-    assert set(model.reader.read(sink.getvalue()).ravel()) == {77}
+    said = fedemb("embed", folder, "-m", bundle, "--trust", trust, "-o", tmp_path / "e.parquet")
+    assert "2 without an embedding" in said

@@ -20,8 +20,6 @@ from fedemb.config import (
 )
 from fedemb.errors import ArtifactError
 from fedemb.models.backbones import build_backbone, trainable_variables, with_bfloat16
-from fedemb.models.backbones import build_backbone as build_backbone_sums
-from fedemb.models.backbones import trainable_variables as trainable_variables_sums
 from fedemb.models.keras_backend import preprocess
 from fedemb.models.losses import build_loss
 from fedemb.privacy.running import build_mechanism
@@ -30,7 +28,6 @@ from fedemb.training.central import pretrain
 from fedemb.training.rounds import ClientExamples, Feed, RoundSums, TrainingRound, run_rounds
 from fedemb.training.server import initial_state
 from fedemb.training.tensorflow_clients import RoundFunction, first_head, gradients_summed_in_order
-from fedemb.training.tensorflow_clients import RoundFunction as RoundFunction_sums
 from fedemb.training.units import UnitGradientFunction
 from tests.kit.privacy_worlds import ROOT, World, make_plan, noiseless
 from tests.kit.process import python
@@ -132,49 +129,40 @@ def test_clipped_sum_equals_a_straightforward_reference(changes):
     np.testing.assert_allclose(sorted(sums.clients[:, 0]), sorted(norms), rtol=1e-3)
 
 
+def _workers(function, clients):
+    """First image of each client -> its worker."""
+    return {
+        share.data.images[start].tobytes(): number
+        for slab in function.slabs(clients, 0)
+        for number, share in enumerate(slab)
+        for start in share.offsets[:-1]
+    }
+
+
 @pytest.mark.planted_bug(9)
 def test_one_user_sends_no_other_client_to_another_worker():
     """Workers may differ in their floats, so sizes and empty clients decide nothing."""
-
-    def workers(clients):
-        slabs = function.slabs(clients, 0)
-        return {
-            share.data.images[start].tobytes(): number
-            for slab in slabs
-            for number, share in enumerate(slab)
-            for start in share.offsets[:-1]
-        }
-
     function, few, many = _function(workers=2), _clients(8), _clients(8)
     grown = dataclasses.replace(
         many[0], images=np.repeat(many[0].images, 9, axis=0), labels=np.repeat(many[0].labels, 9)
     )
     gone = dataclasses.replace(many[0], images=many[0].images[:0], labels=many[0].labels[:0])
-    before = workers(few)
+    before = _workers(function, few)
     assert set(before.values()) == {0, 1}
     for changed in (grown, gone):
-        after = workers([changed, *many[1:]])
+        after = _workers(function, [changed, *many[1:]])
         assert all(before[first] == worker for first, worker in after.items())
 
 
 @pytest.mark.planted_bug(9)
 def test_unit_that_is_not_there_sends_no_other_to_another_worker():
     """Alone, a unit is there or not: those after it may not move up."""
-
-    def workers(units):
-        (slab,) = function.slabs(units, 0)
-        return {
-            share.data.images[start].tobytes(): number
-            for number, share in enumerate(slab)
-            for start in share.offsets[:-1]
-        }
-
     plan = make_plan("poisson_gaussian")
     function = _function(mechanism=build_mechanism(plan, b"k" * 32, "r", 1, "0" * 64), workers=2)
     units = _clients(8)
-    before = workers(units)
+    before = _workers(function, units)
     assert set(before.values()) == {0, 1}
-    after = workers(units[1:])
+    after = _workers(function, units[1:])
     assert len(after) == 7
     assert all(before[first] == worker for first, worker in after.items())
 
@@ -314,10 +302,10 @@ MODEL_SUMS = ModelConfig(
 
 def _function_sums(kind):
     mechanism = noiseless(1.0)
-    net = build_backbone_sums(MODEL_SUMS, 1)
+    net = build_backbone(MODEL_SUMS, 1)
     if kind == "clients":
-        return RoundFunction_sums(net, mechanism, LocalTrainingConfig())
-    variables = trainable_variables_sums(net, "all")
+        return RoundFunction(net, mechanism, LocalTrainingConfig())
+    variables = trainable_variables(net, "all")
     return UnitGradientFunction(net, mechanism, UnitGradientConfig(), variables=variables)
 
 
@@ -363,7 +351,7 @@ def terms(monkeypatch):
 def test_training_without_privacy_adds_them_in_one_order_too(terms):
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     schedule = PretrainingConfig(epochs=1, batch_size=4, learning_rate=0.1, augmentation=None)
-    pretrain(build_backbone_sums(MODEL_SUMS, 1), images, np.arange(8) % 2, schedule, seed=0)
+    pretrain(build_backbone(MODEL_SUMS, 1), images, np.arange(8) % 2, schedule, seed=0)
     assert max(terms) == 2
 
 

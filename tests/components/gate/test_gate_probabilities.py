@@ -111,11 +111,11 @@ def test_field_with_a_default_is_no_field_of_a_document():
         type("Loose", (Part,), {"__annotations__": {"more": int}, "more": 0})
 
 
-def test_documents_of_a_run_are_of_their_schemas(good_run):
+def test_documents_of_a_run_are_of_their_schemas(allowed_run):
     names = ("plan", "reservation", "users", "audit", "utility", "report", "verdict")
-    paths = [getattr(good_run, name) for name in names]
+    paths = [getattr(allowed_run, name) for name in names]
     found = set()
-    for path in (*paths, good_run.model / "model.json"):
+    for path in (*paths, allowed_run.model / "model.json"):
         document = json.loads(path.read_text())
         kind = document["schema"].split("/")[1]
         Draft202012Validator(json_schema(KINDS[kind])).validate(document)

@@ -385,24 +385,24 @@ def cases(table):
 
 
 @pytest.mark.parametrize(("document", "changes"), cases(BOUND))
-def test_each_field_that_the_ledger_binds_is_compared(good_run, document, changes):
+def test_each_field_that_the_ledger_binds_is_compared(allowed_run, document, changes):
     """As if the step had signed it: the sentence names the field, so no other rule caused it."""
     (field,) = changes
-    reasons = bent(good_run, document, **changes)
+    reasons = bent(allowed_run, document, **changes)
     named = [item.sentence for item in reasons if item.code == "not_what_was_reserved"]
     assert any(sentence.startswith(f"{document}.{field} ") for sentence in named)
 
 
 @pytest.mark.parametrize(("document", "changes"), cases(MEASURED))
-def test_each_field_of_a_measurement_is_compared(good_run, document, changes):
+def test_each_field_of_a_measurement_is_compared(allowed_run, document, changes):
     (field,) = changes
-    reasons = bent(good_run, document, **changes)
+    reasons = bent(allowed_run, document, **changes)
     named = [item.sentence for item in reasons if item.code == f"{document}_stale"]
     assert any(f" another {field}" in sentence for sentence in named)
 
 
-def test_commitments_to_the_data_are_compared_with_the_bind(good_run):
-    evidence = read_evidence(good_run.config, good_run.artifacts)
+def test_commitments_to_the_data_are_compared_with_the_bind(allowed_run):
+    evidence = read_evidence(allowed_run.config, allowed_run.artifacts)
     other = evidence.users.body.commitments.model_copy(update={"evaluation": "9" * 64})
-    reasons = bent(good_run, "users", commitments=other)
+    reasons = bent(allowed_run, "users", commitments=other)
     assert any(item.sentence.startswith("users.commitments ") for item in reasons)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import struct
-import time
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore, VerifiedFolder
 from fedemb.data.identity import Hasher
 from fedemb.data.sources import Batch
@@ -19,6 +14,7 @@ from fedemb.documents.model import UsersManifest
 from fedemb.errors import InputError, PlanMismatch
 from fedemb.foundation.document import read
 from fedemb.partition.prepare import Preparer
+from tests.components.partition_users.test_partition_properties import POISSON
 from tests.kit.pipeline_runs.partition_run import (
     KEY,
     Partitioner,
@@ -35,22 +31,6 @@ from tests.kit.pipeline_runs.partition_run import (
 SECRET = "ada.lovelace@example.org"
 
 
-def bomb() -> bytes:
-    """A whole, valid PNG of 20,000 x 20,000 pixels in 50 kilobytes."""
-    squeeze = zlib.compressobj(9)
-    row = bytes(1 + 20_000 // 8)
-    data = b"".join(squeeze.compress(row * 100) for _ in range(200)) + squeeze.flush()
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        crc = struct.pack(">I", zlib.crc32(kind + body))
-        return struct.pack(">I", len(body)) + kind + body + crc
-
-    header = struct.pack(">IIBBBBB", 20_000, 20_000, 1, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    )
-
-
 def sentence(error: pytest.ExceptionInfo[Exception]) -> str:
     text = str(error.value)
     assert "\n" not in text
@@ -65,16 +45,13 @@ def test_bad_images_are_dropped_one_by_one_and_listed_with_reasons(partition: Pa
         "not_decodable": [picture(1)[:60], b"no image at all", b"\xff\xd8\xff\xe0 cut", b"GIF89a"],
         "image_empty": [b""],
         "image_missing": [None],
-        "too_many_pixels": [bomb()],
     }
     rows = good + [
         {"image": image, "user_id": f" {SECRET}", "label": "x"}
         for images in bad.values()
         for image in images
     ]
-    started = time.monotonic()
     result = partition(rows)
-    assert time.monotonic() - started < 30
     assert {reason: result.counts[reason] for reason in bad} == {
         reason: len(images) for reason, images in bad.items()
     }
@@ -93,22 +70,6 @@ def test_bad_user_ids_are_dropped_and_spellings_are_one_user(partition: Partitio
     assert result.counts["user_id_missing"] == 4
     sizes = {key: len(record.images) for key, record in result.records().items()}
     assert sizes == {user_key("Zoë"): 4, user_key("zoë"): 1}
-
-
-def test_names_that_are_no_unicode_are_dropped_and_the_run_goes_on(
-    partition: Partitioner, tmp_path: Path
-) -> None:
-    good = tmp_path / "faces" / "user 1"
-    good.mkdir(parents=True)
-    (good / "1.png").write_bytes(picture(1))
-    odd = os.fsencode(good) + b"/\xff.png"
-    Path(os.fsdecode(odd)).write_bytes(picture(2))
-    folder = Path(os.fsdecode(os.fsencode(tmp_path / "faces") + b"/\xfe"))
-    folder.mkdir()
-    (folder / "1.png").write_bytes(picture(3))
-    result = partition(str(tmp_path / "faces"), data__source__columns={"label": None})
-    everyone = {**result.records(), **result.records("evaluation")}
-    assert {key: len(record.images) for key, record in everyone.items()} == {user_key("user 1"): 1}
 
 
 def test_duplicates_are_dropped_within_a_user_only(partition: Partitioner) -> None:
@@ -202,17 +163,8 @@ def test_private_folder_of_a_run_is_closed_to_other_accounts(tmp_path: Path, pre
 
 def test_without_an_owner_every_image_is_a_unit_of_its_own() -> None:
     """Known by its bytes: another order, or an image less, leaves the others who they were."""
-    mechanism = {
-        "kind": "poisson_gaussian",
-        "rounds": 2,
-        "noise_multiplier": 1.0,
-        "sampling_probability": 0.5,
-        "units_per_round": 4,
-    }
-    tree = make_config("x.parquet").model_dump(mode="json")
-    tree["policy"]["unit"], tree["mechanism"] = "image", mechanism
-    tree["data"]["source"]["columns"]["user_id"] = None
-    config = RunConfig.model_validate(tree)
+    alone = {"policy__unit": "image", "data__source__columns__user_id": None}
+    config = make_config("x.parquet", mechanism=POISSON, **alone)
 
     def units(images):
         preparer = Preparer(config, Hasher(KEY), None, set().__contains__)

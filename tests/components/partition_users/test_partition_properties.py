@@ -185,17 +185,6 @@ def test_split_by_value_holds_out_whole_users(partition: Partitioner) -> None:
     assert result.counts["dropped_cross_split"] == 1
 
 
-def test_only_users_of_reserved_blocks_train(partition: Partitioner) -> None:
-    rows = rows_of(40)
-    everyone = partition(rows, partition__blocks_per_cohort=4)
-    some = partition(rows, partition__blocks_per_cohort=4, blocks=frozenset({"all/1", "all/3"}))
-    blocks = {record.block for record in everyone.records().values()}
-    assert blocks == {f"all/{bucket}" for bucket in range(4)}
-    expected = {k: r for k, r in everyone.records().items() if r.block in ("all/1", "all/3")}
-    assert some.records() == expected
-    assert some.records("evaluation") == everyone.records("evaluation")
-
-
 def test_only_users_of_reserved_blocks_of_a_cohort_train(partition: Partitioner) -> None:
     rows = [{**row, "month": f"2026-0{1 + n % 2}"} for n, row in enumerate(rows_of(40, images=1))]
     how: dict[str, Any] = {

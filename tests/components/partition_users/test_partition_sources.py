@@ -14,7 +14,7 @@ from fedemb.config import SourceConfig
 from fedemb.data.identity import name_problem, name_text
 from fedemb.data.photos import PhotoReader
 from fedemb.data.records import encode_example, example_class
-from fedemb.data.sources import find_parts, read_public_images
+from fedemb.data.sources import read_public_images
 from fedemb.partition.check import check
 from fedemb.partition.transforms import _as_bytes
 from tests.kit.pipeline_runs.partition_run import (
@@ -68,20 +68,6 @@ def test_folder_with_any_name_is_a_user_and_a_photo_lies_as_deep_as_it_likes(
     assert result.counts["image_missing"] == 2
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("a.tfrecords", "b.TFRECORD"), ("x.tfrecord-00000-of-00002", "x.tfrecord-00001-of-00002")],
-)
-def test_files_of_a_folder_count_by_every_ending_that_a_file_does(tmp_path: Path, names) -> None:
-    for name in names:
-        write_tfrecord(tmp_path / name, [])
-        assert SourceConfig(uri=str(tmp_path / name)).file_format == "tfrecord"
-    source = SourceConfig.model_validate({"uri": str(tmp_path), "format": "tfrecord"})
-    assert [part.name for part in find_parts(source, [])] == sorted(
-        f"{tmp_path.name}/{name}" for name in names
-    )
-
-
 def test_where_filters_and_huggingface_images_are_read(
     partition: Partitioner, tmp_path: Path
 ) -> None:
@@ -96,22 +82,6 @@ def test_where_filters_and_huggingface_images_are_read(
     result = partition(str(tmp_path / "hub.parquet"), data__source__where={"part": ["a"]})
     assert result.counts["rows"] == 12
     assert same_users(result, partition([row for row in rows if row["part"] == "a"]))
-
-
-def test_omniglot_alphabets_held_out_never_train(partition: Partitioner, data_dir: Path) -> None:
-    source = str(data_dir / "omniglot_small.parquet")
-    result = partition(
-        source,
-        data__source__columns={"user_id": "character", "label": None, "subgroup": "alphabet"},
-        partition__evaluation={"by": "value", "column": "alphabet", "values": ["Greek", "Latin"]},
-        model__image_size=28,
-    )
-    training, evaluation = result.records(), result.records("evaluation")
-    assert {record.subgroup for record in evaluation.values()} == {"Greek", "Latin"}
-    assert {r.subgroup for r in training.values()} == {"Balinese", "Early_Aramaic", "Korean"}
-    assert len(training) + len(evaluation) == 136
-    assert {len(record.images) for record in training.values()} == {20}
-    assert all(len(set(record.labels)) == 1 for record in training.values())
 
 
 def test_public_images_are_read_with_dense_labels(data_dir: Path) -> None:

@@ -282,15 +282,6 @@ def test_one_image_of_a_user_costs_what_a_unit_alone_does():
     assert ours == pytest.approx(theirs, rel=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("most", "noise", "epsilon"), [(4, 10.0, 4.26), (4, 20.0, 1.93), (10, 10.0, 12.8)]
-)
-def test_figures_of_the_specification(most, noise, epsilon):
-    """docs/explanation/dp_sgd.md: q = 4096 / 50,000, 875 rounds."""
-    event = dpe.SelfComposedDpEvent(binomial_mixture(most, 4096 / 50_000, noise), 875)
-    assert price(event, ADD, 1e-5).epsilon == pytest.approx(epsilon, rel=5e-3)
-
-
 # ---- the price against sampled sums --------------------------------------------------------------
 
 MOST, Q_CAPPED, NOISE = 4, 0.3, 2.5

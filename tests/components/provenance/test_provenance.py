@@ -38,7 +38,6 @@ BOUND = (
     "steps/partition_users.py",
     "steps/reserve_budget.py",
     "steps/train_model.py",
-    "steps/train_model.py",
     "storage/base.py",
     "training/trainer.py",
 )

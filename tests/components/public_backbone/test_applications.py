@@ -1,5 +1,6 @@
 """Keras applications: all are accepted by the import, and their weights can be a local file."""
 
+import sys
 import zipfile
 from importlib.metadata import distribution
 
@@ -17,7 +18,7 @@ from fedemb.models.backbone_files import (
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.imported import check_import, import_backbone, known_pixels, with_card
 from fedemb.models.keras_backend import preprocess
-from fedemb.models.pixel_formats import BY_KIND, Pixels, converted
+from fedemb.models.pixel_formats import BY_KIND, Pixels, converted, rescaled
 from fedemb.models.public_backbones import installed, named_backbones, write_named
 
 PIXELS = {
@@ -37,20 +38,32 @@ PIXELS = {
 SMALL = ("ConvNeXtTiny", "MobileNetV3Small", "InceptionResNetV2")
 
 
-def _network(function, size, weights=None):
+def _constructor(function):
     import keras
 
-    return getattr(keras.applications, function)(
-        weights=weights, include_top=False, pooling="avg", input_shape=(size, size, 3)
-    )
+    return getattr(keras.applications, function)
+
+
+def _network(function, size):
+    shape = (size, size, 3)
+    return _constructor(function)(weights=None, include_top=False, pooling="avg", input_shape=shape)
 
 
 def _import(function, folder):
+    import keras
+
     net = _network(function, 96)
     path = folder / "net.keras"
     net.save(path)
     check_import(path, "projection")
-    assert known_pixels(path)[0] == PIXELS[function]
+    pixels, source = known_pixels(path)
+    assert (pixels, net.name in source or "its layer" in source) == (PIXELS[function], True)
+    photo = np.random.default_rng(0).integers(0, 256, (1, 96, 96, 3)).astype(np.float32)
+    theirs = sys.modules[_constructor(function).__module__].preprocess_input(photo.copy())
+    images = keras.Input((96, 96, 3))
+    ours = keras.Model(images, rescaled(images, pixels))(photo / 128 - 1)
+    far = 0.01 if pixels == "-1..1" else 1e-3  # the run's own range ends at 0.992
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(ours), theirs, atol=far)
     model = ModelConfig(
         backbone="imported",
         image_size=net.input_shape[1],

@@ -17,7 +17,6 @@ from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
 from fedemb.documents.verdict import ReleaseManifest
 from fedemb.errors import ArtifactError, GateDenied, Refused, SignatureInvalid
-from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
@@ -30,35 +29,14 @@ from fedemb.release.released import load_whitelisted, save_preprocessing
 from fedemb.steps import release_model
 from fedemb.storage.local import LocalStore
 from tests.conftest import REPOSITORY
-from tests.kit.pipeline_runs import honest_run
+from tests.kit.pipeline_runs import honest_run, small_release
 from tests.kit.servers import fake_serving
 from tests.kit.verified import problems_of
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
-    """A released run with a real, tiny backbone."""
-    from fedemb.models.backbone_files import save_backbone
-    from fedemb.models.backbones import build_backbone
-
-    run = honest_run.start(tmp_path_factory.mktemp("release") / "run")
-    backbone = build_backbone(run.config.model, seed=0)
-    start = run.root / "pretrained" / "backbone.keras"
-    save_backbone(backbone, start)
-    random = np.random.default_rng(0)
-    for weight in backbone.weights:  # as far as the planned noise puts it, or the gate would see
-        weight.assign(weight + random.normal(size=weight.shape).astype(np.float32))
-    run.model.mkdir()
-    save_backbone(backbone, run.model / "backbone.keras")
-    tensors = [{"name": item.path, "shape": list(item.shape)} for item in backbone.weights]
-    initial, honest_run.INITIAL_WEIGHTS = honest_run.INITIAL_WEIGHTS, file_digest(start)
-    run.do("plan reserve partition")
-    run.do_train(tensors)
-    run.do("measure account gate")
-    honest_run.INITIAL_WEIGHTS = initial
-    run.document = release_model.run(run.context())
-    run.backbone = backbone
-    return run
+    return small_release.released(tmp_path_factory.mktemp("release") / "run")
 
 
 def trust(run):
@@ -350,12 +328,6 @@ def test_changed_tree_is_not_taken_over(killed, name):
         killed.do_release()
     assert not (releases / MARKER).exists()
     path.write_bytes(whole)
-
-
-def test_whole_tree_is_taken_over(killed):
-    killed.do_release()
-    assert (killed.root / "releases" / MARKER).exists()
-    assert killed.problems() == []
 
 
 # ---- A bundle that would not verify for its files is not published ----

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from fedemb.config import RunConfig
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
@@ -104,11 +103,8 @@ OTHER = {"user": r"\b(one|every|each|any one) image\b", "image": r"\busers?\b|\b
 
 
 def _config(unit):
-    tree = honest_run.config().model_dump(mode="json") | {"mechanism": ALONE}
-    if unit == "image":
-        tree["policy"]["unit"] = "image"
-        tree["data"]["source"]["columns"]["user_id"] = None
-    return RunConfig.model_validate(tree)
+    image = {"policy.unit": "image", "data.source.columns.user_id": None}
+    return honest_run.config(mechanism=ALONE, **(image if unit == "image" else {}))
 
 
 @pytest.fixture(scope="module", params=UNITS)

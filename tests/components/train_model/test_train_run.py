@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,18 +28,18 @@ from fedemb.steps import train_model
 from fedemb.training import attempt, trainer, working_state
 from fedemb.training.trainer import ClientLoader, all_classes
 from fedemb.training.working_state import RoundLog
+from tests.kit.pipeline_runs.forked import SERVER
 from tests.kit.pipeline_runs.training_run import (
     RUN_ID,
     SIZE,
-    ReadyRun,
     classifier_config,
     config,
     covariance_config,
+    killed_at,
     prepare,
     round_times,
     write_users,
 )
-from tests.kit.process import python
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +49,14 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(prepared, tmp_path_factory):
-    run = _copy(prepared, tmp_path_factory.mktemp("finished") / "run")
+    run = prepared.copy(tmp_path_factory.mktemp("finished") / "run")
     run.train()
     return run
 
 
 @pytest.fixture
 def ready(prepared, tmp_path):
-    return _copy(prepared, tmp_path / "run")
-
-
-def _copy(run, root):
-    shutil.copytree(run.root, root)
-    return ReadyRun(root, run.config)
+    return prepared.copy(tmp_path / "run")
 
 
 def _same_model(one, other):
@@ -117,7 +113,7 @@ def test_commit_closes_the_attempt_and_destroys_the_root_key(finished):
 
 
 def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path):
-    before = _copy(finished, tmp_path / "run")
+    before = finished.copy(tmp_path / "run")
     shutil.rmtree(finished.root / "model")
     finished.train()
     _same_model(before, finished)
@@ -151,48 +147,19 @@ def test_checkpoint_holds_no_head_and_no_optimizer_of_clients(finished):
         assert record.stat().st_size < 2000
 
 
-class Killed(BaseException):
-    """What a test raises where a kill would strike."""
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("act", "before"),
-    [
-        ((RoundLog, "commit"), True),
-        ((RoundLog, "commit"), False),
-        ((working_state, "save_checkpoint"), True),
-        ((working_state, "save_checkpoint"), False),
-    ],
-    ids=["before-record", "after-record", "before-checkpoint", "after-checkpoint"],
-)
-def test_killed_at_an_act_resumes_to_the_same_bits(ready, finished, monkeypatch, act, before):
-    original, calls = getattr(*act), []
-
-    def killing(*arguments):
-        calls.append(1)
-        fatal = len(calls) == 3
-        if fatal and before:
-            raise Killed
-        result = original(*arguments)
-        if fatal:
-            raise Killed
-        return result
-
-    monkeypatch.setattr(*act, killing)
-    with pytest.raises(Killed):
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("act", [(RoundLog, "commit"), (working_state, "save_checkpoint")])
+def test_killed_at_an_act_resumes_to_the_same_bits(ready, finished, act, after):
+    with killed_at(*act, 3, after=after):
         ready.train()
-    monkeypatch.undo()
     ready.train()
     _same_model(ready, finished)
 
 
 @pytest.mark.long
 def test_committed_round_is_never_computed_again(ready, finished, monkeypatch):
-    monkeypatch.setattr(working_state, "save_checkpoint", _raise_killed)
-    with pytest.raises(Killed):
-        ready.train()
-    monkeypatch.undo()
+    _interrupted(ready)
     computed = []
     original = queries.Mechanism.aggregate
 
@@ -206,17 +173,11 @@ def test_committed_round_is_never_computed_again(ready, finished, monkeypatch):
     _same_model(ready, finished)
 
 
-def _raise_killed(*_):
-    raise Killed
-
-
 @pytest.mark.long
 def test_killed_before_the_commit_finishes_without_a_new_round(ready, finished, monkeypatch):
-    monkeypatch.setattr(attempt, "write_signed", _raise_killed)
-    with pytest.raises(Killed):
+    with killed_at(attempt, "write_signed"):
         ready.train()
-    monkeypatch.undo()
-    monkeypatch.setattr(trainer.Trainer, "__init__", _raise_killed)
+    monkeypatch.setattr(trainer.Trainer, "__init__", lambda *_: pytest.fail("trains again"))
     ready.train()
     _same_model(ready, finished)
 
@@ -241,17 +202,15 @@ def test_sigterm_finishes_the_round_and_exits_with_its_own_code(ready, finished,
     _same_model(ready, finished)
 
 
-def _interrupted(ready, monkeypatch):
-    monkeypatch.setattr(working_state, "save_checkpoint", _raise_killed)
-    with pytest.raises(Killed):
+def _interrupted(ready):
+    with killed_at(working_state, "save_checkpoint"):
         ready.train()
-    monkeypatch.undo()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["users", "weights", "code", "configuration", "backend"])
 def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
-    _interrupted(ready, monkeypatch)
+    _interrupted(ready)
     changed = ready.config
     if what == "users":
         index = ready.private / "users" / "users-00000-of-00001.parquet"
@@ -285,8 +244,8 @@ def test_start_that_was_made_for_another_model_is_refused(ready):
 
 
 @pytest.mark.long
-def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, monkeypatch):
-    _interrupted(ready, monkeypatch)
+def test_resume_with_another_evaluation_gives_the_same_model(ready, finished):
+    _interrupted(ready)
     ready.train(config(**{"evaluation.bootstrap_samples": 77, "release.version": "2"}))
     _same_model(ready, finished)
 
@@ -325,21 +284,11 @@ def test_nothing_runs_without_the_root_key(ready):
 
 
 @pytest.mark.long
-def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monkeypatch):
+def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished):
     card = json.loads((finished.root / "model" / "model.json").read_text())
     assert card["key_injected"] is False
-    calls, original = [], RoundLog.commit
-
-    def killing(*arguments):
-        calls.append(original(*arguments))
-        if len(calls) == 2:
-            raise Killed
-        return calls[-1]
-
-    monkeypatch.setattr(RoundLog, "commit", killing)
-    with pytest.raises(Killed):
+    with killed_at(RoundLog, "commit", 2, after=True):
         train_model.run(ready.context(), root_key=bytes(32))
-    monkeypatch.undo()
     ready.train()  # the other rounds from the secret key, too late
     assert json.loads((ready.root / "model" / "model.json").read_text())["key_injected"] is True
     ours, theirs = (read_rounds(run.root / "model" / "rounds.jsonl") for run in (ready, finished))
@@ -413,20 +362,13 @@ def test_what_is_said_does_not_depend_on_who_takes_part(tmp_path, caplog, settin
     ],
     ids=["tree", "fedavg", "groupings-bfloat16", "fedemb", "standardised", "projection"],
 )  # fmt: skip
-def test_other_algorithms_run_and_resume(tmp_path, monkeypatch, changes):
+def test_other_algorithms_run_and_resume(tmp_path, changes):
     whole = prepare(tmp_path / "one", config(**changes))
-    broken = _copy(whole, tmp_path / "two")
+    broken = whole.copy(tmp_path / "two")
     whole.train()
     _of_the_gates_form(whole)
-    original = RoundLog.commit
-
-    def killing(self, index, *rest):
-        return _raise_killed() if index == 3 else original(self, index, *rest)
-
-    monkeypatch.setattr(RoundLog, "commit", killing)
-    with pytest.raises(Killed):
+    with killed_at(RoundLog, "commit", 4):
         broken.train()
-    monkeypatch.undo()
     broken.train()
     _same_model(whole, broken)
 
@@ -480,8 +422,8 @@ def test_second_trainer_with_another_private_root_is_refused(ready, twin, finish
     _same_model(ready, finished)
 
 
-def test_copied_private_root_is_another_one(ready, twin, monkeypatch):
-    _interrupted(ready, monkeypatch)
+def test_copied_private_root_is_another_one(ready, twin):
+    _interrupted(ready)
     shutil.rmtree(ready.root / "elsewhere")
     shutil.copytree(ready.root / "private", ready.root / "elsewhere")  # with its mark
     with pytest.raises(Refused, match="another private root"):
@@ -527,35 +469,33 @@ def test_projection_of_another_width_is_refused_before_private_data_are_read(tmp
 # ---- SIGKILL at random moments of a real process, then resume: the bits of an unbroken run ----
 
 
-def _train(root, kills):
-    times = [f"{seconds:.4f}" for seconds in kills]
-    said = python("-m", "tests.kit.pipeline_runs.training_run", root, *times)
-    status = json.loads(said.strip().splitlines()[-1])
-    assert status["last"] == 0, said[-2000:]
-    return status["statuses"]
-
-
-def kill_and_compare(tmp_path, kills, seed):
-    """Returns how many kills met a living trainer."""
-    settings = config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
-    prepare(tmp_path / "whole", settings, users=120)
-    (tmp_path / "whole" / "config.json").write_text(settings.model_dump_json())
-    shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # the same keys: the same coins, noise
-    _train(tmp_path / "whole", [])
-    round_seconds = np.median(np.diff(round_times(ReadyRun(tmp_path / "whole", settings))))
-    # Every trainer commits a round, then dies somewhere in the next one or two.
-    times = np.random.default_rng(seed).uniform(0, 1.5, kills) * round_seconds
-    statuses = _train(tmp_path / "killed", times)
-    assert statuses.count(-signal.SIGKILL) >= 0.8 * kills  # they met a living trainer
-    for file in ("backbone.keras", "rounds.jsonl"):
-        whole, killed = (tmp_path / name / "model" / file for name in ("whole", "killed"))
-        assert file_digest(whole) == file_digest(killed)
-    return statuses.count(-signal.SIGKILL)
+def _train(run, seconds=None):
+    """A trainer, killed so many seconds after its first new round; returns its exit status."""
+    process, before = SERVER.Process(target=run.train), len(round_times(run))
+    process.start()
+    if seconds is not None:
+        while process.is_alive() and len(round_times(run)) == before:
+            time.sleep(0.001)
+        time.sleep(seconds)
+        process.kill()
+    process.join()
+    return process.exitcode
 
 
 @pytest.mark.slow
 def test_killed_twenty_times_resumes_bit_identical(tmp_path):
-    kill_and_compare(tmp_path, kills=20, seed=6)
+    kills = 20
+    settings = config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
+    whole = prepare(tmp_path / "whole", settings, users=120)
+    killed = whole.copy(tmp_path / "killed")  # the same keys: the same coins, noise
+    assert _train(whole) == 0
+    round_seconds = np.median(np.diff(round_times(whole)))
+    # Every trainer commits a round, then dies somewhere in the next one or two.
+    times = np.random.default_rng(6).uniform(0, 1.5, kills) * round_seconds
+    statuses = [_train(killed, seconds) for seconds in times]
+    assert statuses.count(-signal.SIGKILL) >= 0.8 * kills  # they met a living trainer
+    assert _train(killed) == 0
+    _same_model(whole, killed)
 
 
 # ---- Examples of virtual clients come from the users on disk, and stay decoded for a while ----

@@ -1,7 +1,6 @@
 """The step that trains classifiers: one run, killed at every act of a round, resumed, replayed."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.training import working_state
 from fedemb.training.rounds import VectorizedRounds
 from fedemb.training.working_state import RoundLog
-from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare
+from tests.kit.pipeline_runs.training_run import classifier_config, killed_at, prepare
 
 ROUNDS = 3
 SETTINGS = {
@@ -30,10 +29,6 @@ SETTINGS = {
 }
 
 
-class Killed(BaseException):
-    """What a test raises where a kill would strike."""
-
-
 @pytest.fixture(scope="module", params=SETTINGS)
 def prepared(request, tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("prepared"), SETTINGS[request.param], users=101)
@@ -41,14 +36,9 @@ def prepared(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(prepared, tmp_path_factory):
-    run = _copy(prepared, tmp_path_factory.mktemp("finished") / "run")
+    run = prepared.copy(tmp_path_factory.mktemp("finished") / "run")
     run.train()
     return run
-
-
-def _copy(run, root):
-    shutil.copytree(run.root, root)
-    return ReadyRun(root, run.config)
 
 
 def _same_model(one, other):
@@ -84,31 +74,20 @@ def test_round_log_prices_each_round_and_holds_public_fields_only(finished):
 
 
 ACTS = (
-    (RoundLog, "commit", True),
     (RoundLog, "commit", False),
-    (working_state, "save_checkpoint", False),
+    (RoundLog, "commit", True),
+    (working_state, "save_checkpoint", True),
 )
 """Where a kill strikes: before and after a round comes on record, and after its checkpoint."""
 
 
 @pytest.mark.long
-def test_killed_around_every_round_resumes_to_the_same_bits(
-    prepared, finished, tmp_path, monkeypatch
-):
-    ready = _copy(prepared, tmp_path / "run")
+def test_killed_around_every_round_resumes_to_the_same_bits(prepared, finished, tmp_path):
+    ready = prepared.copy(tmp_path / "run")
     for _ in range(2):  # each time the last act comes a round later: all rounds are met
-        for place, name, before in ACTS:
-            original = getattr(place, name)
-
-            def killing(*arguments, act=original, first=before):
-                if not first:
-                    act(*arguments)
-                raise Killed
-
-            monkeypatch.setattr(place, name, killing)
-            with pytest.raises(Killed):
+        for place, name, after in ACTS:
+            with killed_at(place, name, after=after):
                 ready.train()
-            monkeypatch.undo()
     ready.train()
     _same_model(ready, finished)
 
@@ -117,7 +96,7 @@ def test_killed_around_every_round_resumes_to_the_same_bits(
     "change", [{"training.unit_gradient.microbatch": 8}, {"training.backend": "jax"}]
 )
 def test_another_microbatch_or_backend_is_another_run(prepared, tmp_path, change):
-    ready = _copy(prepared, tmp_path / "run")
+    ready = prepared.copy(tmp_path / "run")
     changed = ready.config.updated(change)
     with pytest.raises(PlanMismatch, match="another configuration"):
         ready.train(changed)
@@ -129,7 +108,7 @@ def test_rounds_that_are_refused_are_refused_while_the_charge_can_be_given_back(
     prepared, tmp_path, monkeypatch, fault
 ):
     """A layout that a device cannot compute exactly, and more noise than is accounted for."""
-    ready = _copy(prepared, tmp_path / "run")
+    ready = prepared.copy(tmp_path / "run")
 
     def refuse(*_):
         raise Refused("records depend on their place")

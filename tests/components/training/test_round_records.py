@@ -22,7 +22,7 @@ from fedemb.training import attempt as training
 from fedemb.training import working_state
 from fedemb.training.trainer import Trainer
 from fedemb.training.working_state import RoundLog, SignedState
-from tests.kit.pipeline_runs.training_run import RUN_ID, config, prepare
+from tests.kit.pipeline_runs.training_run import RUN_ID, config, killed_at, prepare
 
 INPUTS = "0" * 64
 ROUNDS = 40
@@ -103,41 +103,32 @@ def test_record_with_other_bytes_is_refused(tmp_path, change):
         log.read(1)
 
 
-class Killed(BaseException):
-    """What a test raises where a kill would strike."""
-
-
 @pytest.fixture(scope="module")
 def killed_once(tmp_path_factory):
     """A training killed before round 5; its checkpoint covers four rounds."""
-    run = prepare(tmp_path_factory.mktemp("killed") / "run", config(**TREE))
-    original, save = RoundLog.commit, Trainer._save
-
-    def killing(self, index, *rest):
-        record = original(self, index, *rest)
-        if index == 5:
-            raise Killed
-        return record
+    run, save = prepare(tmp_path_factory.mktemp("killed") / "run", config(**TREE)), Trainer._save
 
     def early(self, progress):
         if progress.state.rounds <= 4:
             save(self, progress)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RoundLog, "commit", killing)
+    with pytest.MonkeyPatch.context() as patch, killed_at(RoundLog, "commit", 6, after=True):
         patch.setattr(Trainer, "_save", early)
-        with pytest.raises(Killed):
-            run.train()
+        run.train()
     return run
+
+
+def _put_back_after(run, backup):
+    """The ledger knows the place of a working state, so a copy elsewhere would prove nothing."""
+    shutil.copytree(run.root, backup)
+    yield run
+    shutil.rmtree(run.root)
+    shutil.copytree(backup, run.root)
 
 
 @pytest.fixture
 def killed(killed_once, tmp_path):
-    """The folder stays where it is, because the ledger knows the private root."""
-    shutil.copytree(killed_once.root, tmp_path / "backup")
-    yield killed_once
-    shutil.rmtree(killed_once.root)
-    shutil.copytree(tmp_path / "backup", killed_once.root)
+    yield from _put_back_after(killed_once, tmp_path / "backup")
 
 
 def with_other_tag(run, index):
@@ -182,29 +173,12 @@ def test_resume_without_a_change_ends_with_a_model(killed):
 # ---- Working state that somebody forged is refused before it is parsed ----
 
 
-def _raise_killed(*_, **__):
-    raise Killed
-
-
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory):
     """Two rounds are in the checkpoint, a third is on record."""
-    run, saved, sound = (
-        prepare(tmp_path_factory.mktemp("stopped")),
-        [],
-        working_state.save_checkpoint,
-    )
-
-    def save(*arguments):
-        saved.append(1)
-        if len(saved) == 3:
-            raise Killed
-        sound(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(working_state, "save_checkpoint", save)
-        with pytest.raises(Killed):
-            run.train()
+    run = prepare(tmp_path_factory.mktemp("stopped"))
+    with killed_at(working_state, "save_checkpoint", 3):
+        run.train()
     return run
 
 
@@ -212,19 +186,9 @@ def stopped_once(tmp_path_factory):
 def trained_once(tmp_path_factory):
     """All rounds are over; killed before its last act."""
     run = prepare(tmp_path_factory.mktemp("trained"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "write_signed", _raise_killed)
-        with pytest.raises(Killed):
-            run.train()
+    with killed_at(training, "write_signed"):
+        run.train()
     return run
-
-
-def _put_back_after(run, backup):
-    """The ledger knows the place of a working state, so a copy elsewhere would prove nothing."""
-    shutil.copytree(run.root, backup)
-    yield run
-    shutil.rmtree(run.root)
-    shutil.copytree(backup, run.root)
 
 
 @pytest.fixture
@@ -316,26 +280,25 @@ FORGERIES = [
 ]
 
 
-def _refused(run):
+@pytest.mark.parametrize("forge", FORGERIES)
+@pytest.mark.parametrize(
+    ("moment", "name"),
+    [
+        *(("stopped", name) for name in ("checkpoint.npz", "audit.npz", "rounds/000002.record")),
+        *(
+            ("trained", name)
+            for name in ("checkpoint.npz", "evidence.json", "rounds/000005.record")
+        ),
+    ],
+)
+def test_forged_state_of_a_training_is_refused(request, moment, forge, name):
+    run = request.getfixturevalue(moment)
+    forge(run, name)
     with pytest.raises(SignatureInvalid, match="of the working state"):
         run.train()
     context = run.context()
     assert context.ledger.attempt(read_reservation(context.artifacts.reservation)).commit is None
     assert not (run.root / "model" / "model.json").exists()
-
-
-@pytest.mark.parametrize("forge", FORGERIES)
-@pytest.mark.parametrize("name", ["checkpoint.npz", "audit.npz", "rounds/000002.record"])
-def test_forged_state_of_a_killed_training_is_refused(stopped, forge, name):
-    forge(stopped, name)
-    _refused(stopped)
-
-
-@pytest.mark.parametrize("forge", FORGERIES)
-@pytest.mark.parametrize("name", ["checkpoint.npz", "evidence.json", "rounds/000005.record"])
-def test_forged_state_of_a_training_that_is_over_is_refused(trained, forge, name):
-    forge(trained, name)
-    _refused(trained)
 
 
 @pytest.mark.long

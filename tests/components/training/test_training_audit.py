@@ -3,8 +3,6 @@
 `tests/planted_bugs/mutants.toml` has the other ways: there `test_sound_training_passes` fails.
 """
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -14,11 +12,11 @@ from fedemb.privacy.registry import plan_mechanism
 from fedemb.steps import train_model
 from fedemb.training import trainer, working_state
 from tests.kit.pipeline_runs.training_run import (
-    ReadyRun,
     Unaudited,
     classifier_config,
     config,
     covariance_config,
+    killed_at,
     prepare,
 )
 
@@ -90,9 +88,7 @@ def fresh(prepared, tmp_path):
     """A copy of a ready run."""
 
     def of(name, copy="run"):
-        source = prepared(name)
-        shutil.copytree(source.root, tmp_path / copy)
-        return ReadyRun(tmp_path / copy, source.config)
+        return prepared(name).copy(tmp_path / copy)
 
     return of
 
@@ -119,19 +115,9 @@ def test_sound_training_passes(fresh, name):
 @pytest.mark.parametrize("name", ["tree"])
 def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, name):
     """The checkpoint is a round older than the evidence, which resumes from the round's record."""
-    run, saves = fresh(name), []
-    save = working_state.save_checkpoint
-
-    def killed(*progress):
-        saves.append(progress)
-        if len(saves) == 3:
-            raise KeyboardInterrupt
-        save(*progress)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(working_state, "save_checkpoint", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run.train()
+    run = fresh(name)
+    with killed_at(working_state, "save_checkpoint", 3):
+        run.train()
     assert failed(run) == set()
 
 
@@ -214,21 +200,12 @@ def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name
     "name",
     ["dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "head"))],
 )
-def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, name):
+def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, name):
     """The figures of the rounds before a kill are kept; none is checked twice."""
     run, killed = fresh(name), fresh(name, "killed")
     whole, rounds = evidence_of(run), run.config.mechanism.rounds
-    sound = working_state.save_checkpoint
-
-    def save(store, progress):
-        if progress.state.rounds == rounds - 1:
-            raise KeyboardInterrupt
-        sound(store, progress)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(working_state, "save_checkpoint", save)
-        with pytest.raises(KeyboardInterrupt):
-            killed.train()
+    with killed_at(working_state, "save_checkpoint", rounds - 1):
+        killed.train()
     found = evidence_of(killed)
     assert found.failed(plan_mechanism(run.config)) == {}
     assert found == whole

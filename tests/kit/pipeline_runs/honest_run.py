@@ -4,16 +4,13 @@ Plan, reservation, ledger, signatures and report are made by the real code; only
 rounds are missing: the model's tensors are drawn here.
 """
 
-import io
 import json
 import shutil
 import sys
-import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -22,10 +19,10 @@ from fedemb.config.run import config_digest
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.ledger_record import LedgerRecord
-from fedemb.documents.model import ModelCard, Pretrained, UsersManifest
+from fedemb.documents.model import ModelCard, UsersManifest
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport, embedding_space_id, starts_of
-from fedemb.foundation.canonical_json import canonical_json, file_digest, json_digest, sha256_hex
+from fedemb.foundation.canonical_json import canonical_json, file_digest, json_digest
 from fedemb.foundation.document import encode, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
@@ -38,6 +35,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps import account_privacy, gate_release, plan_privacy, release_model, reserve_budget
 from tests.kit.document_kinds import all_documents
 from tests.kit.ledger_kit import connect
+from tests.kit.public_start import keras_file, sign_start
 from tests.kit.verified import problems_of
 
 TENSORS = [
@@ -123,31 +121,17 @@ def config(**changes) -> RunConfig:
 
 
 def model_file(tensors=TENSORS, names=None, seed=0, moved=None) -> bytes:
-    """A `.keras` file without Keras: tensors under the names Keras gives them.
+    """A `keras_file` of random numbers.
 
     `moved`: numbers are those of seed 1, as far away at random; None: those of `seed`.
     """
-    buffer = io.BytesIO()
-    random, first = np.random.default_rng(seed), np.random.default_rng(1)
-    with h5py.File(buffer, "w") as file:
-        for position, tensor in enumerate(tensors):
-            name = names[position] if names else f"layers/conv2d_{position}/vars/0"
-            values = random.normal(size=tensor["shape"])
-            if moved is not None:
-                values = first.normal(size=tensor["shape"]) + moved * values
-            file[name] = values.astype(np.float32)
-    packed, members = (
-        io.BytesIO(),
-        {
-            "metadata.json": "{}",
-            "config.json": json.dumps({"compile_config": None}),
-            "model.weights.h5": buffer.getvalue(),
-        },
-    )
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(zipfile.ZipInfo(name), data)
-    return packed.getvalue()
+    random, first, found = np.random.default_rng(seed), np.random.default_rng(1), {}
+    for position, tensor in enumerate(tensors):
+        name = names[position] if names else f"layers/conv2d_{position}/vars/0"
+        found[name] = random.normal(size=tensor["shape"])
+        if moved is not None:
+            found[name] = first.normal(size=tensor["shape"]) + moved * found[name]
+    return keras_file(found)
 
 
 def write_model_file(path: Path, tensors=TENSORS, names=None, seed=0) -> None:
@@ -156,9 +140,6 @@ def write_model_file(path: Path, tensors=TENSORS, names=None, seed=0) -> None:
 
 
 INITIAL = model_file(seed=1)
-INITIAL_WEIGHTS = sha256_hex(INITIAL)
-
-
 OUTPUTS = {
     "plan_privacy": {"privacy_plan": "plan.json"},
     "pretrain_public": {"pretrained": "pretrained"},
@@ -265,17 +246,7 @@ class HonestRun:
 
     def do_pretrain(self):
         """Says of the public backbone that pretrain_public made it."""
-        fields = {
-            "pretraining_kind": self.config.pretraining.kind,
-            "weights_sha": INITIAL_WEIGHTS,
-            "model": self.config.model.model_dump(mode="json"),
-            "images": 900,
-            "classes": 30,
-            "final_loss": 0.5,
-            "constant_images": 0,
-            "seed": self.config.training.seed,
-        }
-        self.sign(self.start, Pretrained.of_fields(fields))
+        sign_start(self.context(), images=900, classes=30, final_loss=0.5)
 
     def do_partition(self):
         reservation = read_reservation(self.reservation)
@@ -298,7 +269,7 @@ class HonestRun:
             {
                 "plan_sha": reservation.plan_sha,
                 "config_sha": reservation.config_sha,
-                "initial_weights_sha": INITIAL_WEIGHTS,
+                "initial_weights_sha": file_digest(self.start.with_name("backbone.keras")),
                 "data_commitment": COMMITMENTS["users"],
                 "code_sha": reservation.code_sha,
             }
@@ -337,7 +308,7 @@ class HonestRun:
             "config_sha": reservation.config_sha,
             "plan_sha": reservation.plan_sha,
             "inputs_sha": self.inputs_sha(),
-            "initial_weights_sha": INITIAL_WEIGHTS,
+            "initial_weights_sha": file_digest(self.start.with_name("backbone.keras")),
             "weights_sha": file_digest(self.model / "backbone.keras"),
             "key_injected": False,
             "rounds_run": mechanism.rounds,

@@ -9,6 +9,7 @@ honest run, too.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -23,7 +24,6 @@ from fedemb.steps import (
     account_privacy,
     audit_privacy,
     evaluate_model,
-    partition_users,
     release_model,
     reserve_budget,
 )
@@ -37,56 +37,43 @@ def _record(number: int) -> Chosen:
     return lambda self, name, data: name == f"weekly/{number:08d}.json"
 
 
-def _root_key(self: LocalKeyStore, name: str, key: object = None) -> bool:
-    return name.startswith("reservation/")
-
-
-def _marker(self: LocalStore, name: str, data: bytes) -> bool:
-    return name == "glyphs/1.0.json"
-
-
 def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
 ACTS: dict[str, dict[str, tuple[Any, str, Chosen]]] = {
     "reserve": {
-        "before record": (LocalStore, "create", _record(1)),
-        "after record": (LocalStore, "create", _record(1)),
-        "before key": (LocalKeyStore, "create", _root_key),
-        "after key": (LocalKeyStore, "create", _root_key),
-        "before document": (reserve_budget, "write_bytes", _always),
-        "after document": (reserve_budget, "write_bytes", _always),
+        "record": (LocalStore, "create", _record(1)),
+        "key": (LocalKeyStore, "create", lambda _, name, *__: name.startswith("reservation/")),
+        "document": (reserve_budget, "write_bytes", _always),
     },
-    "bind": {
-        "before record": (LocalStore, "create", _record(2)),
-        "after record": (LocalStore, "create", _record(2)),
-    },
+    "bind": {"record": (LocalStore, "create", _record(2))},
     "commit": {
-        "before record": (LocalStore, "create", _record(3)),
-        "after record": (LocalStore, "create", _record(3)),
-        "before key is destroyed": (LocalKeyStore, "destroy", _always),
-        "after key is destroyed": (LocalKeyStore, "destroy", _always),
+        "record": (LocalStore, "create", _record(3)),
+        "key is destroyed": (LocalKeyStore, "destroy", _always),
     },
     "account": {
-        "before report": (account_privacy, "build_report", _always),
-        "before signature": (account_privacy, "write_signed", _always),
-        "before lineage": (account_privacy, "write_run", _always),
-        "before page": (account_privacy, "write_bytes", _always),
+        "report": (account_privacy, "build_report", _always),
+        "signature": (account_privacy, "write_signed", _always),
+        "lineage": (account_privacy, "write_run", _always),
+        "page": (account_privacy, "write_bytes", _always),
     },
     "release": {
-        "before bundle": (release_model.parts, "place", _always),
-        "before signature": (release_model.parts, "write_manifest", _always),
-        "before tree": (LocalStore, "create_tree", _always),
-        "after tree": (LocalStore, "create_tree", _always),
-        "before marker": (LocalStore, "create", _marker),
-        "after marker": (LocalStore, "create", _marker),
-        "before ledger": (LocalStore, "create", _record(4)),
-        "after ledger": (LocalStore, "create", _record(4)),
-        "before document": (release_model, "write_bytes", lambda p, _: p.stem == "release"),
+        "bundle": (release_model.parts, "place", _always),
+        "signature": (release_model.parts, "write_manifest", _always),
+        "tree": (LocalStore, "create_tree", _always),
+        "marker": (LocalStore, "create", lambda _, name, __: name == "glyphs/1.0.json"),
+        "ledger": (LocalStore, "create", _record(4)),
+        "document": (release_model, "write_bytes", lambda p, _: p.stem == "release"),
     },
 }
-"""Act -> point, named by whether it stops before or after -> the first such call of a function."""
+"""Act -> what it does -> the first such call of a function."""
+POINTS = [
+    (act, f"{side} {thing}")
+    for act, things in ACTS.items()
+    for thing in things
+    for side in ("before", "after")
+]
 
 
 def context_of(step: str, folder: Path) -> StepContext:
@@ -105,18 +92,6 @@ def context_of(step: str, folder: Path) -> StepContext:
             return partition_run.context_of(partition_run.reserved_config(folder), folder)
         case _:
             return evaluation_run.FinishedRun(folder).context(evaluation_run.config())
-
-
-def _logic(step: str) -> Callable[[StepContext], Any]:
-    from fedemb.steps import train_model
-
-    modules = {
-        "train_model": train_model,
-        "partition_users": partition_users,
-        "audit_privacy": audit_privacy,
-        "evaluate_model": evaluate_model,
-    }
-    return modules[step.partition("-")[0]].run
 
 
 def _points() -> dict[str, tuple[Any, str, int]]:
@@ -171,8 +146,9 @@ def _arm(
 def main(step: str, point: str, folder: str) -> None:
     """See the module."""
     if point != "-" and step in ACTS:
-        owner, name, chosen = ACTS[step][point]
-        _arm(owner, name, after=point.startswith("after"), chosen=chosen)
+        side, _, thing = point.partition(" ")
+        owner, name, chosen = ACTS[step][thing]
+        _arm(owner, name, after=side == "after", chosen=chosen)
     elif point != "-":
         owner, name, stop_at = _points()[point]
         _arm(owner, name, stop_at=stop_at)
@@ -180,7 +156,8 @@ def main(step: str, point: str, folder: str) -> None:
         if step in ACTS:
             getattr(honest_run.at(Path(folder)), f"do_{step}")()
         else:
-            _logic(step)(context_of(step, Path(folder)))
+            logic = importlib.import_module(f"fedemb.steps.{step.partition('-')[0]}")
+            logic.run(context_of(step, Path(folder)))
     except FedEmbError as error:
         sys.stdout.write(f"{type(error).__name__}: {error}\n")
         sys.exit(error.exit_code)

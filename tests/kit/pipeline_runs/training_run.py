@@ -1,23 +1,16 @@
-"""A small run up to the point where training starts, and a process that trains it to be killed.
+"""A small run up to the point where training starts."""
 
-`python -m tests.kit.pipeline_runs.training_run FOLDER TIMES...` loads its framework once and forks
-one trainer after the other. It kills each with SIGKILL that many seconds after its first new round
-is recorded; the last trains to the end.
-"""
+from __future__ import annotations
 
-import importlib
-import json
-import os
 import shutil
-import signal
-import sys
-import time
-import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
@@ -34,8 +27,6 @@ from tests.kit.pipeline_runs.partition_run import write_store
 
 SIZE = 12
 RUN_ID = "run-1"
-PATIENCE = 120.0
-"""Seconds a trainer that is to be killed may take to its first round."""
 
 
 def config(**changes: Any) -> RunConfig:
@@ -141,6 +132,31 @@ class Unaudited:
         """Evidence that is none."""
 
 
+class Killed(BaseException):
+    """What a test raises where a kill would strike."""
+
+
+@contextmanager
+def killed_at(owner: Any, name: str, number: int = 1, *, after: bool = False) -> Iterator[None]:
+    """A trainer inside dies before or after the n-th call of a function."""
+    sound, calls = getattr(owner, name), 0
+
+    def killing(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number and not after:
+            raise Killed
+        result = sound(*arguments, **named)
+        if calls == number:
+            raise Killed
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, killing)
+        with pytest.raises(Killed):
+            yield
+
+
 @dataclass
 class ReadyRun:
     """Everything training needs, in one folder."""
@@ -219,6 +235,10 @@ class ReadyRun:
         }
         self.sign(self.root / "users.json", UsersManifest.of_fields(manifest))
 
+    def copy(self, root: Path) -> ReadyRun:
+        """The same run in another folder."""
+        return ReadyRun(shutil.copytree(self.root, root), self.config)
+
     def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
         """Runs the step."""
         from fedemb.steps import train_model
@@ -263,43 +283,3 @@ def round_times(ready: ReadyRun) -> list[float]:
     """When each round came on record, in order."""
     records = (ready.private / "train").glob("attempt-*/rounds/*.record")
     return sorted(path.stat().st_mtime for path in records)
-
-
-def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
-    """Forks a trainer; returns its exit status, negative if it was killed."""
-    before, child = len(round_times(ready)), os.fork()
-    if child == 0:
-        status = 1
-        try:
-            ready.train()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    if seconds is not None:
-        deadline = time.monotonic() + PATIENCE
-        while len(round_times(ready)) == before and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def main(folder: str, *times: str) -> None:
-    """See the module."""
-    from fedemb.training import working_state
-
-    settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())
-    ready = ReadyRun(Path(folder), settings)
-    importlib.import_module(settings.training.backend)  # before the forks
-    # Sources may be edited while a test runs; that a run refuses them then is another test's.
-    reserved = json.loads((Path(folder) / "reservation.json").read_text())["body"]["code_sha"]
-    working_state.code_digest = lambda _config: reserved
-    statuses = [_kill_after(ready, float(seconds)) for seconds in times]
-    last = _kill_after(ready, None)
-    sys.stdout.write(json.dumps({"statuses": statuses, "last": last}) + "\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
