@@ -1,5 +1,6 @@
 """Addresses, and what only a folder can do as a store."""
 
+import ast
 import errno
 import os
 import stat
@@ -136,7 +137,97 @@ def test_wrong_path_is_bad_input_and_a_full_disk_is_not(tmp_path, monkeypatch):
     assert not (tmp_path / "other").exists()
 
 
-# ---- No writer follows or replaces what is no regular file ----
+# ---- Every output goes through `foundation.files`: the list of writers, and what is refused ----
+
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = [ROOT / "components", ROOT / "pipelines"]
+MEMORY, SCRATCH = "into memory", "into a temporary folder of its own"
+ELSEWHERE = {
+    "components/fedemb/steps/audit_privacy.py write_table": MEMORY,
+    "components/fedemb/data/builtin.py ParquetWriter": "into a file of fedemb.foundation.files",
+    "components/fedemb/data/builtin.py write_table": "into a file of fedemb.foundation.files",
+    "components/fedemb/data/client_data.py new_file": MEMORY,
+    "components/fedemb/data/client_data.py write_table": MEMORY,
+    "components/fedemb/data/hostile_photos.py save": MEMORY,
+    "components/fedemb/models/backbone_files.py save": SCRATCH,
+    "components/fedemb/models/backbone_files.py ZipFile": MEMORY,
+    "components/fedemb/release/embed_photos.py ParquetWriter": SCRATCH,
+    "components/fedemb/release/embed_photos.py write_table": "see ParquetWriter",
+    "components/fedemb/training/server.py savez": MEMORY,
+    "components/fedemb/foundation/step_logging.py fdopen": "standard output",
+    "components/fedemb/foundation/step_logging.py open": "the null device",
+    "components/fedemb/data/client_data.py open": SCRATCH,
+    "components/fedemb/storage/local.py copyfile": "a download into a temporary folder",
+    "components/fedemb/storage/local.py rename": "a finished folder to a name that must be free",
+    "components/fedemb/keys/stores.py open": "destroys a key in place",
+    "components/fedemb/training/trainer.py save": "checkpoints, through a store",
+    "components/fedemb/training/hosts.py write_bytes": SCRATCH,
+    "components/fedemb/partition/transforms.py save": MEMORY,
+    "components/fedemb/partition/transforms.py write_bytes": SCRATCH,
+    "components/fedemb/partition/shards.py write_table": MEMORY,
+    "components/fedemb/steps/plan_privacy.py write_text": "KFP names the path and uploads the file",
+    "components/fedemb/release/released.py save": SCRATCH,
+    "pipelines/cli/ledger.py save": "TrustStore.save goes through foundation.files",
+    "pipelines/cli/options.py open": "the null device",
+    "pipelines/run/directory.py open": "an empty lock file of mode 0600",
+    "pipelines/run/local.py open": "the null device",
+    "pipelines/cluster/kubeflow.py write_text": SCRATCH,
+    "pipelines/cluster/submission.py write_text": SCRATCH,
+}
+"""Calls that write in another way, and why they may."""
+_WRITERS = {
+    *("write_text", "write_table", "ParquetWriter", "mkstemp", "NamedTemporaryFile", "touch"),
+    *("copyfile", "copy", "copy2", "move", "copytree", "symlink_to", "hardlink_to", "rename"),
+    *("save", "savez", "savez_compressed", "tofile", "FileHandler", "urlretrieve"),
+    *("new_file", "write_feather", "to_parquet", "to_csv", "dump_all", "extractall"),
+}
+
+
+def _name(call):
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _opens_for_writing(call):
+    """Whether a mode or flags among the arguments allow a write; one that is unknown counts."""
+    if ast.unparse(call.func) == "os.open":
+        return "O_RDONLY" not in ast.unparse(call)
+    given = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
+    modes = [one.value for one in given if isinstance(one, ast.Constant)]
+    return any(
+        isinstance(one, str) and set(one) <= set("rwaxbt+U") and set(one) & set("wax+")
+        for one in modes
+    )
+
+
+def _writes(call):
+    name, method = _name(call), isinstance(call.func, ast.Attribute)
+    if name in ("write_bytes", "new_file"):
+        return method  # of Path and of Arrow; the functions of these names are ours
+    if name in ("open", "fdopen", "ZipFile"):
+        return _opens_for_writing(call)
+    if name == "copy":
+        return ast.unparse(call.func).startswith("shutil")
+    if name == "replace":  # str.replace takes two arguments
+        other = ast.unparse(call.func).startswith(("re.", "dataclasses."))
+        return len(call.args) == 1 and not call.keywords and not other
+    return name in _WRITERS
+
+
+def _writers(source, where):
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {f"{where} {_name(call)}" for call in calls if _writes(call)}
+
+
+def test_every_file_is_written_by_the_shared_way_or_named_here():
+    found = set()
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            where = path.relative_to(ROOT).as_posix()
+            if where != "components/fedemb/foundation/files.py":
+                found |= _writers(path.read_text(), where)
+    assert found == set(ELSEWHERE)
 
 
 OURS, CHECKED = "a file of this package, or written by this process", "its digest was compared"
