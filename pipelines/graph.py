@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedemb.config import RunConfig
 from fedemb.config.parameters import PARAMETERS, parameters_of
-from fedemb.documents.artifacts import Artifact
 from fedemb.foundation.canonical_json import Json
 from fedemb.runtime.step import Step, declared
 
@@ -71,12 +70,6 @@ class Pipeline:
             far = {name for near in direct for name in ancestors[near]}
             arrows[step] = tuple(name for name in self.steps if name in direct - far)
         return arrows
-
-    def published(self) -> Mapping[str, Mapping[str, type[Artifact]]]:
-        """Step -> output -> kind: all that may ever be copied out of a run."""
-        return {
-            step.name: {name: step.outputs[name] for name in step.files} for step in self.declared()
-        }
 
 
 def _imported(step: Step, reused: Mapping[str, str]) -> dict[tuple[str, str], Any]:

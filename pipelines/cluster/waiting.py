@@ -8,7 +8,6 @@ decides as it would have in the first run, and refuses approvals after the deadl
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +16,19 @@ from fedemb.config.parameters import run_config
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.documents.verdict import VerdictDocument
-from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.document import Written, parse
 from fedemb.pipelines.cluster.kubeflow import Kubeflow, StoredRun
 from fedemb.pipelines.cluster.kubernetes import ClusterObjects
 from fedemb.pipelines.cluster.submission import (
     LAST,
-    Earlier,
     Request,
     Submitted,
     earlier_outputs,
     submit,
 )
-from fedemb.storage import open_store
+from fedemb.steps.show_outcome import documents_at, newest_verdict
+from fedemb.storage import join, open_store
 
 _RESUMES = re.compile(r"\(resumes ([^()\s]+)\)$")
 _STORES = ("private_root", "ledger", "keys", "releases")
@@ -91,12 +90,19 @@ def read_waiting(kubeflow: Kubeflow, cluster: ClusterObjects, run_id: str) -> Wa
     earlier = earlier_outputs(kubeflow, cluster, config, stored.run_id, LAST)
     signed = parse(_read(earlier.artifacts["privacy_report"]), PrivacyReport, "privacy_report")
     utility = _read(earlier.artifacts["utility_report"])
+    judged = [
+        join(folder, name)
+        for folder, names in earlier.listed.items()
+        for name in names
+        if name.startswith("gate-release/")
+    ]
+    verdicts = documents_at(judged, "verdict", VerdictDocument)
     return WaitingRun(
         stored=stored,
         config=config,
         report=signed,
         utility=parse(utility, utility_kind(config.task), "utility_report"),
-        verdict=_verdict(earlier, signed.sha),
+        verdict=newest_verdict(item for item in verdicts if item.body.report_sha == signed.sha),
     )
 
 
@@ -115,18 +121,6 @@ def _config(stored: StoredRun) -> RunConfig:
             f"The run has no argument {error}. Submit it again with this version, `fedemb submit "
             "--resume RUN --from account_privacy`, and approve that run."
         ) from error
-
-
-def _verdict(earlier: Earlier, report_sha: str) -> Written[VerdictDocument] | None:
-    """Returns the newest verdict of the gate about a report."""
-    found: list[Written[VerdictDocument]] = []
-    for folder, names in earlier.listed.items():
-        for name in names:
-            if name.startswith("gate-release/") and name.endswith("/verdict"):
-                with suppress(ArtifactError):
-                    found.append(parse(open_store(folder).read(name), VerdictDocument, "verdict"))
-    about = [verdict for verdict in found if verdict.body.report_sha == report_sha]
-    return max(about, key=lambda item: item.body.ledger_sequence or -1, default=None)
 
 
 def _read(uri: str) -> bytes:

@@ -47,7 +47,7 @@ from fedemb.pipelines.run.load_config import overridden
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.section import UNITS
 from fedemb.reports.measured_words import utility_sentence
-from fedemb.reports.privacy_words import all_runs, guarantee_sentence, report_sentence
+from fedemb.reports.privacy_words import guarantee_lines
 from fedemb.storage import join
 
 
@@ -354,24 +354,8 @@ def _known(line: Callable[[], str]) -> str:
 
 def _guarantee(run: RunDirectory) -> str:
     report = signed_report(run) if run.config().purpose == "release" else None
-    plan = signed_plan(run)
-    if report is not None:
-        return "; ".join(filter(None, (report_sentence(report.body), all_runs(report.body))))
-    if plan is None:
-        return "none (nothing was planned)"
-    if run.config().purpose == "simulation":
-        many = UNITS[run.config().policy.unit].many
-        projections = ", ".join(
-            f"{_stated(item.epsilon)} at {item.population:,} {many}" for item in plan.projections
-        )
-        return "none (simulation)" + (projections and f"; projected epsilon: {projections}")
-    return "none yet (the run ended before account_privacy); planned: " + guarantee_sentence(
-        plan.guarantee
-    )
-
-
-def _stated(epsilon: float | None) -> str:
-    return "infinite" if epsilon is None else f"{epsilon:.3g}"
+    lines = guarantee_lines(report and report.body, signed_plan(run))
+    return "; ".join(lines[1:] if report else lines)
 
 
 def _utility(run: RunDirectory) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import Artifact, RunArtifacts
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import AwaitingApproval, Interrupted, Refused
-from fedemb.foundation.canonical_json import file_digest, json_digest, tree_digest
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.run.directory import (
@@ -29,13 +30,12 @@ from fedemb.pipelines.run.directory import (
 )
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.privacy.section import UNITS
 from fedemb.release.decide import applied_waivers
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
-from fedemb.reports.measured_words import audit_answer
 from fedemb.reports.mlflow import TrackedRun
-from fedemb.reports.pages import audit_page, checklist_page, utility_page
+from fedemb.reports.pages import REPORTS, audit_page, checklist_page, run_page, utility_page
 from fedemb.reports.report import WAY_BACK, link, render
+from fedemb.storage import join
 
 SIGNED: Mapping[str, Callable[[RunDirectory], Written[Any] | None]] = {
     "privacy_report": signed_report,
@@ -47,33 +47,42 @@ SIGNED: Mapping[str, Callable[[RunDirectory], Written[Any] | None]] = {
 """JSON output -> how it is read once its signature holds."""
 
 
-def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
-    """Returns how a run stands. Documents whose signature cannot be checked are left out.
+def documents_of(
+    run: RunDirectory, names: Iterable[str] = SIGNED
+) -> dict[str, Written[Any] | None]:
+    """Returns the documents of a run whose signature holds; None: missing or not valid."""
+    return {name: readable(partial(SIGNED[name], run)) for name in names}
 
-    `running` None: looks whether a process holds its lock.
-    """
+
+def run_headline(run: RunDirectory) -> Headline:
+    """Returns how a run stands. Documents whose signature cannot be checked are left out."""
+    documents = documents_of(run, ("privacy_report", "utility_report", "verdict"))
+    return _standing(run, documents, running=run.is_running())[1]
+
+
+def _standing(
+    run: RunDirectory, documents: Mapping[str, Written[Any] | None], *, running: bool
+) -> tuple[RunFacts, Headline]:
     state = run.read_state()
     code, failed = state.exit_code, state.failed_step
     ended = code is not None and (code == 0 or failed is not None or bool(state.message))
     # A verdict or release of an earlier start says nothing while the run is on its way again.
     judged = "gate_release" in state.seconds or failed in ("gate_release", "release_model")
+    verdict, report = documents["verdict"] if judged else None, documents["privacy_report"]
     ended_well = code == 0 and run.config().purpose == "release"
     released = ended_well and bool(readable(lambda: _in_ledger(run)))
-    verdict = signed_verdict(run) if judged else None
-    report, utility = readable(lambda: signed_report(run)), readable(lambda: signed_utility(run))
-    facts = RunFacts(
-        verdict=None if verdict is None else verdict.body,
-        report=None if report is None else report.body,
-        utility=None if utility is None else utility.body,
+    failure = failed and Failure(failed, code or 1, state.error or "", state.message or "")
+    facts = replace(
+        RunFacts.of({**documents, "verdict": verdict}),
         released=released,
         simulation=run.config().purpose == "simulation",
-        failures=([Failure(failed, code or 1, state.error or "")] if failed else ()),
-        running=_step(run) if (run.is_running() if running is None else running) else None,
+        failures=[failure] if failure else [],
+        running=_step(run) if running else None,
         completed=code == 0 if ended else False,
         overdue=bool(report and readable(lambda: overdue(run, report))),
     )
     waivers = readable(lambda: _waivers(run, verdict, report)) if released and report else None
-    return headline(facts, waivers=waivers)
+    return facts, headline(facts, waivers=waivers)
 
 
 def _waivers(
@@ -120,7 +129,7 @@ def tracked_run(run: RunDirectory) -> TrackedRun:
     Raises:
       ArtifactError: the configuration or the state of the run is damaged.
     """
-    documents = {name: readable(partial(read, run)) for name, read in SIGNED.items()}
+    documents = documents_of(run)
     pages = (run.reports / f"{name}.html" for name, item in documents.items() if item)
     return TrackedRun(
         name=run.run_id,
@@ -132,57 +141,33 @@ def tracked_run(run: RunDirectory) -> TrackedRun:
     )
 
 
-PAGES = {
-    "privacy_report": "privacy_page",
-    "utility_report": "utility_page",
-    "audit_report": "audit_page",
-    "verdict": "verdict_page",
-}
-"""JSON output -> the output that is its page."""
-NOTES = {
-    "utility_report": "un-noised on those held out",
-    "audit_report": "Public (figures are private)",
-}
-"""Description of an artifact instead of its kind."""
-
-LEFT_OUT = {*PAGES.values(), "lineage"}
-"""Published too, and shown otherwise."""
-
-TITLES = {
-    "privacy_report": "Privacy report",
-    "utility_report": "Utility report",
-    "audit_report": "Audit report",
-    "verdict": "Gate checklist",
-}
-
-
 def render_index(run: RunDirectory) -> str:
-    """Returns the page of a run that has ended, released or not."""
-    state, found = run.read_state(), run_headline(run, running=False)
-    lines = dict(line.split(": ", 1) for line in state.closing_lines)
-    config = run.config()
-    signed_utility(run)  # raises where it was changed
-    signed, verdict = signed_report(run), signed_verdict(run)
-    report = None if signed is None else signed.body
+    """Returns the page of a run that has ended, released or not.
+
+    Raises:
+      FedEmbError: as `signed_report`, for the privacy report and the utility report.
+    """
+    for name in ("privacy_report", "utility_report"):
+        SIGNED[name](run)
+    state, config = run.read_state(), run.config()
+    facts, found = _standing(run, documents_of(run), running=False)
+    stopped = f"none: {state.message}" if state.message and not facts.failures else None
+    shown = run_page(
+        facts,
+        found,
+        run=run.run_id,
+        release=_release(run) if facts.released else stopped,
+        pages={
+            page: f"reports/{name}.html"
+            for name, (page, _) in REPORTS.items()
+            if (run.reports / f"{name}.html").exists()
+        },
+    )
     return render(
-        "run_index.html",
-        run_id=run.run_id,
-        purpose=config.purpose,
-        headline=found,
-        verdict=verdict and verdict.body,
-        time=report.time if report else None,
-        guarantee=lines.get("guarantee", "none"),
-        utility=lines.get("utility", "not measured"),
-        release=_below(run, lines.get("release", "none")),
-        steps=[_index_step(name, run, state) for name in PIPELINE.after()],
-        seconds=sum(state.seconds.values()),
-        reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
-        artifacts=[
-            _artifact(run, path, step, name, kind)
-            for step, outputs in PIPELINE.published().items()
-            for name, kind in outputs.items()
-            if name not in LEFT_OUT and (path := run.output(name, step))
-        ],
+        "run_page.html",
+        **shown,
+        folder=None,
+        steps=[(name, _status(name, state), state.seconds.get(name)) for name in PIPELINE.after()],
         facts=(
             (
                 link("config.yaml", "config.yaml"),
@@ -192,63 +177,28 @@ def render_index(run: RunDirectory) -> str:
                 "private artifacts",
                 f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
             ),
+            ("public artifacts", link("public", "public")),
             ("log", link(run.log.name, run.log.name)),
         ),
     )
 
 
-def _below(run: RunDirectory, release: str) -> str:
-    """Returns the address of a release, or a sentence, with a link relative to the folder."""
-    address, space, note = release.partition(" (")
-    if not address.startswith(("gs://", "/")):
-        return release  # a sentence, which may be too long for the name of a file
+def _release(run: RunDirectory) -> str:
+    """Returns the address of the release, as a link if a browser can open it."""
+    address = join(run.stores()["releases"], "/".join(run.config().released_as(run.run_id)))
     inside = address.removeprefix(f"{run.root}/")
-    if not (address.startswith("gs://") or (run.root / inside).exists()):
-        return release
-    return link(inside, inside) + space + note
+    reached = address.startswith("gs://") or (run.root / inside).exists()
+    return link(inside, inside) if reached else address
 
 
-def _index_step(
-    name: str, run: RunDirectory, state: RunState
-) -> tuple[str, str, float | None, str | None]:
-    """Returns name, status, seconds and the page of a step."""
-    took = state.seconds.get(name)
-    status = "waiting" if took is None else "done"
+def _status(name: str, state: RunState) -> str:
     if state.failed_step == name:
-        status = {
+        return {
             Refused.exit_code: "refused",
             Interrupted.exit_code: "stopped",
             AwaitingApproval.exit_code: "waiting for approval",
         }.get(state.exit_code or 1, "failed")
-    page = next((key for key, page in PAGES.items() if run.output(page, name)), None)
-    shown = page is not None and (run.reports / f"{page}.html").exists()
-    return name, status, took, f"reports/{page}.html" if shown else None
-
-
-def _report(name: str, run: RunDirectory) -> tuple[str, str, str]:
-    """Link and what is behind it; the page's head has said guarantee and utility already."""
-    many = UNITS[run.config().policy.unit].many
-    audit = signed_audit(run) if name == "audit_report" else None
-    sentences = {
-        "privacy_report": "Guarantee, cost and assumptions. Signed.",
-        "utility_report": f"How well the model does on {many} that never trained.",
-        "audit_report": audit_answer(audit.body, plan_mechanism(run.config())) if audit else "",
-        "verdict": "Every rule of the gate: value, threshold, and whether it passed. Signed.",
-    }
-    return TITLES[name], f"reports/{name}.html", sentences[name]
-
-
-def _artifact(
-    run: RunDirectory, path: Path, step: str, name: str, kind: type[Artifact]
-) -> dict[str, str]:
-    digest = tree_digest(path) if path.is_dir() else file_digest(path)
-    return {
-        "name": name,
-        "kind": NOTES.get(name, kind.__name__),
-        "step": step,
-        "path": path.relative_to(run.root).as_posix(),
-        "digest": digest,
-    }
+    return "done" if name in state.seconds else "waiting"
 
 
 _BACK = '<p class="back"><a href="../index.html">All of this run</a></p>'
@@ -264,7 +214,7 @@ def collect_reports(run: RunDirectory) -> dict[str, Path]:
       FedEmbError: as `signed_report`, or a document the page is made of is missing or broken.
     """
     made: dict[str, Path] = {}
-    for name in PAGES:
+    for name in REPORTS:
         report = SIGNED[name](run)
         if report is None:
             continue

@@ -5,14 +5,15 @@ import html
 import pytest
 
 from fedemb.documents.audit import AuditReport
+from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
-from fedemb.documents.verdict import ReleaseManifest, VerdictDocument
+from fedemb.documents.verdict import VerdictDocument
 from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.measured_words import attack_sentences, utility_sentence
+from fedemb.reports.pages import REPORTS, run_page
 from fedemb.reports.report import render
-from fedemb.steps.show_outcome import PAGES, shown_of
 from tests.kit.pipeline_runs.evaluation_run import config, shared_run
 from tests.kit.sealed_bundle import seal
 
@@ -161,12 +162,12 @@ WAIVER = {
     "reason": "first release on the new start, agreed with the board",
     "sequence": 9,
 }
-REFUSED = {
-    "step": "gate_release",
-    "exit_code": 3,
-    "error": "GateDenied",
-    "message": "the report's run_id is not what the evidence gives; run account_privacy again",
-}
+REFUSED = Failure(
+    "gate_release",
+    3,
+    "GateDenied",
+    "the report's run_id is not what the evidence gives; run account_privacy again",
+)
 
 
 def _verdict(run, state: str) -> VerdictDocument:
@@ -195,26 +196,20 @@ def _verdict(run, state: str) -> VerdictDocument:
 def _page(run, state: str) -> tuple[str, str]:
     """Page and title of the run in a state."""
     out = state in ("released", "waived")
-    failed = [REFUSED] if state == "refused" else []
     facts = RunFacts(
         verdict=_verdict(run, state),
         report=read(run.report, PrivacyReport).body,
         utility=read(run.utility, UtilityReport).body,
+        plan=read(run.artifacts.privacy_plan, PrivacyPlan).body,
         released=out,
-        failures=[Failure("gate_release", 3, "GateDenied")] if failed else [],
+        failures=[REFUSED] if state == "refused" else [],
     )
-    release = read(run.root / "release.json", ReleaseManifest) if out else None
-    pages = {name: f"{FOLDER}/account-privacy/8a1f/{name}" for name in PAGES}
     found = headline(facts)
-    shown = shown_of(
-        FOLDER,
-        found=found,
-        facts=facts,
-        failed=failed,
-        release=release,
-        addresses=pages,
+    pages = {page: f"{FOLDER}/account-privacy/8a1f/{page}" for page, _ in REPORTS.values()}
+    shown = run_page(
+        facts, found, run="0f9b2c1e", release="glyphs/1.0" if out else None, pages=pages
     )
-    return render("run_outcome.html", **shown), found.title
+    return render("run_page.html", **shown, folder=FOLDER, steps=()), found.title
 
 
 STATES = ("released", "waived", "waiting", "refused")

@@ -21,7 +21,7 @@ from fedemb.reports.report import TEMPLATES
 from tests.kit.browser_page import chromium
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "run.png"
-SHOWN = ("base.html", "macros.html", "run_index.html", "style.css")
+SHOWN = ("base.html", "macros.html", "run_page.html", "style.css")
 KEY = "fedemb-templates"
 SIZE = (760, 840)
 """Width and height of the part that is shown, in pixels."""

@@ -11,13 +11,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedemb.config.policy import Unit
+from fedemb.documents.audit import AuditReport
 from fedemb.documents.fields import Interval, points
+from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.documents.verdict import NO_APPROVAL_IN_TIME, AppliedWaiver, VerdictDocument
+from fedemb.foundation.document import Written
 from fedemb.reports.measured_words import best_start
 from fedemb.reports.report import signer_name, significant
 
@@ -56,6 +59,7 @@ class Failure:
     exit_code: int
     error: str = ""
     """Class of the error."""
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class RunFacts:
     verdict: VerdictDocument | None = None
     report: PrivacyReport | None = None
     utility: AnyUtility | None = None
+    audit: AuditReport | None = None
+    plan: PrivacyPlan | None = None
     released: bool = False
     """Whether a bundle was published."""
     simulation: bool = False
@@ -76,6 +82,13 @@ class RunFacts:
     """Whether all steps succeeded; None if unknown."""
     overdue: bool = False
     """Whether the approvals' deadline has passed since the verdict, without enough of them."""
+
+    @classmethod
+    def of(cls, documents: Mapping[str, Written[Any] | None]) -> RunFacts:
+        """Returns what documents say; each is named by the output of its step."""
+        fields = {"privacy_report": "report", "utility_report": "utility"}
+        fields |= {"audit_report": "audit", "privacy_plan": "plan", "verdict": "verdict"}
+        return cls(**{fields[name]: item.body for name, item in documents.items() if item})
 
     def figures(self) -> dict[str, float]:
         """Returns the metrics of both reports, as far as they exist."""
@@ -127,17 +140,16 @@ class Figures:
             found = replace(found, gain=utility.gain, over=best_start(utility))
         return found
 
-    def rows(self) -> tuple[Figure, Figure, Figure]:
-        """Returns epsilon of the person, epsilon of this run, and the gain, in this order."""
+    def rows(self) -> list[Figure]:
+        """Returns epsilon over all runs, that of this run if it differs, and the gain."""
         of_cap = "" if self.cap is None else f"of the cap {significant(self.cap)}"
         at = "" if self.delta is None else f" at delta {significant(self.delta)}"
-        return (
-            Figure(
-                f"Epsilon of one {self.unit}, all runs", _epsilon(self.epsilon_all), of_cap + at
-            ),
-            Figure("Epsilon of this run", _epsilon(self.epsilon_run), at.strip()),
+        every, this = _epsilon(self.epsilon_all), _epsilon(self.epsilon_run)
+        return [
+            Figure(f"Epsilon of one {self.unit}, all runs", every, of_cap + at),
+            *([Figure("Epsilon of this run", this, at.strip())] if this != every else []),
             Figure("Gain over the best baseline", _points(self.gain), self._interval()),
-        )
+        ]
 
     def sentence(self) -> str:
         """Returns the same metrics in one line."""

@@ -108,7 +108,7 @@ def utility_sentences(report: AnyUtility) -> list[str]:
     else:
         name, number = report.headline_words, report.evaluated and report.evaluated.identities
     gain = f": {compared(report.gain, 'the best baseline')}" if report.gain else ""
-    others = [f"the best baseline is {best_start(report)}"] if report.gain else []
+    others = [f"compared with {best_start(report)}"] if report.gain else []
     if report.best_start not in (None, "public_backbone"):
         others += _compared(report, "public_backbone", _start(report, "public_backbone"))
     others += _compared(report, "centralized", "central training without privacy")

@@ -66,9 +66,9 @@ class TrackedRun:
 
     def metrics(self) -> dict[str, float]:
         """Returns the figures of the reports and the durations."""
-        utility = self.documents.get("utility_report")
-        facts = RunFacts(report=self.report, utility=utility and utility.body)
-        return facts.figures() | {f"seconds.{name}": took for name, took in self.seconds.items()}
+        return RunFacts.of(self.documents).figures() | {
+            f"seconds.{name}": took for name, took in self.seconds.items()
+        }
 
     def tags(self) -> dict[str, str]:
         """Returns how the run ended, and its guarantee."""

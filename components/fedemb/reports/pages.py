@@ -1,9 +1,10 @@
-"""Pages of the reports of a run: each a pure function of its document."""
+"""Pages of a run and of its reports: each a pure function of documents."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -21,6 +22,7 @@ from fedemb.documents.utility import (
     UtilityReport,
 )
 from fedemb.documents.verdict import VerdictDocument
+from fedemb.errors import ArtifactError
 from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.budget import spent
@@ -30,7 +32,7 @@ from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
 from fedemb.reports import privacy_words as words
 from fedemb.reports.charts import Axis, Line, bar_chart, line_chart
-from fedemb.reports.headline import RunFacts, headline
+from fedemb.reports.headline import Figure, Headline, RunFacts, headline
 from fedemb.reports.measured_words import (
     LIMITATIONS,
     attack_sentences,
@@ -45,6 +47,58 @@ from fedemb.reports.report import figure, render, tone_of
 
 if TYPE_CHECKING:
     from fedemb.reports.lineage import StepLineage
+
+
+REPORTS = {
+    "privacy_report": ("privacy_page", "Privacy report"),
+    "utility_report": ("utility_page", "Utility report"),
+    "audit_report": ("audit_page", "Audit report"),
+    "verdict": ("verdict_page", "Gate checklist"),
+}
+"""Document -> the output that is its page, and its title."""
+
+
+def run_page(
+    facts: RunFacts, found: Headline, *, run: str, release: str | None, pages: Mapping[str, str]
+) -> dict[str, object]:
+    """Returns the content of `run_page.html` and `summary.md.j2`.
+
+    Args:
+      facts: documents and failures of the run.
+      found: headline of the run.
+      run: name of the run.
+      release: the released bundle, or why there is none; None: no release.
+      pages: output that is a page -> its address.
+    """
+    report, tiles, plan = facts.report, found.figures.rows(), None
+    with suppress(ArtifactError):
+        plan = facts.plan and plan_from_json(facts.plan.plan)
+    if plan and report and report.purpose == "release":
+        many = UNITS[plan.unit].many
+        for rate, found_at_most in words.attack_rates(plan, report.guarantee)[:1]:
+            label = f"Share of training {many} that an attacker finds"
+            note = f"with wrong guesses on {words.percent(rate)} of the others; this run alone"
+            tiles.insert(-1, Figure(label, f"≤ {words.percent(found_at_most)}", note))
+    utility = utility_sentences(facts.utility) if facts.utility else ["not measured"]
+    return {
+        "headline": found,
+        "tiles": tiles,
+        "run": run,
+        "policy": report and report.cumulative.policy_id,
+        "time": report and report.time,
+        "failed": facts.failures,
+        "verdict": facts.verdict,
+        "release": release,
+        "closing": [
+            ("guarantee", words.guarantee_lines(report, facts.plan)),
+            ("utility", utility),
+            *([("audit", [audit_answer(facts.audit, plan)])] if facts.audit and plan else []),
+            ("release", [release or "none"]),
+        ],
+        "reports": [
+            (title, page, pages[page]) for page, title in REPORTS.values() if page in pages
+        ],
+    }
 
 
 def report_page(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Never, cast
 
 from fedemb.documents.fields import Guarantee
+from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.foundation.environment import Backend
 from fedemb.privacy.guarantee import PrivacyGuarantee
@@ -80,17 +81,29 @@ def all_runs(report: PrivacyReport) -> str | None:
     )
 
 
+def attack_rates(
+    plan: MechanismPlan, guarantee: PrivacyGuarantee | Guarantee
+) -> list[tuple[float, float]]:
+    """Returns (share of wrong guesses, highest share found by any attacker), rounded up.
+
+    Empty without a finite epsilon.
+    """
+    from fedemb.privacy.prices import plan_attack_rates, rounded_up
+
+    epsilon = guarantee.epsilon
+    if not plan.private or epsilon is None or not math.isfinite(epsilon):
+        return []
+    return [(rate, min(1.0, rounded_up(found))) for rate, found in plan_attack_rates(plan)]
+
+
 def meaning(plan: MechanismPlan, guarantee: PrivacyGuarantee | Guarantee) -> str | None:
     """Returns the meaning of a run's guarantee for a reader who is not a specialist.
 
     Every figure is rounded up. Returns None without a finite epsilon.
     """
-    from fedemb.privacy.prices import plan_attack_rates, rounded_up
-
-    epsilon, many = guarantee.epsilon, UNITS[plan.unit].many
-    if not plan.private or epsilon is None or not math.isfinite(epsilon):
+    rates, many = attack_rates(plan, guarantee), UNITS[plan.unit].many
+    if not rates:
         return None
-    rates = [(rate, min(1.0, rounded_up(found))) for rate, found in plan_attack_rates(plan)]
     (rate, found), *rest = rates
     others = ", ".join(f"{percent(found)} at {percent(rate)}" for rate, found in rest)
     return (
@@ -161,3 +174,21 @@ def protection(report: PrivacyReport) -> str:
         f"Every {unit.one} in the training data is protected with epsilon "
         f"{significant(found.epsilon)} at delta {significant(found.delta)}, {unit.reach}."
     )
+
+
+def guarantee_lines(report: PrivacyReport | None, plan: PrivacyPlan | None) -> list[str]:
+    """Returns the guarantee of a run in at most 25 words, then its full text."""
+    if report is not None and report.purpose == "release":
+        return [protection(report), *filter(None, (report_sentence(report), all_runs(report)))]
+    if plan is None:
+        return ["none (nothing was planned)"]
+    if plan.purpose == "simulation":
+        many = UNITS[plan.guarantee.unit].many
+        projections = ", ".join(
+            f"{'infinite' if item.epsilon is None else f'{item.epsilon:.3g}'} at "
+            f"{item.population:,} {many}"
+            for item in plan.projections
+        )
+        return ["none (simulation)" + (projections and f"; projected epsilon: {projections}")]
+    planned = f"planned: {guarantee_sentence(plan.guarantee)}"
+    return ["none yet (the run ended before account_privacy)", planned]

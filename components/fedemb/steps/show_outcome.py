@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from kfp import dsl
 
@@ -29,9 +29,10 @@ from fedemb.foundation.document import Document, Written, parse
 from fedemb.foundation.files import write_bytes
 from fedemb.reports.headline import Failure, Headline, RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun, log_in_time
+from fedemb.reports.pages import run_page
 from fedemb.reports.report import render
 from fedemb.runtime.step import declared, step
-from fedemb.runtime.step_context import StepContext, StepFailure, outcomes, run_folder
+from fedemb.runtime.step_context import StepContext, outcomes, run_folder
 from fedemb.storage import join, open_store
 
 
@@ -76,21 +77,6 @@ def show_outcome(
             metrics.log_metric(name, value)
 
 
-PAGES = {
-    "privacy_page": "Privacy report",
-    "utility_page": "Utility report",
-    "audit_page": "Audit report",
-    "verdict_page": "Gate checklist",
-}
-"""Output of a step -> display name."""
-EXIT_CODES = {
-    1: "A bug or a broken environment: report the log.",
-    2: "The configuration or an input is wrong: correct it, then start a new run.",
-    3: "Refused by a rule of privacy: a retry is refused too.",
-    4: "A store could not be reached: retry under the same run id.",
-    5: "Interrupted: submit again under the same run id to resume.",
-    6: "Waiting for approvals: pass the run's id to `fedemb approve RUN --key KEY --host URL`.",
-}
 _LOG = logging.getLogger(__name__)
 _COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": False}
 """State of the run in ML Metadata and in KFP -> whether all steps succeeded."""
@@ -131,90 +117,63 @@ class Started:
         )
 
 
-@dataclass(frozen=True)
-class Output:
-    """An output of a step."""
-
-    name: str
-    uri: str
-    """Its address."""
-    store: str
-    """Address of the store that is opened to read it."""
-    earlier: bool = False
-    """Whether an earlier run wrote it; if it cannot be read, it is left out."""
-
-
-def outputs_of(folder: str, reused: Mapping[str, str]) -> list[Output]:
-    """Returns the outputs of a run; those reused from earlier runs come first.
-
-    Raises:
-      StorageError: the public root cannot be read.
-    """
-    earlier = [
-        Output(name, uri, uri.rpartition("/")[0], earlier=True) for name, uri in reused.items()
-    ]
-    own = open_store(folder).list()
-    return [
-        *earlier,
-        *(Output(path.rpartition("/")[2], join(folder, path), folder) for path in own),
-    ]
-
-
-@dataclass(frozen=True)
-class RunDocuments:
-    """The readable documents of a run; None if missing or invalid."""
-
-    verdict: Written[VerdictDocument] | None
-    report: Written[PrivacyReport] | None
-    utility: Written[AnyUtility] | None
-    audit: Written[AuditReport] | None
-    plan: Written[PrivacyPlan] | None
-    release: Written[ReleaseManifest] | None
-
-
-def read_documents(outputs: Sequence[Output]) -> RunDocuments:
+def read_documents(addresses: Sequence[str], own: str) -> dict[str, Written[Any] | None]:
     """Returns the matching documents of a run: the newest verdict, and the documents it names.
 
-    A retried step leaves a second copy at another address. The verdict with the most ledger records
-    is the newest; it names its privacy report, which names its other documents.
+    A retried step leaves a second copy at another address. The verdict names its privacy report,
+    which names its other documents. None: missing or invalid.
+
+    Args:
+      addresses: all outputs of the run.
+      own: its folder. What earlier runs wrote elsewhere and cannot be read is left out.
 
     Raises:
       StorageError: the public root cannot be read.
     """
-    verdicts = _copies(outputs, "verdict", VerdictDocument)
-    verdict = max(
-        verdicts,
-        key=lambda item: (item.body.ledger_sequence or -1, item.body.allow),
-        default=None,
-    )
-    reports = _copies(outputs, "privacy_report", PrivacyReport)
-    report = _named(reports, None if verdict is None else verdict.body.report_sha)
-    named = None if report is None else report.body.provenance
-    measured: list[Written[AnyUtility]] = [
-        *_copies(outputs, "utility_report", UtilityReport),
-        *_copies(outputs, "utility_report", ClassifierReport),
-    ]
-    utility = _named(measured, named and named.utility_document)
-    audit = _named(_copies(outputs, "audit_report", AuditReport), named and named.audit_document)
-    plan = _named(_copies(outputs, "privacy_plan", PrivacyPlan), named and named.plan_document)
-    release = next(iter(_copies(outputs, "release", ReleaseManifest)), None)
-    return RunDocuments(verdict, report, utility, audit, plan, release)
+
+    def copies(name: str, *kinds: type[D]) -> list[Written[D]]:
+        read = [documents_at(addresses, name, kind, own) for kind in kinds]
+        return [item for found in read for item in found]
+
+    verdict = newest_verdict(copies("verdict", VerdictDocument))
+    report = _named(copies("privacy_report", PrivacyReport), verdict and verdict.body.report_sha)
+    named = report and report.body.provenance
+    measured: list[Written[AnyUtility]] = copies("utility_report", UtilityReport, ClassifierReport)
+    return {
+        "verdict": verdict,
+        "privacy_report": report,
+        "utility_report": _named(measured, named and named.utility_document),
+        "audit_report": _named(copies("audit_report", AuditReport), named and named.audit_document),
+        "privacy_plan": _named(copies("privacy_plan", PrivacyPlan), named and named.plan_document),
+    }
 
 
-def _copies(outputs: Sequence[Output], name: str, kind: type[D]) -> list[Written[D]]:
-    """Returns the outputs with a name, of any task, that are documents of a kind."""
+def documents_at(
+    addresses: Iterable[str], name: str, kind: type[D], own: str = ""
+) -> list[Written[D]]:
+    """Returns the outputs with a name, of any task, that are documents of a kind.
+
+    Raises:
+      StorageError: an output below `own` cannot be read.
+    """
     found: list[Written[D]] = []
-    for output in outputs:
-        if output.name == name:
+    for folder, _, last in (address.rpartition("/") for address in addresses):
+        if last == name:
             try:
-                path = output.uri.removeprefix(output.store).lstrip("/")
-                found.append(parse(open_store(output.store).read(path), kind, name))
+                found.append(parse(open_store(folder).read(last), kind, name))
             except (ArtifactError, FileNotFoundError):
                 continue
             except (InputError, StorageError):
-                if not output.earlier:
+                if folder.startswith(own):
                     raise
     return found
+
+
+def newest_verdict(found: Iterable[Written[VerdictDocument]]) -> Written[VerdictDocument] | None:
+    """Returns the verdict with the most ledger records; a retried gate leaves several."""
+    return max(
+        found, key=lambda item: (item.body.ledger_sequence or -1, item.body.allow), default=None
+    )
 
 
 def _named(found: Sequence[Written[D]], sha: str | None) -> Written[D] | None:
@@ -235,31 +194,30 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
       StorageError: the public root cannot be read.
     """
     folder = run_folder(uri, "show-outcome")
-    outputs = outputs_of(folder, started.reused)
-    documents = read_documents(outputs)
-    verdict, report, utility = documents.verdict, documents.report, documents.utility
+    own = [join(folder, path) for path in open_store(folder).list()]
+    addresses = [*started.reused.values(), *own]
+    documents = read_documents(addresses, folder)
+    verdict = documents["verdict"]
+    release = next(iter(documents_at(own, "release", ReleaseManifest)), None)
     failed = sorted(outcomes(folder, _files), key=lambda item: str(item["step"]))
-    facts = RunFacts(
-        verdict=verdict and verdict.body,
-        report=report and report.body,
-        utility=utility and utility.body,
-        released=documents.release is not None,
+    facts = replace(
+        RunFacts.of(documents),
+        released=release is not None,
         failures=[
-            Failure(str(item["step"]), int(item["exit_code"]), str(item.get("error", "")))
+            Failure(item["step"], int(item["exit_code"]), item["error"], item["message"])
             for item in failed
         ],
         completed=_COMPLETED.get(state),
     )
-    found, addresses = headline(facts), {output.name: output.uri for output in outputs}
-    shown = shown_of(
-        folder,
-        found=found,
-        facts=facts,
-        failed=failed,
-        release=documents.release,
-        addresses=addresses,
+    found = headline(facts)
+    shown = run_page(
+        facts,
+        found,
+        run=folder.rstrip("/").rpartition("/")[2],
+        release=release and f"{release.body.name}/{release.body.version}",
+        pages={address.rpartition("/")[2]: address for address in addresses},
     )
-    page = render("run_outcome.html", **shown).encode()
+    page = render("run_page.html", **shown, folder=folder, steps=()).encode()
     write_bytes(context.artifacts.outcome, page)
     write_bytes(context.artifacts.summary, render("summary.md.j2", **shown).encode())
     write_bytes(context.artifacts.verdict, verdict.data if verdict else b"{}")
@@ -269,41 +227,12 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
     return {**code, **allowed, **facts.figures()}
 
 
-def shown_of(
-    folder: str,
-    *,
+def _track(
     found: Headline,
-    facts: RunFacts,
-    failed: Sequence[StepFailure],
-    release: Written[ReleaseManifest] | None,
-    addresses: Mapping[str, str],
-) -> dict[str, object]:
-    """Returns the content of both pages. HTML in Kubeflow may have no links; Markdown may.
-
-    Args:
-      folder: public folder of the run.
-      found: headline of the run.
-      facts: facts behind the headline.
-      failed: content of `outcome.json` of each failed step.
-      release: the published release.
-      addresses: output of a step -> its address.
-    """
-    return {
-        "folder": folder,
-        "run": folder.rstrip("/").rpartition("/")[2],
-        "policy": facts.report.cumulative.policy_id if facts.report else None,
-        "headline": found,
-        "failed": [
-            {**item, "remedy": EXIT_CODES.get(int(item["exit_code"]), "See the log of the step.")}
-            for item in failed
-        ],
-        "verdict": facts.verdict,
-        "release": release,
-        "reports": [(PAGES[name], name, addresses[name]) for name in PAGES if name in addresses],
-    }
-
-
-def _track(found: Headline, page: bytes, documents: RunDocuments, started: Started) -> None:
+    page: bytes,
+    documents: Mapping[str, Written[Any] | None],
+    started: Started,
+) -> None:
     """Writes the run to MLflow, if it has an address; a failure is one line in the log.
 
     This step has no key and no ledger, so no signature is checked; a tag of the run says so.
@@ -317,13 +246,7 @@ def _track(found: Headline, page: bytes, documents: RunDocuments, started: Start
         name=started.run_id,
         headline=found,
         config=started.config,
-        documents={
-            "privacy_report": documents.report,
-            "utility_report": documents.utility,
-            "audit_report": documents.audit,
-            "verdict": documents.verdict,
-            "privacy_plan": documents.plan,
-        },
+        documents=documents,
         pages={"outcome.html": page},
         signatures="not checked",
     )

@@ -18,43 +18,29 @@ from fedemb.reports import charts, report
 from fedemb.reports.charts import Line
 from fedemb.reports.headline import RunFacts, headline
 from fedemb.reports.measured_words import covers
+from fedemb.reports.pages import run_page
 from fedemb.training.noise_warnings import warnings
 from tests.kit.pipeline_runs import honest_run
 
 SHARE = Interval(value=0.3, low=0.2, high=0.4)
 STEPS = [
-    ("plan_privacy", "done", 1.2, None),
-    ("train_model", "failed", 95.0, None),
-    ("gate_release", "skipped", None, None),
+    ("plan_privacy", "done", 1.2),
+    ("train_model", "failed", 95.0),
+    ("gate_release", "skipped", None),
 ]
 
 
 def index(**overrides):
-    context = {
-        "run_id": "run-1",
-        "purpose": "release",
-        "headline": headline(RunFacts(released=True)),
-        "guarantee": "epsilon 7.3",
-        "utility": "recall 0.4",
-        "release": "releases/run-1",
-        "steps": STEPS,
-        "seconds": 104.5,
-        "verdict": None,
-        "time": None,
-        "facts": (),
-        "reports": [("Privacy", "privacy.html", "A sentence.")],
-        "artifacts": [
-            {
-                "name": "users",
-                "kind": "Raw",
-                "step": "partition_users",
-                "path": None,
-                "digest": None,
-            },
-            {"name": "model", "kind": "Noised", "step": "train", "path": None, "digest": "ab" * 32},
-        ],
-    }
-    return report.render("run_index.html", **(context | overrides))
+    facts = RunFacts(released=True)
+    shown = run_page(
+        facts,
+        headline(facts),
+        run="run-1",
+        release="releases/run-1",
+        pages={"privacy_page": "p.html"},
+    )
+    context = shown | {"folder": None, "steps": STEPS, "facts": ()} | overrides
+    return report.render("run_page.html", **context)
 
 
 def example_charts():
@@ -73,7 +59,7 @@ def example_charts():
 
 
 def test_texts_are_escaped():
-    assert "<script>" not in index(run_id="<script>alert(1)</script>")
+    assert "<script>" not in index(run="<script>alert(1)</script>")
     chart = charts.bar_chart([("<b>&", SHARE)], x_label="<i>", alt='"><script>')
     assert not re.search(r"<(b|i|script)>", chart)
 
@@ -85,8 +71,8 @@ def test_a_page_names_no_address_and_no_script():
 
 
 def test_a_value_the_template_misses_is_an_error():
-    with pytest.raises(ArtifactError, match=r"run_index\.html"):
-        report.render("run_index.html", tone="plain")
+    with pytest.raises(ArtifactError, match=r"run_page\.html"):
+        report.render("run_page.html", tone="plain")
 
 
 # ---- What is protected is said in one way: no text of a guarantee for images speaks of users ----
