@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import numpy as np
-
-from fedemb.config import ServerConfig
 from fedemb.errors import ArtifactError
 from fedemb.privacy.group_mechanisms import TreeAggregation
 from fedemb.privacy.mechanism import MechanismPlan
-from fedemb.privacy.running import build_mechanism
 from fedemb.privacy.section import PublicNumbers, Unit
-from fedemb.training.rounds import Feed, run_rounds
-from fedemb.training.server import initial_state, released_weights
 
 Plan = TypeVar("Plan", bound=MechanismPlan)
 _STANDALONE = (
@@ -100,56 +92,6 @@ def at_equal_utility(plan: Plan, independent_noise: float) -> Plan:
     ]
     factor = math.sqrt((plan.rounds + 1) / 2 * len(nodes) / sum(nodes))
     return plan.replaced(noise_multiplier=independent_noise * factor)
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Users in memory, in groups of one size: a `sampling.Index`."""
-
-    users: np.ndarray
-    """Names of users; a row is a user's index here."""
-    virtual_clients: int = 1
-    groupings: int = 1
-
-    @property
-    def user_count(self) -> int:
-        """Number of users."""
-        return len(self.users)
-
-    @cached_property
-    def user_keys(self) -> np.ndarray:
-        """Sampling keys of users, ascending."""
-        return np.arange(self.user_count, dtype=np.uint64)
-
-    def members(self, grouping: int, group: int) -> np.ndarray:
-        """Returns the rows of a group's users."""
-        del grouping
-        return np.arange(group, self.user_count, self.virtual_clients)
-
-
-def trained_weights(
-    make: Callable[[Any], Any],
-    plan: MechanismPlan,
-    server: ServerConfig,
-    groups: Groups,
-    load: Callable[[Any], Any],
-) -> np.ndarray:
-    """Runs all rounds of a plan with a fresh key, and returns the weights of a release.
-
-    Args:
-      make: makes the function of a round from the mechanism.
-      plan: mechanism and noise.
-      server: server step.
-      groups: users.
-      load: returns what a participant trains on.
-    """
-    mechanism = build_mechanism(plan, secrets.token_bytes(32), "study", 1, "0" * 64)
-    function = make(mechanism)
-    state = initial_state(function.initial_weights())
-    with Feed(function, mechanism, first=0, index=cast("Any", groups), load=load) as feed:
-        for done in run_rounds(function, mechanism, server, state, feed):
-            state = done.state
-    return released_weights(server, state)
 
 
 class TableFile:

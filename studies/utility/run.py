@@ -45,8 +45,6 @@ from studies.utility.grid import (
 Say = Callable[[str], None]
 Result = Mapping[str, Any]
 COLUMN = "alphabet"
-LAST_ROUNDS = 10
-"""Rounds whose norms and clipping a row reports."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ def with_noise(config: RunConfig, noise: float) -> RunConfig:
 def train_rounds(
     config: RunConfig, noise: float, start: Any, users: Images
 ) -> tuple[Any, dict[str, float]]:
-    """Trains by rounds from a public backbone; returns the model and figures of the last rounds.
+    """Trains by rounds from a public backbone; returns the model and its number of weights.
 
     Coins and noise come from a fresh key: repeats differ in them as real runs do.
     """
@@ -193,11 +191,7 @@ def train_rounds(
     result = Simulation.of(settings).train(
         users.images, users.labels, users.labels, start=start, on_round=rounds.append
     )
-    rows = np.concatenate([done.sums.clients for done in rounds[-LAST_ROUNDS:]])
     figures = {"dimensions": float(rounds[-1].state.weights.size)}
-    if len(rows):
-        figures["norm"] = float(np.median(rows[:, 0]))
-        figures["clipped"] = float((rows[:, 0] > result.plan.l2_norm_clip).mean())
     return result.model, figures
 
 
