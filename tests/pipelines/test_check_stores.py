@@ -77,10 +77,10 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
 def test_every_output_of_the_pipeline_is_known_and_no_other():
     spec = build_pipeline(PIPELINE, "run").pipeline_spec
     for name, component in spec.components.items():
-        declared = {
+        compiled = {
             output
             for output, about in component.output_definitions.artifacts.items()
             if not about.artifact_type.schema_title.endswith("Metrics")  # numbers, not files
         }
         known = set(declared(name.removeprefix("comp-").replace("-", "_")).files)
-        assert declared == known, name
+        assert compiled == known, name
