@@ -9,6 +9,7 @@ from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.command import check_stores
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.steps import PIPELINE
+from fedemb.runtime.step import declared
 
 RUNS = Path("/runs")
 
