@@ -67,7 +67,7 @@ def run_page(
       facts: documents and failures of the run.
       found: headline of the run.
       run: name of the run.
-      release: the released bundle, or why there is none; None: no release.
+      release: the released bundle, or the cause of a run without release; None: no release.
       pages: output that is a page -> its address.
     """
     report, tiles, plan = facts.report, found.figures.rows(), None

@@ -125,7 +125,7 @@ def read_documents(addresses: Sequence[str], own: str) -> dict[str, Written[Any]
 
     Args:
       addresses: all outputs of the run.
-      own: its folder. What earlier runs wrote elsewhere and cannot be read is left out.
+      own: its folder; an unreadable output of an earlier run elsewhere is left out.
 
     Raises:
       StorageError: the public root cannot be read.
