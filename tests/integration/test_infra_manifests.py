@@ -95,9 +95,7 @@ def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(manifests):
-    from fedemb.training import host_messages as train_job
-
-    policies = _of_kind([item for item in manifests], "NetworkPolicy")
+    policies = _of_kind(manifests, "NetworkPolicy")
     closed = policies["fedemb-nothing-else"]["spec"]
     assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     opened = {name for name, policy in policies.items() if "ingress" in policy["spec"]}

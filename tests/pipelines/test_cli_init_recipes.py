@@ -36,6 +36,11 @@ def lite0(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def photos(tmp_path_factory):
+    return "--public-photos", as_parquet(tmp_path_factory.mktemp("public"))
+
+
 def test_classifier_without_public_data_trains_a_head_on_scattering_features(tmp_path):
     config, said = init(tmp_path, more=CLASSIFY)
     assert (config.model.backbone, config.model.trainable) == ("scatter_linear", "head")
@@ -57,10 +62,7 @@ def test_learning_rate_and_temperature_of_a_head_follow_from_its_noise(tmp_path,
     assert config.model.temperature == pytest.approx(needed, rel=0.01)
 
 
-def test_head_on_a_named_backbone_reads_its_taps_and_public_constants(tmp_path, lite0):
-    public = tmp_path / "public"
-    public.mkdir()
-    photos = ("--public-photos", as_parquet(public))
+def test_head_on_a_named_backbone_reads_its_taps_and_public_constants(tmp_path, lite0, photos):
     config, _ = init(tmp_path, public=lite0, more=(*CLASSIFY, *photos))
     model = config.model
     assert (model.trainable, model.taps, model.embedding_dim) == (
@@ -91,10 +93,7 @@ def test_projection_takes_the_largest_virtual_clients_that_its_noise_allows(
 
 
 @pytest.mark.parametrize(("users", "kind"), [(20_000, "poisson_gaussian"), (3000, "least_squares")])
-def test_head_of_few_units_is_solved_in_one_round(tmp_path, lite0, users, kind):
-    public = tmp_path / "public"
-    public.mkdir()
-    photos = ("--public-photos", as_parquet(public))
+def test_head_of_few_units_is_solved_in_one_round(tmp_path, lite0, photos, users, kind):
     config, said = init(tmp_path, users=users, epsilon=4, public=lite0, more=(*CLASSIFY, *photos))
     assert config.mechanism.kind == kind
     solved = kind == "least_squares"
@@ -106,11 +105,8 @@ def test_head_of_few_units_is_solved_in_one_round(tmp_path, lite0, users, kind):
 
 @pytest.mark.parametrize("epsilon", [8, 1])
 def test_embedding_on_a_named_backbone_and_public_photos_releases_one_covariance(
-    tmp_path, lite0, epsilon
+    tmp_path, lite0, photos, epsilon
 ):
-    public = tmp_path / "public"
-    public.mkdir()
-    photos = ("--public-photos", as_parquet(public))
     config, _ = init(tmp_path, users=4000, epsilon=epsilon, public=lite0, more=photos)
     model, plan = config.model, plan_mechanism(config)
     assert (model.trainable, model.embedding_dim) == ("projection", 512)

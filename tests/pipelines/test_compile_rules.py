@@ -68,38 +68,17 @@ def _options(documents, name):
     return platform["deploymentSpec"]["executors"][f"exec-{name}"]
 
 
-def _retry_around_training(documents):
-    spec = documents[0]
+def _grouped(documents, name, inner, **options):
+    """Puts a step into a group of its own, as kfp writes a loop or a condition."""
     tasks = _tasks(documents)
-    trainer = "train-model"
-    inner = {trainer: tasks.pop(trainer)}
-    spec["components"]["comp-group"] = {"dag": {"tasks": inner}}
-    tasks["group"] = {
-        "componentRef": {"name": "comp-group"},
-        "retryPolicy": {"maxRetryCount": 1},
-        "taskInfo": {"name": "group"},
-    }
+    documents[0]["components"][f"comp-{name}"] = {"dag": {"tasks": {inner: tasks.pop(inner)}}}
+    component = {"componentRef": {"name": f"comp-{name}"}, "taskInfo": {"name": name}}
+    tasks[name] = {**component, **options}
 
 
 def _retry_far_around_training(documents):
-    _retry_around_training(documents)
-    spec = documents[0]
-    tasks = _tasks(documents)
-    inner = tasks.pop("group")
-    del inner["retryPolicy"]
-    spec["components"]["comp-outer"] = {"dag": {"tasks": {"group": inner}}}
-    tasks["outer"] = {
-        "componentRef": {"name": "comp-outer"},
-        "retryPolicy": {"maxRetryCount": 1},
-        "taskInfo": {"name": "outer"},
-    }
-
-
-def _cache_around_training(documents):
-    _retry_around_training(documents)
-    group = _task(documents, "group")
-    del group["retryPolicy"]
-    group["cachingOptions"] = {"enableCache": True}
+    _grouped(documents, "group", "train-model")
+    _grouped(documents, "outer", "group", retryPolicy={"maxRetryCount": 1})
 
 
 def _renamed(documents, name, alias):
@@ -171,32 +150,15 @@ def _foreign_step_may_release(documents):
     _tasks(documents)["evaluate-model"] = task
 
 
-def _innocent_name_for_raw(documents):
+def _raw_output(documents, name):
     outputs = _outputs(documents, "train-model")["artifacts"]
-    outputs["extras"] = copy.deepcopy(outputs["model"])
-
-
-def _raw_output(documents):
-    outputs = _outputs(documents, "train-model")["artifacts"]
-    outputs["diagnostics"] = copy.deepcopy(outputs["model"])
+    outputs[name] = copy.deepcopy(outputs["model"])
 
 
 def _gate_in_place_of_the_step_at_exit(documents):
     spec = documents[0]
     at_exit = spec["root"]["dag"]["tasks"]["show-outcome"]
     at_exit["componentRef"]["name"] = "comp-gate-release"
-
-
-def _release_within_an_exit_handler(documents):
-    spec = documents[0]
-    tasks = _tasks(documents)
-    inner = {"release-model": tasks.pop("release-model")}
-    spec["components"]["comp-exit"] = {"dag": {"tasks": inner}}
-    tasks["exit"] = {
-        "componentRef": {"name": "comp-exit"},
-        "triggerPolicy": {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"},
-        "taskInfo": {"name": "exit"},
-    }
 
 
 CACHED, ON_FAILURE = {"enableCache": True}, {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
@@ -255,12 +217,12 @@ def _set(documents, part, step, field, value):
 
 PLANTED = {
     "no_cache": [
-        _cache_around_training,
+        partial(_grouped, name="group", inner="train-model", cachingOptions=CACHED),
         _cache_training_by_another_name,
         _cache_a_step_nobody_knows,
     ],
     "no_retry": [
-        _retry_around_training,
+        partial(_grouped, name="loop", inner="train-model", retryPolicy={"maxRetryCount": 1}),
         _retry_far_around_training,
         _retry_training_by_another_name,
     ],
@@ -273,8 +235,11 @@ PLANTED = {
         _release_beside_gate,
         _foreign_step_may_release,
     ],
-    "no_raw_outputs": [_raw_output, _innocent_name_for_raw],
-    "harmless_exit_handlers": [_gate_in_place_of_the_step_at_exit, _release_within_an_exit_handler],
+    "no_raw_outputs": [partial(_raw_output, name=name) for name in ("diagnostics", "extras")],
+    "harmless_exit_handlers": [
+        _gate_in_place_of_the_step_at_exit,
+        partial(_grouped, name="exit", inner="release-model", triggerPolicy=ON_FAILURE),
+    ],
 }
 """Rule -> other changes it must notice."""
 

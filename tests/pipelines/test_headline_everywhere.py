@@ -1,7 +1,6 @@
 """One headline in every place: CLI, pages, card, registries; approvals that wait; the checklist."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -51,11 +50,9 @@ def without_gain(run):
 def waived(tmp_path_factory):
     """A model that gained nothing, waived by the policy owner and released_run."""
     run = without_gain(honest_run.start(tmp_path_factory.mktemp("waived") / "run").until_gate())
-    before, os.environ["FEDEMB_ACTOR"] = os.environ.get("FEDEMB_ACTOR"), "ada"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDEMB_ACTOR", "ada")
         run.waive("no_gain_over_public", REASON)
-    finally:
-        os.environ.pop("FEDEMB_ACTOR") if before is None else None
     run.do("account gate release")
     return run
 
@@ -168,9 +165,8 @@ def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tm
         "Epsilon of one user, all runs: ",
         "Gain over the best baseline",
     )
-    assert [next(i for i, line in enumerate(lines) if line.startswith(s)) for s in order] == sorted(
-        next(i for i, line in enumerate(lines) if line.startswith(s)) for s in order
-    )
+    found = [next(i for i, line in enumerate(lines) if line.startswith(s)) for s in order]
+    assert found == sorted(found)
     assert "after your signature: still waiting, 1 of 2 approvals" in out
     out = call("approve", folder.root, "--key", bob, "--yes")
     assert "after your signature: the gate allows the release\n" in out

@@ -29,10 +29,6 @@ INIT = {
         "photos.parquet",
     ),
     "--pixels is for": ("photos.parquet --pixels 0..1", "photos.parquet"),
-    "exists. Remove it, or pass another file": (
-        "photos.parquet -o {d}/mine.yaml",
-        "photos.parquet",
-    ),
     "--alike is class, and users share no class": (
         "unlabelled.parquet --alike class",
         "unlabelled.parquet",

@@ -91,6 +91,20 @@ def bob():
     return person()
 
 
+@pytest.fixture
+def named(run, ada, bob):
+    """The run, whose approvers are ada and bob."""
+    name(run, ada=ada, bob=bob)
+    return run
+
+
+@pytest.fixture
+def half(named, ada):
+    """The run, approved by ada, of ada and bob."""
+    approve(named, ada)
+    return named
+
+
 def put(run, signer, actor, body):
     ledger_kit.forge(run.ledger_uri, signer, "decision", body, actor=actor)
 
@@ -107,10 +121,8 @@ def body_of(run, **changes):
     }
 
 
-def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run, ada, bob):
+def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(half, run, bob):
     assert codes(run) == ["not_approved"]
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
     (reason,) = verdict_of(run).reasons
     assert "requires 2 approvals" in reason.sentence
     assert "has 1, by ada" in reason.sentence
@@ -140,16 +152,14 @@ def test_only_a_release_that_nothing_but_approvals_holds_up_waits(codes, waits):
     assert verdict.waiting is waits
 
 
-def test_one_person_counts_once_however_often_they_approve(run, ada, bob):
-    name(run, ada=ada, bob=bob)
+def test_one_person_counts_once_however_often_they_approve(named, run, ada):
     first = approve(run, ada)
     assert approve(run, ada) == first
     put(run, ada, "ada", body_of(run))
     assert codes(run) == ["not_approved"]
 
 
-def test_one_person_with_a_new_key_counts_once(run, ada, bob):
-    name(run, ada=ada, bob=bob)
+def test_one_person_with_a_new_key_counts_once(named, run, ada, bob):
     first, laptop = approve(run, ada), person()
     name(run, "a new laptop", ada=laptop, bob=bob)
     assert approve(run, laptop) == first
@@ -157,9 +167,7 @@ def test_one_person_with_a_new_key_counts_once(run, ada, bob):
     assert codes(run) == ["not_approved"]
 
 
-def test_one_key_under_a_new_name_counts_once(run, ada, bob):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_one_key_under_a_new_name_counts_once(half, run, ada, bob):
     name(run, "another name", eve=ada, bob=bob)
     put(run, ada, "eve", body_of(run))
     assert codes(run) == ["not_approved"]
@@ -170,9 +178,7 @@ def test_one_key_under_two_names_is_refused(run, ada):
         name(run, ada=ada, bob=ada)
 
 
-def test_approval_of_an_earlier_report_does_not_count_for_a_later_one(run, ada, bob):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_approval_of_an_earlier_report_does_not_count_for_a_later_one(half, run, bob):
     approve(run, bob)
     before = read(run.report, PrivacyReport).sha
     run.do_account()  # takes the newer head of the ledger into account
@@ -180,16 +186,12 @@ def test_approval_of_an_earlier_report_does_not_count_for_a_later_one(run, ada, 
     assert codes(run) == ["not_approved"]
 
 
-def test_approval_of_another_model_does_not_count(run, ada, bob):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_approval_of_another_model_does_not_count(half, run, bob):
     put(run, bob, "bob", body_of(run, model_sha="7" * 64))
     assert codes(run) == ["not_approved"]
 
 
-def test_approval_for_another_run_under_the_same_policy_is_not_taken(run, ada, bob, tmp_path):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_approval_for_another_run_under_the_same_policy_is_not_taken(half, run, ada, bob, tmp_path):
     release = {**run.config.release.model_dump(), "version": "2.0"}
     other = started(tmp_path / "other", "tuesday", run.policy_root, release=release)
     approve(other, ada)
@@ -199,9 +201,7 @@ def test_approval_for_another_run_under_the_same_policy_is_not_taken(run, ada, b
 
 
 @pytest.mark.parametrize("who", ["stranger", "ledger", "policy", "report"])
-def test_approval_by_a_key_that_may_not_approve_is_refused_or_breaks_the_ledger(run, ada, bob, who):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_approval_by_a_key_that_may_not_approve_is_refused_or_breaks_the_ledger(half, run, who):
     if who == "stranger":
         with pytest.raises(Refused, match="does not belong to an approver"):
             approve(run, person())
@@ -216,16 +216,13 @@ def test_approval_by_a_key_that_may_not_approve_is_refused_or_breaks_the_ledger(
         run.do_gate()
 
 
-def test_approval_in_the_name_of_somebody_else_breaks_the_ledger(run, ada, bob):
-    name(run, ada=ada, bob=bob)
+def test_approval_in_the_name_of_somebody_else_breaks_the_ledger(named, run, ada):
     put(run, ada, "bob", body_of(run))
     with pytest.raises(LedgerError, match="does not bear the name its key was given"):
         run.ledger().state  # noqa: B018
 
 
-def test_who_was_taken_away_approves_no_more_and_never_returns_under_that_key(run, ada, bob):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_who_was_taken_away_approves_no_more_and_never_returns_under_that_key(half, run, ada, bob):
     name(run, "ada left", bob=bob)
     with pytest.raises(Refused, match="does not belong to an approver"):
         approve(run, ada)
@@ -234,8 +231,7 @@ def test_who_was_taken_away_approves_no_more_and_never_returns_under_that_key(ru
         run.ledger()
 
 
-def test_retired_key_is_not_named_again(run, ada, bob):
-    name(run, ada=ada, bob=bob)
+def test_retired_key_is_not_named_again(named, run, ada, bob):
     name(run, "ada left", bob=bob)
     with pytest.raises(LedgerError, match="was retired before"):
         name(run, "ada is back", ada=ada, bob=bob)
@@ -287,17 +283,13 @@ def test_deadline_turns_waiting_into_refused(run, deadline):
     assert codes(run, deadline + timedelta(days=400)) == ["no_approval_by_deadline"]
 
 
-def test_approval_in_time_counts_at_any_later_decision(run, ada, bob, deadline):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_approval_in_time_counts_at_any_later_decision(half, run, bob, deadline):
     approve(run, bob)
     assert codes(run, deadline - timedelta(minutes=1)) == []
     assert codes(run, deadline + timedelta(days=400)) == []
 
 
-def test_approval_after_the_deadline_never_counts(run, ada, bob, deadline, monkeypatch):
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
+def test_approval_after_the_deadline_never_counts(half, run, bob, deadline, monkeypatch):
     with monkeypatch.context() as late:
         late.setattr("fedemb.ledger.records.datetime", clock_at(deadline + timedelta(seconds=1)))
         approve(run, bob)
@@ -375,9 +367,8 @@ def test_waiver_is_refused_unless_owner_reason_and_rule_allow_it(run, tmp_path):
     assert run.ledger().head == head
 
 
-def test_decision_cannot_be_signed_in_the_other_role(run, ada, bob):
+def test_decision_cannot_be_signed_in_the_other_role(named, run, ada):
     """The policy owner approves nothing, and an approver waives nothing."""
-    name(run, ada=ada, bob=bob)
     owner, waiver = Signer.load_or_create(run.keys, "policy"), {"code": WAIVABLE[0]}
     with pytest.raises(LedgerError, match="needs a key of the role 'approver'"):
         put(run, owner, "ada", body_of(run))
@@ -399,10 +390,8 @@ def test_decision_about_a_run_that_did_not_commit_breaks_the_ledger(tmp_path):
         run.ledger().state  # noqa: B018
 
 
-def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
+def test_terms_of_the_release_are_those_that_were_approved(half, run, bob):
     """Otherwise a floor could be lifted, or the licence changed, after the approvals."""
-    name(run, ada=ada, bob=bob)
-    approve(run, ada)
     approve(run, bob)
     assert verdict_of(run).allow
     approved = run.config
