@@ -14,7 +14,6 @@ from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import AwaitingApproval, Interrupted, Refused
-from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.run.directory import (
@@ -31,7 +30,7 @@ from fedemb.pipelines.run.directory import (
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.release.decide import applied_waivers
-from fedemb.reports.headline import Failure, Headline, RunFacts, headline
+from fedemb.reports.headline import Documents, Failure, Headline, RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun
 from fedemb.reports.pages import REPORTS, audit_page, checklist_page, run_page, utility_page
 from fedemb.reports.report import WAY_BACK, link, render
@@ -47,9 +46,7 @@ SIGNED: Mapping[str, Callable[[RunDirectory], Written[Any] | None]] = {
 """JSON output -> how it is read once its signature holds."""
 
 
-def documents_of(
-    run: RunDirectory, names: Iterable[str] = SIGNED
-) -> dict[str, Written[Any] | None]:
+def documents_of(run: RunDirectory, names: Iterable[str] = SIGNED) -> Documents:
     """Returns the documents of a run whose signature holds; None: missing or not valid."""
     return {name: readable(partial(SIGNED[name], run)) for name in names}
 
@@ -61,7 +58,7 @@ def run_headline(run: RunDirectory) -> Headline:
 
 
 def _standing(
-    run: RunDirectory, documents: Mapping[str, Written[Any] | None], *, running: bool
+    run: RunDirectory, documents: Documents, *, running: bool
 ) -> tuple[RunFacts, Headline]:
     state = run.read_state()
     code, failed = state.exit_code, state.failed_step
@@ -72,12 +69,13 @@ def _standing(
     ended_well = code == 0 and run.config().purpose == "release"
     released = ended_well and bool(readable(lambda: _in_ledger(run)))
     failure = failed and Failure(failed, code or 1, state.error or "", state.message or "")
+    step = next((name for name in PIPELINE.steps if name not in state.seconds), "ending")
     facts = replace(
         RunFacts.of({**documents, "verdict": verdict}),
         released=released,
         simulation=run.config().purpose == "simulation",
         failures=[failure] if failure else [],
-        running=_step(run) if running else None,
+        running=step if running else None,
         completed=code == 0 if ended else False,
         overdue=bool(report and readable(lambda: overdue(run, report))),
     )
@@ -117,12 +115,6 @@ def _in_ledger(run: RunDirectory) -> bool:
     )
 
 
-def _step(run: RunDirectory) -> str:
-    """The step that runs now, as far as the state of the run says."""
-    done = run.read_state().seconds
-    return next((name for name in PIPELINE.steps if name not in done), "ending")
-
-
 def tracked_run(run: RunDirectory) -> TrackedRun:
     """Returns the public content of a run, as MLflow shows it.
 
@@ -149,7 +141,7 @@ def render_index(run: RunDirectory) -> str:
     """
     for name in ("privacy_report", "utility_report"):
         SIGNED[name](run)
-    state, config = run.read_state(), run.config()
+    state, private = run.read_state(), run.config().storage.private_root
     facts, found = _standing(run, documents_of(run), running=False)
     stopped = f"none: {state.message}" if state.message and not facts.failures else None
     shown = run_page(
@@ -168,18 +160,12 @@ def render_index(run: RunDirectory) -> str:
         **shown,
         folder=None,
         steps=[(name, _status(name, state), state.seconds.get(name)) for name in PIPELINE.after()],
-        facts=(
-            (
-                link("config.yaml", "config.yaml"),
-                json_digest(config.model_dump(mode="json"))[:12],
-            ),
-            (
-                "private artifacts",
-                f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
-            ),
+        facts=[
+            ("configuration", link("config.yaml", "config.yaml")),
             ("public artifacts", link("public", "public")),
+            ("private artifacts", f"{private or 'private/'} (readable by the data owner only)"),
             ("log", link(run.log.name, run.log.name)),
-        ),
+        ],
     )
 
 

@@ -102,7 +102,7 @@ BUILDERS = {
     "audit_report": build_audit,
     "audit_report_release": build_audit_of_release,
     "audit_report_full": of_a_released_run("audit_report", "Noise receipts"),
-    "gate_checklist": of_a_released_run("verdict", "rules passed, 0 failed"),
+    "gate_checklist": of_a_released_run("verdict", "rules passed, 0 rules failed"),
     "privacy_report": build_privacy_report,
 }
 

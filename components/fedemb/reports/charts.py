@@ -62,12 +62,11 @@ _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
 
 class Line(NamedTuple):
-    """A named curve; `band` holds its lower and upper limits."""
+    """A named curve."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    band: tuple[Sequence[float], Sequence[float]] | None = None
 
 
 def new_figure(width: float = 5.0, height: float = 3.0) -> Figure:
@@ -128,11 +127,9 @@ class Axis(NamedTuple):
     label: str
     """With unit."""
     log: bool = False
-    """Whether the axis is logarithmic."""
+    """Horizontal axis only: whether it is logarithmic."""
     limits: tuple[float, float] | None = None
     """Vertical axis only; None uses matplotlib's limits."""
-    ticks: Sequence[tuple[float, str]] = ()
-    """Horizontal axis only: positions and labels; empty uses matplotlib's ticks."""
 
 
 def _diagonal(lines: Sequence[Line]) -> list[float]:
@@ -140,15 +137,6 @@ def _diagonal(lines: Sequence[Line]) -> list[float]:
     every = [x for line in lines for x in line.x] or [0.0, 1.0]
     grid = (10 ** (-6 + 6 * i / 200) for i in range(201))
     return [x for x in grid if min(every) <= x <= max(every)]
-
-
-def _mark(axes: Axes, name: str, x: float) -> None:
-    """Draws a named vertical line."""
-    axes.axvline(x, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
-    axes.annotate(
-        name, (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
-        textcoords="offset points", fontsize=8.5, color=SOFT, ha="center", va="bottom",
-    )  # fmt: skip
 
 
 def line_chart(
@@ -174,22 +162,19 @@ def line_chart(
         for position, line in enumerate(lines):
             colour, dash = SERIES[position % 4], _DASHES[position % 4]
             axes.plot(line.x, line.y, color=colour, linestyle=dash, label=line.name)
-            if line.band is not None:
-                axes.fill_between(line.x, *line.band, color=colour, alpha=0.18, linewidth=0)
         if diagonal:
             grid = _diagonal(lines) if x.log else [0.0, 1.0]
             axes.plot(grid, grid, color=SOFT, linewidth=1.0, label=diagonal)
         for name, place in marks:
-            _mark(axes, name, place)
+            axes.axvline(place, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
+            axes.annotate(
+                name, (place, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
+                textcoords="offset points", fontsize=8.5, color=SOFT, ha="center", va="bottom",
+            )  # fmt: skip
         if x.log:
             axes.set_xscale("log")
-        if y.log:
-            axes.set_yscale("log")
         if y.limits is not None:
             axes.set_ylim(*y.limits)
-        if x.ticks:
-            axes.set_xticks([place for place, _ in x.ticks], [text for _, text in x.ticks])
-            axes.set_xticks([], minor=True)
         axes.set_xlabel(x.label)
         axes.set_ylabel(y.label)
         if len(lines) + bool(diagonal) > 1:

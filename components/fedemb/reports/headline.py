@@ -51,6 +51,10 @@ _EXIT_CODES: dict[State, int] = {
 }
 
 
+Documents = Mapping[str, Written[Any] | None]
+"""Output of a step -> its document; None: missing or not valid."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """The failure of a step."""
@@ -84,7 +88,7 @@ class RunFacts:
     """Whether the approvals' deadline has passed since the verdict, without enough of them."""
 
     @classmethod
-    def of(cls, documents: Mapping[str, Written[Any] | None]) -> RunFacts:
+    def of(cls, documents: Documents) -> RunFacts:
         """Returns what documents say; each is named by the output of its step."""
         fields = {"privacy_report": "report", "utility_report": "utility"}
         fields |= {"audit_report": "audit", "privacy_plan": "plan", "verdict": "verdict"}
@@ -144,11 +148,17 @@ class Figures:
         """Returns epsilon over all runs, that of this run if it differs, and the gain."""
         of_cap = "" if self.cap is None else f"of the cap {significant(self.cap)}"
         at = "" if self.delta is None else f" at delta {significant(self.delta)}"
+        gain = self.gain
+        interval = gain and f"95 % interval [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
         every, this = _epsilon(self.epsilon_all), _epsilon(self.epsilon_run)
         return [
             Figure(f"Epsilon of one {self.unit}, all runs", every, of_cap + at),
             *([Figure("Epsilon of this run", this, at.strip())] if this != every else []),
-            Figure("Gain over the best baseline", _points(self.gain), self._interval()),
+            Figure(
+                "Gain over the best baseline",
+                _points(gain),
+                f"{interval}; over {self.over}" if gain else "",
+            ),
         ]
 
     def sentence(self) -> str:
@@ -157,9 +167,6 @@ class Figures:
             f"epsilon of one {self.unit} {_epsilon(self.epsilon_all)} (all runs), "
             f"{_epsilon(self.epsilon_run)} (this run); gain {points(self.gain)}"
         )
-
-    def _interval(self) -> str:
-        return f"95 % interval {_range(self.gain)}; over {self.over}" if self.gain else ""
 
 
 @dataclass(frozen=True)
@@ -303,10 +310,6 @@ def _epsilon(value: float | None) -> str:
 
 def _points(gain: Interval | None) -> str:
     return "not measured" if gain is None else f"{100 * gain.value:+.1f} points"
-
-
-def _range(gain: Interval | None) -> str:
-    return "" if gain is None else f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
 
 
 def privacy_figures(report: PrivacyReport) -> dict[str, float]:

@@ -86,7 +86,6 @@ def write(
     run_id: str,
     steps: Iterable[StepLineage],
     *,
-    pipeline: str,
     config_sha: str,
     code_sha: str | None,
     time: datetime | None = None,
@@ -105,7 +104,7 @@ def write(
     when = (time or datetime.now(UTC)).isoformat()
     shas = {"config_sha": config_sha, "code_sha": code_sha, "run_id": run_id}
     tags = {key: value for key, value in shas.items() if value is not None}
-    lines = [Serde.to_json(_event(run_id, pipeline, step, when, tags)) + "\n" for step in steps]
+    lines = [Serde.to_json(_event(run_id, step, when, tags)) + "\n" for step in steps]
     write_bytes(path, "".join(lines).encode())
 
 
@@ -145,9 +144,7 @@ def _send(url: str, read: Callable[[], bytes]) -> str:
     return ""
 
 
-def _event(
-    run_id: str, pipeline: str, step: StepLineage, when: str, tags: Mapping[str, str]
-) -> RunEvent:
+def _event(run_id: str, step: StepLineage, when: str, tags: Mapping[str, str]) -> RunEvent:
     from openlineage.client import event_v2, facet_v2
 
     def facets(artifact: str, digest: str | None) -> dict[str, Any]:
@@ -168,7 +165,7 @@ def _event(
 
     ours, labels = facet_v2.parent_run, facet_v2.tags_run
     parent = ours.ParentRunFacet(
-        run=ours.Run(runId=_uuid(run_id)), job=ours.Job(namespace=NAMESPACE, name=pipeline)
+        run=ours.Run(runId=_uuid(run_id)), job=ours.Job(namespace=NAMESPACE, name=PIPELINE)
     )
     tagged = labels.TagsRunFacet(
         tags=[labels.TagsRunFacetFields(key, value, "fedemb") for key, value in tags.items()]
@@ -316,7 +313,6 @@ def write_run(
         path,
         evidence.reservation.body.run_id,
         told,
-        pipeline=PIPELINE,
         config_sha=evidence.config_sha,
         code_sha=None if denied else Reservation.of(evidence.reservation).code_sha,
         time=time,

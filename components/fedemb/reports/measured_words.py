@@ -8,7 +8,6 @@ from fedemb.documents.fields import Interval, points
 from fedemb.documents.utility import (
     LEAST_RESAMPLED,
     AnyUtility,
-    ClassifiedParts,
     ClassifierReport,
     UtilityReport,
 )
@@ -16,14 +15,23 @@ from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.section import UNITS, count_of
 from fedemb.reports.report import figure
 
-STARTS = {
-    "public_backbone": "the public backbone",
-    "frozen_features": "its frozen features",
-    "untrained": "an untrained network",
+_NAMES = {
+    "public_backbone": "public backbone",
+    "frozen_features": "frozen features",
+    "untrained": "untrained network",
     "raw_pixels": "raw pixels",
-    "most_frequent": "the most frequent class",
+    "most_frequent": "most frequent class",
+    "centralized": "central training without privacy",
+    "previous_release": "previous release",
 }
-"""Text of the baselines that need no private data."""
+"""Model of a utility report -> display name."""
+
+
+def model_name(name: str, report: AnyUtility) -> str:
+    """Returns the display name of a model of a utility report."""
+    if name == "public_backbone" and report.public_kind == "none":
+        return "untrained initial weights"
+    return _NAMES[name]
 
 
 def covers(unit: Unit) -> str:
@@ -47,30 +55,6 @@ def compared(difference: Interval, than: str) -> str:
     if difference.high < 0:
         return f"{_points(difference)} less than {than}"
     return f"not distinguishable from {than} ({points(difference)})"
-
-
-def cost_of_privacy(parts: ClassifiedParts, kind: str) -> str | None:
-    """Returns the class or group with the highest cost of private training, and the lowest.
-
-    Returns None without a non-private training to compare with, or with only one part.
-    """
-    costs = [
-        (-other.difference.value, part.name)
-        for part in parts.shown
-        for other in part.compared
-        if other.model == "centralized"
-    ]
-    if len(costs) < 2:
-        return None
-    (most, worst), (least, best) = max(costs), min(costs)
-    return (
-        f"Compared with training without privacy, top-1 is from {_lower(least)} ({kind} {best}) to "
-        f"{_lower(most)} ({kind} {worst}); part of this range is chance."
-    )
-
-
-def _lower(cost: float) -> str:
-    return f"{100 * abs(cost):.1f} points {'lower' if cost >= 0 else 'higher'}"
 
 
 def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
@@ -110,8 +94,8 @@ def utility_sentences(report: AnyUtility) -> list[str]:
     gain = f": {compared(report.gain, 'the best baseline')}" if report.gain else ""
     others = [f"compared with {best_start(report)}"] if report.gain else []
     if report.best_start not in (None, "public_backbone"):
-        others += _compared(report, "public_backbone", _start(report, "public_backbone"))
-    others += _compared(report, "centralized", "central training without privacy")
+        others += _compared(report, "public_backbone")
+    others += _compared(report, "centralized")
     rest = "; ".join(others)
     return [
         f"{name[0].upper()}{name[1:]} is {_percent(found)} on {number:,} held-out "
@@ -121,9 +105,11 @@ def utility_sentences(report: AnyUtility) -> list[str]:
     ]
 
 
-def _compared(report: AnyUtility, name: str, than: str) -> list[str]:
+def _compared(report: AnyUtility, name: str) -> list[str]:
     difference = report.difference(name)
-    return [compared(difference, than)] if difference is not None else []
+    return (
+        [compared(difference, f"the {model_name(name, report)}")] if difference is not None else []
+    )
 
 
 def _another_domain(report: AnyUtility) -> str:
@@ -154,15 +140,9 @@ def _too_few(report: AnyUtility) -> str:
 
 def best_start(report: AnyUtility) -> str:
     """Returns the baseline of the gain: the best measured one that needs no private data."""
-    best = _start(report, report.best_start or "public_backbone")
+    best = f"the {model_name(report.best_start or 'public_backbone', report)}"
     measured = len(report.measured_starts)
     return f"{best}, the best of {measured} baselines" if measured > 1 else best
-
-
-def _start(report: AnyUtility, name: str) -> str:
-    if name == "public_backbone" and report.public_kind == "none":
-        return "the untrained initial weights"
-    return STARTS[name]
 
 
 def _percent(share: Interval) -> str:

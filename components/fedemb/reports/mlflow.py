@@ -14,16 +14,15 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedemb.config import RunConfig
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import InputError, StorageError
 from fedemb.foundation.addresses import in_time, redacted
 from fedemb.foundation.canonical_json import Json
-from fedemb.foundation.document import Written
 from fedemb.foundation.environment import require_modules
-from fedemb.reports.headline import Headline, RunFacts
+from fedemb.reports.headline import Documents, Headline, RunFacts
 from fedemb.reports.privacy_words import guarantee_sentence
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class TrackedRun:
     name: str
     headline: Headline
     config: RunConfig
-    documents: Mapping[str, Written[Any] | None]
+    documents: Documents
     """Output of a step -> a public document; None: not known, or its signature is not valid."""
     pages: Mapping[str, bytes] = field(default_factory=dict)
     """File name -> content of a public page."""

@@ -24,7 +24,7 @@ from fedemb.documents.utility import (
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError
 from fedemb.foundation.document import Written
-from fedemb.ledger import Ledger, Spent
+from fedemb.ledger import Ledger
 from fedemb.ledger.budget import spent
 from fedemb.privacy.guarantee import neighbours
 from fedemb.privacy.mechanism import MechanismPlan
@@ -38,8 +38,8 @@ from fedemb.reports.measured_words import (
     attack_sentences,
     audit_answer,
     audit_sentence,
-    cost_of_privacy,
     covers,
+    model_name,
     utility_sentence,
     utility_sentences,
 )
@@ -119,23 +119,19 @@ def report_page(
     return render(
         "privacy_report.html",
         tone="plain" if simulation else "good" if within else "bad",
-        report=signed.json,
+        report=report,
+        signed=signed.json,
         neighbours=neighbours(NeighboringRelation[report.guarantee.relation], plan.unit),
         simulation=simulation,
         within=within,
         block=block,
-        before=before.epsilon if before else 0.0,
-        after=after if after is not None else math.inf,
-        meaning=words.meaning(plan, report.guarantee),
+        before=before,
+        after=math.inf if after is None else after,
         words=words,
-        protection=words.protection(report),
         unit=UNITS[plan.unit],
         method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
-        assumptions=assumptions(plan.unit),
-        limitations=limitations(plan.unit),
+        limits=assumptions(plan.unit) + limitations(plan.unit),
         plan=plan,
-        backend=words.BACKENDS[report.mechanism.backend],
-        participants=words.participants(plan),
         audit=audit_sentence(evidence.audit.body),
         utility=utility_sentences(evidence.utility.body)[0],
         evaluations=sum(record.sequence <= last for record in ledger.state.evaluations),
@@ -146,20 +142,17 @@ def report_page(
     )
 
 
-def _before(report: PrivacyReport, ledger: Ledger, block: str | None) -> Spent | None:
-    """Returns the privacy loss of the worst block without this run."""
+def _before(report: PrivacyReport, ledger: Ledger, block: str | None) -> float:
+    """Returns epsilon of the worst block without this run."""
     if block is None:
-        return None
+        return 0.0
     own = ledger.state.attempts[report.run_id, report.attempt]
-    return spent(ledger.terms, ledger.state.charges(block, without=own))
+    found = spent(ledger.terms, ledger.state.charges(block, without=own))
+    return found.epsilon if found else 0.0
 
 
 def checklist_page(verdict: VerdictDocument, run_id: str) -> str:
     """Renders `gate_checklist.html`; the same verdict gives the same bytes."""
-    counted = {
-        outcome: sum(check.outcome == outcome for check in verdict.checks)
-        for outcome in ("passed", "waived", "failed", "not_applicable")
-    }
     found = headline(RunFacts(verdict))
     tone = found.tone if not verdict.allow else "plain" if verdict.waived else "good"
     return render(
@@ -168,34 +161,28 @@ def checklist_page(verdict: VerdictDocument, run_id: str) -> str:
         title="Allowed" if verdict.allow else found.title,
         verdict=verdict,
         run_id=run_id,
-        counted=counted,
     )
 
 
-_CASES = {
-    "no_leak": ("no leak planted", "AUROC 0.5, few alarms"),
-    "planted_leak": ("leak planted", "leak found"),
-    "reversed_sign": ("leak planted, sign of the score reversed", "reported as reversed"),
-    "missing_score": ("one score missing", "error"),
-    "missing_side": ("one side missing", "error"),
-}
-"""Self-test case -> description of the case, and the expected finding."""
-
-
-def _seen(self_test: SelfTest) -> dict[str, str]:
-    nulls = self_test.no_leak
-    return {
-        "no_leak": f"AUROC {nulls.auroc:.3f}, {nulls.alarms} alarms in {nulls.trials}",
-        "planted_leak": f"AUROC {figure(self_test.planted_leak)}",
-        "reversed_sign": f"AUROC {figure(self_test.reversed_sign)}",
-        "missing_score": "error" if self_test.missing_score_refused else "accepted",
-        "missing_side": "error" if self_test.missing_side_refused else "accepted",
+def _cases(found: SelfTest) -> list[tuple[str, str, str, bool]]:
+    """Returns name, expected and found result of each case, and whether it passed."""
+    nulls, refused = found.no_leak, {True: "error", False: "accepted"}
+    alarms = f"AUROC {nulls.auroc:.3f}, {nulls.alarms} alarms in {nulls.trials}"
+    reversed_sign = "leak planted, sign of the score reversed"
+    planted, turned = (f"AUROC {figure(one)}" for one in (found.planted_leak, found.reversed_sign))
+    score, side = refused[found.missing_score_refused], refused[found.missing_side_refused]
+    cases = {
+        "no_leak": ("no leak planted", "AUROC 0.5, few alarms", alarms),
+        "planted_leak": ("leak planted", "leak found", planted),
+        "reversed_sign": (reversed_sign, "reported as reversed", turned),
+        "missing_score": ("one score missing", "error", score),
+        "missing_side": ("one side missing", "error", side),
     }
+    return [(*case, name not in found.failed) for name, case in cases.items()]
 
 
 def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
     """Renders `audit_report.html`; the same report and plan give the same bytes."""
-    failed, seen = report.self_test.failed, _seen(report.self_test)
     leak, chart = False, None
     if report.measured is not None:
         plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
@@ -216,21 +203,8 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         sentences=attack_sentences(report),
         limitations=LIMITATIONS,
         chart=chart,
-        cases=[(*words, seen[name], name not in failed) for name, words in _CASES.items()],
+        cases=_cases(report.self_test),
     )
-
-
-_NAMES = {
-    "model": "this model",
-    "public_backbone": "public backbone",
-    "frozen_features": "frozen features",
-    "untrained": "untrained net",
-    "raw_pixels": "raw pixels",
-    "most_frequent": "most frequent class",
-    "centralized": "central, not private",
-    "previous_release": "previous release",
-}
-"""Model of a utility report -> display name."""
 
 
 def utility_page(report: AnyUtility) -> str:
@@ -245,17 +219,11 @@ def utility_page(report: AnyUtility) -> str:
     )
 
 
-def _name(name: str, report: AnyUtility) -> str:
-    if name == "public_backbone" and report.public_kind == "none":
-        return "untrained weights"
-    return _NAMES[name]
-
-
 def _embeddings(report: UtilityReport) -> dict[str, object]:
     others = (*report.starts, "centralized")
     models: list[tuple[str, UtilityReport | Compared]] = [
         ("this model", report),
-        *((_name(name, report), part) for name in others if (part := getattr(report, name))),
+        *((model_name(name, report), part) for name in others if (part := getattr(report, name))),
     ]
     rate, found = report.headline_rate, dict[str, Markup]()
     if rate is not None:
@@ -279,7 +247,7 @@ def _embeddings(report: UtilityReport) -> dict[str, object]:
 
 def _classifier(report: ClassifierReport) -> dict[str, object]:
     others: list[tuple[str, ComparedClassifier]] = [
-        (_name(name, report), part)
+        (model_name(name, report), part)
         for name in (*report.starts, "centralized", "previous_release")
         if (part := getattr(report, name))
     ]
@@ -302,7 +270,7 @@ def _classifier(report: ClassifierReport) -> dict[str, object]:
         "models": models,
         "others": others,
         "parts": [
-            (title, parts, _compared(parts, report), cost_of_privacy(parts, title))
+            (title, parts, _compared(parts, report))
             for title, parts in (("class", report.by_class), ("group", report.by_group))
             if parts is not None
         ],
@@ -314,4 +282,4 @@ def _classifier(report: ClassifierReport) -> dict[str, object]:
 def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:
     """Returns the models with a column in a table of parts: all except `untrained`."""
     found = [other.model for part in parts.shown[:1] for other in part.compared]
-    return {name: _name(name, report) for name in found if name != "untrained"}
+    return {name: model_name(name, report) for name in found if name != "untrained"}

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kfp import dsl
 
@@ -27,7 +27,7 @@ from fedemb.documents.verdict import ReleaseManifest, VerdictDocument
 from fedemb.errors import ArtifactError, ConfigError, InputError, StorageError
 from fedemb.foundation.document import Document, Written, parse
 from fedemb.foundation.files import write_bytes
-from fedemb.reports.headline import Failure, Headline, RunFacts, headline
+from fedemb.reports.headline import Documents, Failure, Headline, RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun, log_in_time
 from fedemb.reports.pages import run_page
 from fedemb.reports.report import render
@@ -117,7 +117,7 @@ class Started:
         )
 
 
-def read_documents(addresses: Sequence[str], own: str) -> dict[str, Written[Any] | None]:
+def read_documents(addresses: Sequence[str], own: str) -> Documents:
     """Returns the matching documents of a run: the newest verdict, and the documents it names.
 
     A retried step leaves a second copy at another address. The verdict names its privacy report,
@@ -227,12 +227,7 @@ def run(context: StepContext, started: Started, *, uri: str, state: str) -> dict
     return {**code, **allowed, **facts.figures()}
 
 
-def _track(
-    found: Headline,
-    page: bytes,
-    documents: Mapping[str, Written[Any] | None],
-    started: Started,
-) -> None:
+def _track(found: Headline, page: bytes, documents: Documents, started: Started) -> None:
     """Writes the run to MLflow, if it has an address; a failure is one line in the log.
 
     This step has no key and no ledger, so no signature is checked; a tag of the run says so.

@@ -190,7 +190,7 @@ def settings(request, tmp_path, monkeypatch):
 def _write(path):
     digests = {"config_sha": "a" * 64, "code_sha": "b" * 64}
     time = datetime(2026, 1, 1, tzinfo=UTC)
-    lineage.write(path, "run-1", STEPS, pipeline="fedemb", **digests, time=time)
+    lineage.write(path, "run-1", STEPS, **digests, time=time)
 
 
 def test_what_is_sent_is_the_file_or_nothing_if_disabled(settings, receiving, tmp_path):

@@ -44,7 +44,7 @@ def index(**overrides):
 
 
 def example_charts():
-    lines = [Line("a", [1e-4, 1e-2, 1], [0.1, 0.5, 1], ([0, 0.4, 1], [0.2, 0.6, 1]))]
+    lines = [Line("a", [1e-4, 1e-2, 1], [0.1, 0.5, 1])]
     return [
         charts.line_chart(
             lines,
