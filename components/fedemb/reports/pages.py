@@ -33,6 +33,7 @@ from fedemb.privacy.section import UNITS
 from fedemb.reports import privacy_words as words
 from fedemb.reports.charts import Axis, Line, bar_chart, line_chart
 from fedemb.reports.headline import Figure, Headline, RunFacts, headline
+from fedemb.reports.lineage import steps_of
 from fedemb.reports.measured_words import (
     LIMITATIONS,
     attack_sentences,
@@ -46,7 +47,7 @@ from fedemb.reports.measured_words import (
 from fedemb.reports.report import figure, render, tone_of
 
 if TYPE_CHECKING:
-    from fedemb.reports.lineage import StepLineage
+    from fedemb.runtime.step import Step
 
 
 REPORTS = {
@@ -105,9 +106,12 @@ def report_page(
     signed: Written[PrivacyReport],
     evidence: Evidence,
     ledger: Ledger,
-    lineage: Sequence[StepLineage],
+    steps: Sequence[Step],
 ) -> str:
-    """Renders `privacy_report.html`; waivers and external charges come from the ledger."""
+    """Renders `privacy_report.html`; waivers and external charges come from the ledger.
+
+    `steps` are those that led to the report, see `step.leading_to`.
+    """
     report, cumulative = signed.body, signed.body.cumulative
     block = ledger.state.worst_block([row.block for row in cumulative.blocks])
     last = cumulative.ledger_sequence
@@ -138,7 +142,7 @@ def report_page(
         config=evidence.config,
         external=[record for record in ledger.state.external if record.sequence <= last],
         waivers=[ledger.chain.records[item.sequence] for item in report.waivers],
-        lineage=lineage,
+        lineage=steps_of(evidence, steps, signed),
     )
 
 

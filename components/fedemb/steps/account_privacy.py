@@ -21,7 +21,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.release.privacy_report import build_report
-from fedemb.reports.lineage import send, steps_of, write_run
+from fedemb.reports.lineage import send, write_run
 from fedemb.reports.pages import report_page
 from fedemb.reports.privacy_words import report_sentence
 from fedemb.runtime.step import Rights, leading_to, step
@@ -113,8 +113,7 @@ def run(context: StepContext) -> Written[PrivacyReport]:
 
 def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) -> str:
     """Returns the page of a report, with the inputs and outputs of each step so far."""
-    steps = steps_of(evidence, leading_to("account_privacy"), signed)
-    return report_page(signed, evidence, ledger, steps)
+    return report_page(signed, evidence, ledger, leading_to("account_privacy"))
 
 
 def _same_run(evidence: Evidence, report: PrivacyReport) -> None:

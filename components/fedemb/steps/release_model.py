@@ -32,7 +32,7 @@ from fedemb.release.bundle import Marker
 from fedemb.release.decide import applied_waivers, decide
 from fedemb.release.model_card import model_card
 from fedemb.release.registries import Release, register
-from fedemb.reports.lineage import FILE_NAME, send, steps_of, write_run
+from fedemb.reports.lineage import FILE_NAME, send, write_run
 from fedemb.reports.pages import report_page
 from fedemb.runtime.step import Rights, leading_to, step
 from fedemb.runtime.step_context import StepContext
@@ -268,9 +268,8 @@ def _complete(
     # The complete ledger: it leads from the pinned keys to the keys that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    steps = steps_of(evidence, leading_to("account_privacy"), report)
     # Rendered again from verified documents: the pipeline's page is not signed.
-    page = report_page(report, evidence, ledger, steps)
+    page = report_page(report, evidence, ledger, leading_to("account_privacy"))
     write_bytes(tree / "privacy_report.html", page.encode())
     write_run(
         tree / FILE_NAME,
