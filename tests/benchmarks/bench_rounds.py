@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.tiny import TINY
+from tests.kit.process import python
 
 Act = Callable[[], object]
 CLASSES, FEATURES, RATE = 10, 768, 0.02
@@ -244,13 +244,10 @@ def _child(name: str, cores: int, pairs: int) -> dict[str, Any]:
 
 
 def _spawn(name: str, cores: int, pairs: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.benchmarks.bench_rounds", "--pairs", str(pairs)]
-    command += ["--child", name, "--cores", str(cores)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    words = ("--pairs", pairs, "--child", name, "--cores", cores)
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    said = python("-m", "tests.benchmarks.bench_rounds", *words, env=environment, timeout=36_000)
+    return json.loads(said.strip().splitlines()[-1])
 
 
 def _say(line: str) -> None:

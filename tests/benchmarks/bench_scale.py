@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.benchmarks.tiny import TINY
+from tests.kit.process import python
 
 KEY = bytes(range(32))
 
@@ -155,9 +155,8 @@ PARTS = {
 
 def measured(part: str, size: int) -> tuple[float, float, int | None]:
     """Returns processor seconds, peak memory in GB and written bytes of one size, in a process."""
-    command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--one", part, str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    seconds, memory, written = json.loads(done.stdout.splitlines()[-1])
+    said = python("-m", "tests.benchmarks.bench_scale", "--one", part, size, timeout=36_000)
+    seconds, memory, written = json.loads(said.splitlines()[-1])
     return seconds, memory, written
 
 

@@ -2,9 +2,6 @@
 
 import ast
 import inspect
-import os
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +16,7 @@ from fedemb.pipelines.steps import PIPELINE
 from fedemb.reports import lineage
 from fedemb.runtime.step import Rights, leading_to, step
 from tests.docs import declared as declared_files
+from tests.kit.process import python
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -114,8 +112,5 @@ def test_declarations_are_known_in_a_pod_too():
         "    with step_process(name, {}): pass\n"
         "print(declared('train_model').private, sorted(declared('gate_release').outputs))"
     )
-    environment = {**os.environ, "_KFP_RUNTIME": "true"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.endswith("True ['lineage', 'verdict', 'verdict_page']\n"), done.stderr
+    said = python("-c", code, env={"_KFP_RUNTIME": "true"})
+    assert said.endswith("True ['lineage', 'verdict', 'verdict_page']\n")
