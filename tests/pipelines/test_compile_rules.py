@@ -274,8 +274,8 @@ def test_image_without_digest_is_refused(reference):
 
 ACCELERATED = {
     "cpu": (None, set()),
-    "gpu": ("nvidia.com/gpu", {"train", "evaluate", "audit"}),
-    "tpu": ("google.com/tpu", {"train"}),
+    "gpu": ("nvidia.com/gpu", {"reserve", "train", "evaluate", "audit"}),
+    "tpu": ("google.com/tpu", {"reserve", "train"}),
 }
 """Profile -> chips, and the steps that get them."""
 

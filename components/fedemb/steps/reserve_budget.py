@@ -9,7 +9,9 @@ input's address and version. The trainer binds the data itself, by a keyed commi
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from kfp import dsl
 
@@ -54,8 +56,9 @@ from fedemb.storage import open_store
 
 
 @step(
-    image="light",
+    image="trainer",
     private=False,
+    resources="embed",
     outputs={"reservation": Public},
     rights=Rights(
         input=("names",),
@@ -95,6 +98,7 @@ def run(
     *,
     input_fingerprint: str | None = None,
     attempt: int | None = None,
+    rehearse: Callable[[RunConfig, MechanismPlan, Path], None] | None = None,
 ) -> JsonObject:
     """Reserves the budget of a run and creates the root key of its coins and noise.
 
@@ -106,6 +110,7 @@ def run(
         see `fingerprint_input`.
       attempt: None continues the run's latest attempt; its number plus one starts another one,
         which is charged in addition.
+      rehearse: trains one round of a release on generated images; None: `backend_rounds.rehearse`.
 
     Raises:
       InputError: the address of the images is empty.
@@ -134,6 +139,7 @@ def run(
     if config.purpose == "release" and (found is None or found.void is not None):
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
         check_before_charge(config, plan, ledger, run_id=run_id, start=start)
+        (rehearse or _rehearse)(config, plan, start[0])
     bound = input_fingerprint or _bound_input(config, keys, run_id)
     content = _reserved_content(config, plan, bound)
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
@@ -143,6 +149,12 @@ def run(
     write_bytes(context.artifacts.reservation, record.data)
     _log_reservation(reservation)
     return record.json
+
+
+def _rehearse(config: RunConfig, plan: MechanismPlan, start: Path) -> None:
+    from fedemb.training.backend_rounds import rehearse  # loads the backend
+
+    rehearse(config, plan, start)
 
 
 def _earlier(ledger: Ledger, keys: KeyStore, run_id: str, attempt: int | None) -> Attempt | None:

@@ -30,7 +30,7 @@ from fedemb.config import RunConfig, TrainingConfig
 from fedemb.data.client_data import VerifiedFolder
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import ModelCard
-from fedemb.errors import ConfigError, Refused
+from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import (
     JsonObject,
     canonical_json,
@@ -52,16 +52,15 @@ from fedemb.models.keras_backend import (
     use_backend,
 )
 from fedemb.models.layers import plain_form
-from fedemb.privacy.running import KeylessMechanism, Mechanism, build_mechanism
+from fedemb.privacy.running import Mechanism, build_mechanism
 from fedemb.runtime.private_inputs import open_private
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
 from fedemb.storage.fencing import FencedStore, FencingToken
 from fedemb.training import working_state
 from fedemb.training.audit import AttemptKeys, RoundAudit
-from fedemb.training.backend_rounds import build_rounds
-from fedemb.training.host_messages import connect, hosts_of_the_step, is_multi_host
-from fedemb.training.rounds import TrainingRound, VectorizedRounds, assign_weights
+from fedemb.training.host_messages import connect, hosts_of_the_step
+from fedemb.training.rounds import assign_weights
 from fedemb.training.server import ServerState, released_weights
 from fedemb.training.working_state import AttemptInputs, RoundLog, SignedState
 
@@ -85,10 +84,6 @@ class Workers(NamedTuple):
     """Devices for the workers, see `RoundFunction`."""
 
 
-Rounds = tuple[TrainingRound, Model | None]
-"""Training rounds, and the frozen trunk whose features replace images, or None."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """The result of a training."""
@@ -110,8 +105,6 @@ class Attempt:
     """Verified inputs."""
     backbone: Model
     """Initial backbone of the rounds."""
-    rounds: Rounds | None
-    """Rehearsed rounds; None if the rounds depend on private data."""
     workers: Workers
     ledger: Ledger
     key_store: KeyStore
@@ -216,8 +209,6 @@ def run_attempt(
     context: StepContext,
     train: Callable[[Attempt, VerifiedFolder], Trained],
     root_key: bytes | None = None,
-    *,
-    rehearsed: bool,
 ) -> JsonObject:
     """Trains an attempt, or resumes it after its trainer was killed.
 
@@ -228,8 +219,6 @@ def run_attempt(
       root_key: 32 bytes that seed coins and noise, for a bit-exact repeatable experiment. Anyone
           with the key can remove the noise, so only a simulation accepts it, and `model.json`
           records it. None uses the secret key of the reservation.
-      rehearsed: whether the rounds are built and rehearsed before the attempt is bound. False if
-          they depend on private data; then `train` builds them.
 
     Returns: The content of `model.json`.
 
@@ -247,8 +236,9 @@ def run_attempt(
     _check_key(context.config, root_key)
     inputs = AttemptInputs.read(context)
     with _workers(inputs.config.training) as workers:
-        backbone, rounds = _rehearsed(context.artifacts, inputs, workers, rehearsed=rehearsed)
-        attempt = _bound(context, inputs, backbone, rounds, workers, root_key)
+        start = context.artifacts.pretrained / "backbone.keras"
+        backbone = load_backbone(start, inputs.config.model)
+        attempt = _bound(context, inputs, backbone, workers, root_key)
         state = attempt.finished()
         if state is None:
             with open_private(context, "users", attempt=inputs.number) as users:
@@ -259,43 +249,10 @@ def run_attempt(
     return attempt.publish(context.artifacts, state)
 
 
-def _rehearsed(
-    artifacts: RunArtifacts,
-    inputs: AttemptInputs,
-    workers: Workers,
-    *,
-    rehearsed: bool,
-) -> tuple[Model, Rounds | None]:
-    """Returns the public backbone and the rounds that train it, rehearsed on generated records.
-
-    The attempt is not bound yet, so the charge of a run whose rounds are refused can be refunded.
-    """
-    config, rounds = inputs.config, None
-    try:
-        backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
-        if rehearsed:
-            rounds = build_rounds(
-                backbone,
-                KeylessMechanism(inputs.plan),
-                config.model,
-                config.training,
-                workers=workers.number,
-                devices=workers.devices,
-            )
-            _rehearse(rounds[0], config.training)
-    except (ConfigError, Refused) as error:
-        raise type(error)(
-            f"{error} No private image was read. If this was the first start of the run, "
-            f"refund its charge: fedemb ledger void {inputs.run_id}"
-        ) from error
-    return backbone, rounds
-
-
-def _bound(  # noqa: PLR0917 - all that an attempt holds
+def _bound(
     context: StepContext,
     inputs: AttemptInputs,
     backbone: Model,
-    rounds: Rounds | None,
     workers: Workers,
     root_key: bytes | None,
 ) -> Attempt:
@@ -320,7 +277,6 @@ def _bound(  # noqa: PLR0917 - all that an attempt holds
     return Attempt(
         inputs=inputs,
         backbone=backbone,
-        rounds=rounds,
         workers=workers,
         ledger=ledger,
         key_store=keys,
@@ -350,14 +306,6 @@ def claim(store: Store, key: bytes) -> str:
     root = store.local_root
     address = store.uri if root is None else root.resolve().as_posix()
     return commit_to(key, canonical_json(["private_root/1", address, store.read(_CLAIM).hex()]))
-
-
-def _rehearse(function: TrainingRound, training: TrainingConfig) -> None:
-    """Checks that the noise can be drawn, and that a record does not depend on other records."""
-    function.mechanism.require_drawable(function.dim)
-    one_host = training.backend == "tensorflow" or not is_multi_host()
-    if isinstance(function, VectorizedRounds) and one_host:
-        function.rehearse()
 
 
 @contextmanager

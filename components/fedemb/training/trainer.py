@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import FrameType
 from typing import cast
 
@@ -33,14 +32,7 @@ from fedemb.storage import Store
 from fedemb.training import working_state
 from fedemb.training.attempt import Attempt, Trained, run_attempt
 from fedemb.training.audit import RoundAudit, RoundRecord
-from fedemb.training.backend_rounds import build_rounds
-from fedemb.training.feature_cache import (
-    FeatureCache,
-    FrozenFeatures,
-    plain_rows,
-    rows_of,
-    unit_key,
-)
+from fedemb.training.backend_rounds import build_rounds, most_examples, unit_readers
 from fedemb.training.hosts import led
 from fedemb.training.rounds import (
     STATISTICS,
@@ -383,21 +375,21 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> JsonObject:
             "training.algorithm=dp_fedavg takes the list of all classes from private data, which "
             "no guarantee covers; set purpose: simulation, or algorithm: dp_fedemb"
         )
-    return run_attempt(context, train, root_key, rehearsed=algorithm != "dp_fedavg")
+    return run_attempt(context, train, root_key)
 
 
 def train(attempt: Attempt, users: VerifiedFolder) -> Trained:
     """Runs the rounds that are not committed yet, and recomputes two of them."""
     config, training, store = attempt.config, attempt.config.training, UserStore(users)
     classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
-    by_unit, alone = training.algorithm == "dp_sgd", config.mechanism.samples_images
-    most = training.local.max_examples_per_client
-    if alone or training.algorithm == "dp_covariance":
-        most = config.partition.max_images_per_user
-    elif by_unit:
-        most = training.unit_gradient.images_per_unit
-    loader = ClientLoader(store, config.model, max_examples=most, one_image=alone, classes=classes)
-    function, trunk = attempt.rounds or build_rounds(
+    loader = ClientLoader(
+        store,
+        config.model,
+        max_examples=most_examples(config),
+        one_image=config.mechanism.samples_images,
+        classes=classes,
+    )
+    function, trunk = build_rounds(
         attempt.backbone,
         attempt.mechanism,
         config.model,
@@ -406,25 +398,7 @@ def train(attempt: Attempt, users: VerifiedFolder) -> Trained:
         devices=attempt.workers.devices,
         shared_head_rows=0 if classes is None else max(1, len(classes)),
     )
-    if trunk is None:
-        return Trainer(attempt, users, function, loader.load).train()
-    cache = FeatureCache(trunk, rows_of if by_unit else plain_rows)
-    _LOG.info(events.FEATURES)
-    if by_unit or training.algorithm == "dp_covariance":
-        return Trainer(attempt, users, function, *_by_unit(cache, loader.load)).train()
-    frozen = FrozenFeatures(cache, loader.load, most)
-    return Trainer(attempt, users, function, frozen.load, frozen.fill).train()
-
-
-def _by_unit(
-    cache: FeatureCache, load: Callable[[VirtualClient], ClientExamples]
-) -> tuple[Callable[[VirtualClient], Unit], Callable[[Sequence[VirtualClient]], None]]:
-    """Returns readers of the features of one unit, and of all units of a round."""
-
-    def features(client: VirtualClient) -> Unit:
-        return cache.of(unit_key(client), partial(load, client))
-
-    def fill(clients: Sequence[VirtualClient]) -> None:
-        cache.fill((unit_key(client), partial(load, client)) for client in clients)
-
-    return features, fill
+    if trunk is not None:
+        _LOG.info(events.FEATURES)
+    readers = unit_readers(config, trunk, loader.load)
+    return Trainer(attempt, users, function, *readers).train()

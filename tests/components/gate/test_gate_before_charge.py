@@ -16,7 +16,7 @@ from fedemb.release.decide import RULES, check_before_charge
 from fedemb.steps import reserve_budget
 from fedemb.steps.reserve_budget import open_or_create
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.public_start import sign_start, small_weights
+from tests.kit.public_start import no_rehearsal, sign_start, small_weights
 
 
 def _context(root, **changes):
@@ -39,7 +39,7 @@ def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(value))
     sign_start(context)
     with pytest.raises(ArtifactError, match=r"NaN or infinite weights.*Nothing was charged"):
-        reserve_budget.run(context)
+        reserve_budget.run(context, rehearse=no_rehearsal)
     assert _charged(tmp_path) == []
 
 
@@ -49,7 +49,7 @@ def test_start_that_no_model_can_be_compared_with_is_not_charged(tmp_path, data)
     write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
     sign_start(context)
     with pytest.raises(ArtifactError, match=r"not a readable \.keras file"):
-        reserve_budget.run(context)
+        reserve_budget.run(context, rehearse=no_rehearsal)
     assert _charged(tmp_path) == []
 
 
@@ -61,7 +61,7 @@ def test_start_with_a_tensor_that_the_gate_calls_foreign_is_not_charged(tmp_path
     write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
     sign_start(context)
     with pytest.raises(ArtifactError, match=r"seed_generator.*Nothing was charged"):
-        reserve_budget.run(context)
+        reserve_budget.run(context, rehearse=no_rehearsal)
     assert _charged(tmp_path) == []
 
 
@@ -69,7 +69,7 @@ def test_a_simulation_may_start_from_any_weights(tmp_path):
     context = _context(tmp_path, purpose="simulation")
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(np.nan))
     sign_start(context)
-    reserve_budget.run(context)
+    reserve_budget.run(context, rehearse=no_rehearsal)
     assert _charged(tmp_path) == ["00000001.json"]
 
 
@@ -121,7 +121,7 @@ def test_cause_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, change
     sign_start(context)
     change(monkeypatch)
     with pytest.raises(error, match=words):
-        reserve_budget.run(context)
+        reserve_budget.run(context, rehearse=no_rehearsal)
     assert _charged(tmp_path) == []
 
 
@@ -155,6 +155,6 @@ def test_waivable_reasons_are_warnings(tmp_path, caplog):
         },
     )
     sign_start(context)
-    reserve_budget.run(context)
+    reserve_budget.run(context, rehearse=no_rehearsal)
     warned = {rule.code for rule in RULES if rule.before and rule.waivable}
     assert all(code in caplog.text for code in {*warned, "worse_than_previous_release"})

@@ -25,7 +25,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps import plan_privacy, reserve_budget
 from tests.kit.ledger_kit import connect
 from tests.kit.pipeline_runs.partition_run import context_of, make_config, reserve_for
-from tests.kit.public_start import sign_start
+from tests.kit.public_start import no_rehearsal, sign_start
 
 
 def _config(root: Path, **changes: Any) -> RunConfig:
@@ -141,7 +141,7 @@ def test_nothing_is_charged_for_a_public_start_that_no_training_would_take(tmp_p
     sign_start(context)
     spoil(context)
     with pytest.raises(error):
-        reserve_budget.run(context)
+        reserve_budget.run(context, rehearse=no_rehearsal)
     assert _records(tmp_path) == ["00000000.json"]  # the policy's terms; no charge
 
 
@@ -150,7 +150,7 @@ def test_nothing_is_charged_for_a_start_of_another_configuration(tmp_path):
     plan_privacy.run(context_of(config, tmp_path, "a"))
     sign_start(context_of(config.updated({"model.embedding_dim": 16}), tmp_path, "a"))
     with pytest.raises(PlanMismatch, match="public backbone"):
-        reserve_budget.run(context_of(config, tmp_path, "a"))
+        reserve_budget.run(context_of(config, tmp_path, "a"), rehearse=no_rehearsal)
     assert _records(tmp_path) == ["00000000.json"]
 
 

@@ -460,12 +460,6 @@ def test_projection_that_cannot_be_solved_is_refused_with_the_reason(changes, wo
         covariance_config(**changes)
 
 
-def test_projection_of_another_width_is_refused_before_private_data_are_read(tmp_path):
-    run = prepare(tmp_path / "run", covariance_config(**{"model.embedding_dim": 8}))
-    with pytest.raises(ConfigError, match=r"embedding_dim: 88.*No private image was read"):
-        run.train()
-
-
 # ---- SIGKILL at random moments of a real process, then resume: the bits of an unbroken run ----
 
 

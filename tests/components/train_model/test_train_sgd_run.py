@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 from fedemb.documents.evidence import MODEL_FILES
-from fedemb.errors import PlanMismatch, Refused
+from fedemb.errors import PlanMismatch
 from fedemb.foundation.canonical_json import tree_digests
-from fedemb.ledger import Reservation
 from fedemb.models.backbone_files import load_backbone
-from fedemb.privacy import running
-from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.training import working_state
-from fedemb.training.rounds import VectorizedRounds
 from fedemb.training.working_state import RoundLog
 from tests.kit.pipeline_runs.training_run import classifier_config, killed_at, prepare
 
@@ -101,31 +97,6 @@ def test_another_microbatch_or_backend_is_another_run(prepared, tmp_path, change
     with pytest.raises(PlanMismatch, match="another configuration"):
         ready.train(changed)
     assert not (ready.private / "train").exists()
-
-
-@pytest.mark.parametrize("fault", ["layout", "noise"])
-def test_rounds_that_are_refused_are_refused_while_the_charge_can_be_given_back(
-    prepared, tmp_path, monkeypatch, fault
-):
-    """A layout that a device cannot compute exactly, and more noise than is accounted for."""
-    ready = prepared.copy(tmp_path / "run")
-
-    def refuse(*_):
-        raise Refused("records depend on their place")
-
-    if fault == "noise":
-        monkeypatch.setattr(running, "MAX_NORMALS", 1)
-    elif prepared.config.model.trainable == "head":
-        pytest.skip("a head alone has no layout")
-    else:
-        monkeypatch.setattr(VectorizedRounds, "require_exact", refuse)
-    with pytest.raises(Refused, match=r"No private image was read.*fedemb ledger void"):
-        ready.train()
-    context = ready.context()
-    reservation = Reservation.of(read_reserved(context))
-    ledger = context.writable_ledger
-    assert ledger.attempt(reservation).bind is None
-    ledger.void(reservation, "the device computes otherwise", context.keys)
 
 
 def test_one_round_solves_the_head_and_leaves_no_features_behind(tmp_path):

@@ -22,7 +22,7 @@ from fedemb.ledger import read_reservation
 from tests.kit.pipeline_runs import training_run
 from tests.kit.pipeline_runs.partition_run import write_store
 from tests.kit.pipeline_runs.training_run import RUN_ID, SIZE, ReadyRun
-from tests.kit.public_start import sign_start
+from tests.kit.public_start import no_rehearsal, sign_start
 
 
 def config(**overrides: Any) -> RunConfig:
@@ -78,7 +78,7 @@ class FinishedRun(ReadyRun):
         context = self.context(settings, run_id=run_id)
         plan_privacy.run(context)
         sign_start(context)
-        reserve_budget.run(context, input_fingerprint="private.parquet@1")
+        reserve_budget.run(context, input_fingerprint="private.parquet@1", rehearse=no_rehearsal)
         reserved = read_reservation(context.artifacts.reservation)
         ledger, keys = context.writable_ledger, context.keys
         digests = dict.fromkeys(("inputs_sha", "private_root"), "a" * 64)

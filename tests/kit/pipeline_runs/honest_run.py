@@ -35,7 +35,7 @@ from fedemb.runtime.step_context import StepContext
 from fedemb.steps import account_privacy, gate_release, plan_privacy, release_model, reserve_budget
 from tests.kit.document_kinds import all_documents
 from tests.kit.ledger_kit import connect
-from tests.kit.public_start import keras_file, sign_start
+from tests.kit.public_start import keras_file, no_rehearsal, sign_start
 from tests.kit.verified import problems_of
 
 TENSORS = [
@@ -242,7 +242,7 @@ class HonestRun:
     def do_reserve(self, **options):
         if not self.start.exists():
             self.do_pretrain()
-        return reserve_budget.run(self.context(), **options)
+        return reserve_budget.run(self.context(), rehearse=no_rehearsal, **options)
 
     def do_pretrain(self):
         """Says of the public backbone that pretrain_public made it."""

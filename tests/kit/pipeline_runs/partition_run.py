@@ -36,7 +36,7 @@ from fedemb.documents.artifacts import RunArtifacts
 from fedemb.foundation.canonical_json import tree_digests
 from fedemb.foundation.document import write_json
 from fedemb.runtime.step_context import StepContext
-from tests.kit.public_start import sign_start
+from tests.kit.public_start import no_rehearsal, sign_start
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8
@@ -199,7 +199,7 @@ def reserve_for(config: RunConfig, root: Path, run_id: str = "run-1") -> dict[st
     context = context_of(config, root, run_id)
     plan_privacy.run(context)
     sign_start(context)
-    return reserve_budget.run(context)["body"]
+    return reserve_budget.run(context, rehearse=no_rehearsal)["body"]
 
 
 class Partitioner:

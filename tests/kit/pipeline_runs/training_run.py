@@ -24,6 +24,7 @@ from fedemb.keys import commit_to_people, commitment_key, open_key_store
 from fedemb.keys.trust import Signer, write_signed
 from fedemb.runtime.step_context import StepContext
 from tests.kit.pipeline_runs.partition_run import write_store
+from tests.kit.public_start import no_rehearsal
 
 SIZE = 12
 RUN_ID = "run-1"
@@ -246,7 +247,13 @@ class ReadyRun:
         return train_model.run(self.context(run_config))
 
 
-def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
+def prepare(
+    root: Path,
+    run_config: RunConfig | None = None,
+    *,
+    users: int = 40,
+    rehearse: Any = no_rehearsal,
+) -> ReadyRun:
     """Plans, reserves, writes users and initial weights."""
     from fedemb.steps import plan_privacy, pretrain_public, reserve_budget
 
@@ -255,7 +262,7 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
     keys = open_key_store(str(root / "keys"))
     plan_privacy.run(ready.context())
     pretrain_public.run(settings.public_start(), root / "pretrained", keys)
-    reserve_budget.run(ready.context(), input_fingerprint="private.parquet@1")
+    reserve_budget.run(ready.context(), input_fingerprint="private.parquet@1", rehearse=rehearse)
     write_users(
         ready.private / "users",
         users=users,

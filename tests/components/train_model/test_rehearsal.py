@@ -1,0 +1,91 @@
+"""What would fail whatever the photos are fails in a rehearsal, before the charge."""
+
+import pytest
+
+from fedemb.errors import ConfigError, Refused
+from fedemb.keys import open_key_store
+from fedemb.privacy import running
+from fedemb.privacy.registry import plan_mechanism
+from fedemb.steps import pretrain_public, reserve_budget
+from fedemb.training import backend_rounds
+from fedemb.training.rounds import VectorizedRounds
+from tests.kit.pipeline_runs.training_run import (
+    classifier_config,
+    config,
+    covariance_config,
+    prepare,
+)
+
+UNIT = {"training.unit_gradient": {"images_per_unit": 2, "microbatch": 4}}
+CONFIGS = {
+    "clients": config,
+    "projection": lambda: config(**{"model.trainable": "projection"}),
+    "averaged": lambda: config(**{"training.algorithm": "dp_fedavg"}),
+    "covariance": covariance_config,
+    "units": classifier_config,
+    "head": lambda: classifier_config(**{"model.trainable": "head", **UNIT}),
+    "solved head": lambda: classifier_config(
+        **{
+            "model.trainable": "head",
+            "mechanism": {
+                "kind": "least_squares",
+                "noise_multiplier": 1.0,
+                "units_per_round": 100,
+            },
+            **UNIT,
+        }
+    ),
+}
+
+
+def _rehearse(settings, root):
+    keys = open_key_store(str(root / "keys"))
+    pretrain_public.run(settings.public_start(), root / "pretrained", keys)
+    plan = plan_mechanism(settings)
+    backend_rounds.rehearse(settings, plan, root / "pretrained" / "backbone.keras")
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_algorithm_is_rehearsed_to_its_end(kind, tmp_path):
+    _rehearse(CONFIGS[kind](), tmp_path)
+
+
+def _no_memory(*_):
+    raise MemoryError("8 GB")
+
+
+def _refuse(*_):
+    raise Refused("Records depend on their place.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "said"),
+    [
+        ("clients", (running, "MAX_NORMALS", 1), "normals"),
+        ("units", (VectorizedRounds, "require_exact", _refuse), "depend on their place"),
+        ("clients", (backend_rounds, "embed", _no_memory), r"on this device \(MemoryError: 8 GB\)"),
+        (
+            "units",
+            (backend_rounds, "classify", _no_memory),
+            r"on this device \(MemoryError: 8 GB\)",
+        ),
+        (
+            "head",
+            (backend_rounds, "save_backbone", _no_memory),
+            r"on this device \(MemoryError: 8 GB\)",
+        ),
+    ],
+)
+def test_run_whose_rehearsal_fails_is_not_charged(kind, fault, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(*fault)
+    settings = CONFIGS[kind]().updated({"purpose": "release"})
+    monkeypatch.setattr(reserve_budget, "check_before_charge", lambda *_, **__: None)
+    with pytest.raises((ConfigError, Refused), match=rf"{said}.*othing was charged"):
+        prepare(tmp_path, settings, rehearse=None)
+    records = sorted((tmp_path / "ledger" / settings.policy.policy_id).glob("0*.json"))
+    assert len(records) == 1, "only the record of the policy"
+
+
+def test_projection_of_another_width_is_refused_before_the_charge(tmp_path):
+    with pytest.raises(ConfigError, match=r"embedding_dim: 88.*Nothing was charged"):
+        _rehearse(covariance_config(**{"model.embedding_dim": 8}), tmp_path)
