@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedemb.errors import ConfigError, InputError
+from fedemb.errors import InputError
 from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
 from fedemb.pipelines.output import say
 
@@ -80,26 +80,18 @@ def make_data(
 
     Example: fedemb make-data photos --users 1000
     """
-    from pydantic import ValidationError
-
-    from fedemb.config import BuiltinData
     from fedemb.data.builtin import write_builtin
+    from fedemb.pipelines.run.load_config import load_config
 
-    try:
-        builtin = BuiltinData(
-            users=users,
-            images_per_user=images_per_user,
-            public_classes=public_classes,
-            public_images_per_class=public_images_per_class,
-            seed=seed,
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]).replace("_", "-")
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(
-            f"--{name} is not valid: {message}, got {first['input']}. Pass another value."
-        ) from error
+    numbers = {
+        "users": users,
+        "images_per_user": images_per_user,
+        "public_classes": public_classes,
+        "public_images_per_class": public_images_per_class,
+        "seed": seed,
+    }
+    changes = [f"data.builtin.{name}={number}" for name, number in numbers.items()]
+    builtin = load_config("quickstart", changes).data.builtin
     private, public = output / "private.parquet", output / "public.parquet"
     images, public_images = write_builtin(builtin, image_size, private, public)
     say(f"{private}: {images:,} images of {users:,} identities")

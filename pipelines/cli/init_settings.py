@@ -35,8 +35,6 @@ from fedemb.training.noise_warnings import (
 
 Section = dict[str, object]
 
-FROM_SCRATCH = 1_000_000
-"""Smallest number of units for which a classifier without public data trains the whole net."""
 SOLVED_FROM_NOISE = 0.025
 """Noise of a trained head (`training_noise`) from which a head solved from one round is better:
 CIFAR-10 on EfficientNet-Lite2 (studies/photos), 45,000 images: 80.9 and 79.4 at noise 0.014, 78.6
@@ -356,8 +354,7 @@ def classifier_recipe(goal: Goal) -> Recipe:
         return recipes()["solved_head"] if few else recipe
     if goal.start.pretraining["kind"] == "supervised":
         return recipes()["pretrained_head"]
-    whole = goal.users_lower_bound >= FROM_SCRATCH
-    return recipes()["whole_classifier" if whole else "scattering_head"]
+    return recipes()["scattering_head"]
 
 
 def finished(goal: Goal, recipe: Recipe) -> Settings:

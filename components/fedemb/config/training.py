@@ -91,15 +91,12 @@ class ModelConfig(Section):
 class LossConfig(Section):
     """Classification loss of local and public training."""
 
-    kind: Literal["softmax", "normalized_softmax", "arcface", "cosface", "triplet"] = (
-        "normalized_softmax"
-    )
-    """Loss function: softmax of plain or cosine logits, with or without margin, or batch-hard
-    triplets."""
+    kind: Literal["softmax", "normalized_softmax", "arcface", "cosface"] = "normalized_softmax"
+    """Loss function: softmax of plain or cosine logits, with or without margin."""
     scale: PositiveFloat = 16.0
-    """Factor on cosine logits; unused by `softmax` and `triplet`."""
+    """Factor on cosine logits; unused by `softmax`."""
     margin: NonNegativeFloat = 0.2
-    """Angular (arcface, radians), cosine (cosface) or distance (triplet) margin."""
+    """Angular (arcface, radians) or cosine (cosface) margin."""
 
 
 class AugmentationConfig(Section):

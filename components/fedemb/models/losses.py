@@ -4,7 +4,7 @@ All losses take un-normalised embeddings and labels in `0..classes-1` and return
 examples. A batch and a head may be padded to a fixed shape: rows that are not `Real` add nothing to
 value and gradient.
 Sources: softmax and normalised softmax, DP-FedEmb (arXiv 2211.10844, `losses.py`); ArcFace,
-arXiv 1801.07698; CosFace, arXiv 1801.09414; batch-hard triplet, arXiv 1703.07737.
+arXiv 1801.07698; CosFace, arXiv 1801.09414.
 """
 
 from __future__ import annotations
@@ -159,38 +159,6 @@ def arcface_loss(
     return cross_entropy(scale * ops.where(true, target, values), labels, real)
 
 
-def triplet_loss(
-    embeddings: Float32[AnyTensor, "examples dim"],
-    head: Float32[AnyTensor, "classes dim"],
-    labels: Int32[AnyTensor, " examples"],
-    real: Real[AnyTensor] | None = None,
-    *,
-    margin: float,
-) -> Float32[AnyTensor, ""]:
-    """Returns the batch-hard triplet loss on unit embeddings; the head is not used.
-
-    Each example with both a positive and a negative in the batch is an anchor. The mean is over
-    anchors, and 0 without triplets.
-    """
-    ops = keras_ops()
-    del head
-    unit = unit_rows(embeddings)
-    squared = 2.0 - 2.0 * _products(unit, unit)
-    distances = ops.sqrt(ops.maximum(squared, 1e-12))
-    same = labels[:, None] == labels[None, :]
-    other = ops.logical_not(same)
-    positive = ops.logical_and(same, ops.logical_not(ops.eye(ops.shape(labels)[0], dtype="bool")))
-    if real is not None:
-        both = ops.logical_and(real.examples[:, None], real.examples[None, :])
-        positive, other = ops.logical_and(positive, both), ops.logical_and(other, both)
-    anchors = ops.logical_and(ops.any(positive, 1), ops.any(other, 1))
-    far = ops.max(ops.where(positive, distances, 0.0), axis=1)
-    near = ops.min(ops.where(other, distances, 4.0), axis=1)
-    hinge = ops.where(anchors, ops.relu(far - near + margin), 0.0)
-    count = ops.sum(ops.cast(anchors, "float32"))
-    return ops.sum(hinge) / ops.maximum(count, 1.0)
-
-
 def build_loss(config: LossConfig) -> Loss:
     """Returns the loss of a configuration."""
     scale, margin = config.scale, config.margin
@@ -199,6 +167,5 @@ def build_loss(config: LossConfig) -> Loss:
         "normalized_softmax": partial(normalized_softmax_loss, scale=scale),
         "cosface": partial(cosface_loss, scale=scale, margin=margin),
         "arcface": partial(arcface_loss, scale=scale, margin=margin),
-        "triplet": partial(triplet_loss, margin=margin),
     }
     return losses[config.kind]

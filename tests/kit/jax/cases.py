@@ -24,7 +24,6 @@ VARIANTS = {
     "joint": {},
     "prototypes": {"head_init": "prototypes", "client_momentum": 0.0},
     "refreshed": {"head_init": "prototypes", "refresh_prototypes": True},
-    "triplet": {"loss": LossConfig(kind="triplet", margin=1.0)},
     "augmented": {"augmentation": AugmentationConfig(), "loss": LossConfig(kind="arcface")},
     "shared": {"loss": LossConfig(kind="softmax")},
 }
