@@ -19,21 +19,10 @@ from fedemb.foundation.document import Document, Part, parse, written
 from fedemb.foundation.files import open_regular, write_bytes
 from fedemb.models.backbones import check_backbone
 from fedemb.models.keras_backend import Model
-from fedemb.models.layers import (
-    gain_convolution,
-    mirror_layer,
-    standardized_convolution,
-    whitened_layer,
-)
+from fedemb.models.layers import mirror_layer, standardized_convolution, whitened_layer
 from fedemb.models.scattering import scattering_layer
 
-_LAYERS = (
-    standardized_convolution,
-    gain_convolution,
-    mirror_layer,
-    scattering_layer,
-    whitened_layer,
-)
+_LAYERS = (standardized_convolution, mirror_layer, scattering_layer, whitened_layer)
 
 
 def load_backbone(path: Path, model: ModelConfig) -> Model:

@@ -29,7 +29,7 @@ from fedemb.models.networks import NETWORKS, embedding
 from fedemb.models.pixel_formats import rescaled, told_pixels
 from fedemb.models.public_features import changes_features, features_of, tapped
 
-_OWN = ("GainConv2D", "MirrorImage", "Scattering", "StandardizedConv2D", "Whitened")
+_OWN = ("MirrorImage", "Scattering", "StandardizedConv2D", "Whitened")
 _PLAIN = """
 Activation Add Average AveragePooling2D Concatenate Conv2D Cropping1D Cropping2D
 CustomScaleLayer Dense DepthwiseConv2D Flatten Functional GlobalAveragePooling1D

@@ -52,40 +52,30 @@ def standardized_convolution() -> type[Layer]:
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class StandardizedConv2D(keras.layers.Conv2D):
-        """`Conv2D` with a standardised kernel."""
+        """`Conv2D` with a standardised kernel; with `scaled`, times a trained gain per channel."""
 
-        def convolution_op(self, inputs: Any, kernel: Any) -> Any:
-            return super().convolution_op(inputs, standardize(kernel))
+        def __init__(self, *settings: Any, scaled: bool = False, **options: Any) -> None:
+            super().__init__(*settings, **options)
+            self.scaled, self.gain = scaled, None
 
-        def plain_weights(self) -> list[np.ndarray]:
-            """Returns the weights of the equivalent ordinary layer."""
-            kernel = np.asarray(standardize(self.kernel))
-            return [kernel, *self.get_weights()[1:]]
-
-    return StandardizedConv2D
-
-
-@cache
-def gain_convolution() -> type[Layer]:
-    """Returns the layer with a gain per channel; the first call registers it with Keras."""
-    import keras
-
-    @keras.saving.register_keras_serializable(package="fedemb")
-    class GainConv2D(keras.layers.Conv2D):
-        """`Conv2D` with a standardised kernel scaled by a trained gain."""
+        def get_config(self) -> dict[str, object]:
+            return {**super().get_config(), "scaled": self.scaled}
 
         def build(self, input_shape: tuple[int, ...]) -> None:
             super().build(input_shape)
-            self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
+            if self.scaled:
+                self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
 
         # `Conv2D` saves and loads only its own weights, by index.
         def save_own_variables(self, store: MutableMapping[str, Tensor]) -> None:
             super().save_own_variables(store)
-            store["gain"] = self.gain
+            if self.gain is not None:
+                store["gain"] = self.gain
 
         def load_own_variables(self, store: MutableMapping[str, Tensor]) -> None:
             super().load_own_variables(store)
-            self.gain.assign(store["gain"])
+            if self.gain is not None:
+                self.gain.assign(store["gain"])
 
         def convolution_op(self, inputs: Any, kernel: Any) -> Any:
             return super().convolution_op(inputs, standardize(kernel, self.gain))
@@ -95,7 +85,7 @@ def gain_convolution() -> type[Layer]:
             kernel = np.asarray(standardize(self.kernel, self.gain))
             return [kernel, *(self.get_weights()[1:2] if self.use_bias else [])]
 
-    return GainConv2D
+    return StandardizedConv2D
 
 
 def plain_form(backbone: Model) -> Model:
@@ -106,13 +96,15 @@ def plain_form(backbone: Model) -> Model:
     """
     import keras
 
-    special = (standardized_convolution(), gain_convolution())
+    special = standardized_convolution()
     if not any(isinstance(layer, special) for layer in backbone.layers):
         return backbone
 
     def plain(layer: Layer) -> Layer:
-        kind = keras.layers.Conv2D if isinstance(layer, special) else type(layer)
-        return kind.from_config(layer.get_config())
+        settings = layer.get_config()
+        standardised = settings.pop("scaled", None) is not None
+        kind = keras.layers.Conv2D if standardised else type(layer)
+        return kind.from_config(settings)
 
     copy = keras.models.clone_model(backbone, clone_function=plain)
     for source, target in zip(backbone.layers, copy.layers, strict=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
 from fedemb.models.keras_backend import LayerMaker, Node
 from fedemb.models.keras_backend import keras_layers as layers
-from fedemb.models.layers import gain_convolution, standardized_convolution, whitened_layer
+from fedemb.models.layers import standardized_convolution, whitened_layer
 from fedemb.models.scattering import PATHS, scattering_layer
 
 
@@ -216,7 +217,7 @@ def _wrn_16_4(x: Node, model: ModelConfig) -> Node:
 
     2.7 million parameters. Blocks of (ReLU, GroupNorm, convolution) twice.
     """
-    conv = cast("LayerMaker", gain_convolution())
+    conv = cast("LayerMaker", partial(standardized_convolution(), scaled=True))
 
     def active(y: Node, name: str) -> Node:
         y = layers().ReLU(name=f"{name}_relu")(y)

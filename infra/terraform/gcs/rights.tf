@@ -137,22 +137,6 @@ resource "google_storage_bucket_iam_member" "ledger_read" {
   member   = local.member[each.key]
 }
 
-# A custom role counts in the project it was made in.
-moved {
-  from = google_project_iam_custom_role.witness
-  to   = google_project_iam_custom_role.rollback_anchor
-}
-
-moved {
-  from = google_storage_bucket_iam_member.witness
-  to   = google_storage_bucket_iam_member.rollback_anchor
-}
-
-moved {
-  from = google_storage_bucket_iam_member.witness_owners
-  to   = google_storage_bucket_iam_member.rollback_anchor_owners
-}
-
 resource "google_project_iam_custom_role" "rollback_anchor" {
   count       = var.rollback_anchor_project == null ? 0 : 1
   project     = var.rollback_anchor_project
