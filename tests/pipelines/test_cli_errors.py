@@ -29,7 +29,7 @@ SMALL = ("--set", "data.builtin.public_classes=2", "--set", "data.builtin.users=
         (("backbone", "get", "zzz", "-o", "FOLDER/b.keras"), 2, "'zzz' does not exist"),
         (("run", "--set", "pretraining={kind: import, import_path: /x.keras}"), 2, "not exist"),
         (("config", "-c", "FOLDER/binary.yaml"), 2, "not text"),
-        (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "images_per_user: "),
+        (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "s_per_user: "),
         (("make-data", "FOLDER", "--users", "300", "--image-size", "0"), 2, "--image-size"),
         (("make-data", "FOLDER/binary.yaml/x", "--users", "100"), 2, "could not write"),
         (("run", "--runs", "FOLDER/binary.yaml", "--data", "FOLDER/x.parquet", "--policy",
