@@ -46,11 +46,17 @@ if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
     from kfp.dsl.graph_component import GraphComponent
 
-_CLOSED: JsonObject = {
+CLOSED: JsonObject = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+AS_NOBODY: JsonObject = {
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""Security context of a pod."""
 
 
 def violations_of_hosts(runtime: JsonObject) -> Iterator[str]:
@@ -76,7 +82,7 @@ def violations_of_hosts(runtime: JsonObject) -> Iterator[str]:
             if any("value" not in variable for variable in held):
                 yield "hosts take a secret or a field of the cluster as variable; take it out"
             closed = object_at(container, "securityContext")
-            if {name: closed.get(name) for name in _CLOSED} != _CLOSED:
+            if {name: closed.get(name) for name in CLOSED} != CLOSED:
                 yield "hosts may write to their root or gain rights; compile with `fedemb compile`"
 
 
@@ -388,11 +394,7 @@ def _host_pod(wanted: StepResources, image: str) -> JsonObject:
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": AS_NOBODY,
         "nodeSelector": {**wanted.node_selector},
         "tolerations": [taint.model_dump(exclude_none=True) for taint in wanted.tolerations],
         "volumes": volumes,
@@ -405,7 +407,7 @@ def _host_pod(wanted: StepResources, image: str) -> JsonObject:
                     {"name": name, "value": value} for name, value in _promised(wanted).items()
                 ],
                 "resources": {"limits": resources, "requests": resources},
-                "securityContext": _CLOSED,
+                "securityContext": CLOSED,
                 "volumeMounts": mounts,
             }
         ],

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from fedemb.config import RunConfig
 from fedemb.errors import Refused, StorageError
 from fedemb.foundation.canonical_json import JsonObject
-from fedemb.pipelines.cluster.compile import Profile
+from fedemb.pipelines.cluster.compile import AS_NOBODY, CLOSED, Profile
 from fedemb.pipelines.cluster.kubernetes import Answer, KubernetesApi
 from fedemb.pipelines.cluster.rules import list_at, text_at, value_at
 from fedemb.pipelines.steps import rights_of_groups
@@ -452,19 +452,16 @@ def admission(doctor: Doctor) -> Iterator[str]:
 
 def thief(doctor: Doctor) -> Iterator[str]:
     """A pod without a step's label is refused a step's account: a dry run."""
-    closed: JsonObject = {
-        "allowPrivilegeEscalation": False,
-        "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    main: JsonObject = {"name": "main", "image": "none", "securityContext": closed}
+    main: JsonObject = {"name": "main", "image": "none", "securityContext": CLOSED}
     pod: JsonObject = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"generateName": "thief-"},
-        "spec": {"serviceAccountName": "fedemb-train", "containers": [main]},
+        "spec": {
+            "serviceAccountName": "fedemb-train",
+            "securityContext": AS_NOBODY,
+            "containers": [main],
+        },
     }
     answer = doctor.api.post(f"/api/v1/namespaces/{doctor.namespace}/pods?dryRun=All", pod)
     if answer.status == 201:

@@ -532,6 +532,3 @@ def choose_examples(counts: Sequence[int], max_examples: int) -> list[tuple[int,
     """
     places = [(turn, user) for user, count in enumerate(counts) for turn in range(count)]
     return sorted((user, turn) for turn, user in sorted(places)[:max_examples])
-
-
-__all__ = ["GroupIndex", "UserStore", "load_examples"]

@@ -37,16 +37,6 @@ from fedemb.storage import open_store
 if TYPE_CHECKING:
     from pyarrow import Array, Scalar
 
-__all__ = [
-    "Batch",
-    "Part",
-    "find_parts",
-    "read_part",
-    "read_public_images",
-    "read_some_public_images",
-    "split_part",
-]
-
 BATCH_ROWS = 256
 BATCH_BYTES = 8 << 20
 _NOT_HELD = (ValueError, OverflowError, LookupError, NotImplementedError)

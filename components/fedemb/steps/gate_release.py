@@ -195,6 +195,3 @@ def explain(reasons: Sequence[Reason]) -> str:
     if rest:
         text += f" (and {len(rest)} more: " + "; ".join(item.sentence for item in rest) + ")"
     return text
-
-
-__all__ = ["decide", "explain", "page", "run"]

@@ -139,7 +139,9 @@ def run(
     if config.purpose == "release" and (found is None or found.void is not None):
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
         check_before_charge(config, plan, ledger, run_id=run_id, start=start)
-        (rehearse or _rehearse)(config, plan, start[0])
+        if rehearse is None:
+            from fedemb.training.backend_rounds import rehearse  # loads the backend
+        rehearse(config, plan, start[0])
     bound = input_fingerprint or _bound_input(config, keys, run_id)
     content = _reserved_content(config, plan, bound)
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
@@ -149,12 +151,6 @@ def run(
     write_bytes(context.artifacts.reservation, record.data)
     _log_reservation(reservation)
     return record.json
-
-
-def _rehearse(config: RunConfig, plan: MechanismPlan, start: Path) -> None:
-    from fedemb.training.backend_rounds import rehearse  # loads the backend
-
-    rehearse(config, plan, start)
 
 
 def _earlier(ledger: Ledger, keys: KeyStore, run_id: str, attempt: int | None) -> Attempt | None:
