@@ -90,6 +90,8 @@ def make_data(
         "public_images_per_class": public_images_per_class,
         "seed": seed,
     }
+    if ":/" in str(output):
+        raise InputError(f"{output} is an address. Pass a folder of this machine.")
     changes = [f"data.builtin.{name}={number}" for name, number in numbers.items()]
     builtin = load_config("quickstart", changes).data.builtin
     private, public = output / "private.parquet", output / "public.parquet"

@@ -34,6 +34,7 @@ from fedemb.keys import LocalKeyStore, reservation_key_name
 from fedemb.ledger import records
 from fedemb.pipelines.cli.main import app
 from fedemb.reports import lineage
+from fedemb.storage import LocalStore
 from tests.kit.pipeline_runs import honest_run
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -161,6 +162,7 @@ def _fix(root: Path) -> None:
             return NOW
 
     records.datetime = lineage.datetime = Fixed
+    LocalStore.clock = lambda self: NOW
     create = LocalKeyStore.create
     LocalKeyStore.create = lambda self, name, key=None: create(self, name, key or _key_bytes(name))
     tempfile.tempdir = str(root / "tmp")

@@ -31,6 +31,7 @@ SMALL = ("--set", "data.builtin.public_classes=2", "--set", "data.builtin.users=
         (("config", "-c", "FOLDER/binary.yaml"), 2, "not text"),
         (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "s_per_user: "),
         (("make-data", "FOLDER", "--users", "300", "--image-size", "0"), 2, "--image-size"),
+        (("make-data", "s3://photos/drawn", "--users", "100"), 2, "a folder of this machine"),
         (("make-data", "FOLDER/binary.yaml/x", "--users", "100"), 2, "could not write"),
         (("run", "--runs", "FOLDER/binary.yaml", "--data", "FOLDER/x.parquet", "--policy",
           "FOLDER/policy", *SMALL), 2, "name another"),

@@ -253,7 +253,10 @@ def worse_than_previous_release(case: Case) -> Iterator[str]:
 CLOCK_TOLERANCE = timedelta(minutes=10)
 
 
-@Rule("correct the clocks, then run account_privacy again", waivable=True)
+@Rule(
+    "correct the clocks, then run account_privacy again; a wrong date of the commit needs a waiver",
+    waivable=True,
+)
 def clock_skewed(case: Case) -> Iterator[str]:
     """Report dated after the commit and not in the future."""
     made, commit = datetime.fromisoformat(case.report.time), case.attempt.commit

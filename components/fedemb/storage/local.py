@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fedemb.errors import InputError, StorageError
@@ -91,6 +92,13 @@ class LocalStore(Store):
         with self._sentences("read"):
             path = self._path(name)
             return file_digest(path) if path.is_file() else None
+
+    def clock(self) -> datetime | None:
+        """Returns the time of the file system: of its server, if it is a network file system."""
+        if not self._root.is_dir():
+            return None
+        with self._sentences("written"), tempfile.TemporaryFile(dir=self._root) as file:
+            return datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
 
     def upload_tree(self, local: Path, prefix: str) -> dict[str, str]:
         """See `Store.upload_tree`; a new tree appears in one rename and needs no index."""

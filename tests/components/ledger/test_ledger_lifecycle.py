@@ -506,16 +506,31 @@ def test_terms_of_a_policy_are_fixed_for_life(kit):
 # ---- what the world does to a store -----------------------------------------------------------
 
 
+def _at(year):
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return cls(year, 1, 1, tzinfo=zone)
+
+    return Wrong
+
+
+@pytest.mark.parametrize("year", [1999, 2099])
+def test_process_with_another_clock_than_the_file_system_writes_nothing(kit, monkeypatch, year):
+    """A commit dated ten years ahead would block its release until then."""
+    ledger = kit.open()
+    monkeypatch.setattr("fedemb.ledger.records.datetime", _at(year))
+    with pytest.raises(StorageError, match="Nothing was written"):
+        ledger.reserve(run_id="today", content=kit_.content())
+    assert kit.open().head.sequence == 0
+
+
 def test_times_never_go_back_when_the_clock_does(kit, monkeypatch):
     ledger = kit.open()
     before = ledger.reserve(run_id="today", content=kit_.content())
 
-    class Past(datetime):
-        @classmethod
-        def now(cls, zone=None):
-            return cls(1999, 1, 1, tzinfo=zone)
-
-    monkeypatch.setattr("fedemb.ledger.records.datetime", Past)
+    monkeypatch.setattr("fedemb.ledger.records.datetime", _at(1999))
+    monkeypatch.setattr(LocalStore, "clock", lambda _: None)
     assert ledger.reserve(run_id="tomorrow", content=kit_.content()).sequence == 2
     records = kit.open().chain.records
     assert records[2].time == records[before.sequence].time
