@@ -251,7 +251,18 @@ def train_centralized(
         augmentation=local.augmentation,
     )
     if training.algorithm == "dp_sgd":  # a classifier has its head already
-        minimize(backbone, [], _cross_entropy, images, labels, schedule=schedule, seed=seed)
+        import tensorflow as tf
+
+        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+        minimize(
+            backbone,
+            [],
+            lambda embed, _, batch, wanted, __: tf.reduce_mean(entropy(wanted, embed(batch))),
+            images,
+            labels,
+            schedule=schedule,
+            seed=seed,
+        )
     else:
         pretrain(backbone, images, labels, schedule, seed=seed)
     return backbone
@@ -274,17 +285,3 @@ def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFo
     trained = without_public_features(backbone)
     train_centralized(trained, images, labels, config.training, epochs=epochs)
     return backbone
-
-
-def _cross_entropy(
-    embed: Embed,
-    extra: Sequence[TfTensor],
-    batch: TfTensor,
-    wanted: TfTensor,
-    words: TfTensor,
-) -> TfTensor:
-    import tensorflow as tf
-
-    del extra, words
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, embed(batch))
-    return tf.reduce_mean(losses)
