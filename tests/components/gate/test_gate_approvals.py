@@ -291,6 +291,7 @@ def test_approval_in_time_counts_at_any_later_decision(half, run, bob, deadline)
 
 def test_approval_after_the_deadline_never_counts(half, run, bob, deadline, monkeypatch):
     with monkeypatch.context() as late:
+        late.setattr("fedemb.storage.LocalStore.clock", lambda _: None)
         late.setattr("fedemb.ledger.records.datetime", clock_at(deadline + timedelta(seconds=1)))
         approve(run, bob)
     assert len(run.ledger().state.decisions) == 2
