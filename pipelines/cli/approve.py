@@ -94,6 +94,9 @@ def approve(
         raise InputError("Pass --key to approve, or --waive with --keys and --reason.")
     if cluster.host and not run.exists() and not (runs / run).exists():
         kubeflow, waiting = waiting_run(str(run), cluster, package)
+        if waiting.released:
+            say(f"run {waiting.released} released this model; nothing was signed or started")
+            return
         anchor = waiting.config.storage.rollback_anchor
         candidate = Candidate(
             waiting.report, waiting.utility, waiting.verdict, waiting.ledger, anchor
@@ -321,10 +324,8 @@ def start_release(
         package = package or waiting.stored.write_package(Path(folder))
         check_cluster_first(kubeflow.namespace, cluster.profile, [waiting.config])
         run = waiting.release(kubeflow, objects(kubeflow.namespace), package)
-    if run.started:
-        say(f"release: run {run.run_id} decides again from gate_release, without training")
-    else:
-        say(f"release: run {run.run_id} is already {run.state}")
+    again = "decides again from gate_release, without training"
+    say(f"release: run {run.run_id} {again if run.started else f'is already {run.state}'}")
 
 
 @app.command()

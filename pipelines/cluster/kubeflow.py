@@ -347,9 +347,10 @@ class Kubeflow:
             )
             if not error.status or error.status >= 500:
                 raise OutcomeUnknown(answered) from error
-            raise StorageError(
-                f"{answered}. Check the address, the token and the role of the account."
-            ) from error
+            remedy = "Check the address, the token and the role of the account"
+            if error.status == 409:
+                remedy = "Another command made the same at this moment. Run the command again"
+            raise StorageError(f"{answered}. {remedy}.") from error
         except (urllib3.exceptions.HTTPError, TimeoutError, OSError) as error:
             raise OutcomeUnknown(
                 f"Kubeflow API at {self.host} does not answer ({type(error).__name__}). Check the "

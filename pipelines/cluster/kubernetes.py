@@ -8,6 +8,7 @@ while no list of Kubeflow's shows them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -190,22 +191,18 @@ class ClusterObjects:
 
     def pipeline_root(self) -> str | None:
         """Returns the public root of the namespace; None: it cannot be read."""
-        try:
-            path = f"/api/v1/namespaces/{self.namespace}/configmaps/kfp-launcher"
-            reply = self._api.get(path) if self._api is not None else None
-        except StorageError:
-            return None
-        if reply is None or reply.status != 200:
-            return None
-        return text_at(reply.body, "data", "defaultPipelineRoot") or None
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps/kfp-launcher"
+        with contextlib.suppress(StorageError):
+            if self._api is not None:
+                return text_at(self._api.get(path).body, "data", "defaultPipelineRoot") or None
+        return None
 
-    def delete_scheduled_workflow(self, name: str) -> bool:
-        """Deletes one; returns whether it is gone."""
+    def delete_scheduled_workflow(self, name: str) -> None:
+        """Deletes one; a disabled one that stays does no harm."""
         path = self._path("kubeflow.org/v1beta1", "scheduledworkflows")
-        try:
-            return self._api is not None and self._api.delete(f"{path}/{name}").status in (200, 404)
-        except StorageError:
-            return False
+        with contextlib.suppress(StorageError):
+            if self._api is not None:
+                self._api.delete(f"{path}/{name}")
 
     def _list(self, group: str, kind: str) -> list[JsonObject] | None:
         items: list[JsonObject] = []

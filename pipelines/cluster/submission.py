@@ -342,8 +342,12 @@ def submit(
     versions = kubeflow.version_names().values()
     if not again:
         if alive := next((run for run in earlier if run.alive), None):
-            if not alive.state and workflows is not None:
-                _refuse_without_workflow(alive, workflows)
+            driven = workflows is None or alive.run_id in {item.run_id for item in workflows}
+            if not alive.state and not driven:  # it will never end by itself
+                raise StorageError(
+                    f"Run {alive.run_id} of this configuration is listed without a state, and its "
+                    "Workflow was deleted, so it never ends. Pass --again to start another one."
+                )
             return Submitted(alive.run_id, started=False, state=alive.state)
         _refuse_unlisted(request, earlier, workflows, versions, kubeflow)
     name = _name(request, key, earlier, workflows or ())
@@ -377,15 +381,6 @@ def _refuse_unlisted(
             "An earlier submission of this configuration reached Kubeflow, and its run may be "
             "alive: it is not listed, and Workflows are not readable from here. "
             f"{_find_created_run(kubeflow.namespace, key)}. If no pod runs, pass --again."
-        )
-
-
-def _refuse_without_workflow(run: ListedRun, workflows: Sequence[Workflow]) -> None:
-    """Refuses a listed run that no Workflow belongs to: it will never end by itself."""
-    if run.run_id not in {workflow.run_id for workflow in workflows}:
-        raise StorageError(
-            f"Run {run.run_id} of this configuration is listed without a state, and its Workflow "
-            "was deleted, so it never ends. Pass --again to start another one."
         )
 
 

@@ -44,6 +44,8 @@ class WaitingRun:
     utility: Written[AnyUtility]
     verdict: Written[VerdictDocument] | None
     """Newest verdict about the report; None: the gate has not decided about it."""
+    released: str | None
+    """Id of the run that released it; None: none did."""
 
     @property
     def ledger(self) -> str:
@@ -87,6 +89,7 @@ def read_waiting(kubeflow: Kubeflow, cluster: ClusterObjects, run_id: str) -> Wa
     if first := _RESUMES.search(stored.name):
         stored = kubeflow.run(first[1])
     config = _config(stored)
+    resumed = kubeflow.runs_named(f"(resumes {stored.run_id})")
     earlier = earlier_outputs(kubeflow, cluster, config, stored.run_id, LAST)
     signed = parse(_read(earlier.artifacts["privacy_report"]), PrivacyReport, "privacy_report")
     utility = _read(earlier.artifacts["utility_report"])
@@ -103,6 +106,7 @@ def read_waiting(kubeflow: Kubeflow, cluster: ClusterObjects, run_id: str) -> Wa
         report=signed,
         utility=parse(utility, utility_kind(config.task), "utility_report"),
         verdict=newest_verdict(item for item in verdicts if item.body.report_sha == signed.sha),
+        released=next((run.run_id for run in resumed if run.state == "SUCCEEDED"), None),
     )
 
 

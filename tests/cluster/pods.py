@@ -69,33 +69,6 @@ class Asker:
         """Whether this pod would be made in the namespace of the runs."""
         return self.post("/api/v1/namespaces/fedemb/pods?dryRun=All", pod, user, group)
 
-    def may(self, account: str, verb: str, group: str, resource: str, name: str) -> bool:
-        """Whether RBAC lets a service account of the namespace do this."""
-        resource, _, sub = resource.partition("/")
-        attributes = {
-            "namespace": "fedemb",
-            "verb": verb,
-            "group": group,
-            "resource": resource,
-            "subresource": sub,
-            "name": name,
-        }
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {
-                "user": f"system:serviceaccount:fedemb:{account}",
-                "groups": [
-                    "system:serviceaccounts",
-                    "system:serviceaccounts:fedemb",
-                    "system:authenticated",
-                ],
-                "resourceAttributes": attributes,
-            },
-        }
-        answer = self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
-        return bool(answer.body["status"]["allowed"])
-
 
 def compiled(folder: Path, *profiles: str | Path) -> dict[str, dict[str, Any]]:
     """Step -> its pod, compiled with these profiles."""

@@ -132,6 +132,9 @@ def test_repeated_approval_signs_and_starts_nothing_twice(world):
     (made,) = world.later_runs()
     by_later = world.approve("ada", made["run_id"])  # the id of the release run is understood
     assert "is already PENDING" in by_later
+    made["state"] = "SUCCEEDED"
+    assert f"run {made['run_id']} released this model" in world.approve("ada")
+    assert len(world.later_runs()) == 1
 
 
 def test_bent_report_in_the_public_root_is_refused(world):

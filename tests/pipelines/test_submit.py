@@ -101,6 +101,13 @@ def test_other_configurations_and_an_explicit_again_start_runs(submit, kfp):
     assert len(kfp.runs) == 3
 
 
+def test_the_loser_of_two_submits_is_told_to_run_again(submit, kfp, monkeypatch):
+    _run_of(submit())
+    monkeypatch.setattr("fedemb.pipelines.cluster.kubeflow.Kubeflow._versions", lambda *_: {})
+    assert "Run the command again" in str(submit("--again").exception), "uploaded in between"
+    assert len(kfp.runs) == 1
+
+
 def test_pods_and_version_have_the_key_as_a_label(submit, kfp):
     name = kfp.runs[_run_of(submit())]["display_name"]
     key = re.search("([0-9a-f]{16})-1", name)[1]

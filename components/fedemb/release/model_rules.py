@@ -308,8 +308,8 @@ def no_approval_by_deadline(case: Case) -> Iterator[str]:
 
 
 @Rule(
-    "ask the approvers to read the report and run `fedemb approve`, then resume with `fedemb run "
-    "--resume RUN --from gate_release`",
+    "ask the approvers to read the report and run `fedemb approve RUN`. With `--host` the last "
+    "approval releases on the cluster; elsewhere run `fedemb run --resume RUN --from gate_release`",
     applies=lambda case: case.ledger.terms.approvals != 0,
     value=_given,
     limit=_needed,
