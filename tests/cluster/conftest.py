@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +16,12 @@ import pytest
 from control_plane import PATIENCE, ControlPlane
 from pods import Asker, plain
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "pipelines"))
+from test_cluster_pages import lines_of, quickstart
+
 INFRA = Path(__file__).parents[2] / "infra"
+COLUMN = {"gke": "GKE", "s3": "S3", "laptop": "Laptop"}
+"""Overlay -> its column of the quickstart."""
 CONTROLLER = "system:serviceaccount:kubeflow:argo"
 FRAME = [
     {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -56,11 +62,12 @@ def applied(plane, tmp_path_factory) -> Callable[[str], AbstractContextManager[N
     @contextmanager
     def apply(name: str) -> Iterator[None]:
         folder = tmp_path_factory.mktemp("deploy")
-        block = page_block("cp -r infra/kustomize deploy")
-        block = block.replace("REGISTRY/", "registry.example/")
-        block = block.replace("overlays/gke", f"overlays/{name}")
+        lines = lines_of(quickstart(COLUMN[name]))
+        start = next(at for at, line in enumerate(lines) if line.startswith("cp -r infra"))
+        end = next(at for at, line in enumerate(lines) if "launcher.yaml" in line)
+        block = "\n".join(lines[start : end + 1])
         shutil.copytree(INFRA, folder / "infra")
-        environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
+        environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "OVERLAY": name}
         done = subprocess.run(
             ["bash", "-c", block],
             cwd=folder,
@@ -72,7 +79,7 @@ def applied(plane, tmp_path_factory) -> Callable[[str], AbstractContextManager[N
         assert done.returncode == 0, done.stderr
         assert "Warning" not in done.stderr
         wait_until_in_force(plane)
-        plane.deployed = folder / "deploy" / "overlays" / name
+        plane.deployed = folder / "deploy" / "kustomize" / "overlays" / name
         yield
         plane.kubectl("delete", "-k", str(plane.deployed), "--ignore-not-found", "--wait=true")
         plane.apply(*FRAME)

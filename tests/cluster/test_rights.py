@@ -160,7 +160,7 @@ def _object(plane, *words: str) -> dict:
     return json.loads(plane.kubectl("get", *words, "-o", "json"))
 
 
-@pytest.mark.parametrize("overlay_name", ["gke", "s3"])
+@pytest.mark.parametrize("overlay_name", ["gke", "s3", "laptop"])
 @pytest.mark.usefixtures("profile")
 def test_overlay_applies_by_the_lines_of_the_quickstart(plane, applied, overlay_name):
     with applied(overlay_name):
@@ -168,7 +168,7 @@ def test_overlay_applies_by_the_lines_of_the_quickstart(plane, applied, overlay_
         assert labels[PROFILE_LABEL] == "kubeflow-profile"
         assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
         launcher = _object(plane, "configmap", "kfp-launcher", "-n", "fedemb")
-        scheme = {"gke": "gs", "s3": "s3"}[overlay_name]
+        scheme = "gs" if overlay_name == "gke" else "s3"
         assert launcher["data"]["defaultPipelineRoot"].startswith(f"{scheme}://")
         assert launcher["data"]["clusterDomain"] == LAUNCHER["data"]["clusterDomain"]
         # Applying the overlay again conflicts with nothing.

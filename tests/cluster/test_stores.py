@@ -1,4 +1,4 @@
-"""The stores of the overlay s3: MinIO, set up by the lines of docs/cluster/reference.md."""
+"""The stores of the overlay s3: MinIO, set up by infra/s3/create_stores.sh."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def stores(plane, applied, tmp_path_factory):
     with applied("s3"):
         made = Stores(binaries, folder, plane.kubeconfig)
         try:
-            made.sh(page_block("for name in public private releases"))
+            made.sh("infra/s3/create_stores.sh mc store")
             made.sh(page_block("mc mb --with-lock store/fedemb-rollback-anchor"))
             made.sh("mc mb store/photos")
             for group, row in rights_of_groups().items():

@@ -33,7 +33,7 @@ from tests.kit.rights_fence import Fence, FencedBucket, FencedKeys
 from tests.kit.sealed_bundle import seal
 
 INFRA = Path(__file__).parents[2] / "infra"
-OVERLAYS = ["gke", "s3"]
+OVERLAYS = ["gke", "s3", "laptop"]
 GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
 KUBERNETES = "1.36"
 
@@ -149,6 +149,12 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
     assert set(claims) == {
         "fedemb-keys-policy",
         *(name for held in admitted.values() for name in held),
+    }
+    owner = yaml.safe_load((INFRA / "kustomize/overlays/s3/owner.yaml").read_text())["spec"]
+    assert set(claims) == {
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in owner["volumes"]
+        if "persistentVolumeClaim" in volume
     }
     hard = _of_kind(manifests, "ResourceQuota")["fedemb"]["spec"]["hard"]
     assert int(hard["persistentvolumeclaims"]) > len(claims)
