@@ -201,6 +201,10 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
     return Spent(epsilon, terms.delta, "renyi_filter", order, len(charges))
 
 
+LARGEST_LOSS = 1e9
+"""Bound on a declared epsilon or rho, far above any that protects: its square is finite."""
+
+
 def external_charge(terms: PolicyTerms, declared: ChargeRecord, sequence: int = -1) -> Charge:
     """Returns the charge of a declared loss.
 
@@ -230,10 +234,10 @@ def external_charge(terms: PolicyTerms, declared: ChargeRecord, sequence: int = 
     loss = rho if epsilon is None else epsilon
     if loss is None or None not in (epsilon, rho) or (delta and epsilon is None):
         raise Refused("declare the loss once: pass --epsilon, with --delta if it has one, or --rho")
-    if not (0 < loss < math.inf and 0 <= delta < 1):
+    if not (0 < loss < LARGEST_LOSS and 0 <= delta < 1):
         raise Refused(
-            f"the declared loss is {loss:g} with delta {delta:g}; pass a positive number, and a "
-            "delta in [0, 1)"
+            f"the declared loss is {loss:g} with delta {delta:g}; pass a positive number below "
+            f"{LARGEST_LOSS:g}, and a delta in [0, 1)"
         )
     event = ZCDpEvent(rho=loss, xi=0.0)
     if epsilon is not None:

@@ -572,7 +572,11 @@ class RoundAudit:
 
 
 def _record(read: Callable[[int], RoundRecord | None], number: int) -> RoundRecord:
-    """Returns the record of a committed round."""
+    """Returns the record of a committed round; raises ArtifactError if it is gone."""
     record = read(number)
-    assert record is not None, f"round {number} is committed"
+    if record is None:
+        raise ArtifactError(
+            f"The record of round {number}, which was committed, is gone. Restore the working "
+            "state of the run from a backup."
+        )
     return record

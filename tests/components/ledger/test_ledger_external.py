@@ -145,7 +145,7 @@ def test_loss_is_declared_in_exactly_one_valid_form(kit, form):
         kit.open().charge(body(**form), kit.owner)
 
 
-@pytest.mark.parametrize("epsilon", [math.nan, math.inf])
+@pytest.mark.parametrize("epsilon", [math.nan, math.inf, 1e308])
 def test_loss_that_is_no_number_is_refused(kit, epsilon):
     fields = {**vars(body(epsilon=1.0)), "epsilon": epsilon}
     with pytest.raises(Refused, match="declared loss"):

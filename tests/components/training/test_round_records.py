@@ -164,6 +164,13 @@ def test_resume_refuses_a_gap_in_the_records(killed):
         killed.train()
 
 
+def test_resume_refuses_a_checkpoint_ahead_of_its_records(killed):
+    for index in (3, 4, 5):
+        record_path(killed.private / "train" / "attempt-1", index).unlink()
+    with pytest.raises(ArtifactError, match="record of round 3, which was committed, is gone"):
+        killed.train()
+
+
 @pytest.mark.long
 def test_resume_without_a_change_ends_with_a_model(killed):
     """Control for the tests above."""
