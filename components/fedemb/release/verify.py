@@ -29,6 +29,9 @@ from fedemb.release.model_card import release_headline
 from fedemb.release.rule import Verdict
 from fedemb.reports.privacy_words import all_runs, report_sentence
 
+_READER = Path(__file__).parent.parent / "data" / "photos.py"
+"""Reader of photos, which every bundle ships; its users execute it."""
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -100,6 +103,11 @@ def _problems(
         _check_name(manifest, evidence, report)
         parts.check_marker(found, manifest)
         _check_verdict(bundle, manifest.body, report, trust)
+        if read_regular(bundle / parts.PREPROCESSING) != _READER.read_bytes():
+            problems.append(
+                f"{parts.PREPROCESSING} is not that of this package. Verify with the version that "
+                "released it"
+            )
     except Exception as error:  # an incomplete check is a problem
         problems.append(sentence_of(error))
     try:

@@ -65,6 +65,19 @@ def test_marker_that_is_not_the_manifest_of_its_bundle_is_refused(released_run):
         parts.check_marker(found, other)
 
 
+def test_reader_of_photos_that_the_release_key_signed_anew_is_refused(released_run, tmp_path):
+    """Users of a bundle execute it, so whoever holds the key could run code on their machines."""
+    run = honest_run.copy_of(released_run, tmp_path / "run")
+    tree = run.root / "releases" / "glyphs" / "1.0"
+    with (tree / parts.PREPROCESSING).open("a") as file:
+        file.write("print('here')\n")
+    named = parse((tree / parts.MANIFEST).read_bytes(), ReleaseManifest, "manifest").body
+    (tree / parts.MANIFEST).unlink()
+    signer = Signer.current(run.keys, "release", run.ledger().chain.trust)
+    parts.write_manifest(tree, named.identity, signer)
+    assert "preprocessing.py is not that of this package" in " ".join(run.problems())
+
+
 @pytest.mark.parametrize("signed", [False, True], ids=["theirs", "ours"])
 def test_marker_of_a_bundle_of_a_stranger_is_refused(allowed_run, tmp_path, signed):
     """A whole bundle of the same name, model and run, signed by keys of another policy owner."""

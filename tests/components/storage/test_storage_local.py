@@ -251,6 +251,7 @@ READ_ELSEWHERE = {
     "components/fedemb/partition/check.py open": MEMORY,
     "components/fedemb/partition/transforms.py load": SCRATCH,
     "components/fedemb/release/released.py read_bytes": SCRATCH,
+    "components/fedemb/release/verify.py read_bytes": OURS,
     "components/fedemb/reports/report.py read_text": OURS,
     "components/fedemb/runtime/provenance.py read_bytes": OURS,
     "components/fedemb/runtime/step_context.py read_bytes": OURS,

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from fedemb.documents.model import stored_tensors
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.release.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
+from fedemb.release.verify import _READER
 
 
 def load_whitelisted(path, start, model):
@@ -18,8 +19,8 @@ def save_for_serving(backbone, model, folder):
 
 
 def save_preprocessing(backbone, config, bundle, served):
-    for name in (PREPROCESSING, PARITY):
-        (bundle / name).write_text("as the real one's")
+    (bundle / PREPROCESSING).write_bytes(_READER.read_bytes())
+    (bundle / PARITY).write_text("as the real one's")
 
 
 def check_parity(bundle):
