@@ -19,7 +19,7 @@ from fedemb.errors import ConfigError, InputError, Refused
 from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cli.cluster import ClusterOptions, check_cluster_first, connect, objects
 from fedemb.pipelines.cli.ledger import Act, ReasonOption, app, reason_text
-from fedemb.pipelines.cli.options import RunsOption, grouped
+from fedemb.pipelines.cli.options import PolicyOption, RunsOption, grouped
 from fedemb.pipelines.output import escaped, say
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Waiver:
         str | None,
         typer.Option(help="Code of a gate rule to waive for this model, instead of an approval."),
     ] = None
+    policy: PolicyOption = None
     keys: Annotated[
         str | None, typer.Option("--keys", help="Key store of the policy owner, for --waive.")
     ] = None
@@ -91,7 +92,7 @@ def approve(
     Example: fedemb approve RUN_ID --key ada --host https://kubeflow.example/pipeline
     """
     if (key is None) == (waiver.waive is None):
-        raise InputError("Pass --key to approve, or --waive with --keys and --reason.")
+        raise InputError("Pass --key to approve, or --waive with --policy and --reason.")
     if cluster.host and not run.exists() and not (runs / run).exists():
         kubeflow, waiting = waiting_run(str(run), cluster, package)
         if waiting.released:
@@ -140,14 +141,16 @@ def decide(candidate: Candidate, key: Path | None, waiver: Waiver, *, yes: bool)
     from fedemb.keys import open_key_store
     from fedemb.keys.trust import Signer
     from fedemb.ledger import Reservation
+    from fedemb.pipelines.run.load_config import PolicyPlaces
 
     report, body, code = candidate.report, candidate.report.body, waiver.waive
-    reason, key_store = "", open_key_store(waiver.keys) if waiver.keys else None
+    keys = PolicyPlaces(keys=waiver.keys).in_folder(waiver.policy).keys
+    reason, key_store = "", open_key_store(keys) if keys else None
     if code is not None:
         reason = reason_text(waiver.reason)
         require_waivable(code)
         if key_store is None:
-            raise InputError("A waiver is signed by the policy owner. Pass --keys.")
+            raise InputError("A waiver is signed by the policy owner. Pass --policy or --keys.")
     opened = _opened(candidate, key_store)
     attempt = opened.state.attempts.get((body.run_id, body.attempt))
     if attempt is None:
@@ -340,8 +343,8 @@ def approvers(
 ) -> None:
     """Set the people who may approve releases. For the policy owner.
 
-    Example: fedemb ledger approvers anna=anna.pub ben=ben.pub --ledger policy/ledger --keys
-    policy/keys --reason "release managers"
+    Example: fedemb ledger approvers anna=anna.pub ben=ben.pub --policy policy --reason
+    "release managers"
     """
     from fedemb.ledger import name_approvers
 

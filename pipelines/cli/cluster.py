@@ -13,7 +13,7 @@ import typer
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.pipelines.cli.options import SetOption, grouped
+from fedemb.pipelines.cli.options import BeamOption, SetOption, grouped
 from fedemb.pipelines.output import say, say_block
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ class RunOptions:
     service_account: Annotated[
         str | None, typer.Option(help="Service account that drives the run.")
     ] = "fedemb-run"
-    beam_option: Annotated[
-        list[str] | None, typer.Option(help="Option of the Beam engine; repeatable.")
-    ] = None
+    beam: BeamOption = None
     mlflow: Annotated[
         str | None,
         typer.Option(help="Tracking server of MLflow that receives the ended run, http(s)://."),
@@ -145,7 +143,7 @@ def submit(
     loaded = load_config(config, set_ or [])
     check_package(package, config=loaded)
     say(f"package: sha256 {checked_digest(package, cluster.profile or ())}")
-    beam_options = tuple(options.beam_option or ())
+    beam_options = tuple(options.beam or ())
     run_arguments(loaded, beam_options, options.mlflow)
     plan = document(loaded)
     promised = guarantee_sentence(plan.guarantee)

@@ -9,11 +9,13 @@ import typer
 
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.data import counted
-from fedemb.pipelines.cli.options import TrustOption, quiet, require_released
+from fedemb.pipelines.cli.options import Owner, grouped, quiet, require_released
 from fedemb.pipelines.output import say
 
 
+@grouped
 def embed(
+    *,
     photos: Annotated[str, typer.Argument(help="Folder of photos, or Parquet.")],
     model: Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")],
     output: Annotated[
@@ -22,7 +24,7 @@ def embed(
     id_column: Annotated[
         str | None, typer.Option(help="Parquet: column that names the rows.")
     ] = None,
-    trust: TrustOption = None,
+    owner: Owner,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Use a folder that no trusted key vouches for.")
     ] = False,
@@ -32,11 +34,12 @@ def embed(
     For classifiers, writes `probabilities` and `class` instead of `embedding`. A file that is not a
     photo gets a `reason` instead.
 
-    Example: fedemb embed photos/ -m BUNDLE --trust trust.json -o embeddings.parquet
+    Example: fedemb embed photos/ -m BUNDLE --policy policy -o embeddings.parquet
     """
     if not output.endswith(".parquet"):
         raise InputError(f"The output {output} does not end in .parquet. Add the ending.")
-    require_released(model, trust, insecure=insecure)
+    if not insecure:
+        require_released(model, owner.places().named("trust"))
     with quiet():
         from fedemb.partition.check import LEFT_OUT
         from fedemb.release.embed_photos import embed_photos

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import InputError, Refused
-from fedemb.pipelines.cli.options import JsonOption, SetOption, grouped
+from fedemb.pipelines.cli.options import JsonOption, PolicyOption, SetOption, TrustOption, grouped
 from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from fedemb.keys import KeyStore
     from fedemb.ledger import Ledger
     from fedemb.ledger.state import LedgerState
+    from fedemb.pipelines.run.load_config import PolicyPlaces
 
-LedgerOption = Annotated[
-    str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
-]
-KeysOption = Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")]
-PolicyOption = Annotated[
-    str | None, typer.Option("--policy", help="Policy; default: the only policy of the ledger.")
+PolicyIdOption = Annotated[
+    str | None, typer.Option("--policy-id", help="Policy; default: the only one of the ledger.")
 ]
 RollbackAnchorOption = Annotated[
     str | None,
@@ -49,13 +46,31 @@ app = typer.Typer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Act:
+class Where:
+    """Options that say where a policy is: in a folder, or each store by itself."""
+
+    policy: PolicyOption = None
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
+    ] = None
+    keys: Annotated[
+        str | None, typer.Option("--keys", help="Key store: a folder or gsm://project.")
+    ] = None
+
+    @property
+    def places(self) -> PolicyPlaces:
+        """The ledger and the key store."""
+        from fedemb.pipelines.run.load_config import PolicyPlaces
+
+        return PolicyPlaces(self.ledger, self.keys).in_folder(self.policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Act(Where):
     """Options of an act on a policy that is recorded with a reason."""
 
-    ledger: LedgerOption
-    keys: KeysOption
     reason: ReasonOption = ""
-    policy: PolicyOption = None
+    policy_id: PolicyIdOption = None
     rollback_anchor: RollbackAnchorOption = None
 
     def open(self) -> tuple[Ledger, KeyStore]:
@@ -68,8 +83,9 @@ class Act:
         from fedemb.ledger import check_high_water, find_rollback_anchor
         from fedemb.pipelines.cli.ledger_summary import load
 
-        opened = load(self.ledger, self.policy, None, signatures=True)
-        key_store, named = open_key_store(self.keys), [self.rollback_anchor or ""]
+        opened = load(self.places.named("ledger"), self.policy_id, None, signatures=True)
+        key_store = open_key_store(self.places.named("keys"))
+        named = [self.rollback_anchor or ""]
         anchor = find_rollback_anchor(opened, [*filter(None, named)])
         check_high_water(opened, key_store, anchor)
         return opened, key_store
@@ -82,8 +98,7 @@ def void(
 ) -> None:
     """Return the reservation of a run that will not train; refused once training was bound.
 
-    Example: fedemb ledger void week-2 --ledger policy/ledger --keys policy/keys --reason
-    "wrong data"
+    Example: fedemb ledger void week-2 --policy policy --reason "wrong data"
     """
     from fedemb.ledger.records import Reservation
 
@@ -103,9 +118,10 @@ def void(
 
 
 @app.command(name="rotate-keys")
+@grouped
 def rotate(
-    ledger: LedgerOption,
-    keys: KeysOption,
+    *,
+    where: Where,
     reason: ReasonOption,
     role: Annotated[
         list[str] | None, typer.Option("--role", help="Role of the key; repeatable; default: all.")
@@ -122,8 +138,7 @@ def rotate(
 
     Earlier signatures of a retired key stay trusted; later ones are not.
 
-    Example: fedemb ledger rotate-keys --ledger policy/ledger --keys policy/keys --reason
-    "yearly rotation"
+    Example: fedemb ledger rotate-keys --policy policy --reason "yearly rotation"
     """
     from fedemb.documents.ledger_record import KeysRecord
     from fedemb.keys import open_key_store
@@ -134,8 +149,8 @@ def rotate(
     if unknown:
         raise InputError(f"--role {unknown[0]!r} is unknown. Pass one of {', '.join(ROLES)}.")
     written = rotate_keys(
-        ledger,
-        open_key_store(keys),
+        where.places.named("ledger"),
+        open_key_store(where.places.named("keys")),
         reason_text(reason),
         role or ROLES,
         rollback_anchors=rollback_anchor or (),
@@ -189,8 +204,8 @@ def charge(
 ) -> None:
     """Charge a private release that was made elsewhere on the same users. For the policy owner.
 
-    Example: fedemb ledger charge survey-2027 --rho 0.1 --ledger policy/ledger --keys policy/keys
-    --reason "Quarterly survey of the analytics team"
+    Example: fedemb ledger charge survey-2027 --rho 0.1 --policy policy --reason
+    "Quarterly survey"
     """
     from fedemb.documents.ledger_record import ChargeRecord
     from fedemb.ledger import as_owner
@@ -209,25 +224,17 @@ def charge(
         say(f"  {block}: epsilon {epsilon:.4g} -> {after:.4g} of the cap {cap:g}{over}")
 
 
-TrustOption = Annotated[
-    Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
-]
-MarksOption = Annotated[
-    str | None, typer.Option("--keys", help="Key store; refuses a ledger older than its markers.")
-]
 ConfigOption = Annotated[
     str | None, typer.Option("--config", "-c", help="Configuration to price: YAML file or preset.")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Options of a command that reads a ledger."""
+class Reading(Where):
+    """Options of a command that reads a ledger; the keys refuse one older than their markers."""
 
-    ledger: LedgerOption
-    policy: PolicyOption = None
+    policy_id: PolicyIdOption = None
     trust: TrustOption = None
-    keys: MarksOption = None
     rollback_anchor: RollbackAnchorOption = None
 
     def open(self, policy: str | None = None, *, signatures: bool) -> Ledger:
@@ -236,24 +243,27 @@ class Reading:
         from fedemb.pipelines.cli.ledger_summary import load
 
         trust = TrustStore.load(self.trust) if self.trust else None
-        return load(self.ledger, self.policy or policy, trust, signatures=signatures)
+        root = self.places.named("ledger")
+        return load(root, self.policy_id or policy, trust, signatures=signatures)
 
     def marks(self, ledger: Ledger) -> int | None:
         """Returns the number of markers the ledger matches; None: their location is unknown."""
         from fedemb.keys import open_key_store
         from fedemb.ledger import check_high_water
 
-        if self.keys is None and self.rollback_anchor is None:
+        named = self.places.keys
+        if named is None and self.rollback_anchor is None:
             return None
-        keys = open_key_store(self.keys) if self.keys else None
+        keys = open_key_store(named) if named else None
         return check_high_water(ledger, keys, self.rollback_anchor)
 
 
 @app.command()
+@grouped
 def init(
+    *,
     config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
-    ledger: LedgerOption,
-    keys: KeysOption,
+    where: Where,
     set_: SetOption = None,
     trust_output: Annotated[
         Path | None, typer.Option(help="File to write the public keys to, for recipients.")
@@ -281,7 +291,8 @@ def init(
 
     settings = load_config(config, set_ or [])
     series = series_of(settings, plan_mechanism(settings))
-    key_store = open_key_store(keys)
+    ledger = where.places.named("ledger")
+    key_store = open_key_store(where.places.named("keys"))
     trust = ensure_trust(open_store(ledger), key_store)
     opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
     terms = terms_of(settings, series)
@@ -327,7 +338,7 @@ def show(
 
     With --config: whether such a run would be admitted, how many more fit, and until when.
 
-    Example: fedemb ledger show --ledger policy/ledger --config mine.yaml --min-remaining 1
+    Example: fedemb ledger show --policy policy --config mine.yaml --min-remaining 1
     """
     from fedemb.pipelines.cli import ledger_summary as text
 
@@ -449,7 +460,7 @@ def verify(
 ) -> None:
     """Verify bytes, chain, signatures, rules and caps of the whole ledger.
 
-    Example: fedemb ledger verify --ledger policy/ledger --trust trust.json
+    Example: fedemb ledger verify --policy policy --trust trust.json
     """
     from fedemb.ledger import Anchor
     from fedemb.pipelines.cli import ledger_summary as text

@@ -62,12 +62,12 @@ def _found_policy(store: Store, policy_id: str | None) -> str:
         if policy_id in names:
             return policy_id
         raise InputError(
-            f"{store.uri} has no policy {policy_id!r}, only {', '.join(names)}. Pass --policy, or "
-            "the configuration of that policy."
+            f"{store.uri} has no policy {policy_id!r}, only {', '.join(names)}. Pass "
+            "--policy-id, or the configuration of that policy."
         )
     if len(names) == 1:
         return names[0]
-    raise InputError(f"{store.uri} holds several policies; choose --policy {' | '.join(names)}")
+    raise InputError(f"{store.uri} holds several policies; choose --policy-id {' | '.join(names)}")
 
 
 def summary(ledger: Ledger) -> JsonFields:

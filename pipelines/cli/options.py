@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from fedemb.errors import InputError
+
+if TYPE_CHECKING:
+    from fedemb.pipelines.run.load_config import PolicyPlaces
 
 ConfigOption = Annotated[
     str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
@@ -22,6 +25,10 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Setting to override, such as mechanism.rounds=20; repeatable."),
+]
+BeamOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Option of Beam, such as --beam=--runner=X; repeatable, replaces earlier."),
 ]
 DataOption = Annotated[str | None, typer.Option(help="Private images; replaces data.source.uri.")]
 RunsOption = Annotated[Path, typer.Option(help="Folder of all runs.")]
@@ -46,7 +53,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         hint = hints[name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             groups[name] = hint
-            options += _options(hint)
+            inner, empty = get_type_hints(hint, include_extras=True), inspect.Parameter.empty
+            for field in dataclasses.fields(hint):
+                default = empty if field.default is dataclasses.MISSING else field.default
+                options.append(
+                    parameter.replace(
+                        name=field.name, default=default, annotation=inner[field.name]
+                    )
+                )
         else:
             options.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
     names = [option.name for option in options]
@@ -68,21 +82,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _options(group: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty
-            if field.default is dataclasses.MISSING
-            else field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(group)
-    ]
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Drops what libraries write to the standard error inside; errors are raised."""
@@ -97,24 +96,37 @@ def quiet() -> Iterator[None]:
         os.close(kept)
 
 
-TrustOption = Annotated[
+PolicyOption = Annotated[
     Path | None,
-    typer.Option(
-        "--trust", envvar="FEDEMB_TRUST", help="Trusted public keys, trust.json of the data owner."
-    ),
+    typer.Option("--policy", help="Folder of the ledger and its keys; default: FEDEMB_POLICY."),
+]
+TrustOption = Annotated[
+    Path | None, typer.Option("--trust", help="Pinned public keys: trust.json of the data owner.")
 ]
 
 
-def require_released(bundle: Path, trust: Path | None, *, insecure: bool = False) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Options that name the keys of the owner of a release."""
+
+    policy: PolicyOption = None
+    trust: TrustOption = None
+
+    def places(self, ledger: str | None = None) -> PolicyPlaces:
+        """Returns the trust file, and the ledger if it is named or in a policy folder."""
+        from fedemb.pipelines.run.load_config import PolicyPlaces
+
+        return PolicyPlaces(ledger, trust=self.trust).in_folder(self.policy)
+
+
+def require_released(bundle: Path, trust: str | Path) -> None:
     """Refuses a bundle that changed since its release, before anything in it is loaded.
 
     Checked: it has its files and no others; the ledger inside leads from the pinned keys to those
-    that count; one of them signed the manifest; every file is what the manifest says. `fedemb
-    verify` also decides again whether it should have been released. With `insecure` and without
-    keys, only the folder must exist.
+    that count; one of them signed the manifest; every file is what the manifest says.
 
     Raises:
-      InputError: the bundle does not exist, or no trusted keys were passed.
+      InputError: the bundle does not exist.
       SignatureInvalid: it is not what was released.
       ArtifactError: the pinned keys or the manifest cannot be read.
     """
@@ -123,10 +135,4 @@ def require_released(bundle: Path, trust: Path | None, *, insecure: bool = False
 
     if not bundle.is_dir():
         raise InputError(f"No release folder at {bundle}. Check the address.")
-    if trust is not None:
-        check_origin(bundle, TrustStore.load(trust))
-    elif not insecure:
-        raise InputError(
-            f"No public keys for {bundle}. Pass the trust.json of its owner with --trust or "
-            "FEDEMB_TRUST."
-        )
+    check_origin(bundle, TrustStore.load(Path(trust)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from fedemb.config import RunConfig
 from fedemb.documents.plan import PrivacyPlan
@@ -75,16 +75,8 @@ def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})
 
 
-class Series(TypedDict):
-    """Cumulative price of all planned runs of a policy."""
-
-    runs: int
-    epsilon: float | None
-    cap: float
-
-
-def series(config: RunConfig) -> Series | None:
-    """Returns the price of all planned runs of the policy; None for a single run."""
+def series(config: RunConfig) -> dict[str, float | None] | None:
+    """Returns number, epsilon and cap of all planned runs of the policy; None for a single run."""
     planned = planned_series(config) if config.policy.planned_runs > 1 else None
     if planned is None:
         return None
@@ -113,7 +105,7 @@ def lines(config: RunConfig, found: Priced) -> list[str]:
     }
     out += [f"  {words}: {value:.4g}" for words, value in others.items() if value is not None]
     if planned := series(config):
-        together, cap = planned["epsilon"], planned["cap"]
+        together, cap = planned["epsilon"], config.policy.epsilon_cap
         price = "more than can be priced" if together is None else f"epsilon {together:.4g}"
         fits = together is not None and together <= cap
         limit = f"within the cap {cap:g}" if fits else f"above the cap {cap:g}: some runs would be "

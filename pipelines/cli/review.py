@@ -12,8 +12,9 @@ from fedemb.errors import ConfigError, FedEmbError, InputError, Refused, Storage
 from fedemb.foundation.environment import missing_extra
 from fedemb.pipelines.cli.options import (
     JsonOption,
+    Owner,
     RunsOption,
-    TrustOption,
+    grouped,
     quiet,
     require_released,
 )
@@ -108,17 +109,15 @@ def _row(run: RunDirectory) -> tuple[str, str, str, str]:
     return found.title, rows[0].value, rows[-2].value, gain
 
 
+@grouped
 def verify_release(
+    *,
     bundle: Annotated[
         str, typer.Argument(help="Release: a folder, or gs:// or s3://.../NAME/VERSION.")
     ],
-    trust: Annotated[
-        Path,
-        typer.Option("--trust", envvar="FEDEMB_TRUST", help="Pinned keys from the data owner."),
-    ],
+    owner: Owner,
     ledger: Annotated[
-        str | None,
-        typer.Option("--ledger", help="Root of the live ledgers; default: the copy in the bundle."),
+        str | None, typer.Option(help="Root of the live ledgers; default: --policy, or the copy.")
     ] = None,
     skip_saved_model: Annotated[
         bool,
@@ -136,11 +135,14 @@ def verify_release(
     from fedemb.release.bundle import locate
 
     locate(bundle)  # reports typing errors before TensorFlow is loaded
+    places = owner.places(ledger)
     if not skip_saved_model:
         _load_tensorflow()
     from fedemb.release.verify import verify_release
 
-    found = verify_release(bundle, trust, ledger, saved_model=not skip_saved_model)
+    found = verify_release(
+        bundle, Path(places.named("trust")), places.ledger, saved_model=not skip_saved_model
+    )
     if json_:
         answer = {
             "verified": not found.problems,
@@ -159,7 +161,7 @@ def verify_release(
         say("guarantee: {guarantee}".format(**found.facts))
         if "all_runs" in found.facts:
             say(f"  {found.facts['all_runs']}")
-        if ledger is None:
+        if places.ledger is None:
             say("ledger: copy in the bundle; pass --ledger to compare with the live ledger")
         if skip_saved_model:
             say("saved_model: only signature and digest checked, because of --skip-saved-model")
@@ -185,13 +187,15 @@ def _load_tensorflow() -> None:
         ) from error
 
 
+@grouped
 def register(
+    *,
     bundle: Annotated[str, typer.Argument(help="Release, as for `fedemb verify`.")],
     to: Annotated[
         list[str],
         typer.Option(help="mlflow+https://... or kubeflow+https://...; repeatable."),
     ],
-    trust: TrustOption = None,
+    owner: Owner,
 ) -> None:
     """Register a release in model registries (idempotent).
 
@@ -204,7 +208,7 @@ def register(
 
     address = locate(bundle).address
     with local_tree(address) as tree:
-        require_released(tree, trust)
+        require_released(tree, owner.places().named("trust"))
         release = Release.of(tree, address)
     failed = []
     for registry in to:

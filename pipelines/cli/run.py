@@ -13,8 +13,10 @@ import typer
 from fedemb.errors import ConfigError, Refused
 from fedemb.foundation.environment import require_modules
 from fedemb.pipelines.cli.options import (
+    BeamOption,
     ConfigOption,
     DataOption,
+    PolicyOption,
     RunsOption,
     SetOption,
     grouped,
@@ -32,10 +34,7 @@ class NewRun:
 
     config: ConfigOption = "quickstart"
     data: DataOption = None
-    policy: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the privacy ledger and its keys; kept between runs."),
-    ] = None
+    policy: PolicyOption = None
     run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None
 
 
@@ -65,14 +64,7 @@ def run(
     *,
     new: NewRun,
     set_: SetOption = None,
-    beam: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--beam",
-            help="Option of the Beam engine that partitions the users, such as "
-            "--beam=--runner=DataflowRunner; repeatable. With --resume: replaces them.",
-        ),
-    ] = None,
+    beam: BeamOption = None,
     runs: RunsOption = Path("runs"),
     resumed: Resumed,
     dry_run: Annotated[
@@ -111,11 +103,9 @@ def start(
     from fedemb.pipelines.cli.dry_run import refusal
     from fedemb.pipelines.run.command import checked, make_directory
     from fedemb.pipelines.run.directory import checked_run_id
-    from fedemb.pipelines.run.load_config import policy_overrides
 
     checked_run_id(options.run_id)
-    stores = policy_overrides(options.policy)
-    loaded = checked(options.config, [*stores, *overrides], runs, options.data)
+    loaded = checked(options.config, overrides, runs, options.data, options.policy)
     if dry_run:
         _say(loaded, (), charged=False)
         return None

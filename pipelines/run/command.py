@@ -22,7 +22,7 @@ from fedemb.foundation.files import write_bytes
 from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
+from fedemb.pipelines.run.load_config import load_config, with_data, with_policy
 from fedemb.pipelines.run.local import (
     View,
     closing_lines,
@@ -99,8 +99,8 @@ def run(
     Args:
       config: a configuration, a YAML file, or the name of a preset.
       data: the images: replaces `data.source.uri`.
-      policy: folder of a lasting ledger, and its keys; images that are not built
-        in need one, unless the configuration names these stores.
+      policy: folder of a lasting ledger, and its keys; default: FEDEMB_POLICY. Images that are
+        not built in need one, unless the configuration names these stores.
       runs: folder of all runs.
       run_id: name of the run; None: one from time and chance.
 
@@ -111,10 +111,8 @@ def run(
       FedEmbError: of the kind, and with the message, that the step ended with; the run can be
         resumed.
     """
-    if policy is not None:
-        loaded = config if isinstance(config, RunConfig) else load_config(config, ())
-        config = loaded.updated(dict(item.split("=", 1) for item in policy_overrides(Path(policy))))
-    directory = prepare(config, (), Path(runs), run_id, data)
+    folder = None if policy is None else Path(policy)
+    directory = prepare(config, (), Path(runs), run_id, data, policy=folder)
     with directory.alone():
         exit_code = execute(directory)
     if exit_code:
@@ -130,6 +128,8 @@ def prepare(
     parent: Path,
     run_id: str | None = None,
     data: str | None = None,
+    *,
+    policy: Path | None = None,
 ) -> RunDirectory:
     """Checks the configuration, makes the run directory, and draws the built-in data if asked for.
 
@@ -141,7 +141,7 @@ def prepare(
       InputError: a run of this name exists, or the backbone to import does not.
       ArtifactError: the backbone to import cannot be trained here.
     """
-    return make_directory(checked(config, overrides, parent, data), parent, run_id, data)
+    return make_directory(checked(config, overrides, parent, data, policy), parent, run_id, data)
 
 
 def _require_packages(config: RunConfig) -> None:
@@ -187,11 +187,15 @@ def announcement(config: RunConfig) -> list[str]:
 
 
 def checked(
-    config: RunConfig | str | Path, overrides: Sequence[str], parent: Path, data: str | None = None
+    config: RunConfig | str | Path,
+    overrides: Sequence[str],
+    parent: Path,
+    data: str | None = None,
+    policy: Path | None = None,
 ) -> RunConfig:
     """The configuration that `prepare` would run; writes nothing, arguments and errors as there."""
     loaded = config if isinstance(config, RunConfig) else load_config(config, overrides)
-    found = with_data(loaded, data)
+    found = with_policy(with_data(loaded, data), policy)
     if found.data.source.uri != BUILTIN and found.storage.ledger is None:
         raise ConfigError(
             f"The images at {found.data.source.uri} are private, and their budget must outlast "

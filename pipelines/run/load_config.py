@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from fedemb.config import RunConfig
 from fedemb.config.data import BUILTIN
-from fedemb.errors import ConfigError
+from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.files import read_regular, require_folder
 from fedemb.foundation.section import CREDENTIALS, NotYaml, parse_yaml
 
@@ -96,12 +97,50 @@ def _with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> RunConfig
     return validate(tree)
 
 
-def policy_overrides(folder: Path | None) -> list[str]:
-    """Overrides that put ledger and keys into the folder of a lasting policy."""
-    if folder is None:
-        return []
-    require_folder(folder.resolve(), "--policy")
-    return [f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys")]
+class PolicyPlaces(NamedTuple):
+    """Where the ledger, the keys and the trust file of a policy are; None: not named."""
+
+    ledger: str | None = None
+    keys: str | None = None
+    trust: Path | None = None
+
+    def in_folder(self, folder: Path | None) -> PolicyPlaces:
+        """Returns the places; those that are not named are in the folder of the policy.
+
+        No folder means FEDEMB_POLICY, unless a place is named: the environment never mixes the
+        ledger of one policy with the keys of another.
+        """
+        if folder is None and not any(self) and (named := os.environ.get("FEDEMB_POLICY")):
+            folder = Path(named)
+        if folder is None:
+            return self
+        require_folder(root := folder.resolve(), "--policy")
+        ledger, keys, trust = (root / name for name in ("ledger", "keys", "ledger/trust.json"))
+        return PolicyPlaces(self.ledger or str(ledger), self.keys or str(keys), self.trust or trust)
+
+    def named(self, part: Literal["ledger", "keys", "trust"]) -> str:
+        """Returns a place; InputError if it is not named."""
+        if place := getattr(self, part):
+            return str(place)
+        raise InputError(
+            f"Pass the folder of the policy with --policy, or its {part} with --{part}."
+        )
+
+
+def with_policy(config: RunConfig, folder: Path | None) -> RunConfig:
+    """Returns the configuration with ledger and keys in the folder of a policy, if one is named.
+
+    Raises:
+      ConfigError: the configuration names another ledger, which would be a second budget.
+    """
+    storage = config.storage
+    found = PolicyPlaces(storage.ledger, storage.keys).in_folder(folder)
+    if folder is not None and Path(found.ledger or "").resolve() != folder.resolve() / "ledger":
+        raise ConfigError(
+            f"storage.ledger={storage.ledger} and --policy {folder} name two ledgers for the same "
+            "users. Remove one of them."
+        )
+    return updated(config, {"storage.ledger": found.ledger, "storage.keys": found.keys})
 
 
 def with_data(config: RunConfig, data: str | None) -> RunConfig:

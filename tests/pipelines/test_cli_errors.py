@@ -7,7 +7,7 @@ import yaml
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.run.command import prepare
-from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
+from fedemb.pipelines.run.load_config import load_config, with_data
 from tests.kit.cli import ended
 
 
@@ -76,8 +76,8 @@ def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monk
 
 
 def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, capsys):
-    policy = policy_overrides(tmp_path)
-    config = prepare("quickstart", policy, tmp_path, data="/photos.parquet").config()
+    made = prepare("quickstart", (), tmp_path, data="/photos.parquet", policy=tmp_path)
+    config = made.config()
     assert config.data.source.uri == "/photos.parquet"
     assert not (tmp_path / "builtin-data").exists()
     said = capsys.readouterr().out

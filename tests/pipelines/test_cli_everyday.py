@@ -30,8 +30,7 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path):
     policy = tmp_path / "policy"
     words = ("run", "--dry-run", "--policy", policy, "--runs", tmp_path / "runs")
     assert f"a new ledger, which lets epsilon grow to 8, in {policy}/ledger" in fedemb(*words)
-    init = ("--ledger", policy / "ledger", "--keys", policy / "keys", "-c", "quickstart")
-    fedemb("ledger", "init", *init)
+    fedemb("ledger", "init", "--policy", policy, "-c", "quickstart")
     assert "admitted on all/0; 1 such runs fit in all" in fedemb(*words)
     code, said, _ = ended(*words, "--set", "mechanism.noise_multiplier=1.3")
     assert (code, "budget: refused: " in said) == (3, True)
@@ -42,9 +41,8 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path):
 
 def test_series_that_does_not_fit_its_cap_begins_no_policy(tmp_path, capsys):
     weekly = ("-c", "quickstart", "--set", "policy.planned_runs=52")
-    stores = ("--ledger", tmp_path / "ledger", "--keys", tmp_path / "keys")
     with pytest.raises(Refused, match=r"the 52 planned runs cost epsilon .* above policy\.eps"):
-        fedemb("ledger", "init", *weekly, *stores)
+        fedemb("ledger", "init", *weekly, "--policy", tmp_path)
     assert not list(tmp_path.rglob("00000000.json"))
     plan = ("plan", *weekly)
     assert "all 52 planned runs together: more than can be priced, above" in fedemb(*plan)

@@ -125,8 +125,6 @@ def _here(line: str, root: Path, run: honest_run.HonestRun, url: str) -> list[st
     ledger, keys = ("ledger", "keys") if fresh else (run.ledger_uri, run.keys_uri)
     image = "registry.example/fedemb@sha256:" + "a" * 64
     for placeholder, value in {
-        " policy/ledger": f" {run.ledger_uri}",
-        " policy/keys": f" {run.keys_uri}",
         "$RELEASES/NAME/VERSION": f"{run.releases_uri}/glyphs/1.0",
         "$LEDGER": ledger,
         "$PROFILES": "--profile gpu",
@@ -135,6 +133,7 @@ def _here(line: str, root: Path, run: honest_run.HonestRun, url: str) -> list[st
         "mine.yaml --policy policy": (
             f"run.yaml --set storage.ledger={run.ledger_uri} --set storage.keys={run.keys_uri}"
         ),
+        " --policy policy": f" --ledger {run.ledger_uri} --keys {run.keys_uri}",
         "check-data": f"check-data --set data.source.uri={root}/photos",
         "URL": url,
         "--model runs/week-1": f"--model {run.model / 'model.json'}",

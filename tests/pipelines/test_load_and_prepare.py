@@ -4,6 +4,7 @@ import pytest
 
 from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.run.command import prepare
+from fedemb.pipelines.run.load_config import PolicyPlaces, load_config, with_policy
 from fedemb.pipelines.run.local import EVENT, ROUND
 
 POLICY = ["storage.ledger=/policy/ledger", "storage.keys=/policy/keys"]
@@ -31,3 +32,14 @@ def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
     assert EVENT.search(line).group(1).startswith('{"kind"')
     line = "    INFO fedemb.training.trainer: round 3/60\n"
     assert ROUND.search(line).groups() == ("3", "60")
+
+
+def test_environment_names_a_policy_only_where_no_place_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDEMB_POLICY", str(tmp_path / "mine"))
+    config = load_config("quickstart")
+    assert with_policy(config, None).storage.keys == f"{tmp_path}/mine/keys"
+    other = config.updated({"storage.ledger": "gs://other"})
+    assert with_policy(other, None) == other
+    assert PolicyPlaces(keys="k").in_folder(None) == (None, "k", None)
+    with pytest.raises(ConfigError, match="two ledgers for the same users"):
+        with_policy(other, tmp_path)

@@ -65,20 +65,20 @@ WRONG = {
         "ledger charge one {stores} --reason r --epsilon 0.1",
     ),
     "has no policy": (
-        "ledger show --ledger {d}/policy/ledger --policy other",
-        "ledger show --ledger {d}/policy/ledger --policy mine",
+        "ledger show --policy {d}/policy --policy-id other",
+        "ledger show --policy {d}/policy --policy-id mine",
     ),
     "holds several policies": (
-        "ledger show --ledger {d}/two/ledger",
-        "ledger show --ledger {d}/two/ledger --policy mine",
+        "ledger show --policy {d}/two",
+        "ledger show --policy {d}/two --policy-id mine",
     ),
     "has no run": (
         "ledger void never --reason r {stores}",
-        "ledger show --ledger {d}/policy/ledger",
+        "ledger show --policy {d}/policy",
     ),
     "--anchor .* is not valid": (
-        "ledger verify --ledger {d}/policy/ledger --anchor nine",
-        "ledger verify --ledger {d}/policy/ledger --anchor 0:{sha}",
+        "ledger verify --policy {d}/policy --anchor nine",
+        "ledger verify --policy {d}/policy --anchor 0:{sha}",
     ),
     "--role .* is unknown": (
         "ledger rotate-keys --role none --reason r {stores}",
@@ -88,9 +88,9 @@ WRONG = {
         "run --from train_model",
         "run --resume {d}/nowhere",
     ),
-    "No public keys for": (
+    "its trust with --trust": (
         "embed {d} -m {d}/policy",
-        "embed {d} -m {d}/policy --trust {d}/policy/ledger/trust.json",
+        "embed {d} -m {d}/policy --policy {d}/policy",
     ),
     "are private, and their budget": (
         "run -c {d}/mine.yaml --data {d}/photos.parquet --runs {d}",
@@ -162,7 +162,7 @@ def folder(tmp_path_factory):
     (top / "second.yaml").write_text(yaml.safe_dump(config))
     for name, files in (("policy", ["mine"]), ("empty", ["mine"]), ("two", ["mine", "second"])):
         for file in files:
-            stores = f"--ledger {top}/{name}/ledger --keys {top}/{name}/keys"
+            stores = f"--policy {top}/{name}"
             assert run(f"ledger init --config {top}/{file}.yaml {stores}") == ""
     return top
 
@@ -171,8 +171,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("message", WRONG)
 def test_remedy_of_an_error_is_accepted(folder, tmp_path, monkeypatch, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDEMB_TRUST", raising=False)
-    stores = f"--ledger {folder}/policy/ledger --keys {folder}/policy/keys"
+    monkeypatch.delenv("FEDEMB_POLICY", raising=False)
+    stores = f"--policy {folder}/policy"
     wrong, right = (t.format(d=folder, sha="0" * 64, stores=stores) for t in WRONG[message])
     refused = run(wrong)
     assert re.search(message, refused), refused

@@ -357,7 +357,7 @@ def test_waiver_is_refused_unless_owner_reason_and_rule_allow_it(run, tmp_path):
     for rule in ("epsilon_above_cap", "not_approved", "foo"):
         with pytest.raises(Refused, match="cannot be waived"):
             fedemb(*waive, rule, "--keys", run.keys_uri)
-    with pytest.raises(InputError, match="Pass --keys"):
+    with pytest.raises(InputError, match="Pass --policy or --keys"):
         fedemb(*waive, WAIVABLE[0])
     with pytest.raises(InputError, match="--reason is empty"):
         fedemb(*waive, WAIVABLE[0], "--keys", run.keys_uri, "--reason", " ")
