@@ -25,6 +25,9 @@ ALICE = "alice@example.org"
 def steps(overlay, tmp_path_factory):
     """Profile -> step of any pipeline -> its pod, compiled for this overlay."""
     over = [] if overlay == "gke" else [INFRA / "profiles" / "s3.yaml"]
+    token = tmp_path_factory.mktemp("profile") / "mlflow.yaml"  # as the cluster reference says
+    token.write_text("steps: {show_outcome: {secrets: [{name: mlflow-token, keys: {a: B}}]}}")
+    over.append(token)
     return {
         profile: compiled(tmp_path_factory.mktemp("compiled"), profile, *over)
         for profile in ("cpu", "gpu", "tpu")

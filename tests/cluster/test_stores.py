@@ -151,7 +151,7 @@ HARMS = {
     ),
     "forges": (
         "audit",
-        "may write users in storage.private_root",
+        "may write diagnostics in storage.private_root",
         {"s3:PutObject": "fedemb-private/*"},
     ),
     "deletes": ("account", "may delete storage.ledger", {"s3:DeleteObject": "fedemb-ledger/*"}),

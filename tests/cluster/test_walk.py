@@ -24,9 +24,6 @@ from control_plane import ControlPlane
 from pods import compiled
 from test_stores import OWNER, URL, Stores
 
-NAMESPACES = FRAME[:2]
-"""Where Kubeflow lives, and its store; our own comes from the profile."""
-
 
 class Walk:
     """A shell that runs one line after the other."""
@@ -54,7 +51,7 @@ class Walk:
 def empty(plane) -> ControlPlane:
     """A cluster with Kubeflow's namespaces and nothing of ours."""
     plane.kubectl("delete", "namespace", "fedemb", "--ignore-not-found", "--wait=true")
-    plane.apply(*NAMESPACES)
+    plane.apply(*FRAME[:2])  # our own comes from the profile
     return plane
 
 
@@ -73,10 +70,8 @@ def _cluster_lines(walk: Walk, plane: ControlPlane, line: str) -> None:
     refused = "run thief" in line
     if refused:
         wait_until_in_force(plane)
-    at_store = line.replace("https://STORE", URL)
-    nothing = line.startswith("kubectl -n fedemb logs")
-    code = 1 if refused or nothing or " diff " in line else 0
-    printed = walk.run(re.sub("ROOT_USER|ROOT_PASSWORD", OWNER, at_store), code)
+    here = re.sub("ROOT_USER|ROOT_PASSWORD", OWNER, line.replace("https://STORE", URL))
+    printed = walk.run(here, 1 if refused or " diff " in line else 0)
     assert not refused or "ValidatingAdmissionPolicy" in printed
     if "owner.yaml" in line and line.startswith("kubectl create"):
         _owners_pod(walk, plane)
