@@ -163,21 +163,6 @@ def require_backend(name: str) -> None:
         )
 
 
-_OBJECTS = 100_000
-"""Objects that are made between two collections; Python's default is 700."""
-
-
-@contextmanager
-def few_collections() -> Generator[None]:
-    """Collects garbage rarely: walking thousands of lasting objects again and again finds none."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(_OBJECTS, before[0]), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 @contextmanager
 def light_import(*optional: str) -> Generator[None]:
     """Imports packages without collecting garbage, and without optional modules.

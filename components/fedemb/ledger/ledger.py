@@ -17,7 +17,6 @@ from typing import cast
 
 from fedemb.documents.ledger_record import ChargeRecord, CommitRecord, PolicyRecord
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
-from fedemb.foundation.environment import few_collections
 from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
 from fedemb.keys.trust import Signer, TrustedKey, sign_document
 from fedemb.ledger.budget import Spent, external_charge
@@ -50,8 +49,7 @@ class Ledger:
     def state(self) -> LedgerState:
         """All records so far, replayed."""
         fresh = self.chain.records[self._state.replayed :]
-        with few_collections():
-            self._state.replay(fresh, self.chain.trust if self._signatures else None)
+        self._state.replay(fresh, self.chain.trust if self._signatures else None)
         return self._state
 
     @property

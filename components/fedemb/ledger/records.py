@@ -27,7 +27,6 @@ from fedemb.documents.ledger_record import (
 from fedemb.errors import ArtifactError, LedgerError, StorageError
 from fedemb.foundation.canonical_json import ToJson, canonical_json
 from fedemb.foundation.document import Part, Written, parse, read, written
-from fedemb.foundation.environment import few_collections
 from fedemb.keys.trust import APPROVER, Signer, TrustStore
 from fedemb.storage import Store
 
@@ -277,8 +276,7 @@ class Chain:
         fresh = self._read(range(known, last + 1))
         while (data := self._read_one(known + len(fresh))) is not None:
             fresh.append(data)
-        with few_collections():
-            self.extend(fresh, signatures=signatures)
+        self.extend(fresh, signatures=signatures)
         if heads >= 0:  # the signing keys are known only after the records are read
             self.check_anchors([self._signed_head(heads)])
 

@@ -15,7 +15,6 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import file_digest, json_digest
-from fedemb.foundation.environment import few_collections
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu", "dev", "gpu", "light", "tpu")
@@ -62,8 +61,7 @@ def privacy_code_digest() -> str:
     Comments, docstrings and layout are ignored: each source is hashed as its syntax tree.
     """
     sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
-    with few_collections():
-        digests = {_name(path): _tree_digest(path.read_bytes()) for path in sources}
+    digests = {_name(path): _tree_digest(path.read_bytes()) for path in sources}
     return json_digest({**_locks(), **digests})
 
 

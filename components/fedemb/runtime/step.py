@@ -9,6 +9,7 @@ docs are derived from it.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -256,6 +257,7 @@ def step_process(name: str, values: Mapping[str, object]) -> Iterator[StepContex
       values: the component's arguments, its `locals()`.
     """
     step = declared(name)
+    gc.set_threshold(100_000)  # ledger and syntax trees stay: collecting among them finds nothing
 
     def keep(fields: Mapping[str, ToJson]) -> None:
         try:
