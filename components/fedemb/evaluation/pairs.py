@@ -242,17 +242,13 @@ def grid_keys(scores: Float[np.ndarray, "*tile"]) -> Int[np.ndarray, "*tile"]:
     return np.clip(np.rint(scores * np.float32(GRID)), -GRID, GRID).astype(np.int32)
 
 
-def _tile_size(count: int) -> int:
-    return min(MAX_TILE, 1 << max(count - 1, 1).bit_length())
-
-
 def negative_tiles(data: Labelled) -> Iterator[tuple[slice, slice, np.ndarray]]:
     """Yields (rows, columns, scores [size, size]) over all negative pairs; others score below -1.
 
     Every tile has the same power-of-two shape; the buffer is reused.
     """
     count = len(data.labels)
-    size = _tile_size(count)
+    size = min(MAX_TILE, 1 << max(count - 1, 1).bit_length())
     buffer = np.empty((size, size), np.float32)
     below = np.tril_indices(size)
     for i in range(0, count, size):

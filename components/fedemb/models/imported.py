@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +77,14 @@ def _check_ends(net: Mapping[str, Any], path: Path) -> None:
     """Rejects a network with several inputs or outputs."""
     for name in ("input", "output"):
         ends = net.get(f"{name}_layers")
-        if isinstance(ends, dict) or (isinstance(ends, list) and any(_nested(ends))):
+        nested = isinstance(ends, list) and any(isinstance(end, list | dict) for end in ends)
+        if isinstance(ends, dict) or nested:  # one end is `[layer, node, tensor]`
             count = len(ends)
             if count != 1:
                 raise ArtifactError(
                     f"{path.name} has {count} {name}s, and a backbone has one. Save a model from "
                     "one image to one vector of features"
                 )
-
-
-def _nested(ends: list[Any]) -> Iterator[bool]:
-    """Yields whether each entry is a list: one end is `[layer, node, tensor]`."""
-    return (isinstance(end, list | dict) for end in ends)
 
 
 def with_card(path: Path, start: PretrainingConfig) -> PretrainingConfig:
@@ -116,12 +112,12 @@ def with_card(path: Path, start: PretrainingConfig) -> PretrainingConfig:
     unset = type(start)()
     stated = {"licence": card.licence, "provenance": card.provenance}
     return start.model_copy(
-        update={name: text for name, text in stated.items() if _same(start, unset, name)}
+        update={
+            name: text
+            for name, text in stated.items()
+            if getattr(start, name) == getattr(unset, name)
+        }
     )
-
-
-def _same(start: PretrainingConfig, other: PretrainingConfig, name: str) -> bool:
-    return getattr(start, name) == getattr(other, name)
 
 
 def image_shape(path: Path) -> tuple[int, int] | None:

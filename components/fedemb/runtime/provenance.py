@@ -61,7 +61,9 @@ def privacy_code_digest() -> str:
     Comments, docstrings and layout are ignored: each source is hashed as its syntax tree.
     """
     sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
-    digests = {_name(path): _tree_digest(path.read_bytes()) for path in sources}
+    digests = {
+        path.relative_to(ROOT).as_posix(): _tree_digest(path.read_bytes()) for path in sources
+    }
     return json_digest({**_locks(), **digests})
 
 
@@ -98,10 +100,6 @@ def _below(folder: Path) -> Iterator[Path]:
     for place, _, names in os.walk(folder, followlinks=True):
         found += [Path(place, name) for name in names if name.endswith(".py")]
     yield from sorted(found)
-
-
-def _name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 @cache

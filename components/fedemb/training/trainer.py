@@ -25,7 +25,7 @@ from fedemb.foundation import step_logging as events
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.noise import TagChain
-from fedemb.privacy.running import MechanismState, RoundOutput, with_tags
+from fedemb.privacy.running import RoundOutput, with_tags
 from fedemb.privacy.sampling import Index, VirtualClient
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store
@@ -167,7 +167,10 @@ class Trainer:
             chain.check(covered.tags_sha)
         while (record := log.read(state.rounds)) is not None:
             state, last = self._advance(state, record, chain), record
-        return progress if last is None else Progress(state, _resumed(last, chain))
+        if last is None:
+            return progress
+        tags = () if last.tags_sha is None else chain.tags  # independent rounds need none
+        return Progress(state, with_tags(last.mechanism_state, tags))
 
     def _advance(self, state: ServerState, record: RoundRecord, chain: TagChain) -> ServerState:
         if record.mean is None:
@@ -249,11 +252,6 @@ class Trainer:
         for record in self._uncovered:
             self._attempt.log.cut(record)
         self._uncovered = []
-
-
-def _resumed(record: RoundRecord, chain: TagChain) -> MechanismState:
-    """Returns the mechanism's state after a record; independent rounds need no tags."""
-    return with_tags(record.mechanism_state, () if record.tags_sha is None else chain.tags)
 
 
 # Handles SIGTERM and Ctrl-C: the trainer stops after the current round.
