@@ -91,12 +91,12 @@ class ModelConfig(Section):
 class LossConfig(Section):
     """Classification loss of local and public training."""
 
-    kind: Literal["softmax", "normalized_softmax", "arcface", "cosface"] = "normalized_softmax"
+    kind: Literal["softmax", "normalized_softmax", "cosface"] = "normalized_softmax"
     """Loss function: softmax of plain or cosine logits, with or without margin."""
     scale: PositiveFloat = 16.0
     """Factor on cosine logits; unused by `softmax`."""
     margin: NonNegativeFloat = 0.2
-    """Angular (arcface, radians) or cosine (cosface) margin."""
+    """Cosine margin of `cosface`."""
 
 
 class AugmentationConfig(Section):

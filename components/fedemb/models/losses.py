@@ -3,13 +3,12 @@
 All losses take un-normalised embeddings and labels in `0..classes-1` and return the mean over
 examples. A batch and a head may be padded to a fixed shape: rows that are not `Real` add nothing to
 value and gradient.
-Sources: softmax and normalised softmax, DP-FedEmb (arXiv 2211.10844, `losses.py`); ArcFace,
-arXiv 1801.07698; CosFace, arXiv 1801.09414.
+Sources: softmax and normalised softmax, DP-FedEmb (arXiv 2211.10844, `losses.py`); CosFace, arXiv
+1801.09414.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol
@@ -134,31 +133,6 @@ def cosface_loss(
     return cross_entropy(scale * (values - margin * true), labels, real)
 
 
-def arcface_loss(
-    embeddings: Float32[AnyTensor, "examples dim"],
-    head: Float32[AnyTensor, "classes dim"],
-    labels: Int32[AnyTensor, " examples"],
-    real: Real[AnyTensor] | None = None,
-    *,
-    scale: float,
-    margin: float,
-) -> Float32[AnyTensor, ""]:
-    """Returns the cross-entropy of `scale` x cosine, with `margin` radians added at the true class.
-
-    If the angle would exceed pi, the cosine is lowered by `margin * sin(margin)` instead, as in the
-    authors' code, so the loss stays monotone.
-    """
-    ops = keras_ops()
-    values = cosines(embeddings, head)
-    # Bounded away from +-1, where the derivative of the sine is infinite.
-    inside = ops.clip(values, -1.0 + 1e-6, 1.0 - 1e-6)
-    turned = inside * math.cos(margin) - ops.sqrt(1.0 - inside * inside) * math.sin(margin)
-    lowered = inside - margin * math.sin(margin)
-    target = ops.where(inside > math.cos(math.pi - margin), turned, lowered)
-    true = _is_class(labels, head)
-    return cross_entropy(scale * ops.where(true, target, values), labels, real)
-
-
 def build_loss(config: LossConfig) -> Loss:
     """Returns the loss of a configuration."""
     scale, margin = config.scale, config.margin
@@ -166,6 +140,5 @@ def build_loss(config: LossConfig) -> Loss:
         "softmax": softmax_loss,
         "normalized_softmax": partial(normalized_softmax_loss, scale=scale),
         "cosface": partial(cosface_loss, scale=scale, margin=margin),
-        "arcface": partial(arcface_loss, scale=scale, margin=margin),
     }
     return losses[config.kind]

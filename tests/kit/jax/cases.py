@@ -24,7 +24,7 @@ VARIANTS = {
     "joint": {},
     "prototypes": {"head_init": "prototypes", "client_momentum": 0.0},
     "refreshed": {"head_init": "prototypes", "refresh_prototypes": True},
-    "augmented": {"augmentation": AugmentationConfig(), "loss": LossConfig(kind="arcface")},
+    "augmented": {"augmentation": AugmentationConfig(), "loss": LossConfig(kind="cosface")},
     "shared": {"loss": LossConfig(kind="softmax")},
 }
 """Changes of `LOCAL` whose records both backends make; `shared` is DP-FedAvg with three rows."""
