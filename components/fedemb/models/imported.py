@@ -77,8 +77,9 @@ def _check_ends(net: Mapping[str, Any], path: Path) -> None:
     """Rejects a network with several inputs or outputs."""
     for name in ("input", "output"):
         ends = net.get(f"{name}_layers")
-        nested = isinstance(ends, list) and any(isinstance(end, list | dict) for end in ends)
-        if isinstance(ends, dict) or nested:  # one end is `[layer, node, tensor]`
+        if isinstance(ends, dict) or (  # one end is `[layer, node, tensor]`
+            isinstance(ends, list) and any(isinstance(end, list | dict) for end in ends)
+        ):
             count = len(ends)
             if count != 1:
                 raise ArtifactError(
