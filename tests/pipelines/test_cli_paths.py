@@ -21,7 +21,7 @@ PLACES = {
     "s3": "s3://AKIAKEY:TOPSECRET@bucket",
     "gsm": "gsm://AKIAKEY:TOPSECRET@bucket",
 }
-"""What stands for AT: a path that is too long, or an address with a secret."""
+"""What replaces AT: a path that is too long, or an address with a secret."""
 
 
 @pytest.mark.parametrize("place", PLACES)

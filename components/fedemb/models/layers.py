@@ -119,7 +119,7 @@ def plain_form(backbone: Model) -> Model:
 # length of the features. The largest directions of scattering features (brightness, contrast) are
 # long and carry little information. Scaled to the size of the others, they cost less, and a
 # linear head converges in fewer rounds. The constants are weights that never train. They are
-# computed from public images, or from drawn images (`data/drawn_images.py`) if no public images
+# computed from public images, or from drawn images (`data/builtin.py`) if no public images
 # are available.
 
 

@@ -293,7 +293,7 @@ def build_mechanism(
 
 
 class KeylessMechanism(Mechanism):
-    """Clips and sums without keys, for rehearsals and other hosts; draws neither coins nor noise.
+    """Clips and sums without keys, for other hosts; draws neither coins nor noise.
 
     Args:
       plan: the mechanism.

@@ -178,9 +178,7 @@ def unit_readers(
     return frozen.load, frozen.fill
 
 
-def _by_unit(
-    cache: FeatureCache, load: Callable[[VirtualClient], ClientExamples]
-) -> tuple[Callable[[VirtualClient], Unit], Callable[[Sequence[VirtualClient]], None]]:
+def _by_unit(cache: FeatureCache, load: Callable[[VirtualClient], ClientExamples]) -> Readers:
     """Returns readers of the features of one unit, and of all units of a round."""
 
     def features(client: VirtualClient) -> Unit:
@@ -197,7 +195,9 @@ _MOST = 64
 
 
 def rehearse(config: RunConfig, plan: MechanismPlan, start: Path) -> None:
-    """Trains one round of a mechanism with a key of its own, embeds images and saves the model.
+    """Trains one round with a key of its own, embeds images, and saves and loads the model.
+
+    The round has one unit of at most 64 images, so the memory of larger units is not rehearsed.
 
     Args:
       config: configuration of the run.

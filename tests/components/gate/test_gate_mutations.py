@@ -126,7 +126,7 @@ NOT_RECOMPUTED = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["plan", "users", "model", "audit", "utility", "start"])
 def test_number_that_its_step_signed_is_recomputed_or_named_here(allowed_run, tmp_path, name):
-    """A step that was taken over signs a number of its choice; account and gate come after it."""
+    """A compromised step signs a number of its choice; account and gate come after it."""
     run = honest_run.copy_of(allowed_run, tmp_path / "run")
     path = run.model / "model.json" if name == "model" else getattr(run, name)
     good, taken = path.read_bytes(), set()

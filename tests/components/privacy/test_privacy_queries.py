@@ -290,7 +290,7 @@ def test_an_unplanned_round_is_refused():
 
 
 def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():
-    """Rehearsed rounds use their own key: noise under a public key protects no user."""
+    """Other hosts have no keys: noise under a public key protects no user."""
     sound = mechanism()
     keyless, update = queries.KeylessMechanism(sound.plan), [np.full(4, 3.0)]
     found, wanted = (m.record(update) for m in (keyless, sound))

@@ -66,7 +66,7 @@ def test_marker_that_is_not_the_manifest_of_its_bundle_is_refused(released_run):
 
 
 def test_reader_of_photos_that_the_release_key_signed_anew_is_refused(released_run, tmp_path):
-    """Users of a bundle execute it, so whoever holds the key could run code on their machines."""
+    """Users of a bundle execute it, so the holder of the key could run code on their machines."""
     run = honest_run.copy_of(released_run, tmp_path / "run")
     tree = run.root / "releases" / "glyphs" / "1.0"
     with (tree / parts.PREPROCESSING).open("a") as file:

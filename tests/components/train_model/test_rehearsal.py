@@ -21,8 +21,29 @@ CONFIGS = {
     "clients": config,
     "projection": lambda: config(**{"model.trainable": "projection"}),
     "averaged": lambda: config(**{"training.algorithm": "dp_fedavg"}),
+    "tree": lambda: config(
+        mechanism={
+            "kind": "tree_aggregation",
+            "rounds": 6,
+            "noise_multiplier": 1.0,
+            "clients_per_round": 4,
+        }
+    ),
     "covariance": covariance_config,
     "units": classifier_config,
+    "images": lambda: classifier_config(
+        **{
+            "partition.max_images_per_user": 3,
+            "training.unit_gradient": {"images_per_unit": 1, "microbatch": 4},
+            "mechanism": {
+                "kind": "capped_image_poisson",
+                "rounds": 3,
+                "noise_multiplier": 1.0,
+                "sampling_probability": 0.3,
+                "images_per_round": 12,
+            },
+        }
+    ),
     "head": lambda: classifier_config(**{"model.trainable": "head", **UNIT}),
     "solved head": lambda: classifier_config(
         **{
