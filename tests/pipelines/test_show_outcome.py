@@ -21,6 +21,18 @@ from tests.kit.pipeline_runs import honest_run
 GATE = ("verdict", "verdict_page", "lineage")
 
 
+def test_newest_verdict_saw_the_longest_ledger_and_of_one_ledger_an_approval_wins():
+    def verdict(sequence, allow):
+        return SimpleNamespace(body=SimpleNamespace(ledger_sequence=sequence, allow=allow))
+
+    unread, earlier = verdict(None, False), verdict(4, True)
+    denied, allowed = verdict(5, False), verdict(5, True)
+    newest = fedemb.steps.show_outcome.newest_verdict
+    assert newest([denied, unread, earlier]) is denied
+    assert newest([allowed, denied]) is newest([denied, allowed]) is allowed
+    assert newest([]) is None
+
+
 class _Bucket(LocalStore):
     """A store that is not this machine's own disk, as far as steps can tell."""
 

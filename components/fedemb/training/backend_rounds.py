@@ -45,7 +45,6 @@ from fedemb.training.rounds import (
     ClientExamples,
     TrainingRound,
     Unit,
-    VectorizedRounds,
     assign_weights,
 )
 from fedemb.training.server import initial_state, released_weights
@@ -234,9 +233,6 @@ def _rehearse(config: RunConfig, plan: MechanismPlan, start: Path) -> None:
         workers=1 if on_jax else configure_threads(training.parallel_clients),
         devices=None if on_jax else accelerators(),
     )
-    mechanism.require_drawable(function.dim)
-    if isinstance(function, VectorizedRounds):
-        function.rehearse()
     random, count = np.random.default_rng(0), min(_MOST, most_examples(config))
     shape = (count, model.image_size, model.image_size, model.channels)
     images = random.integers(0, 256, shape, np.uint8)

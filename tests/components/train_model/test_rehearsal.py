@@ -1,4 +1,6 @@
-"""What would fail whatever the photos are fails in a rehearsal, before the charge."""
+"""Units of every algorithm; what fails whatever the photos are fails before the charge."""
+
+import functools
 
 import pytest
 
@@ -7,7 +9,7 @@ from fedemb.keys import open_key_store
 from fedemb.privacy import running
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.steps import pretrain_public, reserve_budget
-from fedemb.training import backend_rounds
+from fedemb.training import backend_rounds, trainer
 from fedemb.training.rounds import VectorizedRounds
 from tests.kit.pipeline_runs.training_run import (
     classifier_config,
@@ -69,6 +71,31 @@ def _rehearse(settings, root):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_algorithm_is_rehearsed_to_its_end(kind, tmp_path):
     _rehearse(CONFIGS[kind](), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "alone"),
+    [
+        ("clients", "training.local.max_examples_per_client", False),
+        ("units", "training.unit_gradient.images_per_unit", False),
+        ("images", "partition.max_images_per_user", True),
+        ("covariance", "partition.max_images_per_user", False),
+    ],
+)
+def test_trainer_loads_what_the_algorithm_says(kind, setting, alone, tmp_path, monkeypatch):
+    """An image that is sampled alone must not bring its owner's other images."""
+
+    class Stopped(Exception):
+        pass
+
+    def loader(*_, max_examples, one_image, **__):
+        raise Stopped(max_examples, one_image)
+
+    run = prepare(tmp_path, CONFIGS[kind]())
+    monkeypatch.setattr(trainer, "ClientLoader", loader)
+    with pytest.raises(Stopped) as found:
+        run.train()
+    assert found.value.args == (functools.reduce(getattr, setting.split("."), run.config), alone)
 
 
 def _no_memory(*_):
