@@ -37,7 +37,6 @@ Rate = Annotated[str, StringConstraints(pattern=r"^[0-9.e-]{1,12}$")]
 """A false accept or false positive rate, as the name of a field."""
 Depth = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}$")]
 """The k of recall@k, as the name of a field."""
-Point = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class Spread(Part):

@@ -358,6 +358,7 @@ class Chain:
             self.trust.require(signer.trusted())
             now = datetime.now(UTC)
             self._check_clock(now)
+            newest = [datetime.fromisoformat(each.time) for each in self.records[-1:]]
             content = RecordContent(
                 policy_id=self.policy_id,
                 sequence=sequence,
@@ -365,7 +366,7 @@ class Chain:
                 kind=kind,
                 run_id=run_id,
                 attempt=attempt(),
-                time=max([now, *self._last_time()]).isoformat(timespec="seconds"),
+                time=max([now, *newest]).isoformat(timespec="seconds"),  # times never go back
                 actor=actor,
                 body=decision,
             )
@@ -396,10 +397,6 @@ class Chain:
                 f"{self.store.uri} {there:%Y-%m-%d %H:%M}. Nothing was written, because the date "
                 "of the record would be wrong. Correct the clock and retry"
             )
-
-    def _last_time(self) -> list[datetime]:
-        """Returns the time of the last record, if any: times never go back."""
-        return [datetime.fromisoformat(record.time) for record in self.records[-1:]]
 
     def _highest(self, folder: str) -> int:
         """Returns the highest numbered object directly in a folder, or -1; ignores other names."""

@@ -172,7 +172,7 @@ def _basic_block(  # noqa: PLR0917 - the shape of a block, as every paper lists 
     return layers().ReLU(name=f"{name}_relu2")(layers().Add(name=f"{name}_add")([x, shortcut]))
 
 
-def _small_resnet(
+def _resnet8(
     x: Node,
     model: ModelConfig,
     *,
@@ -180,36 +180,18 @@ def _small_resnet(
     widths: tuple[int, ...] = (16, 32, 64),
     stem: tuple[int, int] = (3, 1),
 ) -> Node:
-    """ResNet-8 for small images: a stem (kernel, stride), then one basic block for each stage."""
+    """ResNet-8 for small images: a stem (kernel, stride), then one basic block for each stage.
+
+    GroupNorm has 8 groups. Widths of 32, 64 and 64 behind a 5x5 stem of stride 2 are as fast as
+    LeNet at 28x28: 163,680 parameters with one channel and 128 dimensions.
+    """
     conv = cast("LayerMaker", standardized_convolution()) if standardized else layers().Conv2D
     kernel, stride = stem
     x = conv(widths[0], kernel, strides=stride, padding="same", use_bias=False, name="stem_conv")(x)
     x = layers().ReLU(name="stem_relu")(group_norm(x, model, "stem_norm", _GROUPS))
     for stage, filters in enumerate(widths, start=1):
         x = _basic_block(x, model, conv, filters, 1 if stage == 1 else 2, f"block{stage}_1")
-    return x
-
-
-def _pooled(x: Node, model: ModelConfig) -> Node:
     return embedding(layers().GlobalAveragePooling2D(name="pool")(x), model)
-
-
-def _resnet8(x: Node, model: ModelConfig) -> Node:
-    """16, 32 and 64 channels, GroupNorm with 8 groups."""
-    return _pooled(_small_resnet(x, model), model)
-
-
-def _resnet8_ws(x: Node, model: ModelConfig) -> Node:
-    """The same with standardised weights."""
-    return _pooled(_small_resnet(x, model, standardized=True), model)
-
-
-def _resnet8_s2(x: Node, model: ModelConfig) -> Node:
-    """ResNet-8 of 32, 64 and 64 channels behind a 5x5 stem of stride 2: as fast as LeNet at 28x28.
-
-    163,680 parameters with one channel and 128 dimensions.
-    """
-    return _pooled(_small_resnet(x, model, widths=(32, 64, 64), stem=(5, 2)), model)
 
 
 def _wrn_16_4(x: Node, model: ModelConfig) -> Node:
@@ -282,8 +264,8 @@ NETWORKS: dict[str, Build] = {
     "lenet": _lenet,
     "mobilenetv2": _mobilenet,
     "resnet8": _resnet8,
-    "resnet8_s2": _resnet8_s2,
-    "resnet8_ws": _resnet8_ws,
+    "resnet8_s2": partial(_resnet8, widths=(32, 64, 64), stem=(5, 2)),
+    "resnet8_ws": partial(_resnet8, standardized=True),
     "scatter_linear": _scatter_linear,
     "tanh_cnn": _tanh_cnn,
     "tiny": _tiny,
