@@ -337,7 +337,10 @@ def approvers(
     *,
     named: Annotated[
         list[str] | None,
-        typer.Argument(help="NAME=PUBLIC_KEY_FILE; repeatable; default: print the approvers."),
+        typer.Argument(
+            metavar="NAME=FILE",
+            help="Public key of an approver; repeatable; default: print the approvers.",
+        ),
     ] = None,
     act: Act,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +13,8 @@ import typer
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.foundation.canonical_json import json_digest
-from fedemb.pipelines.cli.options import BeamOption, SetOption, grouped
-from fedemb.pipelines.output import say, say_block
+from fedemb.pipelines.cli.options import BeamOption, JsonOption, SetOption, grouped
+from fedemb.pipelines.output import say, say_block, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -34,7 +34,7 @@ Namespace = Annotated[
 ]
 Profiles = Annotated[
     list[str] | None,
-    typer.Option("--profile", help="Profile of the namespace; repeatable."),
+    typer.Option("--profile", metavar="PROFILE", help="Profile of the namespace; repeatable."),
 ]
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -242,9 +242,13 @@ def doctor(
     config: Annotated[
         list[str] | None,
         typer.Option(
-            "--config", "-c", help="Configuration of the stores: YAML file or preset; repeatable."
+            "--config",
+            "-c",
+            metavar="CONFIG",
+            help="Configuration of the stores: YAML file or preset; repeatable.",
         ),
     ] = None,
+    json_: JsonOption = False,
 ) -> None:
     """Check whether a cluster is safe for private data; exit code 3 if not.
 
@@ -259,5 +263,8 @@ def doctor(
     configs = [load_config(source, []) for source in config or []]
     where = namespace_of(namespace, profile)
     findings = check_cluster(Doctor(KubernetesApi(), where, loaded, configs))
-    say_block(table(findings))
+    if json_:
+        say_json([asdict(finding) for finding in findings])
+    else:
+        say_block(table(findings))
     require_safe(findings)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedemb.errors import InputError
-from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
-from fedemb.pipelines.output import say
+from fedemb.pipelines.cli.options import ConfigOption, DataOption, JsonOption, SetOption
+from fedemb.pipelines.output import say, say_json
+
+if TYPE_CHECKING:
+    from fedemb.partition.check import Check
 
 
 @contextmanager
@@ -34,6 +38,7 @@ def check_data(
     config: ConfigOption = "quickstart",
     data: DataOption = None,
     set_: SetOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """Check private images before a run: counts of records, bad records and users.
 
@@ -51,18 +56,24 @@ def check_data(
         checked = checked.updated({"pretraining.kind": "none", "pretraining.source": None})
     with counted("reading records") as progress:
         found = check(checked, progress)
-    say(
+    if json_:
+        say_json(asdict(found))
+    else:
+        say(*_lines(found))
+    if found.problems:
+        raise InputError(" ".join(found.problems))
+
+
+def _lines(found: Check) -> Iterator[str]:
+    yield (
         f"{found.rows:,} records, {found.used:,} of them used, {100 * found.bad_fraction:.2f} % "
         "bad (exact private figures, for the data owner only)"
     )
-    say(*(f"  {fact}" for fact in found.facts))
+    yield from (f"  {fact}" for fact in found.facts)
     for kind, reasons in (("bad", found.bad), ("left out", found.left_out)):
         for text, count in reasons:
-            say(f"  {count:,} {kind}: {text}")
-    for text in found.warnings:
-        say(f"warning: {text}")
-    if found.problems:
-        raise InputError(" ".join(found.problems))
+            yield f"  {count:,} {kind}: {text}"
+    yield from (f"warning: {text}" for text in found.warnings)
 
 
 def make_data(

@@ -21,8 +21,9 @@ class InitOptions:
     column: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="COLUMN=NAME",
             help="Name of a column, such as user_id=owner; repeatable. user_id=none: each image of "
-            "a classifier is its own unit of privacy."
+            "a classifier is its own unit of privacy.",
         ),
     ] = None
     format_: Annotated[

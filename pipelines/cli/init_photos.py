@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.config.data import ENDINGS, Columns
-from fedemb.data.columns import guess_source
+from fedemb.data.columns import column_names, guess_source
 from fedemb.data.image_files import is_side_file
 from fedemb.data.sources import find_parts, split_part
 from fedemb.errors import ConfigError, InputError
@@ -20,6 +20,7 @@ from fedemb.partition.check import (
     folded_ids,
     inexact_ids,
     looked_for,
+    spellings,
     take_census,
 )
 from fedemb.pipelines.cli.init_options import InitOptions
@@ -138,8 +139,8 @@ def _source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:
         folders = sorted(name for name in named if not is_side_file(f"{name}/photo"))
     if columns.label is None:
         raise ConfigError(
-            "--task is classification, and no column has the class of a photo. Pass the column by "
-            "--column label=NAME."
+            "--task is classification, and no column has the class of a photo. Pass one of "
+            f"{', '.join(column_names(source.uri, source.file_format))} by --column label=NAME."
         )
     return source.model_copy(update={"label_scope": "global", "columns": columns}), folders
 
@@ -167,7 +168,7 @@ def survey(options: InitOptions, *, classify: bool, progress: Callable[[int], No
             f"No photo in {source.uri} is usable ({why}). Repair the photos, or pass the names of "
             "the columns by --column.",
             *examples(census),
-            *looked_for(census, source),
+            *looked_for(census.missing, source),
         )
     fitting = [size for size in _SIZES if size <= census.median_side]
     labelled, folders = _source_of_classes(source) if classify else (source, [])
@@ -249,7 +250,7 @@ def describe(photos: Photos) -> None:
                 "each folder is one user. For folders of classes pass --task classification "
                 "--classes a,b,c. For folders of splits pass a table of photos and owners."
             )
-    for line in (*folded_ids(census), *examples(census)):
+    for line in (*folded_ids(census), *examples(census), *spellings(census)):
         say(f"  {line}")
     for name, text in (BAD | {"side_file": LEFT_OUT["side_file"]}).items():
         if census.counts[name]:

@@ -124,12 +124,14 @@ def rotate(
     where: Where,
     reason: ReasonOption,
     role: Annotated[
-        list[str] | None, typer.Option("--role", help="Role of the key; repeatable; default: all.")
+        list[str] | None,
+        typer.Option("--role", metavar="ROLE", help="Role of the key; repeatable; default: all."),
     ] = None,
     rollback_anchor: Annotated[
         list[str] | None,
         typer.Option(
             "--rollback-anchor",
+            metavar="URI",
             help="Store of a policy's rollback anchor; repeatable.",
         ),
     ] = None,
@@ -198,7 +200,7 @@ def charge(
     loss: Loss,
     blocks: Annotated[
         list[str] | None,
-        typer.Option("--blocks", help="User blocks; repeatable; default: all, now and later."),
+        typer.Option(metavar="BLOCK", help="User block; repeatable; default: all, now and later."),
     ] = None,
     act: Act,
 ) -> None:
@@ -454,7 +456,9 @@ def verify(
     reading: Reading,
     anchor: Annotated[
         list[str] | None,
-        typer.Option(help="SEQUENCE:SHA256 of a record, saved elsewhere; repeatable."),
+        typer.Option(
+            metavar="SEQUENCE:SHA256", help="A record that was noted elsewhere; repeatable."
+        ),
     ] = None,
     json_: JsonOption = False,
 ) -> None:

@@ -112,21 +112,25 @@ def options(
 
 @app.command(name="compile")
 def compile_(
-    output: Annotated[Path, typer.Option(help="YAML file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="YAML file to write.")],
     profile: Annotated[
         list[str] | None,
-        typer.Option(help="cpu, gpu, tpu or a file; each is laid over the ones before. [cpu]"),
+        typer.Option(
+            metavar="PROFILE",
+            help="cpu, gpu, tpu or a file; each is laid over the ones before. [cpu]",
+        ),
     ] = None,
     image: Annotated[
         list[str] | None,
         typer.Option(
-            help="Image NAME=REF@sha256:..., NAME one of light, cpu, trainer; repeatable."
+            metavar="NAME=REF@sha256:...",
+            help="Image; NAME is light, cpu or trainer; repeatable.",
         ),
     ] = None,
 ) -> None:
     """Compile the pipeline for a cluster and check the result.
 
-    Example: fedemb compile --profile gpu --output fedemb.yaml --image
+    Example: fedemb compile --profile gpu -o fedemb.yaml --image
     light=REF@sha256:... --image cpu=REF@sha256:... --image trainer=REF@sha256:...
     """
     from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images

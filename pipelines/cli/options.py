@@ -24,11 +24,18 @@ ConfigOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Setting to override, such as mechanism.rounds=20; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Setting to override, such as mechanism.rounds=20; repeatable.",
+    ),
 ]
 BeamOption = Annotated[
     list[str] | None,
-    typer.Option(help="Option of Beam, such as --beam=--runner=X; repeatable, replaces earlier."),
+    typer.Option(
+        metavar="OPTION",
+        help="Option of Beam, such as --beam=--runner=X; repeatable, replaces earlier.",
+    ),
 ]
 DataOption = Annotated[str | None, typer.Option(help="Private images; replaces data.source.uri.")]
 RunsOption = Annotated[Path, typer.Option(help="Folder of all runs.")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedemb.errors import ConfigError, FedEmbError, InputError, Refused, StorageError
+from fedemb.errors import ConfigError, InputError, Refused, StorageError
 from fedemb.foundation.environment import missing_extra
 from fedemb.pipelines.cli.options import (
     JsonOption,
@@ -22,9 +21,7 @@ from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.pipelines.run.directory import RunDirectory
-
-NOT_SIGNED = "not signed or not readable, or its ledger is gone"
-"""Instead of figures: one run whose files or ledger are not what they were hides no other."""
+    from fedemb.pipelines.run.pages import RunRow
 
 
 def show_runs(
@@ -33,10 +30,10 @@ def show_runs(
     ] = None,
     runs: RunsOption = Path("runs"),
     json_: Annotated[
-        bool, typer.Option("--json", help="Print the privacy report of the run as JSON.")
+        bool, typer.Option("--json", help="Print the list, or the privacy report, as JSON.")
     ] = False,
     open_: Annotated[
-        bool, typer.Option("--open", help="Open the page in a browser; default: of the newest run.")
+        bool, typer.Option("--open", help="Open the page of the list, or the report, in a browser.")
     ] = False,
     mlflow: Annotated[
         str | None,
@@ -52,61 +49,54 @@ def show_runs(
     """
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.local import iter_runs
+    from fedemb.pipelines.run.pages import run_row, tracked_run
 
     found = [RunDirectory.open(run, runs)] if run else list(iter_runs(runs))
     if not found:
         raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if mlflow is not None:
-        from fedemb.pipelines.run.pages import tracked_run
         from fedemb.reports.mlflow import log_run
 
         say(*(f"mlflow: {run.run_id} is {log_run(tracked_run(run), mlflow)}" for run in found))
-    elif run is None and not (open_ or json_):
-        say(*runs_table(found))
-    else:
-        _report(found[0], json_=json_, open_=open_)
-
-
-def _report(run: RunDirectory, *, json_: bool, open_: bool) -> None:
-    if json_:
-        from fedemb.pipelines.run.directory import signed_report
-
-        signed = signed_report(run)
-        if signed is None:
-            raise InputError(f"run {run.run_id} has no privacy report yet; let it finish first")
-        say_json(signed.json)
         return
-    say(*run.read_state().closing_lines, f"report: {run.index}")
+    if run is not None:
+        _show(found[0], json_=json_)
+        page = found[0].index
+    else:
+        page = runs / "index.html"
+        _list([run_row(each) for each in found], page if open_ else None, json_=json_)
     if open_:
         import webbrowser
 
-        if not webbrowser.open(run.index.as_uri()):
+        if not webbrowser.open(page.resolve().as_uri()):
             say("no browser could be started here; open that page where there is one")
 
 
-def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
-    """Returns the lines of a table in text, one row per run; `-`: not measured.
+def _show(run: RunDirectory, *, json_: bool) -> None:
+    from fedemb.pipelines.run.directory import signed_report
 
-    Headline and figures are those of the run's page. The gain, over the best start that needs no
-    private data, is in points, with its 95 % interval.
-    """
-    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "gain")]
-    for run in runs:
-        try:
-            rows.append((run.run_id, *_row(run)))
-        except FedEmbError:
-            rows.append((run.run_id, NOT_SIGNED, "?", "?", "?"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    if not json_:
+        say(*run.read_state().closing_lines, f"report: {run.index}")
+    elif (signed := signed_report(run)) is None:
+        raise InputError(f"run {run.run_id} has no privacy report yet; let it finish first")
+    else:
+        say_json(signed.json)
 
 
-def _row(run: RunDirectory) -> tuple[str, str, str, str]:
-    from fedemb.documents.fields import points
-    from fedemb.pipelines.run.pages import run_headline
+def _list(rows: list[RunRow], page: Path | None, *, json_: bool) -> None:
+    """Prints runs as JSON or a table in text, and writes the page that lists them."""
+    from fedemb.foundation.files import write_bytes
+    from fedemb.reports.pages import RUN_COLUMNS, runs_page
 
-    found = run_headline(run)
-    rows, gain = found.figures.rows(), points(found.figures.gain) if found.figures.gain else "-"
-    return found.title, rows[0].value, rows[-2].value, gain
+    if json_:
+        say_json([row.facts for row in rows])
+    else:
+        table = [RUN_COLUMNS[:5], *(row.cells[:5] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        say(*("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table))
+    if page is not None:
+        write_bytes(page, runs_page([row.cells for row in rows]).encode())
+        say(f"page: {page}", err=json_)
 
 
 @grouped
@@ -193,7 +183,9 @@ def register(
     bundle: Annotated[str, typer.Argument(help="Release, as for `fedemb verify`.")],
     to: Annotated[
         list[str],
-        typer.Option(help="mlflow+https://... or kubeflow+https://...; repeatable."),
+        typer.Option(
+            metavar="REGISTRY", help="mlflow+https://... or kubeflow+https://...; repeatable."
+        ),
     ],
     owner: Owner,
 ) -> None:

@@ -111,11 +111,16 @@ class RunDirectory:
         return self.root / "index.html"
 
     @property
-    def resumed_by(self) -> str:
-        """Command that resumes the run from the current folder."""
+    def named(self) -> str:
+        """The directory as a command from the current folder names it."""
         here = Path.cwd()
         place = self.root.relative_to(here) if self.root.is_relative_to(here) else self.root
-        return f"fedemb run --resume {shlex.quote(str(place))}"
+        return shlex.quote(str(place))
+
+    @property
+    def resumed_by(self) -> str:
+        """Command that resumes the run from the current folder."""
+        return f"fedemb run --resume {self.named}"
 
     @classmethod
     def create(cls, parent: Path, run_id: str | None, config: RunConfig) -> RunDirectory:

@@ -14,6 +14,7 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -372,7 +373,9 @@ def _utility(run: RunDirectory) -> str:
 
 def _release(run: RunDirectory, state: RunState) -> str:
     if state.exit_code == Refused.exit_code:
-        return f"refused: {state.message}"
+        keys = shlex.quote(run.stores()["keys"])  # completes the command of a waiver
+        message = (state.message or "").replace("--keys KEYS", f"--keys {keys}")
+        return f"refused: {message}".replace("fedemb approve RUN", f"fedemb approve {run.named}")
     if state.exit_code == AwaitingApproval.exit_code:
         return f"waiting for approval: {state.message}"
     if state.exit_code != 0:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.evidence import Evidence, read_evidence
+from fedemb.documents.fields import points
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
-from fedemb.errors import AwaitingApproval, Interrupted, Refused
+from fedemb.errors import AwaitingApproval, FedEmbError, Interrupted, Refused
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.run.directory import (
@@ -36,6 +37,8 @@ from fedemb.reports.pages import REPORTS, audit_page, checklist_page, run_page, 
 from fedemb.reports.report import WAY_BACK, link, render
 from fedemb.storage import join
 
+NOT_SIGNED = "not signed or not readable, or its ledger is gone"
+"""Instead of the headline of a run."""
 SIGNED: Mapping[str, Callable[[RunDirectory], Written[Any] | None]] = {
     "privacy_report": signed_report,
     "utility_report": signed_utility,
@@ -55,6 +58,36 @@ def run_headline(run: RunDirectory) -> Headline:
     """Returns how a run stands. Documents whose signature cannot be checked are left out."""
     documents = documents_of(run, ("privacy_report", "utility_report", "verdict"))
     return _standing(run, documents, running=run.is_running())[1]
+
+
+class RunRow(NamedTuple):
+    """How a run stands, as JSON and as the cells of `RUN_COLUMNS`."""
+
+    facts: Mapping[str, str | float]
+    cells: list[str]
+
+
+def run_row(run: RunDirectory) -> RunRow:
+    """Returns the row of a run in the list. A run that cannot be read hides no other run."""
+    try:
+        documents = documents_of(run, ("privacy_report", "utility_report", "verdict"))
+        facts, found = _standing(run, documents, running=run.is_running())
+    except FedEmbError:
+        known = {"run_id": run.run_id, "headline": NOT_SIGNED}
+        return RunRow(known, [*known.values(), *"???----"])
+    made: dict[str, str | float] = {
+        "run_id": run.run_id,
+        "headline": found.title,
+        **facts.figures(),
+    }
+    rows, gain = found.figures.rows(), points(found.figures.gain) if found.figures.gain else "-"
+    cells, origin = [run.run_id, found.title, rows[0].value, rows[-2].value, gain], [*"----"]
+    if report := facts.report:
+        attempt = ledger_of(run).state.attempts[report.run_id, report.attempt]
+        signed = report.provenance
+        origin = [report.time, attempt.reserve.actor, signed.code_sha, signed.inputs_sha]
+        made |= zip(("time", "author", "code_sha", "inputs_sha"), origin, strict=True)
+    return RunRow(made, [*cells, origin[0][:16], origin[1], *(sha[:8] for sha in origin[2:])])
 
 
 def _standing(

@@ -32,6 +32,14 @@ def build_index(folder, _):
     return "monday"
 
 
+def build_runs(folder, _):
+    from fedemb.reports.pages import runs_page
+
+    rows = (("monday", "Released", "8"), ("tuesday", "Refused: <no> gain over public", "10"))
+    (folder / "page.html").write_text(runs_page([[*row, *"abcdef"] for row in rows]))
+    return "tuesday"
+
+
 def measured(step, folder, settings, document, words):
     finished = shared_run(lambda name: folder / name)
     step(finished.context(settings, folder))
@@ -98,6 +106,7 @@ def build_privacy_report(folder, _):
 
 BUILDERS = {
     "run_index": build_index,
+    "runs_list": build_runs,
     "utility_report": build_utility,
     "audit_report": build_audit,
     "audit_report_release": build_audit_of_release,
@@ -127,6 +136,17 @@ def test_page_opens_clean_and_fits(browser, page, screenshots, look):
     if name.startswith(("audit", "gate")):
         assert visit.scrolling == []
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.long
+def test_list_of_runs_is_sorted_by_the_column_that_is_selected(browser, tmp_path):
+    build_runs(tmp_path, None)
+    page, shot = tmp_path / "page.html", tmp_path / "page.png"
+    browser.open(page, width=1100, scheme="light", screenshot=shot)
+    names = "[...document.querySelectorAll('tbody th')].map(e => e.innerText).join()"
+    for column, wanted in ((0, "monday,tuesday"), (0, "tuesday,monday"), (2, "monday,tuesday")):
+        browser.evaluate(f"document.querySelectorAll('thead th')[{column}].click()")
+        assert browser.evaluate(names) == wanted
 
 
 @pytest.mark.long

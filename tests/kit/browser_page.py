@@ -71,7 +71,8 @@ class Browser:
                 return answer["result"]
             self._events.append(answer)
 
-    def _evaluate(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
+        """Returns the value of a JavaScript expression on the open page."""
         return self._call("Runtime.evaluate", expression=expression)["result"].get("value")
 
     def open(self, page: Path, *, width: int, scheme: str, screenshot: Path) -> Visit:
@@ -83,7 +84,7 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=features)
         self._call("Page.navigate", url=page.as_uri())
         deadline = time.monotonic() + 20
-        while self._evaluate("document.readyState + location.href") != "complete" + page.as_uri():
+        while self.evaluate("document.readyState + location.href") != "complete" + page.as_uri():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{page.name} did not load within 20 s")
             time.sleep(0.05)
@@ -94,9 +95,9 @@ class Browser:
             screenshot=screenshot,
             problems=self._problems(),
             requests=self._requests(page),
-            overflow=self._evaluate(f"{root}.scrollWidth - {root}.clientWidth"),
-            text=self._evaluate("document.body.innerText"),
-            scrolling=json.loads(self._evaluate(_SCROLLING)),
+            overflow=self.evaluate(f"{root}.scrollWidth - {root}.clientWidth"),
+            text=self.evaluate("document.body.innerText"),
+            scrolling=json.loads(self.evaluate(_SCROLLING)),
         )
 
     def _problems(self) -> list[str]:

@@ -78,6 +78,14 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
     assert "Refused: gate_release" in rows["bad"]
     assert "Stopped: partition_users" in rows["broken"]
     assert "Stopped: no step reported an error" in rows["new"]
+    found = {row["run_id"]: row for row in json.loads(fedemb("runs", "--runs", tmp_path, "--json"))}
+    assert found["good"]["gain"] == pytest.approx(gain.value)
+    assert found["good"]["author"] == "unnamed"
+    assert found["new"].keys() == {"run_id", "headline"}
+    fedemb("runs", "--runs", tmp_path, "--open")
+    page = (tmp_path / "index.html").read_text()
+    assert '<a href="good/index.html">good</a>' in page
+    assert page.count("Stopped: no step reported an error") == 1
     with pytest.raises(SystemExit) as stopped:
         main(["runs", "--runs", str(tmp_path / "nowhere")])
     assert stopped.value.code == 2

@@ -118,7 +118,11 @@ def test_photos_that_a_server_or_catalogue_keeps_are_not_read(tmp_path, beside):
 
 
 @pytest.mark.parametrize(
-    "beside", ["README.md", "data/dataset.json", "data/train.idx", "data/_SUCCESS"]
+    "beside",
+    [
+        *("README.md", "data/dataset.json", "data/train.idx", "data/LICENSE", "data/a.unknown"),
+        *("data/_SUCCESS", "data/_committed_12", "data/_common_metadata"),
+    ],
 )
 def test_folder_of_a_data_set_with_its_description_has_the_format_of_its_shards(tmp_path, beside):
     as_parquet(tmp_path / "in" / "data" / "train-00000-of-00001.parquet")

@@ -9,8 +9,7 @@ import pytest
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, Refused
 from fedemb.foundation.document import read
-from fedemb.pipelines.cli.review import runs_table
-from fedemb.pipelines.run.pages import collect_reports, render_index
+from fedemb.pipelines.run.pages import collect_reports, render_index, run_row
 from fedemb.release.decide import RULES
 from fedemb.release.registries import Release
 from tests.kit.cli import fedemb, ssh_key
@@ -76,7 +75,7 @@ def test_waiver_is_named_in_every_place(waived, tmp_path):
     folder = run_folder(waived, tmp_path / "runs")
     collect_reports(folder)
     assert title(render_index(folder)) == WAIVED
-    assert WAIVED in "\n".join(runs_table([folder]))
+    assert WAIVED in run_row(folder).cells
     trust = Path(waived.ledger_uri) / "trust.json"
     assert WAIVED in call("verify", bundle(waived), "--trust", trust)
     card = (bundle(waived) / "README.md").read_text()
@@ -98,7 +97,7 @@ def test_waived_release_whose_verdict_is_gone_is_not_shown_as_clean(waived, tmp_
 def test_clean_release_is_released_in_every_place(released_run, tmp_path):
     folder = run_folder(released_run, tmp_path / "runs")
     assert title(render_index(folder)) == "Released"
-    assert "  Released  " in runs_table([folder])[1]
+    assert "Released" in run_row(folder).cells
     trust = Path(released_run.ledger_uri) / "trust.json"
     assert "\nReleased; epsilon of one user " in call(
         "verify", bundle(released_run), "--trust", trust
@@ -121,7 +120,7 @@ def test_waiting_for_approval_is_no_refusal(waiting, tmp_path):
     page = render_index(folder)
     assert title(page) == "Waiting for approval: 0 of 2 given"
     assert 'class="verdict plain"' in page
-    assert "Waiting for approval: 0 of 2 given" in runs_table([folder])[1]
+    assert "Waiting for approval: 0 of 2 given" in run_row(folder).cells
 
 
 def test_approvals_come_last_and_hide_no_other_reason(tmp_path):

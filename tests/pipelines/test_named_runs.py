@@ -3,6 +3,9 @@
 import pytest
 
 from fedemb.errors import InputError
+from fedemb.pipelines.run.directory import RunState
+from fedemb.pipelines.run.local import closing_lines
+from fedemb.release.decide import RULES
 from tests.kit.cli import fedemb
 from tests.kit.run_folder import run_folder
 
@@ -20,6 +23,15 @@ def test_command_takes_the_name_that_runs_lists(folder, capsys, monkeypatch):
     assert by_name == fedemb("runs", folder.root)
     assert by_name == fedemb("runs", name, "--runs", folder.root.parent)
     assert by_name
+
+
+def test_refusal_names_the_commands_of_a_waiver_with_their_paths(folder, monkeypatch):
+    monkeypatch.chdir(folder.root.parents[1])
+    rule = next(rule for rule in RULES if rule.waivable)
+    lines = closing_lines(folder, RunState(exit_code=3, message=rule.advice))
+    keys = folder.stores()["keys"]
+    command = f"`fedemb approve runs/{folder.run_id} --waive {rule.code} --keys {keys} "
+    assert command in lines[-1]
 
 
 @pytest.mark.parametrize("command", ["runs", "approve"])

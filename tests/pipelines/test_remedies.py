@@ -47,7 +47,7 @@ INIT = {
         "photos.parquet --column user_id=none",
         "photos.parquet --column user_id=user_id",
     ),
-    "no column has the class": (
+    "no column has the class.*Pass one of user_id, image, other by": (
         "unlabelled.parquet --task classification",
         "unlabelled.parquet --task classification --column label=other --classes a,b",
     ),

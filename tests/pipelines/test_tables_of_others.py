@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from fedemb.errors import InputError
 from fedemb.partition.check import Check, check
 from fedemb.pipelines.run.load_config import load_config
+from tests.kit.cli import ended
 from tests.kit.pipeline_runs.partition_run import Partitioner
 from tests.pipelines.test_other_peoples_files import EACH, USERS, init, rows, users_of
 
@@ -161,3 +163,30 @@ def test_names_are_read_as_utf_8_in_every_locale(tmp_path, locale, kind):
     assert done.returncode == 0, done.stderr
     assert b"60 photos; 3 usable users" in done.stdout
     assert load_config(tmp_path / "é.yaml").data.source.uri == str(data)
+
+
+@pytest.mark.parametrize("found", [0, 1])
+def test_table_whose_images_are_elsewhere_is_not_probed_to_its_end(tmp_path, found, monkeypatch):
+    monkeypatch.setattr("fedemb.partition.check._PROBED", 8)
+    path = table(tmp_path, "file_name,user_id,label", plain)
+    assert users_of(path, tmp_path) == USERS
+    for photo in sorted(tmp_path.glob("*.jpg"))[found:]:
+        photo.unlink()
+    if found:
+        assert checked(tmp_path).used == 1
+        return
+    with pytest.raises(InputError, match="None of the first") as refused:
+        checked(tmp_path)
+    assert "set data.source.image_root" in refused.value.details[0]
+
+
+def test_class_in_two_spellings_is_named(tmp_path):
+    path = table(tmp_path, "file_name,user_id,label", lambda n, user, _: f"{n}.jpg,{user},a{n % 2}")
+    init(path, tmp_path, "--alike", "class")
+    assert "differ" not in " ".join(checked(tmp_path).warnings)
+    path.write_text(path.read_text().replace(",a1", ",A0 "))
+    code, said, _ = ended("check-data", "-c", tmp_path / "made.yaml", "--json")
+    found = json.loads(said)
+    assert (code, len(found["problems"])) == (2, 2)  # no held-out user, few classes
+    assert "Classes differ in case only: 'A0' and 'a0'. Merge" in " ".join(found["warnings"])
+    assert found["rows"] == PHOTOS

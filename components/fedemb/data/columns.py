@@ -13,7 +13,7 @@ from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
-from fedemb.data.image_files import ImageFiles, is_side_file
+from fedemb.data.image_files import KNOWN_ENDINGS, ImageFiles, is_side_file
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_parts import find_files
 from fedemb.data.tables import Part, check_columns, csv_columns, open_csv, open_parquet, path_values
@@ -83,8 +83,6 @@ _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
 _TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
 """Tables with owners and classes in Hugging Face image folders, one per split."""
 _LOOKED_AT = 200
-_MARKER = re.compile(r"(^|/)_[^./]*$")
-"""Empty files that Spark and Hadoop write beside a table, such as `_SUCCESS`."""
 NO_OWNER = "none"
 """Placeholder for a missing owner column: each image is a unit of privacy."""
 
@@ -135,15 +133,8 @@ def _guess_table(
 ) -> dict[str, Any]:
     """Returns columns, and image root or class names, of CSV or Parquet files."""
     tree: dict[str, Any] = {}
-    files = find_files(uri, kind)
-    metadata: Mapping[bytes, bytes] = {}
+    files, names = find_files(uri, kind), column_names(uri, kind)
     image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
-    if kind == "csv":
-        names = csv_columns(files[0])
-    else:
-        with open_parquet(files[0]) as file:
-            names = [*file.schema_arrow.names, *path_values(files[0].name)]
-            metadata = file.schema_arrow.metadata or {}
     columns: dict[str, str | None] = {"label": _first(names, _LABEL)}
     for what, guesses in ((image, known), ("user_id", _USER)):
         columns[what] = named.get(what) or _needed(names, guesses, what, uri)
@@ -154,9 +145,19 @@ def _guess_table(
         tree["image_root"] = image_root_of(files[0], columns["image_id"] or "")
     final = _with_named(columns, named)
     check_columns(files[0].said, names, [name for name in final.values() if name])
-    if metadata and (label := final.get("label")):
-        tree["label_names"] = _class_names(metadata, label)
+    if kind == "parquet" and (label := final.get("label")):
+        with open_parquet(files[0]) as file:
+            tree["label_names"] = _class_names(file.schema_arrow.metadata or {}, label)
     return {**tree, "columns": columns}
+
+
+def column_names(uri: str, kind: str) -> list[str]:
+    """Returns the columns of CSV or Parquet files; raises as `guess_source`."""
+    first = find_files(uri, kind)[0]
+    if kind == "csv":
+        return csv_columns(first)
+    with open_parquet(first) as file:
+        return [*file.schema_arrow.names, *path_values(first.name)]
 
 
 def _with_named(
@@ -186,19 +187,17 @@ def names_in_folder(uri: str) -> list[str]:
 
 
 def format_of_files(uri: str) -> str | None:
-    """Returns the format of a folder's files if they all have one format and are not photos."""
+    """Returns the format of the tables in a folder without photos, whatever else it holds."""
     if format_of(uri) != "image_folder":
         return None
     store = open_store(uri)
     if store.local_root is not None and not store.local_root.is_dir():
         return None
-    names = islice((entry.name for entry in store.entries()), _LOOKED_AT)
-    names = (name for name in names if not _MARKER.search(name))
-    formats = ("parquet", "tfrecord")
-    found = ((name, format_of(name)) for name in names)
-    kinds = {kind for name, kind in found if kind in formats or not is_side_file(name)}
-    (kind,) = kinds if len(kinds) == 1 else (None,)
-    return kind if kind in formats else None
+    names = [entry.name for entry in islice(store.entries(), _LOOKED_AT)]
+    kinds = {format_of(name) for name in names} & {"parquet", "tfrecord"}
+    if len(kinds) != 1 or any(name.lower().endswith(KNOWN_ENDINGS) for name in names):
+        return None
+    return kinds.pop()
 
 
 def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]:
@@ -231,9 +230,7 @@ def _check_no_table(uri: str, names: Sequence[str]) -> None:
 
 def guess_image_column(uri: str) -> str:
     """Returns the photo column of Parquet files; raises as `guess_source`."""
-    files = find_files(uri, "parquet")
-    with open_parquet(files[0]) as file:
-        return _needed(list(file.schema_arrow.names), _IMAGE, "image", uri)
+    return _needed(column_names(uri, "parquet"), _IMAGE, "image", uri)
 
 
 def _first(names: Sequence[str], known: Sequence[str]) -> str | None:

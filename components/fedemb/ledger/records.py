@@ -356,9 +356,6 @@ class Chain:
                 return decision
             sequence = len(self.records)
             self.trust.require(signer.trusted())
-            now = datetime.now(UTC)
-            self._check_clock(now)
-            newest = [datetime.fromisoformat(each.time) for each in self.records[-1:]]
             content = RecordContent(
                 policy_id=self.policy_id,
                 sequence=sequence,
@@ -366,7 +363,7 @@ class Chain:
                 kind=kind,
                 run_id=run_id,
                 attempt=attempt(),
-                time=max([now, *newest]).isoformat(timespec="seconds"),  # times never go back
+                time=self._now().isoformat(timespec="seconds"),
                 actor=actor,
                 body=decision,
             )
@@ -388,15 +385,20 @@ class Chain:
             "was written; run again"
         )
 
-    def _check_clock(self, now: datetime) -> None:
-        """Raises if the local clock differs too much from the store's clock."""
-        there = self.store.clock()
+    def _now(self) -> datetime:
+        """Returns the time of a new record, not before that of the newest.
+
+        Raises:
+          StorageError: the local clock differs too much from the store's clock.
+        """
+        now, there = datetime.now(UTC), self.store.clock()
         if there is not None and abs(now - there) > CLOCK_TOLERANCE:
             raise StorageError(
                 f"the clock of this machine shows {now:%Y-%m-%d %H:%M} UTC, and that of "
                 f"{self.store.uri} {there:%Y-%m-%d %H:%M}. Nothing was written, because the date "
                 "of the record would be wrong. Correct the clock and retry"
             )
+        return max([now, *(datetime.fromisoformat(each.time) for each in self.records[-1:])])
 
     def _highest(self, folder: str) -> int:
         """Returns the highest numbered object directly in a folder, or -1; ignores other names."""

@@ -29,6 +29,7 @@ from fedemb.data.photos import FORMATS, MAX_BYTES, MAX_PIXELS, MAX_TEXT_BYTES, P
 from fedemb.data.source_parts import csv_image_root, loose_files
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.data.tables import lines_in_quotes
+from fedemb.errors import InputError
 from fedemb.keys import derive
 from fedemb.partition.prepare import (
     Assigner,
@@ -44,6 +45,8 @@ from fedemb.privacy.section import UNITS, count_of
 
 _GREY = 12
 """How far the channels of a grey photo may lie apart, as JPEG leaves them."""
+_PROBED = 300
+"""Rows after which a table is refused if no image of theirs was found."""
 _DIGEST = 8
 """Bytes of a public image's digest that are compared, as in `transforms`."""
 
@@ -84,7 +87,8 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
     A throwaway key takes the place of the policy's: which users are held out differs from the run.
 
     Raises:
-      InputError: a file or column is missing, or a file is damaged.
+      InputError: a file or column is missing, a file is damaged, or none of the first `_PROBED`
+        images of a table is found.
       StorageError: a store cannot be read.
     """
     hasher = Hasher(derive(b"fedemb", "check-data"))
@@ -113,6 +117,7 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
         for key, part in prepared.parts.items():
             users[key] = merge(users.get(key, new_part()), part, cap)
         counts.update(prepared.counts)
+        _require_images(counts, preparer.missing, config.data.source)
         progress(counts["rows"])
     counts["loose_files"] = loose_files(config.data.source)
     counts["lines_in_quotes"] = _lines_in_quotes(config.data.source)
@@ -136,6 +141,14 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
         missing=preparer.missing,
         examples=preparer.examples,
     )
+
+
+def _require_images(counts: Counter[str], missing: str, source: SourceConfig) -> None:
+    if _PROBED <= counts["rows"] == counts["image_missing"]:
+        raise InputError(
+            f"None of the first {counts['rows']:,} rows has an image. Correct the names of images.",
+            *looked_for(missing, source),
+        )
 
 
 def _settled(
@@ -261,7 +274,8 @@ def check(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -
         warnings=(
             *folded_ids(census),
             *examples(census),
-            *looked_for(census, config.data.source),
+            *looked_for(census.missing, config.data.source),
+            *spellings(census),
             *misplaced(census),
             *_warnings(config, census.sizes),
         ),
@@ -368,12 +382,22 @@ def inexact_ids(census: Census) -> list[str]:
     ]
 
 
-def looked_for(census: Census, source: SourceConfig) -> list[str]:
-    """An example of an image file that a table names and that is not there."""
-    if not census.missing or source.file_format != "csv":
+def spellings(census: Census) -> list[str]:
+    """Returns a warning about classes that differ in case or spaces only; empty: no such class."""
+    forms: dict[str, list[str]] = {}
+    for label in sorted(census.labels):
+        forms.setdefault(" ".join(label.split()).casefold(), []).append(label)
+    twice = [" and ".join(map(repr, names)) for names in forms.values() if len(names) > 1]
+    shown = ", ".join(twice[:_SPELLINGS_SHOWN])
+    return [f"Classes differ in case only: {shown}. Merge them if they are the same."][: len(twice)]
+
+
+def looked_for(missing: str, source: SourceConfig) -> list[str]:
+    """Returns a sentence about an image file that a table names and that does not exist."""
+    if not missing or source.file_format != "csv":
         return []
     return [
-        f"No file {census.missing!r} below {csv_image_root(source)}, nor with an ending such as "
+        f"No file {missing!r} below {csv_image_root(source)}, nor with an ending such as "
         ".jpg; correct the names, or set data.source.image_root."
     ]
 

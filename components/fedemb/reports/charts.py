@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
@@ -67,6 +67,8 @@ class Line(NamedTuple):
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    intervals: Mapping[float, Interval] = {}
+    """Places on the horizontal axis -> the interval there."""
 
 
 def new_figure(width: float = 5.0, height: float = 3.0) -> Figure:
@@ -162,6 +164,8 @@ def line_chart(
         for position, line in enumerate(lines):
             colour, dash = SERIES[position % 4], _DASHES[position % 4]
             axes.plot(line.x, line.y, color=colour, linestyle=dash, label=line.name)
+            for place, found in line.intervals.items():
+                axes.plot([place, place], [found.low, found.high], color=colour, marker="_")
         if diagonal:
             grid = _diagonal(lines) if x.log else [0.0, 1.0]
             axes.plot(grid, grid, color=SOFT, linewidth=1.0, label=diagonal)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dp_accounting.privacy_accountant import NeighboringRelation
 from markupsafe import Markup
 
 from fedemb.documents.audit import AuditReport, SelfTest, finding
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
 from fedemb.documents.utility import (
     AnyUtility,
@@ -44,7 +45,7 @@ from fedemb.reports.measured_words import (
     utility_sentence,
     utility_sentences,
 )
-from fedemb.reports.report import figure, render, tone_of
+from fedemb.reports.report import figure, link, render, tone_of
 
 if TYPE_CHECKING:
     from fedemb.runtime.step import Step
@@ -89,6 +90,7 @@ def run_page(
         "time": report and report.time,
         "failed": facts.failures,
         "verdict": facts.verdict,
+        "chart": facts.utility and _drawn(facts.utility)["chart"],
         "release": release,
         "closing": [
             ("guarantee", words.guarantee_lines(report, facts.plan)),
@@ -100,6 +102,25 @@ def run_page(
             (title, page, pages[page]) for page, title in REPORTS.values() if page in pages
         ],
     }
+
+
+RUN_COLUMNS = (
+    "run",
+    "headline",
+    "epsilon, all runs",
+    "epsilon",
+    "gain",
+    "time",
+    "by",
+    "code",
+    "data",
+)
+
+
+def runs_page(rows: Sequence[Sequence[str]]) -> str:
+    """Renders `runs_page.html`; each row has a cell for each of `RUN_COLUMNS`, the run first."""
+    linked = [[link(run, f"{run}/index.html"), *cells] for run, *cells in rows]
+    return render("runs_page.html", rows=linked, columns=RUN_COLUMNS)
 
 
 def report_page(
@@ -211,15 +232,22 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
     )
 
 
+def _by_rate(found: Mapping[str, Interval]) -> dict[float, Interval]:
+    return {float(rate): interval for rate, interval in found.items()}
+
+
+def _drawn(report: AnyUtility) -> dict[str, Any]:
+    return _classifier(report) if isinstance(report, ClassifierReport) else _embeddings(report)
+
+
 def utility_page(report: AnyUtility) -> str:
     """Returns the page of a utility report; the same report gives the same text."""
-    found = _classifier(report) if isinstance(report, ClassifierReport) else _embeddings(report)
     return render(
         f"{'classifier' if isinstance(report, ClassifierReport) else 'utility'}_report.html",
         tone=tone_of(report.gain),
         report=report,
         sentence=utility_sentence(report),
-        **found,
+        **_drawn(report),
     )
 
 
@@ -239,14 +267,22 @@ def _embeddings(report: UtilityReport) -> dict[str, object]:
             x_limits=(0.0, max(item.high or item.value for _, item in recalls) * 1.08 or 1.0),
         )
         found["roc"] = line_chart(
-            [Line(name, part.roc.far, part.roc.recall) for name, part in models],
+            [
+                Line(name, part.roc.far, part.roc.recall, _by_rate(part.recall_at_far))
+                for name, part in models
+            ],
             x=Axis("false accept rate", log=True),
             y=Axis("recall", limits=(0, 1.02)),
             alt="Recall over the false accept rate for each model, logarithmic axis",
             marks=[(f"FAR {rate}", float(rate)) for rate in report.recall_at_far],
             diagonal="chance",
         )
-    return {"covers": covers("user"), "models": models if report.measured else [], "charts": found}
+    return {
+        "covers": covers("user"),
+        "models": models if report.measured else [],
+        "charts": found,
+        "chart": found.get("roc"),
+    }
 
 
 def _classifier(report: ClassifierReport) -> dict[str, object]:

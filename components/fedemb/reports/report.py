@@ -11,8 +11,10 @@ from __future__ import annotations
 import html
 import math
 import re
+from base64 import b64encode
 from datetime import datetime
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
@@ -140,7 +142,7 @@ def unbroken(page: str) -> str:
         text = re.sub(numbers, r'<span class="number">\g<0></span>', text)
         return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", text)
 
-    whole = "<(svg|style|title|pre|code)\\b.*?</\\1>|<[^>]*>|[^<]+"
+    whole = "<(svg|style|script|title|pre|code)\\b.*?</\\1>|<[^>]*>|[^<]+"
     return re.sub(whole, keep, page, flags=re.DOTALL)
 
 
@@ -163,6 +165,7 @@ def _environment() -> Environment:
         "signer": signer_name,
         "plain": plain,
         "as_text": as_text,
+        "source": lambda script: "sha256-" + b64encode(sha256(script.encode()).digest()).decode(),
     }
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
