@@ -26,10 +26,11 @@ from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import parse, read
 from fedemb.models.backbone_files import load_backbone
 from fedemb.reports.measured_words import audit_sentence
-from fedemb.steps import audit_privacy
+from fedemb.steps import audit_privacy, evaluate_model
 from fedemb.steps.audit_privacy import run
 from tests.kit.pipeline_runs import honest_run
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, teach
+from tests.kit.verified import without_digests
 
 
 @pytest.fixture
@@ -75,6 +76,22 @@ def test_the_private_root_holds_scores_figures_and_a_page(copied, tmp_path):
     assert table.column_names == ["user_key", "member", "score", "score_before_training"]
     assert sum(table["member"].to_pylist()) == 40  # all training users of the made run
     assert len(table) == 40 + 60  # held-out users are capped by audit.max_users
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", [audit_privacy, evaluate_model], ids=["audit", "evaluation"])
+def test_public_bytes_do_not_depend_on_training_users(step, copied, tmp_path, caplog):
+    """With the same model; also not on whether there are too few users to audit."""
+    made = []
+    for users in (3, 39, 40):
+        copied.replace("users", users)
+        caplog.clear()
+        caplog.set_level("INFO", logger="fedemb")
+        step.run(copied.context(config(), tmp_path))
+        made.append([record.getMessage() for record in caplog.records])
+        made[-1] += [without_digests(tmp_path / name) for name in ("report.json", "report.html")]
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) > 2
 
 
 @pytest.mark.long

@@ -34,6 +34,7 @@ from tests.kit.pipeline_runs.partition_run import (
     user_key,
     write_parquet,
 )
+from tests.kit.verified import without_digests
 
 
 def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partitioner) -> None:
@@ -42,6 +43,21 @@ def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partition
     for groups in result.groups():
         assert sum(len(group) for group in groups) == len(training)
         assert frozenset().union(*groups) == training
+
+
+def test_public_bytes_do_not_depend_on_the_users(tmp_path: Path, caplog) -> None:
+    """Nor on whether they are fewer than the public lower bound."""
+    made = []
+    for users in (5, 20, 21):
+        config = reserved_config(tmp_path / str(users), users)
+        reserve_for(config, tmp_path / str(users))
+        caplog.clear()
+        caplog.set_level("INFO", logger="fedemb")
+        partition_users.run(context := context_of(config, tmp_path / str(users)))
+        made.append([record.getMessage() for record in caplog.records])
+        made[-1].append(without_digests(context.artifacts.users))
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) > 1
 
 
 def test_removing_a_user_changes_one_group_per_grouping_and_nothing_else(

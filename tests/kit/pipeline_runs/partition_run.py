@@ -175,6 +175,7 @@ def reserved_config(root: Path, users: int = 20) -> RunConfig:
     """The configuration of the run at `root`, whose images are written if they are not there."""
     source = root / "rows.parquet"
     if not source.exists():
+        root.mkdir(exist_ok=True)
         write_parquet(source, rows_of(users))
     return make_config(str(source), policy__epsilon_cap=1000.0)
 
