@@ -109,6 +109,8 @@ class BindRecord(AttemptRecord):
     inputs_sha: Sha
     commitments: dict[str, Sha]
     private_root: Sha
+    key_sha: Sha | None
+    """Commitment to the key of coins and noise; None: bound without a key store."""
 
 
 class CommitRecord(AttemptRecord):

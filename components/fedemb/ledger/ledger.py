@@ -17,7 +17,7 @@ from typing import cast
 
 from fedemb.documents.ledger_record import ChargeRecord, CommitRecord, PolicyRecord
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
-from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
+from fedemb.keys import KeyStore, derive, reservation_key_name, unbound_key_name
 from fedemb.keys.trust import Signer, TrustedKey, sign_document
 from fedemb.ledger.budget import Spent, external_charge
 from fedemb.ledger.records import Anchor, Chain, Decide, Record, Reservation
@@ -364,8 +364,8 @@ class Ledger:
           inputs_sha: SHA-256 of all inputs.
           commitments: keyed commitments to private data, by name.
           private_root: keyed commitment to the working state of the trainer.
-          keys: key store with the key that marks the attempt as never bound; the key is destroyed
-              here. If the key is already destroyed, a ledger without this record is an older one.
+          keys: key store with the root key, to which the record commits, and the key that marks
+              the attempt as never bound; this key is destroyed here. If the key is already destroyed, a ledger without this record is an older one.
 
         Raises:
           PlanMismatch: the attempt is bound to different inputs; changed inputs need a new run.
@@ -385,6 +385,7 @@ class Ledger:
             "inputs_sha": inputs_sha,
             "commitments": dict(commitments),
             "private_root": private_root,
+            "key_sha": _key_sha(keys, reservation),
         }
 
         def decide() -> Mapping[str, object] | Record:
@@ -393,7 +394,8 @@ class Ledger:
                 raise Refused(f"run {reservation.run_id!r} was given up; reserve it again")
             if attempt.bind is None:
                 return body
-            changed = [key for key in body if attempt.bind.body[key] != body[key]]
+            given = {name: value for name, value in body.items() if value is not None}
+            changed = [key for key in given if attempt.bind.body[key] != given[key]]
             _require_unchanged(reservation.run_id, changed)
             return attempt.bind
 
@@ -604,6 +606,14 @@ class Ledger:
             actor=actor or _actor(),
             signer=signer,
         )
+
+
+def _key_sha(keys: KeyStore | None, reservation: Reservation) -> str | None:
+    """Returns a commitment to the root key of an attempt; None: destroyed after the commit."""
+    name = reservation_key_name(reservation.run_id, reservation.attempt)
+    if keys is None or not keys.exists(name):
+        return None
+    return derive(keys.fetch(name), "commitment").hex()
 
 
 def _is_destroyed(keys: KeyStore, name: str) -> bool:

@@ -285,6 +285,20 @@ def test_nothing_runs_without_the_root_key(ready):
 
 
 @pytest.mark.long
+def test_root_key_that_changed_since_the_first_round_is_refused(ready):
+    with killed_at(RoundLog, "commit", 2, after=True):
+        ready.train()
+    attempt = read_reservation(ready.context().artifacts.reservation).attempt
+    path = ready.context().keys._path(f"reservation/{RUN_ID}-{attempt}")
+    kept = path.read_bytes()
+    path.write_bytes(bytes([kept[0] ^ 1, *kept[1:]]))
+    with pytest.raises(PlanMismatch, match="key_sha"):
+        ready.train()
+    path.write_bytes(kept)
+    ready.train()
+
+
+@pytest.mark.long
 def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished):
     card = json.loads((finished.root / "model" / "model.json").read_text())
     assert card["key_injected"] is False
