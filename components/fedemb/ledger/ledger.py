@@ -365,7 +365,8 @@ class Ledger:
           commitments: keyed commitments to private data, by name.
           private_root: keyed commitment to the working state of the trainer.
           keys: key store with the root key, to which the record commits, and the key that marks
-              the attempt as never bound; this key is destroyed here. If the key is already destroyed, a ledger without this record is an older one.
+              the attempt as never bound; this key is destroyed here. If it is already destroyed, a
+              ledger without this record is an older one.
 
         Raises:
           PlanMismatch: the attempt is bound to different inputs; changed inputs need a new run.
