@@ -19,9 +19,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Literal
@@ -141,7 +142,8 @@ def changed_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
 ROUND = re.compile(r"INFO fedemb\.training[\w.]*: round (\d+)/(\d+)")
-FEATURES = re.compile(r"INFO fedemb\.engine[\w.]*: features of the first round: (\d+) %")
+BEAT = 60.0
+"""Seconds between lines about a step that reports no rounds."""
 RECENT = 16
 """Number of rounds used to estimate the remaining time; the first rounds compile."""
 
@@ -179,7 +181,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
     ):
         stop = _StopOnInterrupt(child)
         assert child.stdout is not None  # PIPE above
-        with stop:
+        with stop, _beating(view, stop):
             for line in child.stdout:
                 log.write(line)
                 if _follow(line, state, view, stop, pace) == "step_finished":
@@ -209,7 +211,7 @@ def _follow(
         step = event["step"]
         match event["kind"]:
             case "step_started":
-                stop.pid, stop.step = event["pid"], step
+                stop.pid, stop.step, stop.since = event["pid"], step, time.monotonic()
                 view.show("started", step)
             case "step_finished":
                 stop.pid = None
@@ -226,12 +228,27 @@ def _follow(
     elif found := ROUND.search(line):
         ended, rounds = map(int, found.groups())
         view.show("progress", stop.step, f"round {ended}/{rounds}, {pace.left(ended, rounds)}")
-    elif found := FEATURES.search(line):
-        percent = int(found.group(1))
-        view.show("progress", stop.step, f"computing features, {percent} %")
     elif found := WARNING.search(line):
         view.show("note", stop.step, found.group(1))
     return None
+
+
+@contextmanager
+def _beating(view: View, stop: _StopOnInterrupt) -> Generator[None]:
+    """While entered, shows for how long a step has been running that reports nothing else."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT / 4):
+            now = time.monotonic()
+            if stop.pid is not None and now - max(stop.since, view.last_progress) >= BEAT:
+                view.show("progress", stop.step, f"running for {(now - stop.since) / 60:.0f} min")
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 class Pace:
@@ -268,6 +285,8 @@ class _StopOnInterrupt:
         self.pid: int | None = None
         self.step = ""
         """The step that started last."""
+        self.since = 0.0
+        """When it started."""
         self.requested = False
 
     def __enter__(self) -> None:
@@ -307,7 +326,7 @@ class View:
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
-        self._last_round = 0.0
+        self.last_progress = 0.0
 
     def show(self, status: Status, step: str, text: str = "") -> None:
         """Shows what happened to a step; at most one line of progress in five seconds.
@@ -319,9 +338,9 @@ class View:
         """
         now = time.monotonic()
         if status == "progress":
-            if now - self._last_round < 5:
+            if now - self.last_progress < 5:
                 return
-            self._last_round = now
+            self.last_progress = now
         lines: dict[Status, str] = {
             "started": f"{step} ...",
             "progress": f"{step}: {text}",

@@ -1,8 +1,12 @@
 """Preparing a run writes all or nothing, and data on the command line reaches every source."""
 
+import subprocess
+import time
+
 import pytest
 
 from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.run import local
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.load_config import PolicyPlaces, load_config, with_policy
 from fedemb.pipelines.run.local import EVENT, ROUND
@@ -32,6 +36,23 @@ def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
     assert EVENT.search(line).group(1).startswith('{"kind"')
     line = "    INFO fedemb.training.trainer: round 3/60\n"
     assert ROUND.search(line).groups() == ("3", "60")
+
+
+def test_step_without_rounds_says_how_long_it_has_been_running(monkeypatch):
+    monkeypatch.setattr(local, "BEAT", 0.04)
+    said, child = [], subprocess.Popen(["true"])
+    view, stop = local.View(said.append), local._StopOnInterrupt(child)
+    stop.pid, stop.step, stop.since = child.pid, "train_model", time.monotonic() - 120
+    with local._beating(view, stop):
+        while not said:
+            time.sleep(0.01)
+    assert said[0] == "train_model: running for 2 min"
+    stop.pid = None
+    said.clear()
+    with local._beating(view, stop):
+        time.sleep(0.2)
+    assert not said
+    child.wait()
 
 
 def test_environment_names_a_policy_only_where_no_place_is_named(tmp_path, monkeypatch):
