@@ -1,4 +1,4 @@
-"""A pipeline is a list of steps; what flows between them follows from the names of artifacts."""
+"""Builds the KFP pipeline from the function that says which step reads the outputs of which."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from fedemb.config import RunConfig
 from fedemb.config.parameters import PARAMETERS, parameters_of
@@ -18,40 +19,44 @@ if TYPE_CHECKING:
     from kfp.dsl.graph_component import GraphComponent
 
 
+class Run(Protocol):
+    """Adds a step to the pipeline and returns its outputs by name."""
+
+    def __call__(self, step: str, /, **given: Any) -> Mapping[str, Any]:
+        """Passes outputs of earlier steps; the pipeline's parameters are passed by name."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """Steps in the order in which they run; each takes what earlier ones gave, by name."""
+    """A function that runs steps, and what follows from it."""
 
     name: str
     description: str
-    steps: tuple[str, ...]
+    flow: Callable[[Run], None]
     at_exit: str
     """On a cluster it runs last, however the others ended; see `Step.at_exit`."""
+
+    @cache  # noqa: B019 - there is one pipeline
+    def givers(self) -> dict[str, dict[str, str]]:
+        """Step -> input, or text of an earlier step -> the step whose output it is."""
+        links: dict[str, dict[str, str]] = {}
+
+        def record(step: str, **given: str) -> dict[str, str]:
+            links[step] = given
+            return dict.fromkeys(declared(step).outputs, step)
+
+        self.flow(record)
+        return links
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Names of the steps in the order in which they run."""
+        return tuple(self.givers())
 
     def declared(self) -> tuple[Step, ...]:
         """The declarations of its steps."""
         return tuple(declared(name) for name in self.steps)
-
-    def givers(self) -> dict[str, dict[str, str]]:
-        """Step -> input, or text of an earlier step -> the step whose output it is.
-
-        Raises:
-          ValueError: no earlier step, or more than one, writes an input.
-        """
-        found: dict[str, list[str]] = {}
-        links: dict[str, dict[str, str]] = {}
-        for step in self.declared():
-            for name in step.inputs:
-                if len(found.get(name, ())) != 1:
-                    raise ValueError(
-                        f"{step.name} of {self.name} reads {name}, which these earlier steps "
-                        f"write: {found.get(name, [])}. Make exactly one step write it."
-                    )
-            taken = [*step.inputs, *(name for name in step.parameters if name in found)]
-            links[step.name] = {name: found[name][0] for name in taken}
-            for name in step.outputs:
-                found.setdefault(name, []).append(step.name)
-        return links
 
     def ancestors(self) -> dict[str, set[str]]:
         """Step -> all steps that what it takes rests on."""
@@ -72,14 +77,13 @@ class Pipeline:
         return arrows
 
 
-def _imported(step: Step, reused: Mapping[str, str]) -> dict[tuple[str, str], Any]:
-    """Returns the artifacts of a finished step, imported from their paths."""
+def _imported(step: Step, reused: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the outputs of a finished step: texts, and artifacts imported from their paths."""
     from kfp import dsl
 
     return {
-        (step.name, name): dsl.importer(path, dsl.Artifact, reimport=True).output
+        name: path if name in step.texts else dsl.importer(path, dsl.Artifact, reimport=True).output
         for name, path in reused.items()
-        if name not in step.texts
     }
 
 
@@ -107,35 +111,32 @@ def build_pipeline(
     """
     from kfp import dsl
 
-    givers, finished = pipeline.givers(), taken_over or {}
+    finished = taken_over or {}
 
     def graph(*values: Any) -> None:
-        given = dict(zip(PARAMETERS, values, strict=True))
         named = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
-        given |= {"run_id": named, "reused": "{}"}  # `submit --from` replaces the latter
+        parameters = dict(zip(PARAMETERS, values, strict=True))
+        parameters |= {"run_id": named, "reused": "{}"}  # `submit --from` replaces the latter
 
-        def task_of(step: Step, artifacts: Mapping[str, Any]) -> PipelineTask:
+        def run(name: str, **given: Any) -> Mapping[str, Any]:
+            step = declared(name)
+            if name in finished:
+                return _imported(step, finished[name])
             assert step.component is not None  # kfp is whole here
-            task = step.component(**{name: given[name] for name in step.parameters}, **artifacts)
+            passed = {key: parameters[key] for key in step.parameters if key not in given}
+            task = step.component(**passed, **given)
             task.set_display_name(step.title)
             task.set_caching_options(step.cached)
             if configure is not None:
                 configure(step, task)
-            return task
+            last.append(task)
+            return task.outputs
 
-        outputs = dict[tuple[str, str], Any]()
-        last = task_of(declared(pipeline.at_exit), {}) if with_exit else None
-        with dsl.ExitHandler(last, name="run") if last else nullcontext():
-            for step in pipeline.declared():
-                if step.name in finished:
-                    reused = finished[step.name]
-                    given |= {name: text for name, text in reused.items() if name in step.texts}
-                    outputs |= _imported(step, reused)
-                    continue
-                taken = {name: outputs[givers[step.name][name], name] for name in step.inputs}
-                task = task_of(step, taken)
-                given |= {name: task.outputs[name] for name in step.texts}
-                outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
+        last: list[PipelineTask] = []
+        if with_exit:
+            run(pipeline.at_exit)
+        with dsl.ExitHandler(last[0], name="run") if with_exit else nullcontext():
+            pipeline.flow(run)
 
     _declare_parameters(graph, pipeline)
     options = cast("PipelineConfig", pipeline_config)  # None is kfp's own default

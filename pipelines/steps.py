@@ -5,24 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from fedemb.pipelines.graph import Pipeline
+from fedemb.pipelines.graph import Pipeline, Run
 from fedemb.runtime.step import Rights, Step, declared
+
+
+def flow(run: Run) -> None:
+    """Runs the steps; each argument is an output of an earlier step."""
+    plan = run("plan_privacy")
+    config, privacy_plan = plan["config"], plan["privacy_plan"]
+    pretrained = run("pretrain_public")["pretrained"]
+    reservation = run(
+        "reserve_budget", config=config, privacy_plan=privacy_plan, pretrained=pretrained
+    )["reservation"]
+    users = run("partition_users", config=config, reservation=reservation)["users"]
+    model = run(
+        "train_model",
+        config=config,
+        privacy_plan=privacy_plan,
+        reservation=reservation,
+        users=users,
+        pretrained=pretrained,
+    )["model"]
+    measured = {"config": config, "users": users, "pretrained": pretrained, "model": model}
+    utility = run("evaluate_model", **measured)["utility_report"]
+    audit = run("audit_privacy", **measured)["audit_report"]
+    evidence = {
+        "config": config,
+        "privacy_plan": privacy_plan,
+        "reservation": reservation,
+        "users": users,
+        "model": model,
+        "audit_report": audit,
+        "utility_report": utility,
+    }
+    report = run("account_privacy", **evidence)["privacy_report"]
+    verdict = run("gate_release", **evidence, privacy_report=report)["verdict"]
+    run("release_model", **evidence, pretrained=pretrained, privacy_report=report, verdict=verdict)
+
 
 PIPELINE = Pipeline(
     "fedemb",
     "Image embeddings and classifiers with differential privacy",
-    (
-        "plan_privacy",
-        "pretrain_public",
-        "reserve_budget",
-        "partition_users",
-        "train_model",
-        "evaluate_model",
-        "audit_privacy",
-        "account_privacy",
-        "gate_release",
-        "release_model",
-    ),
+    flow,
     at_exit="show_outcome",
 )
 

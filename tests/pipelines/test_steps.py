@@ -48,13 +48,16 @@ def test_metadata_of_artifacts_is_the_golden_one(file_regression):
     file_regression.check("\n".join(sorted(lines)) + "\n", fullpath=path)
 
 
-def test_input_that_nobody_gives_or_two_give_is_refused():
-    unfounded = replace(PIPELINE, steps=("plan_privacy", "partition_users"))
-    with pytest.raises(ValueError, match=r"reads reservation.*write: \[\]"):
-        build_pipeline(unfounded)
-    twice = replace(PIPELINE, steps=("plan_privacy", "plan_privacy", "reserve_budget"))
-    with pytest.raises(ValueError, match="Make exactly one step write it"):
-        build_pipeline(twice)
+@pytest.mark.parametrize("given", [{}, {"reservation": "x", "model": "y"}])
+def test_step_is_passed_each_of_its_inputs_and_nothing_else(given):
+    def flow(run):
+        config = run("plan_privacy")["config"]
+        run("partition_users", config=config, **given)
+
+    with pytest.raises(TypeError, match="missing 1 required|unexpected keyword"):
+        build_pipeline(replace(PIPELINE, flow=flow))
+    for found in PIPELINE.declared():
+        assert PIPELINE.givers()[found.name].keys() - {"config"} == set(found.inputs)
 
 
 def test_each_step_has_a_service_account_of_its_own():
