@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from PIL import Image
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
+from tests.docs.messages import messages
 
 BOUND = "--users-lower-bound 1000 --public none"
 
@@ -47,13 +49,18 @@ INIT = {
         "photos.parquet --column user_id=none",
         "photos.parquet --column user_id=user_id",
     ),
-    "no column has the class.*Pass one of user_id, image, other by": (
+    "no column has the class.*Pass one of (user_id, image, other|X) by": (
         "unlabelled.parquet --task classification",
         "unlabelled.parquet --task classification --column label=other --classes a,b",
     ),
     "--column is .*Pass COLUMN=NAME": (
         "photos.parquet --column nothing",
         "photos.parquet --column user_id=user_id",
+    ),
+    "exists. Remove it": ("photos.parquet -o {d}/mine.yaml", "photos.parquet"),
+    "A classifier has a public list": (
+        "photos.parquet --task classification",
+        "photos.parquet --task classification --classes a,b",
     ),
     "No photo in": ("broken.parquet --column image=image", "broken.parquet --column image=good"),
 }
@@ -84,11 +91,41 @@ WRONG = {
         "ledger rotate-keys --role none --reason r {stores}",
         "ledger rotate-keys --role report --reason r {stores}",
     ),
+    "--reason is empty": (
+        "ledger charge new {stores} --epsilon 0.1 --reason ''",
+        "ledger charge new {stores} --epsilon 0.1 --reason moved",
+    ),
+    "below --min-remaining": (
+        "ledger show {stores} --min-remaining 30",
+        "ledger show {stores} --min-remaining 3",
+    ),
+    "Pass the loss for .* with --relation": (
+        "ledger charge one {stores} --reason r --epsilon 0.1 --relation REPLACE_ONE",
+        "ledger charge one {stores} --reason r --epsilon 0.1 --relation ADD_OR_REMOVE_ONE",
+    ),
+    "name two ledgers": (
+        "run --set storage.ledger=/a --policy {d}/policy --runs {d}/runs --dry-run",
+        "run --policy {d}/empty --runs {d}/runs --dry-run",
+    ),
+    "Pass --key to approve": ("approve {d}/run", "approve {d}/run --key {d}/key"),
+    "No Kubeflow API host": (
+        "submit {d}/pipeline.yaml -c {d}/mine.yaml",
+        "submit {d}/pipeline.yaml -c {d}/mine.yaml --host http://127.0.0.1:9",
+    ),
+    "No image for": (
+        "compile -o {d}/pipeline.yaml",
+        "compile -o {d}/pipeline.yaml --image light=a@sha256:{sha} --image cpu=a@sha256:{sha}"
+        " --image trainer=a@sha256:{sha}",
+    ),
+    "--size is": (
+        "backbone get efficientnet_lite0 --size 8 -o {d}/x.keras",
+        "backbone get efficientnet_lite0 --size 64 -o {d}/x.keras",
+    ),
     "--from resumes a run": (
         "run --from train_model",
         "run --resume {d}/nowhere",
     ),
-    "its trust with --trust": (
+    "its (trust|X) with --": (
         "embed {d} -m {d}/policy",
         "embed {d} -m {d}/policy --policy {d}/policy",
     ),
@@ -121,6 +158,32 @@ WRONG = {
     },
 }
 """Pattern of the message -> the refused command, and the command with the remedy."""
+ELSEWHERE = {
+    "test_submit.py": "pass --again|Pass --again|resumed from|without --from|resumes an earlier",
+    "test_approve_on_cluster.py": "with --package|has no argument",
+    "test_named_runs.py": "No run at",
+    "test_load_and_prepare.py": "Run X exists",
+    "test_resume.py": "--from X|Unknown step|is gone from|--set release.version",
+    "test_cli_init.py": "--pixels",
+    "test_cli_trusted.py": "--skip-saved-model",
+    "../components/gate/test_gate_approvals.py": "A waiver is signed by|rollback anchor",
+    "../components/ledger/test_ledger_keys.py": "fedemb ledger init",
+    "../components/privacy/test_privacy_queries.py": "pip install --no-deps",
+    "../components/release/test_release_registries.py": "fedemb register",
+    "../components/public_backbone/test_applications.py": "backbone get --size",
+}
+"""Test of errors that need a server, a run or a package -> patterns of their messages."""
+
+
+def test_every_error_that_names_an_option_is_tried():
+    wrong = [
+        message.text
+        for message in messages()
+        if message.kind == "error" and re.search(r"(?<![\w-])--[a-z]", message.text)
+        if not any(re.search(known, message.text) for known in (*WRONG, *ELSEWHERE.values()))
+    ]
+    assert not wrong
+    assert all((Path(__file__).parent / name).is_file() for name in ELSEWHERE)
 
 
 def run(command: str) -> str:
