@@ -95,7 +95,7 @@ def _list(rows: list[RunRow], page: Path | None, *, json_: bool) -> None:
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         say(*("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table))
     if page is not None:
-        write_bytes(page, runs_page([row.cells for row in rows]).encode())
+        write_bytes(page, runs_page(page.parent, [row.cells for row in rows]).encode())
         say(f"page: {page}", err=json_)
 
 

@@ -36,7 +36,7 @@ def build_runs(folder, _):
     from fedemb.reports.pages import runs_page
 
     rows = (("monday", "Released", "8"), ("tuesday", "Refused: <no> gain over public", "10"))
-    (folder / "page.html").write_text(runs_page([[*row, *"abcdef"] for row in rows]))
+    (folder / "page.html").write_text(runs_page(folder, [[*row, *"abcdef"] for row in rows]))
     return "tuesday"
 
 

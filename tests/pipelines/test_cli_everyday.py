@@ -82,9 +82,11 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
     assert found["good"]["gain"] == pytest.approx(gain.value)
     assert found["good"]["author"] == "unnamed"
     assert found["new"].keys() == {"run_id", "headline"}
+    (tmp_path / "good" / "index.html").write_text("")
     fedemb("runs", "--runs", tmp_path, "--open")
     page = (tmp_path / "index.html").read_text()
     assert '<a href="good/index.html">good</a>' in page
+    assert '<th scope="row" role="rowheader">new</th>' in page
     assert page.count("Stopped: no step reported an error") == 1
     with pytest.raises(SystemExit) as stopped:
         main(["runs", "--runs", str(tmp_path / "nowhere")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dp_accounting.privacy_accountant import NeighboringRelation
@@ -117,9 +118,16 @@ RUN_COLUMNS = (
 )
 
 
-def runs_page(rows: Sequence[Sequence[str]]) -> str:
-    """Renders `runs_page.html`; each row has a cell for each of `RUN_COLUMNS`, the run first."""
-    linked = [[link(run, f"{run}/index.html"), *cells] for run, *cells in rows]
+def runs_page(folder: Path, rows: Sequence[Sequence[str]]) -> str:
+    """Renders `runs_page.html`; each row has a cell for each of `RUN_COLUMNS`, the run first.
+
+    Runs whose own page is in the folder are links.
+    """
+    pages = {run: f"{run}/index.html" for run, *_ in rows}
+    linked = [
+        [link(run, pages[run]) if (folder / pages[run]).is_file() else run, *cells]
+        for run, *cells in rows
+    ]
     return render("runs_page.html", rows=linked, columns=RUN_COLUMNS)
 
 
