@@ -142,7 +142,7 @@ def compile_(
 @app.command(name="config")
 def config_(
     section: Annotated[
-        str | None, typer.Argument(help="Section to explain, such as mechanism; or all.")
+        str | None, typer.Argument(help="Section to explain, such as mechanism; all; or presets.")
     ] = None,
     config: ConfigOption = "quickstart",
     set_: SetOption = None,
@@ -159,10 +159,12 @@ def config_(
     from fedemb.config import RunConfig
     from fedemb.pipelines.cli.config_text import describe
     from fedemb.pipelines.cluster.schedule import is_schedule, load_schedule
-    from fedemb.pipelines.run.load_config import load_config, overridden
+    from fedemb.pipelines.run.load_config import load_config, overridden, preset_lines
 
     if json_:
         say_json(RunConfig.model_json_schema(), sort_keys=True)
+    elif section == "presets":
+        say(*preset_lines())
     elif section is not None:
         say(*describe(None if section == "all" else section))
     else:

@@ -28,6 +28,16 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
+def preset_lines() -> list[str]:
+    """Names of the presets with the first line of each, which says what it trains."""
+    names = preset_names()
+    texts = [read_regular(PRESETS / f"{name}.yaml").decode().partition("\n")[0] for name in names]
+    width = max(map(len, names))
+    return [
+        f"{name:<{width}}  {text.lstrip('# ')}" for name, text in zip(names, texts, strict=True)
+    ]
+
+
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a configuration.
 

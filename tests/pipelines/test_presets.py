@@ -8,9 +8,10 @@ import fedemb.pipelines
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.ledger import series_of, terms_of
 from fedemb.ledger.budget import Charge, spent
-from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.run.load_config import load_config, preset_names
 from fedemb.privacy.guarantee import event_to_json
 from fedemb.privacy.registry import plan_mechanism
+from tests.kit.cli import fedemb as command
 
 FOLDER = Path(fedemb.pipelines.__file__).parent / "configs"
 RELEASES = [
@@ -30,3 +31,9 @@ def test_the_first_run_of_a_release_fits_the_policy_it_comes_with(name):
     price = spent(terms_of(config, series_of(config, plan)), [charge])
     assert price.epsilon <= config.policy.epsilon_cap
     assert config.policy.delta <= config.policy.users_lower_bound**-1.1, "the gate would deny it"
+
+
+def test_presets_are_listed_with_a_line_each():
+    lines = command("config", "presets").splitlines()
+    assert [line.split()[0] for line in lines] == preset_names()
+    assert all(len(line.split()) > 4 and line.endswith((".", "?")) for line in lines)
