@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import unicodedata
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from fedemb.config import BuiltinData, RunConfig, SourceConfig
 from fedemb.data.builtin import PRIVATE, Style, draw, write_builtin
@@ -28,8 +31,8 @@ from fedemb.data.sources import read_public_images
 from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import file_digest, parse_json
 from fedemb.foundation.document import read_json
-from fedemb.partition.check import check
-from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
+from fedemb.partition.check import BAD, LEFT_OUT, check, take_census
+from tests.kit.pipeline_runs.partition_run import SIZE, make_config, picture, rows_of, write_parquet
 
 
 def test_good_data_passes_and_nothing_is_written(tmp_path: Path) -> None:
@@ -107,6 +110,56 @@ def classifier(source: str, **overrides: Any) -> RunConfig:
         },
     }
     return make_config(source).updated(settings | overrides)
+
+
+def _png(pixels: np.ndarray, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "PNG", **options)
+    return sink.getvalue()
+
+
+OWN = rows_of(1)[0]["image"]
+ODD = {
+    # what is odd, with another reason that would be plausible -> columns of the record, its reason
+    "an id of spaces, and no photo": ({"user_id": " ", "image": b"junk"}, "user_id_missing"),
+    "an id that is the text null": ({"user_id": "null"}, None),
+    "no class, and a photo known before": ({"label": "", "image": OWN}, "label_missing"),
+    "a class in another case": ({"label": "A"}, "dropped_unlisted_class"),
+    "an unlisted class, and no photo": ({"label": "z", "image": b"junk"}, "dropped_unlisted_class"),
+    "no image": ({"image": None}, "image_missing"),
+    "an image of zero bytes": ({"image": b""}, "image_empty"),
+    "half of a photo": ({"image": OWN[: len(OWN) // 2]}, "not_decodable"),
+    "a path instead of bytes": ({"image": b"photos/1.png"}, "not_decodable"),
+    "a photo in another encoding": (
+        {
+            "image": _png(PhotoReader(SIZE, 1).read(OWN)[..., 0], compress_level=0),
+            "user_id": "user 0",
+        },
+        "duplicate",
+    ),
+    "a photo of another user": ({"image": OWN}, None),
+    "many pixels in few bytes": (
+        {"image": _png(np.zeros((12_000, 12_000), np.uint8))},
+        "too_many_pixels",
+    ),
+}
+"""Odd records of a new user, unless named."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_reason_of_a_record_is_its_cause(tmp_path: Path, odd: str) -> None:
+    changed, reason = ODD[odd]
+    rows = [{**row, "label": "ab"[n % 2]} for n, row in enumerate(rows_of(20))]
+    record = {"image": picture(999_999), "user_id": "new", "label": "a"} | changed
+
+    def counts(name: str, found: list[dict[str, Any]]) -> Counter[str]:
+        source = write_parquet(tmp_path / name, found)
+        return take_census(classifier(source, **{"model.classes": ["a", "b"]})).counts
+
+    before, after = counts("before.parquet", rows), counts("after.parquet", [*rows, record])
+    assert after["rows"] - before["rows"] == 1
+    lost = {name: after[name] - before[name] for name in (*BAD, *LEFT_OUT)}
+    assert {name: count for name, count in lost.items() if count} == ({reason: 1} if reason else {})
 
 
 def test_places_for_images_that_no_user_has_are_said_to_the_owner(tmp_path: Path) -> None:
