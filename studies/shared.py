@@ -56,13 +56,13 @@ class Cohort:
     def section(self, mechanism: type[MechanismPlan]) -> dict[str, float]:
         """Returns the section of a mechanism, with participation as even as it allows."""
         fields, participants = mechanism.section.model_fields, self.clients_per_round
-        one_round = mechanism.section.solves is not None
+        everybody = mechanism.section.solves is not None
         found: dict[str, float] = {
-            "rounds": 1 if one_round else self.rounds,
+            "rounds": {None: self.rounds, "head": 2, "projection": 1}[mechanism.section.solves],
             "noise_multiplier": self.noise_multiplier,
             "sampling_probability": min(1.0, participants / self.groups),
             "clients_per_round": participants,
-            "units_per_round": self.population if one_round else participants,
+            "units_per_round": self.population if everybody else participants,
             "images_per_round": participants,
         }
         return {name: value for name, value in found.items() if name in fields}

@@ -28,7 +28,6 @@ from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.privacy_words import participants
 from fedemb.training.noise_warnings import (
     noise_on_mean,
-    temperature_for_noise,
     training_noise,
     warnings,
 )
@@ -358,7 +357,7 @@ def classifier_recipe(goal: Goal) -> Recipe:
 
 
 def finished(goal: Goal, recipe: Recipe) -> Settings:
-    """Returns settings with noise; learning rate and temperature of a head follow from it."""
+    """Returns settings with noise; the learning rate of a head follows from it."""
     settings = goal.settings(recipe)
     config = goal.calibrated(settings)
     plan = plan_mechanism(config)
@@ -366,15 +365,8 @@ def finished(goal: Goal, recipe: Recipe) -> Settings:
     found = training_noise(config, plan)
     if found is not None and found[0] == "head":
         rate = head_learning_rate(found[1], recipe)
-        changed = config.updated({"training.server.learning_rate": rate})
-        divisor = temperature_for_noise(changed, plan)
-        temperature = 1.0 if divisor is None else float(f"{divisor:.3g}")
         settings["training"]["server"]["learning_rate"] = rate
-        settings["model"]["temperature"] = temperature
-        say(
-            f"learning rate for this noise: {rate:g}",
-            f"temperature for this noise: {temperature:g}",
-        )
+        say(f"learning rate for this noise: {rate:g}")
     return settings
 
 

@@ -66,10 +66,6 @@ class ModelConfig(Section):
     """`task: classification` only: public list of class names in the order of the outputs. A name
     has 1 to 64 letters, digits, underscores, blanks and `.()+/-`. Images of other classes are
     dropped; their count stays private."""
-    temperature: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    """Divisor of a classifier's logits before probabilities, 1 to 1000. It does not change which
-    class is first. Noise in the head makes probabilities too certain; `fedemb plan` prints the
-    divisor that corrects for the planned noise, which needs no data."""
     head_init: Literal["zeros", "glorot"] = "zeros"
     """Initial weights of the output layer of a classifier."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28

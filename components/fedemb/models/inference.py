@@ -66,8 +66,6 @@ def classify(
     classifier: Model,
     images: UInt8[np.ndarray, "images size size channels"] | Float32[np.ndarray, "images features"],
     batch_size: int = 256,
-    *,
-    temperature: float = 1.0,
 ) -> Float32[np.ndarray, "images classes"]:
     """Returns probabilities of the classes, rows that sum to 1; see `outputs`.
 
@@ -75,13 +73,8 @@ def classify(
       classifier: `keras.Model` with logits as outputs.
       images: images or features.
       batch_size: images in memory at once.
-      temperature: divisor of the logits, at least 1 (`model.temperature`).
     """
-
-    def chances(logits: Tensor) -> Tensor:
-        return keras_ops().softmax(logits / temperature)
-
-    return outputs(classifier, images, batch_size, chances)
+    return outputs(classifier, images, batch_size, keras_ops().softmax)
 
 
 class SharedFeatures:

@@ -151,6 +151,64 @@ def clipped_product_sum(
     return summed.T.astype(np.int64, order="C").ravel(), norms
 
 
+# Certainty of a classifier, the private statistic of the round that sets its temperature.
+
+
+def temperatures(dim: int) -> Doubles:
+    """Returns the temperatures that a record of `dim` entries measures."""
+    return np.geomspace(1 / 16, 16, min(17, dim))
+
+
+def certainty_records(
+    logits: Doubles,
+    labels: npt.NDArray[np.int64],
+    shares: Doubles,
+    *,
+    dim: int,
+    radius: float,
+) -> npt.NDArray[np.int64]:
+    """Returns by how much units are too certain at each temperature, as integers.
+
+    The value of an image is its largest probability, minus 1 if that class is right; the mean over
+    units is zero where the mean probability is the accuracy. Formal guarantee: the integer vector
+    of any unit has norm at most `radius`; a unit with a value that is not finite contributes zero.
+
+    Args:
+      logits: float64 `[units, images, classes]`.
+      labels: `[units, images]`.
+      shares: weights of images in the mean of their unit, `[units, images]`.
+      dim: entries of a record.
+      radius: norm of the longest record.
+
+    Returns:
+      int64 `[units, temperatures(dim)]`.
+    """
+    divisors = temperatures(dim)
+    scaled = logits[..., None, :] / divisors[:, None]
+    largest = 1.0 / np.exp(scaled - scaled.max(-1, keepdims=True)).sum(-1)
+    right = (logits.argmax(-1) == labels)[..., None]
+    excess = ((largest - right) * shares[..., None]).sum(1)
+    kept = np.where(np.all(np.isfinite(excess), axis=1, keepdims=True), excess, 0.0)
+    step = radius * (1.0 - _SLACK) / math.sqrt(len(divisors))
+    return np.trunc(np.clip(kept, -1.0, 1.0) * step).astype(np.int64)
+
+
+def solve_temperature(mean: npt.NDArray[np.floating]) -> float:
+    """Returns the divisor of logits at which the noised mean certainty is the accuracy.
+
+    This is post-processing. Certainty falls with the temperature, so the noised values are first
+    replaced by the nearest falling ones (isotonic regression).
+    """
+    divisors = temperatures(len(mean))
+    count = len(divisors)
+    noised = mean[:count].astype(np.float64)
+    means = np.full((count, count), -np.inf)  # of values from row to column
+    for first in range(count):
+        means[first, first:] = np.cumsum(noised[first:]) / np.arange(1, count - first + 1)
+    falling = np.array([means[: at + 1, at:].max(1).min() for at in range(count)])
+    return float(np.exp(np.interp(0.0, -falling, np.log(divisors))))
+
+
 # Exact sums of second moments, the private statistics of a least-squares head.
 #
 # Mehta et al. (TMLR 2023, arXiv 2211.13403): a ridge solution follows from `sum of u u^T` and

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
@@ -77,19 +78,15 @@ class PerUnitSampling(UnitsAloneConfig, MechanismPlan):
         """Returns None: the mechanism does not group users."""
 
 
-class OneRoundConfig(UnitsAloneConfig):
-    """Every unit contributes to the only round."""
+class AllUnitsConfig(UnitsAloneConfig):
+    """Every unit contributes to every round."""
 
-    rounds: Literal[1] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Always 1."""
     units_per_round: PositiveInt
     """Expected number of units, a public constant that divides the noised sum."""
 
 
-class OneRound(  # pyright: ignore[reportIncompatibleVariableOverride]
-    OneRoundConfig, PerUnitSampling
-):
-    """Mechanism whose only round is one Gaussian of all units, under ADD_OR_REMOVE_ONE."""
+class AllUnits(AllUnitsConfig, PerUnitSampling):
+    """Mechanism whose rounds of all units compose to one Gaussian, under ADD_OR_REMOVE_ONE."""
 
     proof = "a unit adds one vector of norm at most C, in the only round"
 
@@ -101,13 +98,20 @@ class OneRound(  # pyright: ignore[reportIncompatibleVariableOverride]
     @property
     @override
     def round_event(self) -> dpe.DpEvent:
+        return self.event_in(0)
+
+    @override
+    def event_in(self, round_index: int) -> dpe.DpEvent:
         from dp_accounting import dp_event as dpe
 
-        return dpe.GaussianDpEvent(self.noise_multiplier)
+        return dpe.GaussianDpEvent(self.noise_multiplier / self.norm_in(round_index))
 
     @override
     def event_of(self, rounds: int) -> dpe.DpEvent:
-        return self.round_event
+        from dp_accounting import dp_event as dpe
+
+        length = math.hypot(*map(self.norm_in, range(rounds)))
+        return dpe.GaussianDpEvent(self.noise_multiplier / length)
 
     @override
     def scaled_sampling(self, population: float, compute: float) -> dict[str, float]:
@@ -256,10 +260,19 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
 # closed form, without a learning rate.
 
 
-class LeastSquaresConfig(OneRoundConfig):
-    """Head solved from one noised round, without sampling and learning rate; sensitivity C."""
+TEMPERATURE_NORM = 0.25
+"""Norm of records of the second round of a solved head / clip; it costs 3 % more noise."""
+
+
+class LeastSquaresConfig(AllUnitsConfig):
+    """Head solved from one noised round, without sampling and learning rate; sensitivity C.
+
+    A second round, whose records have a quarter of the norm, measures the temperature of the head.
+    """
 
     solves = "head"
+    rounds: Literal[2] = 2  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Always 2."""
 
     kind: Literal["least_squares"] = "least_squares"
 
@@ -274,15 +287,23 @@ class LeastSquaresConfig(OneRoundConfig):
             )
 
 
-class LeastSquares(LeastSquaresConfig, OneRound):
+class LeastSquares(  # pyright: ignore[reportIncompatibleVariableOverride]
+    LeastSquaresConfig, AllUnits
+):
     """Adds one record (u u^T, label_weight x u y^T) per unit, of norm at most C, to one sum.
 
     |u| <= 1 before the products are formed, so the two parts have norms of at most 1 and
     label_weight, and sqrt(1 + label_weight^2) is scaled to C. The head is post-processing of the
-    noised sum.
+    noised sum. In the second round, each unit adds a record of norm at most a quarter of C. Both
+    rounds have all units, so they compose to one Gaussian.
     """
 
     section = LeastSquaresConfig
+    proof = "a unit adds one vector of norm at most C, then one of at most a quarter of C"
+
+    @override
+    def norm_in(self, round_index: int) -> float:
+        return TEMPERATURE_NORM if round_index else 1.0
 
 
 # One noised round for a projection: mean and covariance of the features of each user.
@@ -291,10 +312,12 @@ class LeastSquares(LeastSquaresConfig, OneRound):
 # users, without a learning rate (`fedemb.privacy.feature_sums`).
 
 
-class CovarianceConfig(OneRoundConfig):
+class CovarianceConfig(AllUnitsConfig):
     """Projection solved from one noised round, without sampling and rates; sensitivity C."""
 
     solves = "projection"
+    rounds: Literal[1] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Always 1."""
 
     kind: Literal["covariance"] = "covariance"
 
@@ -320,7 +343,9 @@ class CovarianceConfig(OneRoundConfig):
             )
 
 
-class Covariance(CovarianceConfig, OneRound):
+class Covariance(  # pyright: ignore[reportIncompatibleVariableOverride]
+    CovarianceConfig, AllUnits
+):
     """Adds one record (mean_weight x mean, covariance) per user, of norm at most C, to one sum.
 
     The parts are clipped to norms of mean_weight and 1, and sqrt(1 + mean_weight^2) is scaled to C.

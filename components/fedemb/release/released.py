@@ -76,10 +76,7 @@ class ReleasedModel:
         self, images: UInt8[np.ndarray, "images size size channels"]
     ) -> Float32[np.ndarray, "images dim"]:
         """Returns the outputs for pixels: rows of unit length, or a classifier's probabilities."""
-        if self.config.model.classes:
-            temperature = self.config.model.temperature
-            return classify(self.backbone, images, _BATCH, temperature=temperature)
-        return embed(self.backbone, images, _BATCH)
+        return (classify if self.config.model.classes else embed)(self.backbone, images, _BATCH)
 
     def check_parity(self) -> None:
         """Checks that this installation decodes and embeds photos as training did.
@@ -256,9 +253,7 @@ def save_for_serving(backbone: Model, model: ModelConfig, folder: Path) -> Serve
             )
             output = tf.cast(output, tf.float32)
             if model.classes:
-                # Without a division by 1, the graph of earlier releases stays the same.
-                scaled = output / model.temperature if model.temperature > 1 else output
-                return {"probabilities": tf.nn.softmax(scaled)}
+                return {"probabilities": tf.nn.softmax(output)}
             return {"embeddings": tf.math.l2_normalize(output, axis=1)}
 
     serving = Serving()
@@ -334,8 +329,7 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path, served:
     from fedemb.models.inference import classify, embed
 
     reader = photos.PhotoReader(*config.model.photo)
-    chances = partial(classify, temperature=config.model.temperature)
-    compute = chances if config.model.classes else embed
+    compute = classify if config.model.classes else embed
     write_parity(bundle / PARITY, partial(compute, backbone), reader)
     shipped = bundle / "preprocessing.py"
     write_bytes(shipped, Path(photos.__file__).read_bytes())

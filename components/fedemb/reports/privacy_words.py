@@ -144,7 +144,8 @@ def _images(plan: CappedImagePoisson) -> str:
 
 
 def _all_units(plan: LeastSquares | Covariance) -> str:
-    return f"every {plan.unit}, about {plan.units_per_round:,}, in one round"
+    rounds = "one round" if plan.rounds == 1 else f"{plan.rounds} rounds"
+    return f"every {plan.unit}, about {plan.units_per_round:,}, in {rounds}"
 
 
 PARTICIPANTS: dict[str, Callable[[Never], str]] = {

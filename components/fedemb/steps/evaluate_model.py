@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -173,8 +172,7 @@ def _measured(
     older = _previous(config, previous) if previous else None
     if config.task == "classification":
         models |= {"previous_release": older} if older else {}
-        chances = partial(classify, temperature=config.model.temperature)
-        subjects, probabilities = apply_models(store, models, config, chances)
+        subjects, probabilities = apply_models(store, models, config, classify)
         return ClassifierReport.of_fields(fields | _classified(config, subjects, probabilities))
     subjects, embeddings = apply_models(store, models, config, embed)
     groups = subjects.groups if config.evaluation.resample_subgroups else None

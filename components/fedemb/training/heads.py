@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import cast
 
@@ -23,6 +23,7 @@ from fedemb.privacy.feature_sums import (
     COVARIANCE_NORM,
     Features,
     WholeWeights,
+    certainty_records,
     clipped_product_sum,
     covariance_record,
     covariance_size,
@@ -31,24 +32,29 @@ from fedemb.privacy.feature_sums import (
     moment_sum,
     most_units,
     solve_moments,
+    solve_temperature,
     solve_whitening,
     whole_weights,
 )
 from fedemb.privacy.running import Mechanism
 from fedemb.training.feature_cache import row_type
 from fedemb.training.rounds import RoundSums, Slab, TrainingRound, Unit, UnitFeatures
-from fedemb.training.server import ServerState, only_state
+from fedemb.training.server import ServerState, released_weights, solved_state
 
 _CHUNK_BYTES = 4 << 20
 """Bytes of features in one matrix product, float64; about the cache of a core."""
-_Packed = tuple[np.ndarray, np.ndarray]
-"""Rows of images, and their weights in the mean of their unit, `[units, images]` each. Raw."""
+_Packed = tuple[np.ndarray, np.ndarray, bool]
+"""Rows of images, and their weights in the mean of their unit, `[units, images]` each; and whether
+the round measures the temperature. Raw."""
 SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Sum of packed units, int64 `[dim]`; their norms and mean losses, `[units]`. Raw."""
 
 
 class HeadGradientFunction(TrainingRound):
     """Sums the clipped mean gradients of the head over the units of a round.
+
+    The last of several rounds measures by how much the head is too certain, with the same clip and
+    noise. The released head is divided by the temperature that follows.
 
     Args:
       classifier: `keras.Model` from `build_classifier`; not changed by rounds.
@@ -71,6 +77,7 @@ class HeadGradientFunction(TrainingRound):
         self.variables = [head.kernel, head.bias]
         self._rows, self._classes = head.kernel.shape[0] + 1, head.kernel.shape[1]
         super().__init__(mechanism, self._rows * self._classes)
+        self._last = mechanism.plan.rounds - 1
         images = config.images_per_unit
         held = max(1, _CHUNK_BYTES // (8 * self._rows * images))
         self._chunk = min(held, most_units(images, mechanism.plan.grid_bits))
@@ -78,13 +85,13 @@ class HeadGradientFunction(TrainingRound):
     @override
     def slabs(self, units: Iterable[Unit], round_index: int) -> Iterator[Slab]:
         """Packs the units of a round in chunks; units without images contribute nothing."""
-        del round_index  # nothing here is random
+        measures = round_index == self._last > 0
         waiting = iter(cast("Iterable[UnitFeatures]", units))
         while taken := list(islice(waiting, self._chunk)):
             if filled := [unit for unit in taken if len(unit)]:
-                yield Slab(self._pack(filled))
+                yield Slab((*self._pack(filled), measures))
 
-    def _pack(self, units: Sequence[UnitFeatures]) -> _Packed:
+    def _pack(self, units: Sequence[UnitFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """Returns image rows and their weights in the mean of their unit, `[units, images]`."""
         images = self._config.images_per_unit
         buffers = cast("Sequence[bytes]", units)  # an array is one
@@ -102,20 +109,51 @@ class HeadGradientFunction(TrainingRound):
 
     @override
     def _sums(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
-        sum_of = self._sum_at(weights)
+        head = whole_weights(weights.reshape(self._rows, self._classes))
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]
         for slab in slabs:
-            images, shares = cast("_Packed", slab)
-            summed, norms, losses = sum_of(images, shares)
+            images, shares, measures = cast("_Packed", slab)
+            sum_of = self._certainty if measures else self._sum
+            summed, norms, losses = sum_of(head, images, shares)
             total += summed
             counts = np.count_nonzero(shares, axis=1)
             rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
         return RoundSums(total, np.concatenate(rows))
 
-    def _sum_at(self, weights: np.ndarray) -> Callable[[np.ndarray, np.ndarray], SlabSum]:
-        """Returns the clipped sum of packed units as a function of images and their weights."""
-        return partial(self._sum, whole_weights(weights.reshape(self._rows, self._classes)))
+    @override
+    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """Steps; the last of several rounds divides the released head by its temperature."""
+        if state.rounds == self._last > 0:
+            head = state.weights / np.float32(solve_temperature(mean))
+            return solved_state(server, head, state.rounds + 1)
+        state = self._step(server, state, mean)
+        measured = state.rounds == self._last
+        return replace(state, weights=released_weights(server, state)) if measured else state
+
+    def _step(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        return super().advance(server, state, mean)
+
+    def _certainty(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+        """Returns the certainty of packed units in the first entries of a record."""
+        plan = self.mechanism.plan
+        features = Features(images["mantissas"].astype(np.float64), images["scale"])
+        logits = self._logits(head, features)
+        records = certainty_records(
+            logits,
+            images["label"],
+            shares,
+            dim=self.dim,
+            radius=2.0**plan.grid_bits * plan.norm_in(self._last),
+        )
+        summed = np.zeros(self.dim, np.int64)
+        summed[: records.shape[1]] = records.sum(0)
+        norms = np.linalg.norm(records, axis=1) * (plan.l2_norm_clip / 2.0**plan.grid_bits)
+        return summed, norms, np.full(len(norms), np.nan)
+
+    def _logits(self, head: WholeWeights, features: Features) -> np.ndarray:
+        flat = Features(features.mantissas.reshape(-1, self._rows), features.scales.ravel())
+        return exact_logits(flat, head).reshape(*features.scales.shape, self._classes)
 
     def _sum(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
         features = Features(images["mantissas"].astype(np.float64), images["scale"])
@@ -132,8 +170,7 @@ class HeadGradientFunction(TrainingRound):
         self, head: WholeWeights, features: Features, labels: np.ndarray, shares: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns negative errors `[units, images, classes]` and mean losses `[units]`."""
-        flat = Features(features.mantissas.reshape(-1, self._rows), features.scales.ravel())
-        logits = exact_logits(flat, head).reshape(*labels.shape, self._classes)
+        logits = self._logits(head, features)
         logits = logits - logits.max(-1, keepdims=True)
         powers = np.exp(logits)
         sums = powers.sum(-1, keepdims=True)
@@ -146,14 +183,15 @@ class HeadGradientFunction(TrainingRound):
 
 
 SHARPNESS = 12.0
-"""Logits are least-squares scores times this number. Scores are near probabilities, from 0 to 1, so
-their softmax would be almost uniform. Measured in studies/photos."""
+"""Logits are least-squares scores times this number, before their temperature is measured. Scores
+are near probabilities, from 0 to 1, so their softmax would be almost uniform."""
 
 
 class LeastSquaresFunction(HeadGradientFunction):
-    """Sums the second moments of units in the only round, and solves for the head.
+    """Sums the second moments of units in the first round, and solves for the head.
 
     The record of the round is the noised mean moment; the server state after it contains the head.
+    The second round measures the temperature.
 
     Args:
       classifier: `keras.Model` from `build_classifier`; not changed by rounds.
@@ -166,11 +204,7 @@ class LeastSquaresFunction(HeadGradientFunction):
         self.dim = moment_size(self._rows - 1, self._classes)
 
     @override
-    def _sum_at(self, weights: np.ndarray) -> Callable[[np.ndarray, np.ndarray], SlabSum]:
-        """Returns the sum of moments, which do not depend on the weights."""
-        return self._moments
-
-    def _moments(self, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+    def _sum(self, head: WholeWeights, images: np.ndarray, shares: np.ndarray) -> SlabSum:
         """Returns the moments of packed units, with their largest feature norms."""
         features = images["mantissas"][..., :-1] / images["scale"][..., None]
         summed = moment_sum(
@@ -183,7 +217,7 @@ class LeastSquaresFunction(HeadGradientFunction):
         return summed, lengths, np.full(len(lengths), np.nan)
 
     @override
-    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+    def _step(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
         """Solves the noised mean moments for the head."""
         plan = self.mechanism.plan
         noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normalizer
@@ -193,7 +227,7 @@ class LeastSquaresFunction(HeadGradientFunction):
             ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self._rows),
         )
         head = SHARPNESS * np.concatenate([kernel.ravel(), bias])
-        return only_state(server, head.astype(np.float32))
+        return solved_state(server, head.astype(np.float32))
 
 
 # Projection solved from one noised sum of feature covariances, on a frozen backbone.
@@ -260,4 +294,4 @@ class CovarianceFunction(TrainingRound):
             features=self.features,
             ridge=server.ridge * noise * math.sqrt(self.features),
         )
-        return only_state(server, np.concatenate([kernel.ravel(), bias]).astype(np.float32))
+        return solved_state(server, np.concatenate([kernel.ravel(), bias]).astype(np.float32))

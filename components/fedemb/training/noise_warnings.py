@@ -1,4 +1,4 @@
-"""Noise of a plan as utility sees it: warnings, and the temperature that corrects for it.
+"""Warnings about the noise of a plan, as utility sees it.
 
 Utility depends on the noise, not on epsilon: a small population with the usual epsilon has noise
 that no model can learn through. A plan warns if its noise is far above that of every measured run
@@ -15,7 +15,6 @@ from fedemb.config import RunConfig
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.section import UNITS
-from fedemb.training.server import mean_shares
 
 Recipe = Literal["whole_net", "projection", "whitening", "head"]
 LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {
@@ -58,32 +57,6 @@ def noise_on_mean(plan: MechanismPlan) -> float:
     return plan.noise_multiplier / plan.normalizer
 
 
-def temperature_for_noise(config: RunConfig, plan: MechanismPlan) -> float | None:
-    """Returns the divisor of a head's logits that corrects their probabilities for the noise.
-
-    The noise of the released head has a known standard deviation, and so has its share in a logit,
-    because features have length 1. A logit with Gaussian noise of standard deviation s has about
-    the expected probability of the logit without noise / sqrt(1 + pi s^2 / 8) (MacKay 1992, The
-    evidence framework applied to classification networks), if that logit is as large as the noise
-    or larger. No data are used.
-
-    Returns:
-      At least 1; None if more than a head is trained, or the noise in the weights is not known.
-    """
-    if config.task != "classification" or config.model.trainable != "head":
-        return None
-    server = config.training.server
-    if plan.tracks_participation or plan.solves is not None:
-        return None
-    clip = 1.0 if server.rescale_to_unit_norm else plan.l2_norm_clip
-    deviation = clip * noise_on_mean(plan) * math.hypot(*mean_shares(server, plan.rounds))
-    return math.sqrt(1 + math.pi * deviation**2 / 8)
-
-
-_TOO_CERTAIN = 1.5
-"""Maximum ratio of the temperature that the noise needs to the configured one."""
-
-
 def warnings(config: RunConfig) -> dict[str, str]:
     """Returns warnings about allowed but questionable settings: code to sentence."""
     plan, policy = plan_mechanism(config), config.policy
@@ -114,11 +87,5 @@ def warnings(config: RunConfig) -> dict[str, str]:
             f"the noise is {noise:.2g} clipping norms, and no measured run gained above "
             f"{largest:g} ({evidence}); measure the gain by a simulation first, or use fewer "
             "rounds, a larger epsilon, or a stronger public backbone and fewer trained weights"
-        )
-    divisor = temperature_for_noise(config, plan)
-    if divisor is not None and divisor > _TOO_CERTAIN * config.model.temperature:
-        found["probabilities_too_certain"] = (
-            f"model.temperature is {config.model.temperature:g}, but the noise of this plan needs "
-            f"{divisor:.3g}; set it, otherwise probabilities are too certain"
         )
     return found

@@ -95,10 +95,12 @@ def server_step(
     )
 
 
-def only_state(config: ServerConfig, weights: Float32[np.ndarray, " dim"]) -> ServerState:
-    """Returns the state after the only round, which gave weights instead of a step."""
-    share = np.float32(1.0) - np.float32(config.ema_decay)
-    return ServerState(weights, np.zeros_like(weights), share * weights, 1)
+def solved_state(
+    config: ServerConfig, weights: Float32[np.ndarray, " dim"], rounds: int = 1
+) -> ServerState:
+    """Returns the state after a round that gave the released weights instead of a step."""
+    share = np.float32(1.0 - config.ema_decay**rounds)
+    return ServerState(weights, np.zeros_like(weights), share * weights, rounds)
 
 
 def released_weights(config: ServerConfig, state: ServerState) -> Float32[np.ndarray, " dim"]:
@@ -112,19 +114,6 @@ def released_weights(config: ServerConfig, state: ServerState) -> Float32[np.nda
     if decay == 0.0 or state.rounds == 0:
         return state.weights
     return state.average / np.float32(1.0 - decay**state.rounds)
-
-
-def mean_shares(config: ServerConfig, rounds: int) -> Float32[np.ndarray, " rounds"]:
-    """Returns the factor of each round's mean in the released weights.
-
-    >>> mean_shares(ServerConfig(learning_rate=0.5, momentum=0.0, ema_decay=0.0), 2)
-    array([0.5, 0.5], dtype=float32)
-    """
-    state = initial_state(np.zeros(rounds, np.float32))
-    config = config.model_copy(update={"rescale_to_unit_norm": False})
-    for mean in np.eye(rounds, dtype=np.float32):
-        state = server_step(config, state, mean, rounds=rounds)
-    return released_weights(config, state)
 
 
 # Working state of an attempt as one file: what JSON can say, and arrays beside it.

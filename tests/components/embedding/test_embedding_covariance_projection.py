@@ -1,5 +1,7 @@
 """The one-round projection on features of a frozen backbone, through the real mechanism."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,11 @@ from fedemb.errors import ConfigError
 from fedemb.models.backbones import build_backbone
 from fedemb.privacy.running import build_mechanism
 from fedemb.training.feature_cache import plain_rows, rows_of
-from fedemb.training.heads import CovarianceFunction, LeastSquaresFunction
+from fedemb.training.heads import (
+    CovarianceFunction,
+    HeadGradientFunction,
+    LeastSquaresFunction,
+)
 from fedemb.training.server import initial_state, released_weights
 from tests.kit.privacy_worlds import ROOT, make_plan
 
@@ -143,19 +149,60 @@ def test_one_noised_round_gives_the_head(noise, low, high):
     np.testing.assert_allclose(released_weights(server, state), state.weights, rtol=1e-5)
 
 
-def test_probabilities_of_a_solved_head_are_sharp_enough():
-    """Softmax of plain scores, between 0 and 1, would give at most 0.48 of four classes."""
-    function, units = _function_squares(), _units_squares(2000)
-    state = initial_state(function.initial_weights())
-    output = function.mechanism.aggregate(0, function(state.weights, units, 0).total)
-    weights = function.advance(ServerConfig(), state, output.mean).weights
+def _certainty(weights, units):
+    """Returns mean probability of the first class, and accuracy."""
     kernel, bias = weights[:-CLASSES].reshape(16, CLASSES), weights[-CLASSES:]
     rows = np.concatenate(units)
     logits = rows["mantissas"][:, :-1] / rows["scale"][:, None] @ kernel + bias
     powers = np.exp(logits - logits.max(1, keepdims=True))
-    wanted = powers[np.arange(len(rows)), rows["label"]] / powers.sum(1)
-    assert wanted.mean() > 0.6
-    assert -np.log(wanted).mean() < 0.7  # and not too sharp
+    largest = (powers / powers.sum(1, keepdims=True)).max(1)
+    return largest.mean(), (logits.argmax(1) == rows["label"]).mean()
+
+
+@pytest.mark.parametrize("before", [0.3, 1.0, 4.0], ids=["unsure", "solved", "too certain"])
+def test_last_round_makes_the_mean_probability_the_accuracy(before):
+    function, units, server = _function_squares(), _units_squares(2000), ServerConfig()
+    state = initial_state(function.initial_weights())
+    output = function.mechanism.aggregate(0, function(state.weights, units, 0).total)
+    state = function.advance(server, state, output.mean)
+    state = replace(state, weights=before * state.weights)
+    output = function.mechanism.aggregate(1, function(state.weights, units, 1).total)
+    after = function.advance(server, state, output.mean)
+    weights = released_weights(server, after)
+    certain, right = _certainty(weights, units)
+    assert after.rounds == 2
+    assert certain == pytest.approx(right, abs=0.03)
+    scale = weights / state.weights
+    np.testing.assert_allclose(scale, scale[0], rtol=1e-5)  # the order of classes stays
+
+
+@pytest.mark.parametrize("kind", [LeastSquaresFunction, HeadGradientFunction])
+def test_a_unit_moves_the_temperature_by_its_own_bounded_record_under_full_noise(kind):
+    function, units = _function_squares(noise=5.0), _units_squares(40)
+    if kind is HeadGradientFunction:
+        plan = make_plan("poisson_gaussian", noise_multiplier=5.0)
+        mechanism = build_mechanism(plan, ROOT, "run", 1, "0" * 64)
+        classifier = build_backbone(MODEL, 1)
+        function = kind(classifier, mechanism, UnitGradientConfig(images_per_unit=3))
+    last, plan = function.mechanism.plan.rounds - 1, function.mechanism.plan
+    weights = 1e3 * np.random.default_rng(0).normal(size=len(function.initial_weights()))
+    weights = weights.astype(np.float32)  # so certain that records have their largest norm
+    longest = plan.norm_in(last) * 2.0**plan.grid_bits
+
+    def total(chosen, weights=weights):
+        return np.asarray(function(weights, chosen, last).total)
+
+    whole = total(units)
+    function._chunk = 7  # other products, the same bits
+    lengths = []
+    for place in range(len(units)):
+        alone = total([units[place]])
+        np.testing.assert_array_equal(whole - total(units[:place] + units[place + 1 :]), alone)
+        lengths.append(np.linalg.norm(alone.astype(float)) / longest)
+    assert 0.99 < max(lengths) <= 1.0
+    assert not total(units, np.full_like(weights, np.nan)).any()
+    noise = function.mechanism.aggregate(last, np.zeros(function.dim, np.int64)).mean
+    assert noise.std() * plan.normalizer / plan.l2_norm_clip == pytest.approx(5.0, rel=0.3)
 
 
 def test_leaving_a_unit_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit():

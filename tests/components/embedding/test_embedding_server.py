@@ -7,7 +7,6 @@ from fedemb.models.losses import build_loss
 from fedemb.training.server import (
     initial_state,
     learning_rate,
-    mean_shares,
     released_weights,
     server_step,
 )
@@ -69,15 +68,6 @@ def test_the_step_does_not_depend_on_the_clip_once_rescaled():
         for clip in (0.1, 4.0)
     )
     np.testing.assert_allclose(small, large, rtol=1e-6)
-
-
-def test_factors_of_the_means_give_the_released_weights():
-    config = ServerConfig(learning_rate=0.3, momentum=0.7, schedule="cosine", ema_decay=0.6)
-    state = initial_state(np.zeros(MEANS.shape[1], np.float32))
-    for mean in MEANS:
-        state = server_step(config, state, mean, rounds=len(MEANS))
-    expected = mean_shares(config, len(MEANS)) @ MEANS
-    np.testing.assert_allclose(released_weights(config, state), expected, rtol=1e-5)
 
 
 # ---- Losses against their formulas in numpy, float64 ----

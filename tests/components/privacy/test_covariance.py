@@ -155,18 +155,20 @@ def test_noise_alone_is_solved_without_infinite_weights():
 CLASSES = 3
 
 
-@pytest.mark.parametrize("mechanism", [LeastSquares, Covariance])
+@pytest.mark.parametrize(
+    ("mechanism", "rounds", "length"), [(LeastSquares, 2, 17**0.5 / 4), (Covariance, 1, 1.0)]
+)
 @pytest.mark.parametrize(
     ("noise", "epsilon"), [(3.732, 1.0), (1.994, 2.0), (1.082, 4.0), (0.600, 8.0)]
 )
-def test_price_is_that_of_one_gaussian(noise, epsilon, mechanism):
+def test_price_is_that_of_one_gaussian(noise, epsilon, mechanism, rounds, length):
     """Against the exact trade of epsilon and delta (Balle and Wang, arXiv 1805.06530)."""
     cohort = Cohort(
-        population=50_000, users_per_client=1, clients_per_round=50_000, noise_multiplier=noise,
-        rounds=7,
+        population=50_000, users_per_client=1, clients_per_round=50_000,
+        noise_multiplier=noise * length, rounds=7,
     )  # fmt: skip
     plan = cohort.plan(mechanism)
-    assert (plan.rounds, plan.normalizer) == (1, 50_000.0)
+    assert (plan.rounds, plan.normalizer) == (rounds, 50_000.0)
     found = guarantee_of(plan, 1e-5).epsilon
     assert found == pytest.approx(epsilon, rel=2e-3)
     half = 1 / (2 * noise)
@@ -174,14 +176,22 @@ def test_price_is_that_of_one_gaussian(noise, epsilon, mechanism):
     assert delta == pytest.approx(1e-5, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", ["least_squares", "covariance"])
-def test_there_is_one_round_and_everybody_is_in_it(kind):
+def test_events_of_the_rounds_compose_to_the_event_of_the_run():
+    plan = make_plan("least_squares", noise_multiplier=2.0)
+    apart = [plan.event_in(number).noise_multiplier for number in range(plan.rounds)]
+    assert apart == [2.0, 8.0]
+    assert plan.event().noise_multiplier ** -2 == pytest.approx(sum(s**-2 for s in apart))
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("least_squares", 2), ("covariance", 1)])
+def test_everybody_is_in_every_round(kind, rounds):
     plan = make_plan(kind)
+    assert plan.rounds == rounds
     world = World(range(50), 40)
     assert [int(unit.users[0]) for unit in sample(plan, ROOT, 0, world)] == [*range(50)]
     assert plan.normalizer == 80.0  # planned, and not the 50 who are there
     with pytest.raises(ConfigError, match="rounds"):
-        plan.replaced(rounds=2)
+        plan.replaced(rounds=rounds + 1)
 
 
 # ---- sensitivity --------------------------------------------------------------------------------

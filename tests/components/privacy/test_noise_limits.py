@@ -1,4 +1,4 @@
-"""Warnings of a plan about its noise, and the temperature that corrects for it."""
+"""Warnings of a plan about its noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import logsumexp
 
 from fedemb.errors import PlanMismatch
 from fedemb.pipelines.run.load_config import load_config
@@ -20,11 +19,9 @@ from fedemb.privacy.sampling import user_words
 from fedemb.training.noise_warnings import (
     LARGEST_THAT_GAINED,
     WARNED_FROM,
-    temperature_for_noise,
     training_noise,
     warnings,
 )
-from fedemb.training.server import mean_shares
 from tests.kit.privacy_worlds import KINDS, ROOT, make_plan
 
 
@@ -62,53 +59,6 @@ def test_noise_of_a_classifier_counts_weights_and_rounds():
     weights = (config.model.embedding_dim + 1) * len(config.model.classes)
     per_round = plan.noise_multiplier / plan.normalizer * math.sqrt(weights)
     assert found[1] == pytest.approx(per_round / math.sqrt(plan.rounds))
-
-
-def head_at(epsilon_noise: float):
-    """A head whose full batches have a large learning rate and much noise."""
-    return load_config("cifar10_scatter").updated(
-        {
-            "mechanism.noise_multiplier": epsilon_noise,
-            "mechanism.units_per_round": 1800,
-            "partition.max_images_per_user": 1,
-        }
-    )
-
-
-def test_temperature_corrects_probabilities_for_the_noise():
-    config = head_at(28.9)
-    plan = plan_mechanism(config)
-    divisor = temperature_for_noise(config, plan)
-    assert divisor is not None
-    shares = mean_shares(config.training.server, plan.rounds)
-    deviation = plan.noise_multiplier / plan.normalizer * math.hypot(*shares)
-    random = np.random.default_rng(7)
-    logits = random.normal(0.0, 0.9 * deviation, (20_000, 10))
-    labels = (logits + random.gumbel(size=logits.shape)).argmax(axis=1)
-    noised = logits + random.normal(0.0, deviation, logits.shape)
-
-    def log_loss(temperature: float) -> float:
-        scaled = noised / temperature
-        own = scaled[np.arange(len(labels)), labels]
-        return float((logsumexp(scaled, axis=1) - own).mean())
-
-    assert log_loss(1.0) > 2 * math.log(10)
-    best = min(log_loss(divisor * factor) for factor in (0.25, 0.5, 1.0, 1.4, 2.0, 4.0))
-    assert log_loss(divisor) < min(math.log(10), 1.1 * best)
-
-
-def test_plan_warns_of_probabilities_that_are_too_certain():
-    config = head_at(28.9)
-    divisor = temperature_for_noise(config, plan_mechanism(config))
-    assert divisor is not None
-    assert "probabilities_too_certain" in warnings(config)
-    set_right = config.updated({"model.temperature": round(divisor, 1)})
-    assert "probabilities_too_certain" not in warnings(set_right)
-
-
-def test_no_temperature_follows_from_the_noise_in_all_layers():
-    config = load_config("cifar10_resnet8")
-    assert temperature_for_noise(config, plan_mechanism(config)) is None
 
 
 # ---- Noise, coins and tags far into their range: what a test of the first values cannot see ----

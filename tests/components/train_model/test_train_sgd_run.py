@@ -99,15 +99,19 @@ def test_another_microbatch_or_backend_is_another_run(prepared, tmp_path, change
     assert not (ready.private / "train").exists()
 
 
-def test_one_round_solves_the_head_and_leaves_no_features_behind(tmp_path):
+def test_two_rounds_solve_the_head_and_leave_no_features_behind(tmp_path):
     solving = {"kind": "least_squares", "noise_multiplier": 1.0, "units_per_round": 100}
     unit = {"images_per_unit": 2, "microbatch": 4}
     changes = {"model.trainable": "head", "training.unit_gradient": unit, "mechanism": solving}
     settings = classifier_config(**changes)
     run = prepare(tmp_path / "run", settings, users=101)
-    assert run.train()["rounds_run"] == 1
-    (line,) = (run.root / "model" / "rounds.jsonl").read_text().splitlines()
-    assert json.loads(line)["event"] == {"type": "gaussian", "noise_multiplier": 1.0}
+    card = run.train()
+    assert card["rounds_run"] == 2
+    audit = card["mechanism_audit"]
+    assert (audit["replay"], audit["fold"]["same"]) == ({"rounds": 2, "failed": []}, True)
+    lines = (run.root / "model" / "rounds.jsonl").read_text().splitlines()
+    noise = [json.loads(line)["event"]["noise_multiplier"] for line in lines]
+    assert noise == [1.0, 4.0]
     head = load_backbone(run.root / "model" / "backbone.keras", run.config.model).weights[-2:]
     assert all(np.abs(weight.numpy()).max() > 0 for weight in head)
     assert not [path for path in run.root.rglob("*") if "features" in path.parts]

@@ -30,7 +30,6 @@ SMALL_CLASSIFIER = [
     "partition.max_images_per_user=2",
     "pretraining.epochs=1",
     "model.embedding_dim=8",
-    "model.temperature=1000",  # four rounds give no useful probabilities
     f"mechanism.rounds={CLASSIFIER_ROUNDS}",
     "mechanism.units_per_round=20",
     "mechanism.noise_multiplier=2.0",
