@@ -108,5 +108,5 @@ def test_embedding_on_a_named_backbone_and_public_photos_releases_one_covariance
     assert (model.trainable, model.embedding_dim) == ("projection", 512)
     assert model.principal_directions == 512
     assert config.training.algorithm == "dp_covariance"
-    assert plan.rounds == 2
+    assert plan.rounds == 1
     assert plan.normalizer == 3600

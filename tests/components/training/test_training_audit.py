@@ -60,7 +60,7 @@ SOUND = {
     "images of users, head": classifier_config(**IMAGES, **{"model.trainable": "head"}),
     "head": classifier_config(**HEAD),
     "least squares": classifier_config(
-        **HEAD, **mechanism(kind="least_squares", rounds=1, units_per_round=12)
+        **HEAD, **mechanism(kind="least_squares", rounds=2, units_per_round=12)
     ),
     "covariance": covariance_config(),
 }
