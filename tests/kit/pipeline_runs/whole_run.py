@@ -31,6 +31,7 @@ SMALL_CLASSIFIER = [
     "pretraining.epochs=1",
     "model.embedding_dim=8",
     f"mechanism.rounds={CLASSIFIER_ROUNDS}",
+    "training.server.learning_rate=0.0001",  # four rounds give no useful probabilities
     "mechanism.units_per_round=20",
     "mechanism.noise_multiplier=2.0",
     "training.unit_gradient.images_per_unit=2",
