@@ -29,6 +29,8 @@ _NAMES = {
 
 def model_name(name: str, report: AnyUtility) -> str:
     """Returns the display name of a model of a utility report."""
+    if name == "public_backbone" and isinstance(report, ClassifierReport):
+        return "chance (untrained head)"
     if name == "public_backbone" and report.public_kind == "none":
         return "untrained initial weights"
     return _NAMES[name]
