@@ -100,6 +100,7 @@ def model_card(
         approvals=ledger.state.approvals_of(report.model_sha, signed.sha, report.approve_by),
         utility=utility_sentence(evidence.utility.body),
         space=getattr(evidence.utility.body, "embedding_space_id", None),
+        groups=getattr(evidence.utility.body, "by_group" if config.model.classes else "subgroups"),
         floors=floors_sentence(config.release.min_gain_over_public, config.release.no_worse_than),
     )
 

@@ -2,12 +2,14 @@
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.utility import Subgroup, Subgroups
 from fedemb.errors import ArtifactError
 from fedemb.foundation.document import read
 from fedemb.pipelines.cli.planned import lines, priced
@@ -131,3 +133,53 @@ def test_no_text_speaks_of_the_other_unit(said):
         rest = text.replace(UNITS[unit].covered, "")
         found = re.search(rf".{{0,40}}({OTHER[unit]}).{{0,40}}", rest)
         assert not found, (name, found)
+
+
+# ---- The model card has the sections of a card on the Hugging Face Hub ----
+
+
+@pytest.fixture(scope="module")
+def card_of(tmp_path_factory):
+    """Writes the card of a run with the subgroups of its held-out users."""
+    run = honest_run.start(tmp_path_factory.mktemp("card")).until_gate()
+    evidence, signed = read_evidence(run.config, run.artifacts), read(run.report, PrivacyReport)
+
+    def write(subgroups):
+        body = evidence.utility.body.model_copy(update={"subgroups": subgroups})
+        measured = replace(evidence, utility=replace(evidence.utility, body=body))
+        return model_card(measured, signed, run.ledger(), (), ("glyphs", "1.0"))
+
+    return write
+
+
+def test_card_states_use_training_data_and_limits(card_of):
+    card = card_of(None)
+    found = re.findall(r"^## (.+)$", card, re.MULTILINE)
+    assert found == [
+        *("Intended use", "Training data", "Privacy", "Utility", "Limits and fairness"),
+        *("Use", "Licence", "Verify"),
+    ]
+    assert "Differences between groups were not measured" in card
+    assert "data.source.columns.subgroup" in card
+    assert "\n\n\n" not in card.replace("\n\n\n## Privacy", "")
+
+
+def test_card_shows_each_group_at_the_common_threshold(card_of):
+    low, high = (Interval(value=v, low=v - 0.1, high=v + 0.1) for v in (0.3, 0.6))
+    groups = [
+        Subgroup(
+            name=name,
+            images=40,
+            identities=20,
+            recall_at_own_threshold=high,
+            recall_at_common_threshold=common,
+            false_accept_rate_at_common_threshold=None,
+        )
+        for name, common in (("a_b", low), ("c", high))
+    ]
+    card = card_of(Subgroups(measured=groups, too_small=1))
+    own = "60.0 % [50.0, 70.0]"
+    assert rf"| a\_b | 20 | {own} | 30.0 % [20.0, 40.0] | - |" in card
+    assert f"| c | 20 | {own} | {own} | - |" in card
+    assert "were not measured" not in card
+    assert "every group is too small" in card_of(Subgroups(measured=[], too_small=2))
