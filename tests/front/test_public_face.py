@@ -62,7 +62,7 @@ def test_lines_of_readme_print_what_privacy_costs():
     assert list(found) == ["without training", "private", "without privacy"]
     before, private, without = map(float, found.values())
     assert before + 0.05 < min(private, without)
-    assert lines[2].startswith("simulation, not to be released: (7.889, ")
+    assert lines[2].startswith("simulation, not to be released: (9.003, ")
     assert "epsilon is infinite" in lines[4]
 
 

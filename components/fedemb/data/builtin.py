@@ -380,7 +380,10 @@ def check_images(images: np.ndarray, size: int | None = None, channels: int | No
     square = images.ndim == 4 and images.shape[1] == images.shape[2] and images.dtype == np.uint8
     wanted = f"[n, {size or 'size'}, {size or 'size'}, {channels or 'channels'}]"
     if not square or (size and images.shape[1:] != (size, size, channels)):
-        raise InputError(
-            f"images are {images.dtype} {list(images.shape)}, wanted uint8 {wanted}; resize them, "
-            "or set image_size and channels of the model"
-        )
+        found = f"images are {images.dtype} {list(images.shape)}, wanted uint8 {wanted}"
+        if images.dtype != np.uint8:
+            raise InputError(
+                f"{found}; convert them, values of 0 to 1 by "
+                "`(255 * images).round().astype(numpy.uint8)`"
+            )
+        raise InputError(f"{found}; resize them, or set image_size and channels of the model")

@@ -197,8 +197,8 @@ class Simulation(Section):
 
         Raises:
           InputError: the arrays do not match each other or the model.
-          ConfigError: the mechanism cannot run on these virtual clients, or the algorithm has no
-              simulation.
+          ConfigError: the mechanism cannot run on these virtual clients, `start` is another
+              network, or the algorithm has no simulation.
         """
         training, model = self.training, self.model
         if training.algorithm not in UNCOVERED:
@@ -254,7 +254,14 @@ class Simulation(Section):
         mechanism = build_mechanism(planned, key, RUN_ID, 1, json_digest({}))
         backbone = build_backbone(model, training.seed)
         if start is not None:
-            backbone.set_weights(start.get_weights())
+            weights = start.get_weights()
+            if [one.shape for one in weights] != [one.shape for one in backbone.get_weights()]:
+                raise ConfigError(
+                    f"start={start.name} is not the network of model.backbone={model.backbone}. "
+                    "Pass a model of fedemb.build_backbone; to import your own Keras network, use "
+                    "the pipeline with pretraining.kind=import."
+                )
+            backbone.set_weights(weights)
         state = self._rounds(backbone, mechanism, people, workers=workers, on_round=on_round)
         variables = trainable_variables(backbone, model.trainable)
         assign_weights(variables, released_weights(training.server, state))

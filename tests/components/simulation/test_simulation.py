@@ -114,8 +114,11 @@ def test_recall_is_of_people_who_did_not_train(result):
 def test_what_does_not_fit_is_refused(result):
     with pytest.raises(InputError, match=r"wanted uint8 \[n, 12, 12, 1\]"):
         simulation().train(IMAGES[:, :10, :10], PEOPLE, PEOPLE)
-    with pytest.raises(InputError, match="wanted uint8"):
+    with pytest.raises(InputError, match=r"float32 .* convert them"):
         result.embed(IMAGES.astype(np.float32))
+    other = build_backbone(MODEL.model_copy(update={"embedding_dim": 9}), 7)
+    with pytest.raises(ConfigError, match=r"is not the network of model\.backbone"):
+        simulation().train(IMAGES, PEOPLE, PEOPLE, start=other)
     with pytest.raises(ConfigError, match="train_centralized"):
         simulation(training=TRAINING.model_copy(update={"algorithm": "dp_covariance"})).train(
             IMAGES, PEOPLE, PEOPLE
