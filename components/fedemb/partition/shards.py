@@ -9,11 +9,14 @@ users.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import shutil
+import struct
 import tempfile
+import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -51,6 +54,8 @@ COUNTS = f"{WORK}/counts.json"
 
 UserRow = tuple[bytes, int, bytes]
 """User key, images, encoded user record."""
+_SPILLED = struct.Struct(">QQ")
+"""Position and length of spilled bytes."""
 Written = tuple[str, str, int, int]
 """Name of a file in its folder, SHA-256, and of a shard its users and images, else 0."""
 
@@ -72,6 +77,46 @@ class Place:
     def store(self) -> Store:
         """The folders, for as long as it is its turn."""
         return FencedStore(open_store(self.root), self.turn)
+
+
+class Spill:
+    """Bytes in a file, so that an engine in one process holds 48 bytes for each image or user.
+
+    Any number of spills share a file. Tokens are in the order of the SHA-256 of their bytes, with
+    and without a file, so that the smallest one does not depend on the engine.
+
+    Args:
+      path: the file; empty: tokens contain the bytes.
+    """
+
+    def __init__(self, path: str):
+        self._file = Path(path).open("a+b", buffering=0) if path else None  # noqa: SIM115
+        self._lock = threading.Lock()
+
+    def put(self, data: bytes) -> bytes:
+        """Returns a token for bytes.
+
+        Raises:
+          StorageError: the disk is full.
+        """
+        digest = hashlib.sha256(data).digest()
+        if self._file is None:
+            return digest + data
+        with self._lock:  # the position after an append belongs to this spill
+            try:
+                written = self._file.write(data)
+            except OSError:
+                written = 0
+            if written != len(data):
+                raise StorageError("the temporary folder is full; free space there (TMPDIR)")
+            return digest + _SPILLED.pack(self._file.tell() - len(data), len(data))
+
+    def get(self, token: bytes) -> bytes:
+        """Returns the bytes of a token."""
+        if self._file is None:
+            return token[32:]
+        start, length = _SPILLED.unpack(token[32:])
+        return os.pread(self._file.fileno(), length, start)
 
 
 def clean(place: Place) -> None:

@@ -39,6 +39,7 @@ from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.client_data import group_files, split_groups
 from fedemb.data.identity import KEY_BYTES, Cell, Hasher, KeyRef, name_text, shard_of
 from fedemb.data.photos import PhotoReader
+from fedemb.data.pixels import canonical_image
 from fedemb.data.records import UserRecord, encode_example, encode_user, example_values
 from fedemb.data.sources import (
     Batch,
@@ -79,6 +80,8 @@ class Job:
     has_public_set: bool = False
     spread: bool = False
     """Whether there are workers to spread the batches over."""
+    spill: str = ""
+    """File for the images, see `shards.Spill`; empty: they travel through the engine."""
 
 
 def read_batches(
@@ -275,7 +278,13 @@ class _Prepare(beam.DoFn):
             job.keys.hasher(),
             job.blocks,
             known.__contains__,
+            image=self._kept,
         )
+        self._spill = shards.Spill(job.spill)
+
+    def _kept(self, data: Cell, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
+        pixels, png = canonical_image(data, reader)
+        return pixels, self._spill.put(png)
 
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[Any]:
         prepared = self._preparer.prepare(Batch(*batch))
@@ -317,6 +326,7 @@ class _Finish(beam.DoFn):
     def setup(self) -> None:
         job = self._job
         self._assigner = Assigner(job.config, job.keys.hasher(), job.blocks)
+        self._spill = shards.Spill(job.spill)
 
     def start_bundle(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -335,13 +345,13 @@ class _Finish(beam.DoFn):
         counts[f"{kind}_users_up_to_{1 << (size - 1).bit_length()}_images"] += 1
         record = UserRecord(
             user_key=int.from_bytes(user_key, "big"),
-            images=tuple(png for _, (_, _, png) in ordered),
+            images=tuple(self._spill.get(png) for _, (_, _, png) in ordered),
             labels=tuple(label for _, (label, _, _) in ordered),
             subgroup=subgroup or "",
             block=self._assigner.block(user_key, cohort),
         )
         shard = shard_of(user_key, config.partition.shards)
-        yield (kind, shard), (user_key, size, encode_user(record))
+        yield (kind, shard), (user_key, size, self._spill.put(encode_user(record)))
         if settled.copies > size:
             for digest, (label, count, _) in ordered:
                 reject = ("duplicate", user_key.hex(), str(label), digest.hex())
@@ -359,6 +369,7 @@ class _WriteShard(beam.DoFn):
 
     def setup(self) -> None:
         self._hasher: Hasher = self._job.keys.hasher()
+        self._spill = shards.Spill(self._job.spill)
 
     def process(self, element: tuple[tuple[str, int], Iterable[Any]]) -> Iterator[Any]:
         (kind, shard), rows = element
@@ -368,7 +379,7 @@ class _WriteShard(beam.DoFn):
             kind,
             shard,
             shards=partition.shards,
-            rows=(row for row in rows if row is not None),
+            rows=((*row[:2], self._spill.get(row[2])) for row in rows if row is not None),
         )
         for file in files:
             yield kind, file

@@ -15,9 +15,11 @@ The same input in any order, any split and on any number of workers gives the sa
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 # pyright: reportMissingTypeArgument=false
 from kfp import dsl
@@ -214,7 +216,10 @@ def partition_images(
         reading = partial(build_public, job=job, source=public, parts=public_parts)
         run_on_beam(reading, pipeline_options, "partitioning")
         job = replace(job, has_public_set=True)
-    run_on_beam(partial(build, job=job, parts=parts), pipeline_options, "partitioning")
+    with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
+        if not job.spread:
+            job = replace(job, spill=str(Path(folder, "images")))
+        run_on_beam(partial(build, job=job, parts=parts), pipeline_options, "partitioning")
     place.turn.check()
     counts = shards.read_counts(root)
     evaluation = shards.publish(place, shards.EVALUATION, config, header)
