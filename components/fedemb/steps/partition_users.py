@@ -216,7 +216,7 @@ def partition_images(
         reading = partial(build_public, job=job, source=public, parts=public_parts)
         run_on_beam(reading, pipeline_options, "partitioning")
         job = replace(job, has_public_set=True)
-    with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fedemb-private-") as folder:
         if not job.spread:
             job = replace(job, spill=str(Path(folder, "images")))
         run_on_beam(partial(build, job=job, parts=parts), pipeline_options, "partitioning")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from fedemb.data.identity import Hasher, KeyRef, shard_of
 from fedemb.data.sources import Part
-from fedemb.errors import PlanMismatch
+from fedemb.errors import PlanMismatch, StorageError
 from fedemb.ledger import read_reservation
 from fedemb.partition import shards, transforms
 from fedemb.partition.prepare import Assigner, UserPart, merge, new_part, settle
@@ -43,6 +44,24 @@ def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partition
     for groups in result.groups():
         assert sum(len(group) for group in groups) == len(training)
         assert frozenset().union(*groups) == training
+
+
+def test_spill_returns_what_it_was_given_and_orders_it_alike(tmp_path: Path) -> None:
+    """With and without a file, and while several workers write to one file."""
+    data = [bytes([n]) * (n + 1) for n in range(200)]
+    orders = []
+    for path in ("", str(tmp_path / "images")):
+        workers = [shards.Spill(path), shards.Spill(path)]
+        with ThreadPoolExecutor(4) as pool:
+            tokens = list(pool.map(lambda n, w=workers: w[n % 2].put(data[n]), range(200)))
+        assert [workers[0].get(token) for token in tokens] == data
+        orders.append(sorted(range(200), key=tokens.__getitem__))
+    assert orders[0] == orders[1]
+
+
+def test_spill_on_a_full_disk_says_so() -> None:
+    with pytest.raises(StorageError, match="TMPDIR"):
+        shards.Spill("/dev/full").put(b"image")
 
 
 def test_public_bytes_do_not_depend_on_the_users(tmp_path: Path, caplog) -> None:
