@@ -174,6 +174,7 @@ ELSEWHERE = {
     "pipelines/run/local.py open": "the null device",
     "pipelines/cluster/kubeflow.py write_text": SCRATCH,
     "pipelines/cluster/submission.py write_text": SCRATCH,
+    "components/fedemb/partition/shards.py open": "images of one process, in a folder of its own",
 }
 """Calls that write in another way, and why they may."""
 _WRITERS = {
