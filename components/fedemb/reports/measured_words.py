@@ -30,7 +30,7 @@ _NAMES = {
 def model_name(name: str, report: AnyUtility) -> str:
     """Returns the display name of a model of a utility report."""
     if name == "public_backbone" and isinstance(report, ClassifierReport):
-        return "chance (untrained head)"
+        return "untrained head (chance)"
     if name == "public_backbone" and report.public_kind == "none":
         return "untrained initial weights"
     return _NAMES[name]
