@@ -83,7 +83,7 @@ def test_every_algorithm_is_rehearsed_to_its_end(kind, tmp_path):
     ],
 )
 def test_trainer_loads_what_the_algorithm_says(kind, setting, alone, tmp_path, monkeypatch):
-    """An image that is sampled alone must not bring its owner's other images."""
+    """An image that is sampled alone must not load its owner's other images."""
 
     class Stopped(Exception):
         pass
