@@ -6,8 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import yaml
+from jinja2 import Template
 
-from fedemb.pipelines.steps import SIGNING_CLAIM, all_steps, key_claims
+from fedemb.pipelines.steps import PIPELINE, SIGNING_CLAIM, all_steps, key_claims
+from fedemb.runtime.step import Step
 
 OWNER_CLAIMS = (f"{SIGNING_CLAIM}-policy",)
 """The owner's own signing key, which no step holds."""
@@ -70,9 +72,39 @@ def rights_file() -> str:
     return f"{RIGHTS_HEAD}groups:\n{lines}"
 
 
+def rights_of(step: Step) -> str:
+    """Returns what a step may do with private data, the ledger and releases."""
+    private = step.rights.private.values()
+    rights = {
+        "private": "write" if "write" in private else "read" if step.private else "none",
+        "ledger": step.rights.ledger,
+        "releases": step.rights.releases if step.rights.releases == "create" else "none",
+    }
+    named = ", ".join(f"{name}: {right}" for name, right in rights.items() if right != "none")
+    return named or ("always last" if step.at_exit else "public data only")
+
+
+def pipeline_picture() -> str:
+    """Returns the SVG of the steps: a row for each level, an arrow for each direct dependency."""
+    after = {**PIPELINE.after(), PIPELINE.at_exit: ()}
+    row: dict[str, int] = {}
+    for name, before in after.items():
+        row[name] = max((row[other] + 1 for other in before), default=0)
+    row[PIPELINE.at_exit] = max(row.values()) + 1
+    boxes = []
+    for name, step in all_steps().items():
+        beside = [other for other in after if row[other] == row[name]]
+        x = 240 * (2 * beside.index(name) + 1) // len(beside)
+        box = {"step": step, "after": after[name], "rights": rights_of(step), "x": x}
+        boxes.append(box | {"y": 10 + 68 * row[name]})
+    template = Template((Path(__file__).parent / "pipeline.svg.jinja").read_text(), autoescape=True)
+    return template.render(boxes=boxes, height=68 * (row[PIPELINE.at_exit] + 1)) + "\n"
+
+
 def generated(repository: Path) -> dict[Path, str]:
     """The files of a checkout that are made of the declarations, and what they must hold."""
     return {
         repository / "infra" / "rights.yaml": rights_file(),
         repository / "infra/kustomize/overlays/s3/keys.yaml": keys_file(),
+        repository / "docs/images/pipeline.svg": pipeline_picture(),
     }

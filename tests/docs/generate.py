@@ -24,12 +24,9 @@ import fedemb
 from fedemb import errors
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import DESCRIPTIONS
-from fedemb.foundation.document import Document
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
 from fedemb.release.decide import RULES
-from fedemb.release.rule import Rule
-from fedemb.runtime.step import Step
 from tests.architecture.structure import import_graph, modules, room_graph
 from tests.docs import declared
 from tests.kit.document_kinds import all_documents, field_texts
@@ -275,8 +272,9 @@ def setting_table(rows: Sequence[Sequence[str]]) -> list[str]:
 def gate_page() -> str:
     """Returns the page of the rules of the gate."""
     rows = [
-        (code(rule.code), rule.text, early(rule), rule.remedy, "yes" if rule.waivable else "")
+        (code(rule.code), rule.text, early if rule.before else "", rule.remedy, waivable)
         for rule in RULES
+        for early, waivable in [("warned", "yes") if rule.waivable else ("refused", "")]
     ]
     lines = [
         "`gate_release` and `fedemb verify` check all rules, in this order. `reserve_budget` "
@@ -292,11 +290,6 @@ def gate_page() -> str:
         "[Read a refused release](../how_to/refused_release.md) gives the next step."
     )
     return page("Gate rules", opening, lines)
-
-
-def early(rule: Rule) -> str:
-    """Returns what `reserve_budget` does when a rule is violated before the charge."""
-    return "" if rule.before is None else "warned" if rule.waivable else "refused"
 
 
 # ---- exit codes ---------------------------------------------------------------------------------
@@ -338,33 +331,19 @@ def exit_codes_page() -> str:
 # ---- documents ----------------------------------------------------------------------------------
 
 
-def documents() -> list[type[Document]]:
-    """Returns every kind of document, in the order of their names."""
-    return [item for item in all_documents() if item.__module__.startswith("fedemb.documents.")]
-
-
-def field_rows(document: type[Document]) -> Iterator[tuple[str, str]]:
-    """Yields name and description of every field."""
-    described = field_texts(document)
-    for name in document.model_fields:
-        yield code(name), described.get(name, "")
-
-
 def documents_page() -> str:
     """Returns the page of documents."""
-    found = documents()
+    found = [item for item in all_documents() if item.__module__.startswith("fedemb.documents.")]
     rows = [
-        (
-            f"[`{item.kind}`](#{item.kind})",
-            item.role or "not signed",
-            first_line(item.__doc__ or ""),
-        )
-        for item in found
+        (f"[`{d.kind}`](#{d.kind})", d.role or "not signed", first_line(d.__doc__ or ""))
+        for d in found
     ]
     lines = [*table(("kind", "signed as", "content"), rows)]
     for item in found:
         lines += [f"## {item.kind}", ""]
-        lines += table(("field", "description"), list(field_rows(item)))
+        texts = field_texts(item)
+        rows = [(code(name), texts.get(name, "")) for name in item.model_fields]
+        lines += table(("field", "description"), rows)
     opening = (
         "All JSON documents of a run. A file holds `schema` (`fedemb/<kind>/1`), the fields, and "
         "`signature`. Readers reject every other schema or field."
@@ -391,8 +370,8 @@ def artifacts_page() -> str:
             for step in all_steps().values()
         ],
     )
-    summaries = [summary(step) for step in all_steps().values()]
-    lines += ["## Steps", "", *table(("step", "purpose"), summaries)]
+    lines += ["## Steps", ""]
+    lines += table(("step", "purpose"), [(code(s.name), s.summary) for s in all_steps().values()])
     lines += ["## Artifacts", ""]
     lines += table(("artifact", "content"), [(code(n), t) for n, t in DESCRIPTIONS.items()])
     opening = (
@@ -400,11 +379,6 @@ def artifacts_page() -> str:
         "mechanism) or Public; see [How it works](../explanation/how_it_works.md#data-flow)."
     )
     return page("Steps and artifacts", opening, lines)
-
-
-def summary(step: Step) -> tuple[str, str]:
-    """Returns name and summary of a step."""
-    return code(step.name), step.summary
 
 
 def rights_page() -> str:
@@ -487,19 +461,13 @@ def signature_of(name: str, value: object) -> str:
     if len(found.parameters) < 2:
         return unquoted(f"{name}{found}")
     inside = ",\n".join(f"    {item}" for item in found.parameters.values())
-    result = "" if found.return_annotation is inspect.Signature.empty else f" -> {shown(found)}"
+    result = str(found.replace(parameters=())).removeprefix("()")
     return unquoted(f"{name}(\n{inside},\n){result}")
 
 
 def unquoted(signature: str) -> str:
     """Returns a signature whose annotations, which the code keeps as texts, have no quotes."""
     return re.sub(r"(: |-> )'([^'\n]*)'", r"\1\2", signature)
-
-
-def shown(found: inspect.Signature) -> str:
-    """Returns the annotation of what a function returns."""
-    value = found.return_annotation
-    return value if isinstance(value, str) else inspect.formatannotation(value)
 
 
 def own_signature(value: type) -> bool:

@@ -10,14 +10,9 @@ from tests.docs import generate
 from tests.docs.test_docs import ROOT, pages
 
 
-@pytest.fixture(scope="module")
-def made():
-    return generate.pages()
-
-
-def test_generated_pages_are_current(made):
-    """On failure run `make docs-reference`."""
-    old = {name for name, text in made.items() if (generate.FOLDER / name).read_text() != text}
+def test_generated_pages_are_current():
+    made = generate.pages().items()
+    old = {name for name, text in made if (generate.FOLDER / name).read_text() != text}
     assert not old, "run `make docs-reference`"
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import fedemb
 from tests.conftest import REPOSITORY
+from tests.kit.notebook import code_of_notebook
 from tests.kit.process import python
-from tests.kit.readme import lines_of_readme
 
 
 def test_import_brings_nothing_along():
@@ -45,18 +45,18 @@ def test_every_public_name_is_there_and_documented(name):
     assert name == "MechanismConfig" or found.__doc__
 
 
-def test_readme_shows_the_example_and_at_most_25_lines():
-    code = lines_of_readme()
-    assert code == (REPOSITORY / "docs" / "examples" / "quickstart.py").read_text()
+def test_readme_shows_the_code_of_the_notebook_in_at_most_25_lines():
+    code = code_of_notebook()
+    assert f"```python\n{code}```" in (REPOSITORY / "README.md").read_text()
     assert len([line for line in code.splitlines() if line]) <= 25
 
 
 @pytest.mark.long
-def test_lines_of_readme_print_what_privacy_costs():
+def test_notebook_runs_and_prints_the_cost_of_privacy():
     """Real training, each time with other noise and coins."""
     printed, names = io.StringIO(), {}
     with contextlib.redirect_stdout(printed):
-        exec(compile(lines_of_readme(), "README.md", "exec"), names)
+        exec(compile(code_of_notebook(), "quickstart.ipynb", "exec"), names)
     lines = printed.getvalue().splitlines()
     found = dict(re.findall(r"^(.*): (\d\.\d+) \[", printed.getvalue(), re.MULTILINE))
     assert list(found) == ["without training", "private", "without privacy"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.kit.readme import lines_of_readme
+from tests.kit.notebook import code_of_notebook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 UV = Path(sys.executable).with_name("uv")
@@ -58,16 +58,12 @@ def test_wheel_owns_one_name(wheel):
     assert len(names) == len(set(names)), "steps and pipelines hang in it once"
 
 
-def test_import_works_outside_the_checkout(bare, tmp_path):
-    place = outside(bare, tmp_path, "python", "-c", "import fedemb; print(fedemb.__file__)")
-    assert Path(place.strip()).is_relative_to(bare.parent)
-
-
-def test_the_lines_of_readme_run(bare, tmp_path):
+def test_code_of_the_notebook_runs(bare, tmp_path):
     script = tmp_path / "quickstart.py"
-    script.write_text(lines_of_readme())
-    printed = outside(bare, tmp_path, "python", str(script))
-    said = [line.split(":")[0].split(",")[0] for line in printed.splitlines()]
+    script.write_text(code_of_notebook() + "print(fedemb.__file__)\n")
+    *printed, place = outside(bare, tmp_path, "python", str(script)).splitlines()
+    assert Path(place).is_relative_to(bare.parent)
+    said = [line.split(":")[0].split(",")[0] for line in printed]
     assert said[1:] == ["private", "simulation", "without privacy", "simulation"], printed
 
 
@@ -80,10 +76,6 @@ def released(bare, tmp_path_factory):
     bundle = Path(release.removeprefix("release: ").removeprefix("file://"))
     assert (bundle / "manifest.json").exists(), printed
     return folder, bundle
-
-
-def test_the_quickstart_runs_and_is_released(released):
-    assert list(released[1].iterdir())
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
