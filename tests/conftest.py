@@ -17,7 +17,7 @@ MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
     # Ledger and stores wait for the disk at each record: half of the time of many tests.
     os.environ.setdefault("TMPDIR", str(MEMORY))
-shapes.install()  # before any room is imported
+shapes.install()  # before any package is imported
 
 REPOSITORY = Path(__file__).parent.parent
 KNOWN_BUGS = range(1, 24)

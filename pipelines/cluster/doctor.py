@@ -220,17 +220,17 @@ def _held_on_s3(doctor: Doctor, there: list[Place]) -> Held:
     def held(group: str, place: Place, verb: str) -> bool:
         asked = clients[group]
         folder = f"doctor/{place.folder}/" if place.folder else ""
-        made_up = f"{place.prefix}{folder}doctor-{secrets.token_hex(8)}"
+        probe = f"{place.prefix}{folder}doctor-{secrets.token_hex(8)}"
         match verb:
             case "list":
-                ask, more = asked.list_objects_v2, {"Prefix": made_up, "MaxKeys": 1}
+                ask, more = asked.list_objects_v2, {"Prefix": probe, "MaxKeys": 1}
             case "read":
-                ask, more = asked.head_object, {"Key": samples[place] or made_up}
+                ask, more = asked.head_object, {"Key": samples[place] or probe}
             case "write":
                 upload = {"UploadId": secrets.token_hex(16), "PartNumber": 1, "Body": b""}
-                ask, more = asked.upload_part, {"Key": made_up, **upload}
+                ask, more = asked.upload_part, {"Key": probe, **upload}
             case _:
-                ask, more = asked.delete_object, {"Key": made_up}
+                ask, more = asked.delete_object, {"Key": probe}
         return _ask(ask, Bucket=place.bucket, **more) is not None
 
     return held

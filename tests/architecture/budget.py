@@ -1,4 +1,4 @@
-"""The size of the project: code lines of each room, commands, settings, documents, words.
+"""The size of the project: code lines of each subpackage, commands, settings, documents, words.
 
     python -m tests.architecture.budget            prints what is measured
     python -m tests.architecture.budget --lower    lowers the limits in budget.toml to it
@@ -49,8 +49,8 @@ def code_lines(source: bytes) -> int:
     return len(used - texts)
 
 
-def room_of(path: str) -> str:
-    """Returns the room of a file: a package below `components/fedemb`, a step, or a folder."""
+def subpackage_of(path: str) -> str:
+    """Returns the subpackage of a file below `components/fedemb`, or its folder."""
     parts = path.split("/")[:-1]
     return "/".join(parts[: 3 if parts[:2] == ["components", "fedemb"] else 2])
 
@@ -68,12 +68,12 @@ def measure() -> dict[str, int]:
         path, top = ROOT / name, name.split("/")[0]
         if top not in (*PRODUCT, "tests", "studies") or not path.is_file() or path.is_symlink():
             continue
-        lines[room_of(name) if top in PRODUCT else top] += code_lines(path.read_bytes())
+        lines[subpackage_of(name) if top in PRODUCT else top] += code_lines(path.read_bytes())
         files += top in PRODUCT
     reference = ROOT / "docs" / "reference"
     prose = [page for page in pages() if not page.startswith(("studies/", "tests/", "infra/"))]
     return {
-        "product lines": sum(n for room, n in lines.items() if room.startswith(PRODUCT)),
+        "product lines": sum(n for part, n in lines.items() if part.startswith(PRODUCT)),
         "test lines": lines["tests"],
         "product files": files,
         "commands": _starts(reference / "cli.md", "## fedemb "),
@@ -81,7 +81,7 @@ def measure() -> dict[str, int]:
         "kinds of documents": _starts(reference / "documents.md", "## "),
         "mechanisms": len(mechanism_sections()),
         "words in pages": sum(map(words_of, prose)),
-        **{f"lines of {room}": n for room, n in sorted(lines.items()) if n and room != "tests"},
+        **{f"lines of {part}": n for part, n in sorted(lines.items()) if n and part != "tests"},
     }
 
 

@@ -1,7 +1,7 @@
 """Measures the structure of the product code from its syntax trees.
 
-A room is a package directly below `fedemb`; a module directly below `fedemb` is a room of its own.
-Imports inside functions and under `TYPE_CHECKING` count like all others.
+A subpackage is a package or a module directly below `fedemb`. Imports inside
+functions and under `TYPE_CHECKING` count like all others.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Module:
         return self.name if is_package else self.name.rpartition(".")[0]
 
     @property
-    def room(self) -> str:
-        """Name of its room."""
+    def subpackage(self) -> str:
+        """Name of its subpackage."""
         parts = self.name.split(".")
         if len(parts) == 1:
             return "fedemb"
@@ -193,14 +193,14 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(found, key=len, reverse=True)
 
 
-def room_graph(
+def subpackage_graph(
     product: Mapping[str, Module], graph: Mapping[str, set[str]]
 ) -> dict[str, dict[str, set[tuple[str, str]]]]:
-    """Returns room -> room that it imports -> the pairs of modules behind that arrow."""
-    found: dict[str, dict[str, set[tuple[str, str]]]] = {m.room: {} for m in product.values()}
+    """Returns subpackage -> subpackage that it imports -> the importing and imported modules."""
+    found: dict[str, dict[str, set[tuple[str, str]]]] = {m.subpackage: {} for m in product.values()}
     for name, others in graph.items():
         for other in others:
-            source, target = product[name].room, product[other].room
+            source, target = product[name].subpackage, product[other].subpackage
             if source != target:
                 found[source].setdefault(target, set()).add((name, other))
     return found

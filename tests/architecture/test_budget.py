@@ -33,7 +33,7 @@ def test_nothing_is_larger_than_its_limit(measured):
     assert not larger, "Make it smaller, or raise its limit and say in the same line what it buys."
 
 
-def test_no_limit_stays_after_its_room_is_gone(measured):
+def test_no_limit_stays_after_its_subpackage_is_gone(measured):
     assert limits(LIMITS.read_text()).keys() <= measured.keys()
 
 
@@ -47,7 +47,7 @@ def test_no_limit_grew_without_a_reason():
         assert not raised_without_reason(older, newer)
 
 
-def test_a_raised_limit_and_a_new_room_need_a_reason():
+def test_a_raised_limit_and_a_new_subpackage_need_a_reason():
     older = '"a" = 1\n"b" = 2\n"c" = 3\n'
     newer = '"a" = 2\n"b" = 3  # reads tar files\n"c" = 2\n"d" = 1\n'
     assert raised_without_reason(older, newer) == ["a", "d"]

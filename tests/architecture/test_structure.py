@@ -1,4 +1,4 @@
-"""The structure of the product: no cycles, small rooms, short functions."""
+"""The structure of the product: no cycles, small subpackages, short functions."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,11 +10,11 @@ from tests.architecture.structure import (
     cycles,
     import_graph,
     modules,
-    room_graph,
+    subpackage_graph,
 )
 
 MOST_FILES = 20
-MOST_ROOMS = 17
+MOST_SUBPACKAGES = 17
 LONGEST = 60
 MOST_PARAMETERS = 8
 ANY_AT_SEAMS = {
@@ -24,7 +24,7 @@ ANY_AT_SEAMS = {
     "reports": 13,
     "steps": 3,
 }
-"""Room -> maximum number of `Any` at its seams; a room that is not listed has none."""
+"""Subpackage -> maximum number of `Any` at its seams; a subpackage that is not listed has none."""
 FACES = {"__main__", "errors", "fedemb"}
 """Modules directly below `fedemb`."""
 
@@ -39,9 +39,9 @@ def test_no_modules_import_each_other_in_a_cycle(product):
     assert not cycles(import_graph(product))
 
 
-def test_no_rooms_import_each_other_in_a_cycle(product):
-    rooms = room_graph(product, import_graph(product))
-    assert not cycles({room: set(targets) for room, targets in rooms.items()})
+def test_no_subpackages_import_each_other_in_a_cycle(product):
+    subpackages = subpackage_graph(product, import_graph(product))
+    assert not cycles({subpackage: set(targets) for subpackage, targets in subpackages.items()})
 
 
 def test_cycles_are_found():
@@ -61,19 +61,19 @@ def test_imports_inside_functions_and_for_types_are_found(tmp_path):
     assert sorted(Module("fedemb.one", source).imports(others)) == sorted(names)
 
 
-def test_folders_and_rooms_are_few_enough_to_know(product):
+def test_folders_and_subpackages_are_few_enough_to_know(product):
     folders = Counter(module.path.resolve().parent for module in product.values())
     crowded = {folder: count for folder, count in folders.items() if count > MOST_FILES}
     assert not crowded
-    rooms = {module.room for module in product.values()} - FACES
-    assert len(rooms) <= MOST_ROOMS, sorted(rooms)
+    subpackages = {module.subpackage for module in product.values()} - FACES
+    assert len(subpackages) <= MOST_SUBPACKAGES, sorted(subpackages)
 
 
 def test_functions_are_short_and_take_few_parameters(product):
     """Inputs of a KFP step are the parameters of its component."""
     long, wide = [], []
     for module in product.values():
-        is_step = module.room == "steps"
+        is_step = module.subpackage == "steps"
         functions = list(module.functions())
         long += [item.name for item in functions if item.lines > LONGEST]
         wide += [i.name for i in functions if i.parameters > MOST_PARAMETERS and not is_step]
@@ -81,11 +81,11 @@ def test_functions_are_short_and_take_few_parameters(product):
     assert not wide
 
 
-def test_seams_between_rooms_state_their_types(product):
+def test_seams_between_subpackages_state_their_types(product):
     found = Counter()
     for module in product.values():
-        found[module.room] += module.any_at_seams()
-    assert {room: n for room, n in found.items() if n > ANY_AT_SEAMS.get(room, 0)} == {}
+        found[module.subpackage] += module.any_at_seams()
+    assert {part: n for part, n in found.items() if n > ANY_AT_SEAMS.get(part, 0)} == {}
 
 
 def test_any_is_found_in_signatures_attributes_and_names(tmp_path):

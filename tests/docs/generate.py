@@ -27,7 +27,7 @@ from fedemb.documents.artifacts import DESCRIPTIONS
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
 from fedemb.release.decide import RULES
-from tests.architecture.structure import import_graph, modules, room_graph
+from tests.architecture.structure import import_graph, modules, subpackage_graph
 from tests.docs import declared
 from tests.kit.document_kinds import all_documents, field_texts
 
@@ -481,31 +481,31 @@ def indented(text: str) -> list[str]:
 
 
 def structure_page() -> str:
-    """Returns the page of the rooms of the library, lowest floor last."""
+    """Returns the page of the subpackages of the library, lowest layer last."""
     product = modules()
     arrows = {
-        room: set(found) for room, found in room_graph(product, import_graph(product)).items()
+        part: set(found) for part, found in subpackage_graph(product, import_graph(product)).items()
     }
-    floors: dict[str, int] = {}
+    layers: dict[str, int] = {}
 
-    def floor(room: str) -> int:
-        if room not in floors:
-            floors[room] = 1 + max((floor(other) for other in arrows[room]), default=0)
-        return floors[room]
+    def layer(subpackage: str) -> int:
+        if subpackage not in layers:
+            layers[subpackage] = 1 + max((layer(other) for other in arrows[subpackage]), default=0)
+        return layers[subpackage]
 
     rows = []
-    for room in sorted(arrows, key=lambda room: (-floor(room), room)):
-        if room == "__main__":
+    for subpackage in sorted(arrows, key=lambda subpackage: (-layer(subpackage), subpackage)):
+        if subpackage == "__main__":
             continue
-        face = f"fedemb.{room}" if room != "fedemb" else room
+        face = f"fedemb.{subpackage}" if subpackage != "fedemb" else subpackage
         doc = ast.get_docstring(product[face].tree) or ""
-        below = ", ".join(sorted(map(code, arrows[room])))
-        rows.append((floor(room), code(room), first_line(doc), below))
-    head = ("floor", "room", "content", "imports")
+        below = ", ".join(sorted(map(code, arrows[subpackage])))
+        rows.append((layer(subpackage), code(subpackage), first_line(doc), below))
+    head = ("layer", "subpackage", "content", "imports")
     opening = (
-        "Rooms of the package `fedemb`. A room is a "
-        "package. It imports only rooms on lower floors; imports inside functions and "
-        "imports for types count. `tests/architecture` fails when a cycle appears."
+        "Subpackages of `fedemb`. A subpackage imports only those on lower layers; "
+        "imports inside functions and imports for types count. "
+        "`tests/architecture` fails when a cycle appears."
     )
     return page("Package structure", opening, table(head, rows))
 

@@ -1,6 +1,6 @@
 """Collects every text that the product shows to a user, from its syntax trees and templates.
 
-    python -m tests.docs.messages [ROOM ...]
+    python -m tests.docs.messages [PACKAGE ...]
 
 prints each text that is not plain: dialect, long sentences, and errors without an instruction.
 """
@@ -71,7 +71,7 @@ class Message:
     text: str
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         """Folder that is cleaned as one: a step, a package of `fedemb`, or one of `pipelines`."""
         parts = Path(self.path).parts
         deep = 3 if parts[:2] == ("components", "fedemb") else 2
@@ -204,11 +204,11 @@ def _template(path: Path) -> Iterator[Message]:
         line += block.count("\n")
 
 
-def main(rooms: Sequence[str]) -> int:
-    """Prints the messages that are not plain, of all rooms or of those that are named."""
+def main(packages: Sequence[str]) -> int:
+    """Prints the messages that are not plain, of all packages or of those that are named."""
     count = 0
     for message in messages():
-        if rooms and not any(message.path.startswith(room) for room in rooms):
+        if packages and not any(message.path.startswith(package) for package in packages):
             continue
         for problem in problems(message):
             count += 1

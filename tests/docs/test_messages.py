@@ -19,8 +19,8 @@ def message(text: str, kind: str = "error") -> Message:
 
 
 def test_every_message_is_plain(catalogue):
-    rooms = sorted({item.room for item in catalogue if problems(item)})
-    assert not rooms, "list them by: python -m tests.docs.messages " + " ".join(rooms)
+    packages = sorted({item.package for item in catalogue if problems(item)})
+    assert not packages, "list them by: python -m tests.docs.messages " + " ".join(packages)
 
 
 def test_catalogue_holds_every_kind_of_text(catalogue):

@@ -110,8 +110,8 @@ def test_planning_and_ledger_import_no_statistics_of_scipy(use):
 
 
 def test_ledgers_and_runs_are_read_without_scipy():
-    rooms = ("ledger", "pipelines.run.local", "pipelines.cli.review")
-    imports = "; ".join(f"import fedemb.{room}" for room in rooms)
+    packages = ("ledger", "pipelines.run.local", "pipelines.cli.review")
+    imports = "; ".join(f"import fedemb.{package}" for package in packages)
     assert python("-c", f"import sys; {imports}; print('scipy' in sys.modules)").strip() == "False"
 
 

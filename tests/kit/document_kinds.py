@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any, cast
 
-import fedemb.documents as room
+import fedemb.documents as package
 from fedemb.foundation.document import Document, Part
 
 
@@ -33,8 +33,8 @@ def json_schema(document: type[Document]) -> dict[str, Any]:
 
 def all_documents() -> Iterator[type[Document]]:
     """Every kind of document, in order of its name; imports the modules that hold them."""
-    for module in pkgutil.iter_modules(room.__path__):
-        importlib.import_module(f"{room.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
     importlib.import_module("fedemb.models.backbone_files")
     yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
 

@@ -1,8 +1,8 @@
 """Shapes in signatures are checked while tests run, and never in a run: jaxtyping's, by beartype.
 
-Imported by conftest.py before any room is. A module of `ROOMS` is imported as ever; then each of
-its functions whose signature names a shape is put behind a check. Others stay as they
-are, so that this costs little and stand-ins of tests may have any type.
+Imported by conftest.py before any package is. In a module of `PACKAGES`, each function whose
+signature names a shape is put behind a check. Others stay as they are, so that this costs little
+and stand-ins of tests may have any type.
 """
 
 import re
@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from beartype import beartype
 from jaxtyping import jaxtyped
 
-ROOMS = (
+PACKAGES = (
     "fedemb.data",
     "fedemb.training",
     "fedemb.evaluation",
@@ -58,7 +58,7 @@ class _Loader(SourceFileLoader):
 
 class _Finder(MetaPathFinder):
     def find_spec(self, fullname, path=None, target=None):
-        if not fullname.startswith(ROOMS) or fullname == OWN_ERRORS:
+        if not fullname.startswith(PACKAGES) or fullname == OWN_ERRORS:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
@@ -67,9 +67,9 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """From here on rooms are imported with their shapes checked; a second call changes nothing."""
+    """Checks the shapes in packages that are imported later. Idempotent."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    early = [name for name in sys.modules if name.startswith(ROOMS)]
+    early = [name for name in sys.modules if name.startswith(PACKAGES)]
     assert not early, f"{early[0]} was imported before its shapes could be checked"
     sys.meta_path.insert(0, _Finder())

@@ -106,7 +106,7 @@ def test_every_test_that_must_turn_red_exists():
 
 
 def test_every_path_of_the_groups_of_mutation_exists():
-    """A renamed room cannot drop out of the run."""
+    """A renamed package cannot drop out of the run."""
     from tests.mutation.run import GROUPS
 
     for code, tests in GROUPS.values():

@@ -32,7 +32,7 @@ class HostilePhoto:
 
     name: str
     data: bytes
-    seen: np.ndarray
+    pixels: np.ndarray
     """uint8 [height, width, 3]."""
 
 
@@ -89,12 +89,11 @@ def _picture(width: int, height: int) -> Image.Image:
 
 
 def _photo(
-    name: str, stored: Image.Image, kind: str, seen: Image.Image | None = None, /, **options: object
+    name: str, stored: Image.Image, kind: str, look: Image.Image | None = None, /, **options: object
 ) -> HostilePhoto:
     sink = io.BytesIO()
     stored.save(sink, kind, **options)
-    shown = stored if seen is None else seen
-    return HostilePhoto(name, sink.getvalue(), np.asarray(shown.convert("RGB")))
+    return HostilePhoto(name, sink.getvalue(), np.asarray((look or stored).convert("RGB")))
 
 
 def _turned(

@@ -178,17 +178,17 @@ class VerificationScore:
 
         return embed(model, images, batch)
 
-    def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
+    def scores(self, values: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
         """Returns one score per user, float64 `[users]`, see `verification_scores`.
 
         Args:
-          seen: outputs of `outputs` for all images; finite.
+          values: outputs of `outputs` for all images; finite.
           owners: int `[images]`, user of each image, 0..users-1.
           users: number of users.
         """
-        return verification_scores(seen, owners, users)
+        return verification_scores(values, owners, users)
 
-    def made_up(
+    def synthetic(
         self, random: np.random.Generator, users: int, images: int, leak: bool
     ) -> np.ndarray:
         """Returns points around a centre; a leak moves them together."""
@@ -216,13 +216,13 @@ class ConfidenceScore:
         wrong = (probabilities * ~wanted).sum(1)
         return np.log(right + _TINY) - np.log(wrong + _TINY)
 
-    def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
+    def scores(self, values: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
         """Returns the mean over each unit's images; NaN for a unit without images."""
         counts = np.bincount(owners, minlength=users)
         with np.errstate(invalid="ignore"):
-            return np.bincount(owners, seen, minlength=users) / counts
+            return np.bincount(owners, values, minlength=users) / counts
 
-    def made_up(
+    def synthetic(
         self, random: np.random.Generator, users: int, images: int, leak: bool
     ) -> np.ndarray:
         """Returns easy and hard units; a leak makes the model more confident."""
@@ -249,7 +249,7 @@ def _trial(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns scores of members and others, for a model that memorizes its members, or does not."""
     half = USERS // 2
-    sides = [scoring.made_up(random, half, IMAGES, told) for told in (leak, False)]
+    sides = [scoring.synthetic(random, half, IMAGES, told) for told in (leak, False)]
     owners = np.repeat(np.arange(USERS), IMAGES)
     scores = scoring.scores(np.concatenate(sides), owners, USERS)
     return scores[:half], scores[half:]

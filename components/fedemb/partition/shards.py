@@ -47,7 +47,7 @@ from fedemb.foundation.canonical_json import (
     sha256_hex,
 )
 from fedemb.storage import Store, join, open_store
-from fedemb.storage.fencing import TURNS, FencedStore, FencingToken
+from fedemb.storage.fencing import TOKENS, FencedStore, FencingToken
 
 USERS, EVALUATION, REJECTS, WORK = "users", "evaluation", "rejects", "partition"
 COUNTS = f"{WORK}/counts.json"
@@ -62,21 +62,21 @@ Written = tuple[str, str, int, int]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a pass writes, and whose turn it is; every worker is given it."""
+    """Where a pass writes, with its fencing token; passed to every worker."""
 
     root: str
     """Address below which the folders of the run are."""
-    turn: FencingToken
+    token: FencingToken
 
     @classmethod
     def take(cls, root: str) -> Place:
-        """The next turn at `root`; an earlier pass that still runs has lost its own."""
+        """Takes the next fencing token at `root`, which stops an earlier pass that still runs."""
         return cls(root, FencingToken(join(root, WORK), "partition_users"))
 
     @property
     def store(self) -> Store:
-        """The folders, for as long as it is its turn."""
-        return FencedStore(open_store(self.root), self.turn)
+        """The folders, while the token is the newest."""
+        return FencedStore(open_store(self.root), self.token)
 
 
 class Spill:
@@ -132,15 +132,15 @@ def clean(place: Place) -> None:
 def _delete(place: Place, kinds: Sequence[str]) -> None:
     store = place.store
     names = [name for kind in kinds for name in store.list(f"{kind}/")]
-    names = [name for name in names if not name.startswith(f"{WORK}/{TURNS}/")]
+    names = [name for name in names if not name.startswith(f"{WORK}/{TOKENS}/")]
     for name in sorted(names, key=lambda name: not name.endswith("manifest.json")):
         store.delete(name)
     if store.local_root is not None:
-        place.turn.check()
+        place.token.check()
         for kind in kinds:  # hidden leftovers and empty folders
             folder = store.local_root / kind
             for left in folder.glob("*") if kind == WORK else [folder]:
-                if left.is_dir() and left.name != TURNS:
+                if left.is_dir() and left.name != TOKENS:
                     shutil.rmtree(left, ignore_errors=True)
 
 
@@ -267,7 +267,7 @@ def publish(place: Place, kind: str, config: RunConfig, header: JsonFields) -> P
       StorageError: a file is missing, or the private root cannot be written.
       Superseded: the step was started again meanwhile.
     """
-    place.turn.check()
+    place.token.check()
     store = place.store
     partition = config.partition
     files: list[Written] = []
@@ -304,7 +304,7 @@ def read_counts(root: str) -> dict[str, int]:
 
 
 def drop_work(place: Place) -> None:
-    """Deletes the work folder of a finished pass, but for the record of turns."""
+    """Deletes the work folder of a finished pass, except its fencing tokens."""
     _delete(place, (WORK,))
 
 

@@ -1,4 +1,4 @@
-"""The mechanism as a DPQuery of tensorflow-privacy: the only TensorFlow in the privacy room.
+"""The mechanism as a DPQuery of tensorflow-privacy: the only TensorFlow in the privacy package.
 
 tensorflow-privacy provides the protocol in which TensorFlow sums records; it never draws noise
 (docs/privacy/noise.md#why-no-framework-draws-the-noise): its generators repeat themselves under

@@ -205,10 +205,10 @@ class TreeAggregationConfig(MechanismConfig):
     @override
     def check_run(self, numbers: PublicNumbers) -> None:
         super().check_run(numbers)
-        _check_turns(self, numbers.virtual_clients, numbers.groupings)
+        _check_clients(self, numbers.virtual_clients, numbers.groupings)
 
 
-def _check_turns(section: TreeAggregationConfig, virtual_clients: int, groupings: int) -> None:
+def _check_clients(section: TreeAggregationConfig, virtual_clients: int, groupings: int) -> None:
     if groupings > 1:
         raise ConfigError(
             f"mechanism.kind={section.kind} limits the rounds of a virtual client, so "
@@ -233,7 +233,7 @@ class TreeAggregation(TreeAggregationConfig, MechanismPlan):
     @override
     def check(self) -> None:
         super().check()
-        _check_turns(self, self.virtual_clients, self.groupings)
+        _check_clients(self, self.virtual_clients, self.groupings)
 
     @property
     @override

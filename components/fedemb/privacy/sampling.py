@@ -97,7 +97,7 @@ def sample(
                 "with the configuration of the plan"
             )
     if isinstance(plan, TreeAggregation):
-        return sample_turns(plan, coin_key, round_index, index)
+        return sample_in_order(plan, coin_key, round_index, index)
     round_key, chance = derive(coin_key, "round", str(round_index)), plan.chance
     assert chance is not None, f"{plan.kind} neither samples nor takes turns"
     if plan.samples_images:
@@ -171,7 +171,7 @@ def _alone(place: int, sampled: npt.NDArray[np.bool_], keys: Words) -> list[Virt
     return [VirtualClient(place, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)]
 
 
-def sample_turns(
+def sample_in_order(
     plan: TreeAggregation, coin_key: bytes, round_index: int, index: Index
 ) -> list[VirtualClient]:
     """Samples all virtual clients in turn, in a keyed order, with maximum separation.
@@ -180,15 +180,15 @@ def sample_turns(
       PlanMismatch: a virtual client would participate too often or too soon for the price.
     """
     order = np.argsort(coins(derive(coin_key, "order"), plan.virtual_clients))
-    turns = np.arange((round_index + 1) * plan.clients_per_round) % plan.virtual_clients
-    check_turns(plan, order[turns].reshape(round_index + 1, -1))
+    positions = np.arange((round_index + 1) * plan.clients_per_round) % plan.virtual_clients
+    check_participations(plan, order[positions].reshape(round_index + 1, -1))
     return [
         VirtualClient(0, group, np.sort(index.members(0, group)))
-        for group in sorted(map(int, order[turns[-plan.clients_per_round :]]))
+        for group in sorted(map(int, order[positions[-plan.clients_per_round :]]))
     ]
 
 
-def check_turns(plan: TreeAggregation, groups: Rows) -> None:
+def check_participations(plan: TreeAggregation, groups: Rows) -> None:
     """Checks the virtual clients of all rounds so far, `[rounds, clients]`, against the price.
 
     Raises:

@@ -60,7 +60,7 @@ def privacy_code_digest() -> str:
 
     Comments, docstrings and layout are ignored: each source is hashed as its syntax tree.
     """
-    sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
+    sources = [path for package in DECIDES_PRIVACY for path in _below(ROOT / package)]
     digests = {
         path.relative_to(ROOT).as_posix(): _tree_digest(path.read_bytes()) for path in sources
     }

@@ -27,7 +27,7 @@ from fedemb.errors import FedEmbError, Superseded
 from fedemb.foundation.canonical_json import ToJson
 from fedemb.foundation.step_logging import log_event, log_places, step_log
 from fedemb.runtime.step_context import StepContext, keep_outcome
-from fedemb.storage.fencing import FencingToken, turns_taken
+from fedemb.storage.fencing import FencingToken, tokens_taken
 
 if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
@@ -269,10 +269,10 @@ def step_process(name: str, values: Mapping[str, object]) -> Iterator[StepContex
         yield StepContext.of_component(values)
 
 
-def _superseded(error: Exception, turns: Sequence[FencingToken]) -> bool:
+def _superseded(error: Exception, tokens: Sequence[FencingToken]) -> bool:
     """Returns whether a later start of the step continues, so that this start has no outcome."""
     try:
-        return isinstance(error, Superseded) or any(turn.over() for turn in turns)
+        return isinstance(error, Superseded) or any(token.over() for token in tokens)
     except FedEmbError:  # the store is unavailable, which is the error to report
         return False
 
@@ -288,7 +288,7 @@ def watched(
       private: whether the process holds private data.
       keep: stores the details of a failure, unless a later start of the step continues.
     """
-    with step_log(private=private), turns_taken() as turns:
+    with step_log(private=private), tokens_taken() as tokens:
         started = time.monotonic()
         log_event("step_started", step=name, pid=os.getpid())
         try:
@@ -301,8 +301,8 @@ def watched(
                 message = f"{fields['error']} in {name}, which is a bug; please report the log"
                 fields |= {"exit_code": 1, "message": message}
             log_event("step_failed", **fields)
-            if not _superseded(error, turns):
-                token = turns[-1].number if turns else None
+            if not _superseded(error, tokens):
+                token = tokens[-1].number if tokens else None
                 keep({**fields, "fencing_token": token})
             if not isinstance(error, FedEmbError):
                 if not private:

@@ -145,7 +145,7 @@ def _attack_real_users(
     batch = config.evaluation.batch_size
     keys: list[np.ndarray] = []
     sizes: list[int] = []
-    seen: list[list[np.ndarray]] = [[], []]
+    outputs: list[list[np.ndarray]] = [[], []]
     owners: list[np.ndarray] = []
     sides: tuple[People, People] = ("users", "evaluation")
     for side, people in enumerate(sides):
@@ -156,16 +156,16 @@ def _attack_real_users(
             for start in range(0, len(rows), _PIECE):
                 images, labels, owner = _images(store, rows[start : start + _PIECE])
                 owners.append(owner + start + sum(sizes))
-                for pieces, backbone in zip(seen, backbones, strict=True):
+                for pieces, backbone in zip(outputs, backbones, strict=True):
                     pieces.append(scoring.outputs(backbone, images, labels, batch))
             sizes.append(len(rows))
     # Measurements of training users must not affect whether the run continues, or its exit code.
     # The evaluation reports a diverged model.
-    if min(sizes) < MIN_USERS or not all(np.isfinite(piece).all() for piece in chain(*seen)):
+    if min(sizes) < MIN_USERS or not all(np.isfinite(piece).all() for piece in chain(*outputs)):
         return None
     owner_of = np.concatenate(owners)
     after, before = (
-        scoring.scores(np.concatenate(pieces), owner_of, sum(sizes)) for pieces in seen
+        scoring.scores(np.concatenate(pieces), owner_of, sum(sizes)) for pieces in outputs
     )
     members = np.arange(sum(sizes)) < sizes[0]
     private.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))

@@ -220,7 +220,7 @@ def partition_images(
         if not job.spread:
             job = replace(job, spill=str(Path(folder, "images")))
         run_on_beam(partial(build, job=job, parts=parts), pipeline_options, "partitioning")
-    place.turn.check()
+    place.token.check()
     counts = shards.read_counts(root)
     evaluation = shards.publish(place, shards.EVALUATION, config, header)
     users = shards.publish(place, shards.USERS, config, {**header, "counts": counts})

@@ -1,8 +1,8 @@
 """Fencing tokens: if a step is started twice, only the newest start may write.
 
 A cluster may start a pod again while the first pod still runs on a node that the cluster lost
-contact with. Each start creates the next number exclusively below `turns/`. A start that finds a
-higher number than its own is superseded, and ends before it changes anything else.
+contact with. Each start creates the next number exclusively below `fencing_tokens/`. A start that
+finds a higher number than its own is superseded, and ends before it changes anything else.
 
 A process can be paused between the check and the change that follows. Fencing tokens therefore do
 not replace exclusive creation where two writers must not both succeed (rounds, ledger records).
@@ -20,14 +20,13 @@ from pathlib import Path
 from fedemb.errors import Superseded
 from fedemb.storage import Entry, Store, open_store
 
-TURNS = "turns"
+TOKENS = "fencing_tokens"
 
-
-_TAKEN: ContextVar[list[FencingToken] | None] = ContextVar("turns_taken", default=None)
+_TAKEN: ContextVar[list[FencingToken] | None] = ContextVar("tokens_taken", default=None)
 
 
 @contextmanager
-def turns_taken() -> Iterator[list[FencingToken]]:
+def tokens_taken() -> Iterator[list[FencingToken]]:
     """While entered, collects the fencing tokens that this process takes, in order."""
     taken: list[FencingToken] = []
     token = _TAKEN.set(taken)
@@ -46,7 +45,7 @@ class FencingToken:
     def __init__(self, uri: str, step: str) -> None:
         self._uri, self._step = uri, step
         store = open_store(uri)
-        for number in count(len(store.list(f"{TURNS}/")) + 1):
+        for number in count(len(store.list(f"{TOKENS}/")) + 1):
             try:
                 store.create(_name(number), b"")
             except FileExistsError:
@@ -82,8 +81,8 @@ class FencingToken:
 class FencedStore(Store):
     """A store that rejects changes once its fencing token is superseded."""
 
-    def __init__(self, store: Store, turn: FencingToken) -> None:
-        self._store, self._turn = store, turn
+    def __init__(self, store: Store, token: FencingToken) -> None:
+        self._store, self._token = store, token
         self.uri, self.local_root = store.uri, store.local_root
 
     def read_up_to(self, name: str, limit: int) -> bytes | None:
@@ -92,12 +91,12 @@ class FencedStore(Store):
 
     def write(self, name: str, data: bytes) -> None:
         """Writes an object if the token is current; see `Store.write`."""
-        self._turn.check()
+        self._token.check()
         self._store.write(name, data)
 
     def create(self, name: str, data: bytes) -> None:
         """Creates an object if the token is current; see `Store.create`."""
-        self._turn.check()
+        self._token.check()
         self._store.create(name, data)
 
     def exists(self, name: str) -> bool:
@@ -110,7 +109,7 @@ class FencedStore(Store):
 
     def delete(self, name: str) -> None:
         """Deletes an object if the token is current; see `Store.delete`."""
-        self._turn.check()
+        self._token.check()
         self._store.delete(name)
 
     def digest(self, name: str) -> str | None:
@@ -118,7 +117,7 @@ class FencedStore(Store):
         return self._store.digest(name)
 
     def _upload(self, local: Path, name: str, digest: str) -> None:
-        self._turn.check()
+        self._token.check()
         self._store._upload(local, name, digest)
 
     def _download(self, name: str, local: Path) -> None:
@@ -126,4 +125,4 @@ class FencedStore(Store):
 
 
 def _name(number: int) -> str:
-    return f"{TURNS}/{number:06d}"
+    return f"{TOKENS}/{number:06d}"

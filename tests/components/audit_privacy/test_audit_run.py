@@ -210,7 +210,7 @@ def test_a_reversed_score_mirrors_the_auroc_and_is_never_hidden(members, others)
 
 def test_scores_equal_the_definition():
     random = np.random.default_rng(0)
-    embeddings = VerificationScore().made_up(random, 12, 4, leak=False)
+    embeddings = VerificationScore().synthetic(random, 12, 4, leak=False)
     owners = np.repeat(np.arange(12), 4)
     scores = verification_scores(embeddings, owners, 12)
     cosines = embeddings @ embeddings.T

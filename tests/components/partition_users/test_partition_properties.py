@@ -122,11 +122,11 @@ def test_step_repeated_leaves_the_same_bytes_and_no_leftovers(partition: Partiti
         blocks=None,
         header={"run_id": "run"},
     )
-    turns = {"partition/turns/000001", "partition/turns/000002"}
-    assert {name: sha for name, sha in result.files.items() if name not in turns} == {
-        name: sha for name, sha in fresh.files.items() if name not in turns
+    tokens = {f"partition/fencing_tokens/{n:06d}" for n in (1, 2)}
+    assert {name: sha for name, sha in result.files.items() if name not in tokens} == {
+        name: sha for name, sha in fresh.files.items() if name not in tokens
     }
-    assert [path.name for path in (result.root / "partition").iterdir()] == ["turns"]
+    assert [path.name for path in (result.root / "partition").iterdir()] == ["fencing_tokens"]
 
 
 @pytest.mark.parametrize("scope", ["user", "global"])

@@ -420,9 +420,9 @@ def test_turns_against_the_price_are_refused(groups):
     """The price rests on the separation, so a fault of the schedule must not go unnoticed."""
     plan = make_plan("tree_aggregation")
     assert (plan.min_separation, plan.max_participations) == (5, 4)
-    sampling.check_turns(plan, np.array([[r % 5] for r in range(20)]))
+    sampling.check_participations(plan, np.array([[r % 5] for r in range(20)]))
     with pytest.raises(PlanMismatch, match="more than 4 times, or twice within 5 rounds"):
-        sampling.check_turns(plan, np.array(groups))
+        sampling.check_participations(plan, np.array(groups))
 
 
 @pytest.mark.parametrize("kind", ["group_poisson_gaussian", "tree_aggregation"])

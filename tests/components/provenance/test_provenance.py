@@ -41,7 +41,7 @@ BOUND = (
     "storage/base.py",
     "training/trainer.py",
 )
-"""A file of each room, and each step, that no other row names."""
+"""A file of each package, and each step, that no other row names."""
 
 
 def _forget():
