@@ -373,7 +373,7 @@ def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(s
     assert "privacy_report" not in collect_reports(shown), "it names another reservation"
     assert not (shown.reports / "privacy_report.html").exists()
     fields = json.loads(allowed.audit.read_text())
-    fields["level"] = "monitoring"
+    fields["users_at_most"] += 1
     _newest(shown, "audit_report", encode(fields), 2)
     with pytest.raises(FedEmbError, match="does not match its content"):
         collect_reports(shown)

@@ -39,7 +39,6 @@ def terms(**changes) -> PolicyTerms:
         "users_lower_bound": 20_000,
         "composition": "renyi",
         "renyi_order": 8.0,
-        "audit_level": "monitoring",
         "users": users(),
     }
     return PolicyTerms(**{**base, **changes})

@@ -66,9 +66,6 @@ class PolicyConfig(Section):
     covers_change_own_data: bool = False
     """Requirement that the guarantee also covers users who stay and change their own data. A run
     whose epsilon does not hold for them is refused."""
-    audit_level: Literal["monitoring", "full"] = "full"
-    """Audit evidence required before a release. `full`: the priced mechanism is the one that ran;
-    `monitoring`: an attack was run."""
     approvals: Annotated[int, Field(ge=0, le=100)] = 0
     """Number of people who must approve a privacy report before its model is released, each with
     their own key (`fedemb approve`), 0 to 100; fixed for the life of the policy."""

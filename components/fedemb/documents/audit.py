@@ -171,7 +171,6 @@ class AuditReport(Document):
     config_sha: Sha
     model_sha: Sha
     code_sha: Sha
-    level: Name
     attack: Attack
     self_test: SelfTest
     figures: Literal["open", "private"]
@@ -186,4 +185,4 @@ class AuditReport(Document):
     measured: AttackFigures | None
     """Figures; None: private, too few users on one side, or model outputs that are not finite."""
     mechanism: MechanismAudit | None
-    """Audit of the mechanism by the trainer; None at level `monitoring`."""
+    """Audit of the mechanism by the trainer; None: trained without noise."""

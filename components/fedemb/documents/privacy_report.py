@@ -67,7 +67,6 @@ class Recurring(Part):
     policy_id: Name
     run_index: Count
     runs_planned: Count | None
-    audit_level: Name
 
 
 class Unit(Part):
@@ -167,7 +166,6 @@ class Start(Part):
 class Audited(Part):
     """Fields from the audit report."""
 
-    level: Name
     attack: Name
     model_sha: Sha
     code_sha: Sha

@@ -68,7 +68,6 @@ class VerdictDocument(Document):
     simulation: bool
     reasons: list[Code]
     waived: list[Code]
-    audit_level: Name
     config_sha: Sha
     model_sha: Sha | None
     """SHA-256 of the model; None if a denied model could not be read."""

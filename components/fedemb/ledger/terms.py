@@ -79,7 +79,6 @@ class PolicyTerms:
     users_lower_bound: int
     composition: Literal["planned", "renyi"]
     renyi_order: float
-    audit_level: Literal["monitoring", "full"]
     users: UserTerms
     unit: Unit = "user"
     """Privacy unit whose presence every guarantee of the policy hides."""
@@ -129,7 +128,6 @@ class PolicyTerms:
             and 0 < terms.delta < 1 / terms.users_lower_bound
             and 1 < terms.renyi_order <= 512
             and terms.composition in ("planned", "renyi")
-            and terms.audit_level in ("monitoring", "full")
             and terms.unit in ("user", "image")
             and terms.approvals >= 0
             and (terms.composition == "planned") == (terms.series is not None)
@@ -222,7 +220,6 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
         users_lower_bound=policy.users_lower_bound,
         composition=policy.composition,
         renyi_order=policy.renyi_order,
-        audit_level=policy.audit_level,
         users=UserTerms(
             user_id_column=source.columns.user_id,
             cohort_column=source.columns.cohort,

@@ -124,7 +124,6 @@ def _metadata(
         "privacy_unit": unit,
         "cumulative_epsilon": report.cumulative.max_block_epsilon,
         "epsilon_cap": report.cumulative.cap,
-        "audit_level": report.recurring.audit_level,
         "model_sha": report.model_sha,
         "config_sha": report.provenance.config_sha,
     }

@@ -25,18 +25,11 @@ _TRAINED = "use the model artifact of the training step"
 _DID_NOT_RUN = "do not release; the priced mechanism did not run"
 
 
-def _full_audit(case: Case) -> bool:
-    return "full" in (case.config.policy.audit_level, case.ledger.terms.audit_level)
-
-
-@Rule(
-    "train with this version, or create a policy with audit_level: monitoring",
-    applies=_full_audit,
-)
+@Rule("train with noise, by this version")
 def audit_full_missing(case: Case) -> Iterator[str]:
     """Evidence that the priced mechanism ran."""
     if case.audit.mechanism is None:
-        yield "the policy requires audit_level: full, but the trainer wrote no evidence"
+        yield "the trainer wrote no evidence"
 
 
 def _has_evidence(case: Case) -> bool:
@@ -73,7 +66,6 @@ def audit_stale(case: Case) -> Iterator[str]:
     """Audit of this model, run and configuration."""
     audit, model, config = case.audit, case.model, case.config
     for name, found, wanted in (
-        ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
         ("mechanism", audit.mechanism, model.mechanism_audit),
         ("attack", audit.attack, attack_on(config.task)),
         ("unit", audit.unit, config.policy.unit),

@@ -146,7 +146,6 @@ def _recurring(
         "policy_id": reservation.policy_id,
         "run_index": _charged_until(ledger, reservation.sequence, head_sequence),
         "runs_planned": plan.runs if plan else None,
-        "audit_level": config.policy.audit_level,
     }
 
 

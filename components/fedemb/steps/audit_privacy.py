@@ -70,7 +70,7 @@ def audit_privacy(
 
     with step_process("audit_privacy", locals()) as context:
         report = run(context)
-        audit_report.metadata.update(level=report["level"], model_sha=report["model_sha"])
+        audit_report.metadata.update(model_sha=report["model_sha"])
 
 
 IMAGES_PER_USER = 8
@@ -110,7 +110,6 @@ def run(context: StepContext) -> JsonObject:
         "config_sha": config_digest(config, "audit"),
         "model_sha": model.weights_sha,
         "code_sha": code_digest(config),
-        "level": "monitoring" if model.mechanism_audit is None else "full",
         "attack": scoring.attack,
         "unit": config.policy.unit,
         "self_test": self_test(scoring),

@@ -142,7 +142,6 @@ def _document(
         "simulation": verdict.simulation,
         "reasons": [reason.code for reason in verdict.reasons],
         "waived": list(verdict.waived),
-        "audit_level": config.policy.audit_level,
         "config_sha": config_digest(config, *FREE_SECTIONS),
         "model_sha": None,
         "report_sha": None,

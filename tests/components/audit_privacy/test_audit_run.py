@@ -54,7 +54,6 @@ def figures_of(run_):
 
 def test_a_release_publishes_no_figure_computed_from_training_users(copied, tmp_path):
     report = run(copied.context(config(), tmp_path))
-    assert report["level"] == "monitoring"
     assert report["figures"] == "private"
     assert report["measured"] is None
     written = read(tmp_path / "report.json", AuditReport).body
@@ -168,7 +167,6 @@ def found(plain, calibrated, **more):
     fields = {
         **dict.fromkeys(("config_sha", "model_sha", "code_sha"), "0" * 64),
         "run_id": "run-1",
-        "level": "monitoring",
         "attack": "verification_score",
         "unit": "user",
         "self_test": honest_run.SELF_TEST,

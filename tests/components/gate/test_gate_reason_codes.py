@@ -354,7 +354,6 @@ BOUND = {
 }
 MEASURED = {
     "audit": {
-        "level": "monitoring",
         "mechanism": None,
         "attack": "another",
         "unit": "image",

@@ -185,7 +185,7 @@ def test_missing_audit_is_denied(run):
 
 def test_release_without_evidence_of_its_mechanism_is_denied(run):
     run.rewrite(run.model / "model.json", mechanism_audit=None)
-    run.rewrite(run.audit, mechanism=None, level="monitoring")
+    run.rewrite(run.audit, mechanism=None)
     run.do_account()
     assert "audit_full_missing" in codes(verdict_of(run))
 

@@ -217,7 +217,6 @@ LEAST = ledger_kit.terms().users_lower_bound
         {"epsilon_cap": math.nextafter(0.0, 1.0)},
         {"approvals": 0},
         {"unit": "image"},
-        {"audit_level": "full"},
     ],
     ids=str,
 )
@@ -242,7 +241,6 @@ def test_terms_within_bounds_are_read_back(changes):
         {"epsilon_cap": math.nan},
         {"approvals": -1},
         {"unit": "household"},
-        {"audit_level": "none"},
         {"composition": "planned"},
         {"composition": "basic"},
         {"rollback_anchor_sha": "0" * 63},

@@ -357,7 +357,6 @@ class HonestRun:
         audit = {
             **common,
             "code_sha": model["code_sha"],
-            "level": "full",
             "attack": "verification_score",
             "unit": self.config.policy.unit,
             "self_test": SELF_TEST,
