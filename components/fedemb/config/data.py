@@ -36,7 +36,7 @@ class Columns(Section):
 
 ENDINGS = {
     "parquet": re.compile(r"\.(parquet|pq)$", re.IGNORECASE),
-    "tfrecord": re.compile(r"[._-]tfrecords?[-0-9of*?\[\]]*(\.(gz|gzip|zlib))?$", re.IGNORECASE),
+    "tfrecord": re.compile(r"[._-]tfrecords?[-0-9of*?\[\]]*(\.(gz|gzip))?$", re.IGNORECASE),
     "csv": re.compile(r"\.csv$", re.IGNORECASE),
 }
 """Pattern of file name endings for each format."""

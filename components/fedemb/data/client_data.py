@@ -262,17 +262,14 @@ class GroupIndex:
         if not (0 <= grouping < self.groupings and 0 <= group < self.virtual_clients):
             raise IndexError(f"no group {group} in grouping {grouping}")
         part, place = divmod(group, GROUPS_PER_FILE)
-        offsets, shards, rows = self._part(grouping, part)
+        with self._lock:
+            offsets, shards, rows = self._file(grouping, part)
         chosen = slice(int(offsets[place]), int(offsets[place + 1]))
         held, row = shards[chosen], rows[chosen]
         if np.any(held >= len(self._shards)) or np.any(row >= np.diff(self._starts)[held]):
             name = groups_name(grouping, part, self.virtual_clients)
             raise damaged(name, "names users that do not exist")
         return self._starts[held] + row
-
-    def _part(self, grouping: int, part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        with self._lock:
-            return self._file(grouping, part)
 
     def _map(self, grouping: int, part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns memory maps: offsets of the groups, and shards and rows of their users."""

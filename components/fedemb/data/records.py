@@ -30,48 +30,34 @@ class UserRecord:
     """Ledger block, `cohort/bucket`."""
 
 
+_EXAMPLE = """
+name: "fedemb/example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES MANY } }
+message_type { name: "FloatList" field { name: "value" number: 1 type: TYPE_FLOAT MANY } }
+message_type { name: "Int64List" field { name: "value" number: 1 type: TYPE_INT64 MANY } }
+message_type { name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type_name: ".tensorflow.BytesList" KIND }
+  field { name: "float_list" number: 2 type_name: ".tensorflow.FloatList" KIND }
+  field { name: "int64_list" number: 3 type_name: ".tensorflow.Int64List" KIND } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 type_name: ".tensorflow.Features.FeatureEntry" MANY }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING ONE }
+    field { name: "value" number: 2 type_name: ".tensorflow.Feature" ONE } } }
+message_type { name: "Example"
+  field { name: "features" number: 1 type_name: ".tensorflow.Features" ONE } }
+""".replace("KIND", "ONE oneof_index: 0")
+_EXAMPLE = _EXAMPLE.replace("MANY", "label: LABEL_REPEATED").replace("ONE", "label: LABEL_OPTIONAL")
+"""Descriptor of tf.train.Example."""
+
+
 @cache
 def example_class() -> type[Message]:
     """The message class of tf.train.Example, built in a pool of its own: no TensorFlow needed."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="fedemb/example.proto", package="tensorflow", syntax="proto3"
-    )
-
-    def message(name: str, *fields: tuple[str, int, int, int, str], parent: Any = file) -> Any:
-        added = (parent.message_type if parent is file else parent.nested_type).add(name=name)
-        for field_name, number, kind, label, type_name in fields:
-            added.field.add(
-                name=field_name, number=number, type=kind, label=label, type_name=type_name or None
-            )
-        return added
-
-    many, one = field.LABEL_REPEATED, field.LABEL_OPTIONAL
-    message("BytesList", ("value", 1, field.TYPE_BYTES, many, ""))
-    message("FloatList", ("value", 1, field.TYPE_FLOAT, many, ""))
-    message("Int64List", ("value", 1, field.TYPE_INT64, many, ""))
-    feature = message(
-        "Feature",
-        ("bytes_list", 1, field.TYPE_MESSAGE, one, ".tensorflow.BytesList"),
-        ("float_list", 2, field.TYPE_MESSAGE, one, ".tensorflow.FloatList"),
-        ("int64_list", 3, field.TYPE_MESSAGE, one, ".tensorflow.Int64List"),
-    )
-    feature.oneof_decl.add(name="kind")
-    for member in feature.field:
-        member.oneof_index = 0
-    entry = ".tensorflow.Features.FeatureEntry"
-    features = message("Features", ("feature", 1, field.TYPE_MESSAGE, many, entry))
-    message(
-        "FeatureEntry",
-        ("key", 1, field.TYPE_STRING, one, ""),
-        ("value", 2, field.TYPE_MESSAGE, one, ".tensorflow.Feature"),
-        parent=features,
-    ).options.map_entry = True
-    message("Example", ("features", 1, field.TYPE_MESSAGE, one, ".tensorflow.Features"))
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 

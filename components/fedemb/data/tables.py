@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import io
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from fedemb.foundation.files import open_regular
 from fedemb.storage import open_store
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from pyarrow import RecordBatch
     from pyarrow.csv import CSVStreamingReader, InvalidRow
     from pyarrow.parquet import ParquetFile
@@ -333,27 +331,6 @@ def _masked(data: bytes) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class _Inflated(io.RawIOBase):
-    """ZLIB stream that is read forwards."""
-
-    def __init__(self, file: BinaryIO):
-        self._file, self._inflate, self._left = file, zlib.decompressobj(), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        data, target = b"", memoryview(buffer)
-        while not data and not self._inflate.eof:
-            packed = self._left or self._file.read(1 << 16)
-            if not packed:
-                raise EOFError
-            data = self._inflate.decompress(packed, len(target))
-            self._left = self._inflate.unconsumed_tail
-        target[: len(data)] = data
-        return len(data)
-
-
 @contextmanager
 def _unpacked(path: Path) -> Iterator[BinaryIO]:
     """Yields a TFRecord file decompressed, independent of its name."""
@@ -364,14 +341,12 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
         plain = len(head) == 12 and _masked(head[:8]) == int.from_bytes(head[8:], "little")
         if not plain and head[:2] == b"\x1f\x8b":
             yield cast("BinaryIO", gzip.GzipFile(fileobj=file))
-        elif not plain and head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:
-            yield cast("BinaryIO", io.BufferedReader(_Inflated(file)))
         else:
             yield file
 
 
 def iter_tfrecord(part: Part) -> Iterator[bytes]:
-    """Yields the records of a TFRecord file with verified checksums; detects GZIP and ZLIB.
+    """Yields the records of a TFRecord file with verified checksums; detects GZIP.
 
     Raises:
       InputError: the file is truncated or damaged.
@@ -397,5 +372,5 @@ def iter_tfrecord(part: Part) -> Iterator[bytes]:
             raise
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
-                f"{part.said} is not a whole TFRecord file (cut or damaged); copy it again"
+                f"{part.said} is no whole TFRecord file (cut, damaged, or of ZLIB); copy it again"
             ) from error

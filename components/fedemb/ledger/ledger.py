@@ -604,7 +604,7 @@ class Ledger:
             kind=kind,
             run_id=run_id,
             attempt=attempt,
-            actor=actor or _actor(),
+            actor=actor or os.environ.get("FEDEMB_ACTOR") or "unnamed",
             signer=signer,
         )
 
@@ -619,11 +619,6 @@ def _key_sha(keys: KeyStore | None, reservation: Reservation) -> str | None:
 
 def _is_destroyed(keys: KeyStore, name: str) -> bool:
     return keys.used(name) and not keys.exists(name)
-
-
-def _actor() -> str:
-    """Returns the actor name chosen by the operator; every bundle publishes the ledger."""
-    return os.environ.get("FEDEMB_ACTOR") or "unnamed"
 
 
 def _require_unchanged(run_id: str, changed: list[str]) -> None:

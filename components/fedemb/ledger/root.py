@@ -111,7 +111,7 @@ class _Place:
     name: str
     holds: Callable[[int], bool]
     read: Callable[[int], str]
-    create: Callable[[int, str], None]
+    create: Callable[[int, str], object]
 
 
 def _places(ledger: Ledger, keys: KeyStore | None, rollback_anchor: str | None) -> Iterator[_Place]:
@@ -121,7 +121,7 @@ def _places(ledger: Ledger, keys: KeyStore | None, rollback_anchor: str | None) 
             f"the key store {keys.uri}",
             holds=lambda number: keys.used(f"ledger/{policy}+{number}"),
             read=lambda number: keys.fetch(f"ledger/{policy}+{number}").hex(),
-            create=lambda number, sha: _create_key(keys, f"ledger/{policy}+{number}", sha),
+            create=lambda number, sha: keys.create(f"ledger/{policy}+{number}", bytes.fromhex(sha)),
         )
     if rollback_anchor is not None:
         store = open_store(rollback_anchor)
@@ -131,10 +131,6 @@ def _places(ledger: Ledger, keys: KeyStore | None, rollback_anchor: str | None) 
             read=lambda number: store.read(f"{policy}/{number:08d}").decode(errors="replace"),
             create=lambda number, sha: store.create(f"{policy}/{number:08d}", sha.encode()),
         )
-
-
-def _create_key(keys: KeyStore, name: str, sha: str) -> None:
-    keys.create(name, bytes.fromhex(sha))
 
 
 def _check(ledger: Ledger, place: _Place) -> int:

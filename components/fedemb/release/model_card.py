@@ -41,28 +41,11 @@ def release_headline(
     return headline(facts, waivers=applied_waivers(ledger, waived, report.body))
 
 
-HUB_LICENCES = frozenset(
-    (
-        "agpl-3.0",
-        "apache-2.0",
-        "bsd-2-clause",
-        "bsd-3-clause",
-        "cc-by-4.0",
-        "cc-by-nc-4.0",
-        "cc-by-nc-sa-4.0",
-        "cc-by-nd-4.0",
-        "cc-by-sa-4.0",
-        "cc0-1.0",
-        "cdla-permissive-2.0",
-        "eupl-1.2",
-        "gpl-3.0",
-        "isc",
-        "lgpl-3.0",
-        "mit",
-        "mpl-2.0",
-        "openrail",
-        "unlicense",
-    )
+HUB_LICENCES = re.findall(
+    r"\S+",
+    "agpl-3.0 apache-2.0 bsd-2-clause bsd-3-clause cc-by-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 "
+    "cc-by-nd-4.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-2.0 eupl-1.2 gpl-3.0 isc lgpl-3.0 mit "
+    "mpl-2.0 openrail unlicense",
 )
 """Licence identifiers of the Hub that a model may use; any other is `other` with a name."""
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup, escape
@@ -20,7 +21,6 @@ from fedemb.documents.fields import Interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.typing import RcKeyType
 
 INK, SOFT, LINE = "#010203", "#020304", "#030405"
 SERIES = ("#11a001", "#11a002", "#11a003", "#11a004")
@@ -35,29 +35,7 @@ _CSS = {
     SERIES[2]: "var(--series-3, #6a4fa3)",
     SERIES[3]: "var(--series-4, #5c7a1f)",
 }
-_STYLE: dict[RcKeyType, object] = {
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.edgecolor": SOFT,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.8,
-    "xtick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.color": SOFT,
-    "ytick.labelcolor": INK,
-    "lines.linewidth": 1.8,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "text.color": INK,
-    "path.simplify": True,
-}
+_STYLE = Path(__file__).with_name("charts.mplstyle")
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
 
@@ -77,7 +55,7 @@ def new_figure(width: float = 5.0, height: float = 3.0) -> Figure:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
+    with rc_context(fname=_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         figure.add_subplot()
@@ -90,7 +68,7 @@ def _axes(height: float = 3.0) -> Generator[tuple[Figure, Axes]]:
     from matplotlib import rc_context
 
     figure = new_figure(height=height)
-    with rc_context(_STYLE):
+    with rc_context(fname=_STYLE):
         yield figure, figure.axes[0]
 
 
@@ -104,7 +82,7 @@ def figure_svg(figure: Figure, alt: str) -> Markup:
 
     buffer = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({**_STYLE, "svg.hashsalt": alt}):
+    with rc_context({"svg.hashsalt": alt}, fname=_STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata=none)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

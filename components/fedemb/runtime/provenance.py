@@ -64,7 +64,8 @@ def privacy_code_digest() -> str:
     digests = {
         path.relative_to(ROOT).as_posix(): _tree_digest(path.read_bytes()) for path in sources
     }
-    return json_digest({**_locks(), **digests})
+    locks = (f"requirements/{name}" for name in LOCKS)
+    return json_digest({**{name: file_digest(ROOT / f"{name}.txt") for name in locks}, **digests})
 
 
 @cache
@@ -85,12 +86,6 @@ def _user_digest(reference: str) -> dict[str, str]:
         path.relative_to(folder).as_posix(): file_digest(path)
         for folder in folders
         for path in _below(Path(folder))
-    }
-
-
-def _locks() -> dict[str, str]:
-    return {
-        f"requirements/{name}": file_digest(ROOT / f"requirements/{name}.txt") for name in LOCKS
     }
 
 

@@ -21,7 +21,6 @@ from fedemb.models.backbones import cut, trainable_variables, with_bfloat16, wit
 from fedemb.models.inference import classify, embed
 from fedemb.models.keras_backend import (
     Model,
-    Variable,
     accelerators,
     configure_threads,
     load_keras,
@@ -100,47 +99,26 @@ def build_rounds(
             model, mechanism, unit, variables=variables, seed=seed, workers=workers, devices=devices
         )
         return on_units, None
-    rounds = _client_rounds(
-        *(model, mechanism, training, variables),
-        workers=workers,
-        devices=devices,
-        shared_head_rows=shared_head_rows,
-    )
-    return rounds, trunk
-
-
-def _client_rounds(
-    model: Model,
-    mechanism: Mechanism,
-    training: TrainingConfig,
-    variables: Sequence[Variable],
-    *,
-    workers: int,
-    devices: Sequence[str] | None,
-    shared_head_rows: int,
-) -> TrainingRound:
-    if training.backend == "jax":
+    if on_jax:
         from fedemb.training.jax_clients import JaxRoundFunction
 
-        return JaxRoundFunction(
-            model,
-            mechanism,
-            training.local,
+        on_clients: TrainingRound = JaxRoundFunction(
+            *(model, mechanism, training.local),
             variables=variables,
-            seed=training.seed,
+            seed=seed,
             parallel_clients=training.parallel_clients,
             shared_head_rows=shared_head_rows,
         )
-    return RoundFunction(
-        model,
-        mechanism,
-        training.local,
-        variables=variables,
-        seed=training.seed,
-        workers=workers,
-        devices=devices,
-        shared_head_rows=shared_head_rows,
-    )
+    else:
+        on_clients = RoundFunction(
+            *(model, mechanism, training.local),
+            variables=variables,
+            seed=seed,
+            workers=workers,
+            devices=devices,
+            shared_head_rows=shared_head_rows,
+        )
+    return on_clients, trunk
 
 
 def most_examples(config: RunConfig) -> int:
