@@ -46,9 +46,13 @@ message_type { name: "Features"
     field { name: "value" number: 2 type_name: ".tensorflow.Feature" ONE } } }
 message_type { name: "Example"
   field { name: "features" number: 1 type_name: ".tensorflow.Features" ONE } }
-""".replace("KIND", "ONE oneof_index: 0")
-_EXAMPLE = _EXAMPLE.replace("MANY", "label: LABEL_REPEATED").replace("ONE", "label: LABEL_OPTIONAL")
-"""Descriptor of tf.train.Example."""
+"""
+"""Descriptor of tf.train.Example; the words in `_WORDS` stand for what repeats."""
+_WORDS = {
+    "KIND": "ONE oneof_index: 0",
+    "MANY": "label: LABEL_REPEATED",
+    "ONE": "label: LABEL_OPTIONAL",
+}
 
 
 @cache
@@ -56,8 +60,10 @@ def example_class() -> type[Message]:
     """The message class of tf.train.Example, built in a pool of its own: no TensorFlow needed."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    text, pool = _EXAMPLE, descriptor_pool.DescriptorPool()
+    for word, meaning in _WORDS.items():
+        text = text.replace(word, meaning)
+    pool.Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
