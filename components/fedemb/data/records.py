@@ -47,7 +47,7 @@ message_type { name: "Features"
 message_type { name: "Example"
   field { name: "features" number: 1 type_name: ".tensorflow.Features" ONE } }
 """
-"""Descriptor of tf.train.Example; the words in `_WORDS` stand for what repeats."""
+"""Descriptor of tf.train.Example, abbreviated by `_WORDS`."""
 _WORDS = {
     "KIND": "ONE oneof_index: 0",
     "MANY": "label: LABEL_REPEATED",

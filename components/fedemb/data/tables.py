@@ -372,5 +372,5 @@ def iter_tfrecord(part: Part) -> Iterator[bytes]:
             raise
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
-                f"{part.said} is no whole TFRecord file (cut, damaged, or of ZLIB); copy it again"
+                f"{part.said} is not a whole TFRecord file (cut, damaged or ZLIB); copy it again"
             ) from error
