@@ -102,23 +102,11 @@ def build_rounds(
     if on_jax:
         from fedemb.training.jax_clients import JaxRoundFunction
 
-        on_clients: TrainingRound = JaxRoundFunction(
-            *(model, mechanism, training.local),
-            variables=variables,
-            seed=seed,
-            parallel_clients=training.parallel_clients,
-            shared_head_rows=shared_head_rows,
-        )
+        make = partial(JaxRoundFunction, parallel_clients=training.parallel_clients)
     else:
-        on_clients = RoundFunction(
-            *(model, mechanism, training.local),
-            variables=variables,
-            seed=seed,
-            workers=workers,
-            devices=devices,
-            shared_head_rows=shared_head_rows,
-        )
-    return on_clients, trunk
+        make = partial(RoundFunction, workers=workers, devices=devices)
+    made, rows = (model, mechanism, training.local), shared_head_rows
+    return make(*made, variables=variables, seed=seed, shared_head_rows=rows), trunk
 
 
 def most_examples(config: RunConfig) -> int:
