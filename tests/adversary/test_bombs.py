@@ -106,7 +106,7 @@ def test_model_file_that_unfolds_is_refused_small_and_fast(tmp_path, bomb):
     assert seconds < 30
 
 
-def test_look_inside_is_cut_off_at_its_memory(tmp_path, monkeypatch):
+def test_file_inspection_is_limited_in_memory(tmp_path, monkeypatch):
     """What no rule foresees ends with the process that looked."""
     from fedemb.documents import model
 
@@ -213,6 +213,6 @@ def test_link_and_device_in_a_bundle_are_not_followed(bundle, tmp_path, same):
     ["[" * 100_000, '{"a":' * 50_000, "[" * 100 + "]" * 100, '{"a": 1, "a": 2}', "NaN"],
     ids=["lists", "objects", "too deep", "key twice", "no number"],
 )
-def test_json_that_is_none_is_one_sentence(text):
+def test_invalid_json_is_an_error_with_one_sentence(text):
     with pytest.raises(ArtifactError, match="not JSON as we write it"):
         strict_json(text.encode(), "x")

@@ -46,7 +46,7 @@ def test_document_of_another_run_is_refused_by_every_step_that_reads_it(
 @pytest.mark.parametrize(
     "step", sorted({step for steps in forgers.READERS.values() for step in steps})
 )
-def test_honest_documents_are_taken_by_every_step(run, step, monkeypatch):
+def test_valid_documents_are_accepted_by_every_step(run, step, monkeypatch):
     """Control for the tests above: none of those steps refuses everything."""
     if step in forgers._HEAVY:
         with pytest.raises(forgers.Reached):
@@ -55,7 +55,7 @@ def test_honest_documents_are_taken_by_every_step(run, step, monkeypatch):
         assert forgers.read_by(run, step, monkeypatch)
 
 
-def test_model_or_public_start_that_was_exchanged_is_not_loaded(run, monkeypatch):
+def test_replaced_model_or_backbone_is_not_loaded(run, monkeypatch):
     """The documents are honest; the file beside them is another, of constant weights, say."""
     for folder in (run.model, run.root / "pretrained"):
         path = folder / "backbone.keras"

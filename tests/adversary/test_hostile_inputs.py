@@ -54,7 +54,7 @@ NOT_YAML = {
 
 
 @pytest.mark.parametrize("name", NOT_YAML)
-def test_yaml_that_says_two_things_or_has_no_end_is_refused(tmp_path, name):
+def test_yaml_with_duplicate_keys_or_recursion_is_refused(tmp_path, name):
     path = tmp_path / "run.yaml"
     path.write_text(NOT_YAML[name])
     with pytest.raises(ConfigError) as refused:
@@ -166,7 +166,7 @@ def _newest(run, name, data, number):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shows", SHOWN_BY)
-def test_report_that_nobody_signed_for_this_run_is_shown_nowhere(shown, allowed, other, shows):
+def test_unsigned_report_is_not_shown(shown, allowed, other, shows):
     """A newer file in the public folder is not taken for a report of the run."""
     name, show = SHOWN_BY[shows]
     assert show(shown)
@@ -295,7 +295,7 @@ ODD_FILES = {
 
 
 @pytest.mark.parametrize("odd", ODD_FILES)
-def test_what_is_no_image_file_of_a_person_is_left_out(album, odd):
+def test_files_that_are_not_images_are_skipped(album, odd):
     ODD_FILES[odd](album)
     found = _read_all(album)
     assert {key: data for key, data in found.items() if data is not None} == HONEST

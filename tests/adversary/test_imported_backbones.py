@@ -50,7 +50,7 @@ def _refused(error):
     assert len(str(error.value)) < 900
 
 
-def test_file_with_any_byte_of_its_lists_changed_is_taken_or_one_sentence(honest, tmp_path):
+def test_parquet_with_one_changed_byte_is_read_or_refused(honest, tmp_path):
     path = _written(tmp_path / "x.keras", honest)
     whole, random = path.read_bytes(), np.random.default_rng(3)
     ends = [*range(60), *range(len(whole) - 250, len(whole))]

@@ -19,7 +19,7 @@ def _walk(folder: Path, step: int, *acts: str) -> list[dict]:
 
 
 @pytest.mark.long
-def test_act_that_is_killed_and_done_again_leaves_the_same_bytes(tmp_path):
+def test_repeated_command_after_a_kill_leaves_the_same_bytes(tmp_path):
     """A few of the kills of the long test below."""
     found = _walk(tmp_path, 50, *kills.ACTS)
     assert {kill["act"] for kill in found} == kills.ACTS.keys()
@@ -28,7 +28,7 @@ def test_act_that_is_killed_and_done_again_leaves_the_same_bytes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", kills.ACTS)
-def test_act_is_killed_before_each_of_its_operations(tmp_path, act):
+def test_commands_killed_before_any_operation_can_be_repeated(tmp_path, act):
     found = _walk(tmp_path, 1, act)
     assert Counter(kill["act"] for kill in found)[act] >= LEAST.get(act, 5)
     assert [kill for kill in found if kill["problems"]] == []

@@ -46,7 +46,7 @@ def test_a_seed_repeats_a_night(world):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [kind.name for kind in KINDS])
-def test_no_attack_succeeds(world, name):
+def test_random_attacks_are_all_detected(world, name):
     """A few of each kind here, all of them in `make attacks`."""
     count = 24 if name in QUICK else 4
     tried, succeeded = attack_all(world, 0, count, [_kind(name)])

@@ -148,7 +148,7 @@ FAST = ("backup of week 3", "2 records cut", "fork of 3 weeks")
 @pytest.mark.parametrize(
     "attack", [pytest.param(a, marks=() if a in FAST else pytest.mark.long) for a in ATTACKS]
 )
-def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
+def test_older_or_other_ledger_is_refused_by_every_command(team, attack, act):
     ATTACKS[attack](team)
     before = _state(team)
     with pytest.raises(FedEmbError):
@@ -166,7 +166,7 @@ def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
     ],
     ids=lambda words: words[0],
 )
-def test_act_of_people_names_the_rollback_anchor_of_the_policy(month, tmp_path, words, named):
+def test_owner_commands_require_the_rollback_anchor(month, tmp_path, words, named):
     """Otherwise a run without the anchor would accept a restored ledger and key store."""
     if month.rollback_anchor is None:
         pytest.skip("this policy has no rollback anchor")
@@ -189,14 +189,14 @@ def _state(team):
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_honest_ledger_is_taken_by_every_act(team, act):
+def test_valid_ledger_is_accepted_by_every_command(team, act):
     """Control for the tests above."""
     ACTS[act](team)
 
 
 @pytest.mark.parametrize("weeks", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("act", ACTS)
-def test_ledger_and_keys_put_back_together_are_noticed_by_a_rollback_anchor_alone(team, weeks, act):
+def test_joint_rollback_of_ledger_and_keys_needs_the_anchor(team, weeks, act):
     team.restore("ledger", "keys", backup=f"after-{weeks}")
     if team.rollback_anchor is None:
         ACTS[act](team)  # what docs/explanation/ledger.md says cannot be seen
@@ -227,7 +227,7 @@ def _exchanged_key(trust, stranger):
 
 
 @pytest.mark.parametrize("changed", [_added_key, _exchanged_key])
-def test_a_trust_file_with_a_key_of_a_stranger_is_refused(team, tmp_path, changed):
+def test_trust_file_with_an_unknown_key_is_refused(team, tmp_path, changed):
     """A writer of the ledger's folder without a key cannot sign as a step."""
     file = team.policy / "ledger" / "trust.json"
     stranger = Signer.load_or_create(LocalKeyStore(tmp_path / "stranger"), "evaluate")
@@ -244,7 +244,7 @@ def test_verify_says_whether_it_asked(team):
     assert "5 records of its charges" in fedemb(*words, "--keys", str(team.policy / "keys"))
 
 
-def test_killed_before_its_mark_the_next_run_makes_up_for_it(tmp_path, monkeypatch):
+def test_run_killed_before_its_marker_is_repaired_by_the_next(tmp_path, monkeypatch):
 
     team = Team(tmp_path)
     with monkeypatch.context() as patch:
@@ -260,7 +260,7 @@ def _killed(*_):
     raise KeyboardInterrupt
 
 
-def test_no_run_trains_before_its_mark(tmp_path, monkeypatch):
+def test_run_trains_only_after_its_ledger_marker(tmp_path, monkeypatch):
 
     team = Team(tmp_path)
     monkeypatch.setattr(reserve_budget, "mark_high_water", _killed)
@@ -285,7 +285,7 @@ def test_rotation_cannot_be_taken_back(team):
         check_high_water(connect(ledger_uri, keys_uri, "weekly"), keys, team.rollback_anchor)
 
 
-def test_killed_between_two_marks_leaves_none_missing_below(tmp_path, monkeypatch):
+def test_run_killed_between_markers_leaves_no_gap(tmp_path, monkeypatch):
     """A policy and a reservation without markers; the process dies after its first marker."""
     team = Team(tmp_path)
     run = team.reserve("week-1")

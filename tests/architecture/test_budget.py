@@ -27,7 +27,7 @@ def measured():
     return measure()
 
 
-def test_nothing_is_larger_than_its_limit(measured):
+def test_no_measure_exceeds_its_limit(measured):
     allowed = limits(LIMITS.read_text())
     larger = {name: n for name, n in measured.items() if n > allowed.get(name, 0)}
     assert not larger, "Make it smaller, or raise its limit and say in the same line what it buys."
@@ -58,6 +58,6 @@ def test_limits_are_lowered_and_never_raised():
     assert lowered(text, {"a": 6, "b": 4, "new": 1}) == '# head\n"a" = 5\n"b" = 4  # why\n'
 
 
-def test_blank_lines_comments_and_docstrings_are_no_code():
+def test_blank_lines_comments_and_docstrings_do_not_count_as_code():
     source = b'"""Module.\n\nText.\n"""\n\n# why\nx = (\n    1,\n)  # y\ndef f():\n    """One."""\n'
     assert code_lines(source) == 4

@@ -100,6 +100,6 @@ def test_any_is_found_in_signatures_attributes_and_names(tmp_path):
     assert Module("fedemb.one", source).any_at_seams() == 5
 
 
-def test_no_module_lies_directly_below_the_package(product):
+def test_package_has_no_top_level_modules(product):
     loose = {name for name, module in product.items() if module.path.parent.name == "fedemb"}
     assert {Path(product[name].path).stem for name in loose} <= {"__init__", "__main__", "errors"}

@@ -50,7 +50,7 @@ def test_tree_rows_of_the_poster_and_gboard(row):
     assert row.ok
 
 
-def test_honest_figure_of_the_headline_row():
+def test_headline_row_of_the_paper_has_our_price():
     group, doubled = poster.honest(1.28)
     assert group == pytest.approx(3.03, rel=5e-3)
     assert doubled == pytest.approx(9.42, rel=5e-3)
@@ -64,7 +64,7 @@ def test_every_row_of_the_poster():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("users", poster.PUBLISHED)
-def test_table_of_equal_utility(users):
+def test_equal_utility_table_matches_the_page(users):
     group, *others = poster.utility_rows(users)
     assert all(row.ok for row in (group, *others))
     assert users < 10_000_000 or "0.501" in group.note

@@ -78,7 +78,7 @@ def _ways_to_a_secret(name: str) -> dict[str, dict]:
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("way", _ways_to_a_secret(""))
-def test_no_pod_takes_the_access_key_of_another_group(ask, overlay, group, way):
+def test_pod_cannot_mount_the_access_key_of_another_group(ask, overlay, group, way):
     secret = f"fedemb-s3-{group}"
     answer = ask.pod(_ways_to_a_secret(secret)[way], ALICE)
     assert not answer.taken, f"an unlabelled pod took {secret}"
@@ -136,7 +136,7 @@ def test_no_volume_of_keys_is_copied_into_another_claim(ask, overlay, source):
 
 
 @pytest.mark.parametrize("step", GROUP_OF)
-def test_no_account_is_taken_without_its_label_nor_a_label_by_hand(ask, overlay, step):
+def test_step_account_requires_the_pod_label(ask, overlay, step):
     account = f"fedemb-{GROUP_OF[step]}"
     assert "only a step's pod" in ask.pod(plain(account), CONTROLLER).message
     labelled = plain(account, step)
@@ -144,7 +144,7 @@ def test_no_account_is_taken_without_its_label_nor_a_label_by_hand(ask, overlay,
     assert ask.pod(labelled, CONTROLLER).taken
 
 
-def test_a_step_nobody_knows_is_refused(ask, overlay):
+def test_unknown_step_is_refused(ask, overlay):
     assert not ask.pod(plain("fedemb-train", "look-at-users"), CONTROLLER).taken
 
 
@@ -165,13 +165,13 @@ OPEN = {
 
 
 @pytest.mark.parametrize("how", OPEN)
-def test_an_open_pod_is_refused_by_pod_security(ask, overlay, how):
+def test_privileged_pod_is_refused_by_pod_security(ask, overlay, how):
     answer = ask.pod(OPEN[how], ALICE)
     assert not answer.taken
     assert "restricted" in answer.message
 
 
-def test_nobody_enters_a_pod_but_argo_and_the_owner(plane, overlay):
+def test_only_argo_and_the_owner_may_exec_into_pods(plane, overlay):
     pod = plain()
     pod["metadata"] = {"name": "idle", "namespace": "fedemb"}
     plane.apply(pod)
@@ -191,7 +191,7 @@ def test_nobody_enters_a_pod_but_argo_and_the_owner(plane, overlay):
         plane.kubectl("delete", "pod", "idle", "-n", "fedemb", "--grace-period=0", "--force")
 
 
-def test_the_thief_of_the_quickstart_is_refused(plane, overlay):
+def test_quickstart_admission_example_is_refused(plane, overlay):
     line = page_block("kubectl -n fedemb run thief")
     arguments = line.split("--overrides=")
     refused = plane.attempt(

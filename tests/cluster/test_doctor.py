@@ -139,7 +139,7 @@ def test_each_harm_is_found_with_its_remedy_and_refused(ask_doctor, plane, reapp
         reapply()
 
 
-def test_nothing_is_sent_to_a_cluster_that_is_unsafe(plane, overlay, monkeypatch, tmp_path):
+def test_unsafe_cluster_is_refused_before_submission(plane, overlay, monkeypatch, tmp_path):
     from fedemb.errors import Refused
     from fedemb.pipelines.cli.cluster import check_cluster_first
 

@@ -82,7 +82,7 @@ def same_code(world):
         pytest.skip("the image `light` is of another code than this tree; run `make images`")
 
 
-def test_a_step_writes_to_its_tmp_and_nowhere_else_and_is_nobody(world):
+def test_step_runs_unprivileged_and_writes_only_to_tmp(world):
     script = "for f in /opt/fedemb/x /x /var/x /tmp/x; do touch $f && echo $f; done; id -u; env"
     ended = world.step("gate-release", ["-c", script], ["sh"])
     said = ended.log.splitlines()

@@ -175,7 +175,7 @@ def test_each_right_too_many_is_found(check, stores, harm):
         stores.take_back(group, harm)
 
 
-def test_a_right_too_few_is_found(check, stores):
+def test_missing_permission_is_found(check, stores):
     stores.take_back("release", "fedemb-release")
     try:
         state, what = check()
@@ -185,7 +185,7 @@ def test_a_right_too_few_is_found(check, stores):
         stores.sh(f"mc admin policy attach store fedemb-release --user {stores.user('release')}")
 
 
-def test_who_reads_without_listing_is_found(check, stores):
+def test_read_permission_without_list_is_found(check, stores):
     """Also by an object that is there: of a made-up name AWS says to them that it is forbidden."""
     stores.grant("gate", "reads", {"s3:GetObject": "fedemb-private/*/users/*"})
     photo = "store/fedemb-private/monday/users/1.arrayrecord"
@@ -200,7 +200,7 @@ def test_who_reads_without_listing_is_found(check, stores):
         stores.take_back("gate", "reads")
 
 
-def test_looking_leaves_nothing_in_the_stores(check, stores):
+def test_doctor_writes_nothing_to_the_stores(check, stores):
     check()
     for name in ("public", "private", "ledger", "releases", "rollback-anchor"):
         assert not stores.sh(f"mc ls --recursive --versions store/fedemb-{name}").strip()

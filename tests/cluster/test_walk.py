@@ -104,7 +104,7 @@ def test_pods_of_a_laptop_cluster_are_admitted(plane, applied, ask, tmp_path):
             assert answer.taken, answer.message
 
 
-def test_the_column_s3_from_an_empty_cluster(empty, tmp_path_factory):
+def test_quickstart_commands_for_s3_work_on_an_empty_cluster(empty, tmp_path_factory):
     stores = Stores(empty.binaries, tmp_path_factory.mktemp("stores"), empty.kubeconfig)
     for world in pages.world.__wrapped__(tmp_path_factory):
         root, _, kubeflow = world

@@ -99,7 +99,7 @@ def test_base_commands_run_without_any_extra(released_run, tmp_path):
     assert "saved_model: only signature and digest checked" in done.stdout
 
 
-def test_other_commands_name_the_extra_and_end_with_code_2(released_run, tmp_path):
+def test_commands_without_their_extra_name_it_and_exit_with_code_2(released_run, tmp_path):
     trust = ["--trust", f"{released_run.ledger_uri}/trust.json"]
     bundle = str(released_run.root / "releases" / "glyphs" / "1.0")
     (tmp_path / "photos.parquet").write_bytes(b"PAR1")

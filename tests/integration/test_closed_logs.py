@@ -106,7 +106,7 @@ def _each_step_and_fault():
 
 @pytest.mark.long
 @pytest.mark.parametrize(("step", "fault", "code"), _each_step_and_fault())
-def test_private_step_says_only_what_the_set_allows(step, fault, code, request, tmp_path):
+def test_private_step_logs_only_allowed_messages(step, fault, code, request, tmp_path):
     folder = tmp_path / "run"
     prepared = request.getfixturevalue(PREPARED[step])
     shutil.copytree(prepared, folder)
@@ -126,7 +126,7 @@ def test_private_step_says_only_what_the_set_allows(step, fault, code, request, 
 
 
 @pytest.mark.long
-def test_everything_is_let_out_on_the_owners_own_machine(trained, tmp_path):
+def test_fedemb_log_everything_opens_a_local_log(trained, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     _, output = _run("evaluate_model", "bug", folder, FEDEMB_LOG="everything")

@@ -256,7 +256,7 @@ def test_each_wrong_right_on_google_cloud_is_found(google, found):
 
 @pytest.mark.parametrize("everybody", ["projectViewer:runs", "projectEditor:runs"])
 @pytest.mark.parametrize("bucket", ["private", "ledger", "rollback-anchor", "releases"])
-def test_what_google_grants_to_a_whole_project_is_found(google, everybody, bucket):
+def test_project_wide_google_grants_are_found(google, everybody, bucket):
     """A new bucket is readable to anyone who views its project, until Terraform closes it."""
     policies = _google_policies()
     role = "roles/storage.legacyObjectReader"
@@ -271,7 +271,7 @@ def test_what_google_grants_to_a_whole_project_is_found(google, everybody, bucke
     assert bucket in what
 
 
-def test_a_right_too_few_on_google_cloud_is_found(google):
+def test_missing_google_cloud_permission_is_found(google):
     policies = _google_policies()
     policies["releases"] = []
     google(policies)

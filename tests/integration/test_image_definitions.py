@@ -92,7 +92,7 @@ def test_the_package_names_what_its_lock_is_compiled_from():
     assert extras["dev"] == ["fedemb[all]", *tools]
 
 
-def test_what_pip_leaves_out_is_asked_for_in_one_sentence(monkeypatch):
+def test_missing_tensorflow_privacy_names_the_install_command(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("tensorflow_privacy.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)  # as if it were not there

@@ -94,7 +94,7 @@ def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
     return platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
-def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(manifests):
+def test_network_policies_allow_only_hosts_and_stores(manifests):
     policies = _of_kind(manifests, "NetworkPolicy")
     closed = policies["fedemb-nothing-else"]["spec"]
     assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -165,7 +165,7 @@ def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_
 # ---- the table of rights itself --------------------------------------------------------------
 
 
-def test_no_policy_is_called_like_a_folder_that_rights_go_by():
+def test_policy_id_cannot_equal_a_reserved_folder():
     """`<policy>/train/...` would be the trainer's to write."""
     from fedemb.config.policy import PRIVATE_FOLDERS, PolicyConfig
 
@@ -219,7 +219,7 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
         )
 
 
-def test_bucket_policies_of_s3_let_nobody_replace_a_record():
+def test_s3_bucket_policies_forbid_replacing_records():
     """Every write that makes an object must create it; the parts of a large one come before."""
     for name in ("ledger", "rollback-anchor"):
         (statement,) = json.loads((INFRA / "s3" / "buckets" / f"{name}.json").read_text())[
@@ -375,7 +375,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_a_step_on_its_account_is_refused(case):
+def test_admission_refuses_pods_that_are_not_steps(case):
     assert not _admitted(*REFUSED[case])
 
 
@@ -626,7 +626,7 @@ def released(fence, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_no_step_asks_for_more_than_its_group_has(simulated, classified, released):
+def test_step_rights_are_within_their_group(simulated, classified, released):
     assert not simulated.refused
     granted = {
         group
@@ -639,7 +639,7 @@ def test_no_step_asks_for_more_than_its_group_has(simulated, classified, release
 
 @pytest.mark.long
 @pytest.mark.parametrize("group", GROUPS_RIGHTS)
-def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, released):
+def test_service_accounts_have_only_requested_rights(group, simulated, classified, released):
     used = simulated.used[group]
     verbs: dict[tuple[str, str], set[str]] = {}
     for kind, thing, verb in used:

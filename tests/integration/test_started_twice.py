@@ -127,7 +127,7 @@ def ready(tmp_path_factory):
         for at in POINTS
     ],
 )
-def test_two_of_one_act_leave_one_record_and_the_same_documents(ready, tmp_path, act, point):
+def test_concurrent_equal_commands_leave_one_record(ready, tmp_path, act, point):
     root = tmp_path / "run"
     shutil.copytree(ready / act, root)
     code, said = _race_of(act, point, root, "")

@@ -40,7 +40,7 @@ def test_create_refuses_a_name_that_exists(store_uri):
     assert store.read("entry") == b"mine"
 
 
-def test_create_refuses_a_name_that_exists_where_nobody_may_replace(gcs_environment):
+def test_create_refuses_an_existing_name_in_a_locked_store(gcs_environment):
     """Google may check rights before conditions."""
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage
@@ -72,7 +72,7 @@ def test_list_is_sorted_relative_and_by_string_prefix(store_uri):
     assert store.list("a/") == ["a/2"]
 
 
-def test_store_says_what_time_it_is_there(store_uri):
+def test_store_returns_its_clock(store_uri):
     store = open_store(store_uri)
     store.write("a", b"")
     there = store.clock()
@@ -199,7 +199,7 @@ def test_object_is_read_up_to_a_limit_and_no_further(store_uri):
         store.read_up_to("a/other", 10)
 
 
-def test_folder_with_brackets_is_no_pattern_where_it_exists(store_uri):
+def test_existing_folder_with_brackets_is_not_a_pattern(store_uri):
     store = open_store(store_uri)
     for name in ("photos [2024]/a.parquet", "photos 2/b.parquet", "other/c.parquet"):
         store.write(name, b"a")

@@ -120,7 +120,7 @@ def test_denied_or_broken_server(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_run_with_a_store_that_is_not_there_stops_before_it_makes_anything(
+def test_run_with_a_missing_store_creates_nothing(
     scheme, gcs_environment, s3_environment, tmp_path
 ):
     from fedemb.pipelines.run.command import prepare

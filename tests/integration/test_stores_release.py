@@ -54,7 +54,7 @@ def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, release
 
 
 @pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
-def test_nothing_is_released_before_the_marker(run, releases, monkeypatch):
+def test_bundle_without_its_marker_is_not_a_release(run, releases, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
@@ -165,7 +165,7 @@ def _fedemb(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["gcs", "s3"])
-def test_whole_run_in_a_bucket(kind, tmp_path, request):
+def test_run_with_all_stores_in_buckets(kind, tmp_path, request):
     uri: str = request.getfixturevalue(f"{kind}_store_uri")
     keys, trust = str(tmp_path / "keys"), str(tmp_path / "trust.json")
     drawn = _fedemb(

@@ -52,7 +52,7 @@ def test_run_ends_with_guarantee_utility_release_and_report(released):
 
 
 @pytest.mark.long
-def test_nothing_raw_lies_outside_the_private_root(released):
+def test_raw_files_exist_only_in_the_private_root(released):
     folder, _ = released
     run = folder / "runs" / "first"
     for path in run.rglob("*"):

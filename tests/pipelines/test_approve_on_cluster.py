@@ -95,7 +95,7 @@ def tasks(world, run):
     return spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
 
-def test_last_approval_starts_one_run_of_gate_and_release_only(world):
+def test_last_approval_starts_only_gate_and_release(world):
     first = world.approve("ada")
     assert "after your signature: still waiting, 1 of 2 approvals" in first
     assert world.later_runs() == []
@@ -137,7 +137,7 @@ def test_repeated_approval_signs_and_starts_nothing_twice(world):
     assert len(world.later_runs()) == 1
 
 
-def test_bent_report_in_the_public_root_is_refused(world):
+def test_changed_report_in_the_public_root_is_refused(world):
     path = world.root / "public/fedemb/monday/account-privacy/1/privacy_report"
     tree = json.loads(path.read_text())
     tree["accounting"]["epsilon"] = 0.01

@@ -26,7 +26,7 @@ def _at(root: str, **moved: str):
     return _config(*(f"storage.{name}={place}" for name, place in places.items()))
 
 
-def test_keys_are_asked_for_where_the_ledger_lasts():
+def test_persistent_ledger_requires_keys():
     with pytest.raises(ConfigError, match="its keys must last too"):
         check_stores(_at("/store"), "quickstart", RUNS)
     check_stores(_at("/store", keys="/keys"), "quickstart", RUNS)
@@ -48,7 +48,7 @@ def test_keys_are_asked_for_where_the_ledger_lasts():
         "public_root=/store/private/run",
     ],
 )
-def test_keys_and_private_things_never_lie_beside_what_others_read(moved):
+def test_keys_and_private_files_are_not_in_public_folders(moved):
     name, place = moved.split("=")
     config = _at("/store", **{"keys": "/keys", name: place})
     with pytest.raises(ConfigError, match="must be apart"):

@@ -26,7 +26,7 @@ def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path):
         fedemb("run", "--dry-run", "--set", "mechanism.rounds=0")
 
 
-def test_dry_run_asks_a_lasting_ledger(tmp_path):
+def test_dry_run_reads_a_persistent_ledger(tmp_path):
     policy = tmp_path / "policy"
     words = ("run", "--dry-run", "--policy", policy, "--runs", tmp_path / "runs")
     assert f"a new ledger, which lets epsilon grow to 8, in {policy}/ledger" in fedemb(*words)

@@ -58,7 +58,7 @@ def test_configuration_for_photos(tmp_path):
     assert "noise on the mean" in said
 
 
-def test_nothing_is_claimed_that_the_owner_did_not_say(tmp_path):
+def test_init_declares_only_what_the_owner_passed(tmp_path):
     output = tmp_path / "mine.yaml"
     fedemb("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
     config = load_config(output)
@@ -184,7 +184,7 @@ def test_a_classifier_of_photos_with_owners_protects_the_owners(tmp_path):
     assert config.data.source.label_scope == "global"
 
 
-def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
+def test_table_with_one_image_per_user_has_image_units(tmp_path):
     """As classifiers' data sets come: an image and its class."""
     table, output = tmp_path / "train.parquet", tmp_path / "mine.yaml"
     rows = [photo(n, True, (16, 16)) for n in range(150)]

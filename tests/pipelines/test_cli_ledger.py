@@ -119,7 +119,7 @@ def test_void_gives_an_unbound_reservation_back(tmp_path):
     ledger.verify()
 
 
-def test_other_keys_are_refused_and_none_are_made(tmp_path):
+def test_ledger_with_another_key_store_is_refused(tmp_path):
     kit = ledger_kit.make(tmp_path)
     kit.open().reserve(run_id="monday", content=ledger_kit.content())
     kit.keys_uri = str(tmp_path / "other")

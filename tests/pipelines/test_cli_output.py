@@ -20,12 +20,12 @@ def test_escaped_text_is_one_visible_line(text):
     shown.encode()
 
 
-def test_name_adds_no_line_and_hides_none(capsys):
+def test_names_in_output_are_escaped_to_one_line(capsys):
     say("alike: \x1b[2J\rverified\nverified: model 1", "next", "")
     assert capsys.readouterr().out == "alike: \\x1b[2J\\rverified\\nverified: model 1\nnext\n\n"
 
 
-def test_block_keeps_its_lines_and_json_its_value(capsys):
+def test_escaping_keeps_block_lines_and_json_values(capsys):
     say_block("a: 1\nb: \x1b\n")
     say_json({"name": "\x1b\n"}, indent=None)
     assert capsys.readouterr().out == 'a: 1\nb: \\x1b\n{"name": "\\u001b\\n"}\n'

@@ -54,7 +54,7 @@ PLACES = {
     ],
     ids=lambda words: " ".join(words)[:40],
 )
-def test_place_that_no_command_can_use_is_one_sentence_without_its_secret(
+def test_unusable_storage_uri_error_hides_its_secret(
     words, place, small_release, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -89,7 +89,7 @@ READERS = {
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "30 GB"])
 @pytest.mark.parametrize("reader", sorted(READERS))
-def test_text_in_what_is_no_file_of_its_size_is_refused_at_once(tmp_path, reader, kind):
+def test_special_file_instead_of_text_is_refused(tmp_path, reader, kind):
     with pytest.raises((ConfigError, ArtifactError, InputError)):
         READERS[reader](special(tmp_path, kind))
 

@@ -109,7 +109,7 @@ def test_bundle_that_was_changed_is_not_loaded(bundle, harm):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_bundle_of_a_stranger_is_not_loaded(bundle, command, tmp_path):
+def test_foreign_bundle_is_not_loaded(bundle, command, tmp_path):
     trust_of(open_key_store(str(tmp_path / "keys"))).save(tmp_path / "trust.json")
     with pytest.raises(SignatureInvalid, match="the ledger in the bundle is not valid"):
         _run(command, bundle, *_trust(tmp_path / "trust.json"))
@@ -138,7 +138,7 @@ def test_bundle_is_loaded_under_the_keys_of_its_owner(bundle, command, monkeypat
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_where_nothing_says_whom_to_trust_nothing_is_loaded(bundle, command):
+def test_bundle_without_trusted_keys_is_not_loaded(bundle, command):
     with pytest.raises(InputError, match="its trust with --trust"):
         _run(command, bundle)
     if command == "embed":

@@ -21,7 +21,7 @@ def _trust(released_run):
     return ("--trust", f"{released_run.ledger_uri}/trust.json")
 
 
-def test_good_bundle_is_called_by_its_name_wherever_it_lies(capsys, released_run, bundle):
+def test_moved_bundle_keeps_its_name(capsys, released_run, bundle):
     code, out, _ = ended(
         "verify", bundle, *_trust(released_run), "--ledger", released_run.ledger_uri
     )

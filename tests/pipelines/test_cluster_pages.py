@@ -146,7 +146,7 @@ def _here(line: str, root: Path, run: honest_run.HonestRun, url: str) -> list[st
 
 
 @pytest.mark.long
-def test_the_commands_run_in_their_order(world):
+def test_quickstart_commands_run_in_order(world):
     root, run, kubeflow = world
     assert len(OURS) > 15
     for line in OURS:

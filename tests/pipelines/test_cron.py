@@ -37,7 +37,7 @@ def _schedule(cron: str, start: datetime, end: datetime) -> Schedule:
         ("*/30 * * 1 1 *", 2880 + 1),
     ],
 )
-def test_fires_in_a_year(cron, fires):
+def test_cron_fires_the_expected_number_of_times_a_year(cron, fires):
     begin, end = YEAR
     assert len(_schedule(cron, begin - timedelta(seconds=1), end).slots) == fires
 
@@ -69,7 +69,7 @@ def test_start_is_exclusive_and_end_inclusive():
         "",
     ],
 )
-def test_what_two_parsers_read_differently_is_refused(cron):
+def test_ambiguous_cron_expressions_are_refused(cron):
     with pytest.raises(ConfigError, match="cron="):
         Cron.parse(cron)
 
@@ -81,7 +81,7 @@ def test_what_two_parsers_read_differently_is_refused(cron):
         ("0 0 3 30-31 2,4 *", 1),
     ],
 )
-def test_day_that_a_library_reads_in_another_way(cron, fires):
+def test_cron_day_fields_that_libraries_disagree_on(cron, fires):
     begin, end = YEAR
     assert len(_schedule(cron, begin, end).slots) == fires
 

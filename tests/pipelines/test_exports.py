@@ -81,12 +81,12 @@ def tree(folder: Path, *names: str) -> Path:
     return folder / "in"
 
 
-def test_loose_photos_have_no_owner_and_are_refused(tmp_path):
+def test_photos_outside_user_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"has no folder per user"):
         users_of(tree(tmp_path, "1.jpg", "2.jpg"), tmp_path)
 
 
-def test_archive_is_to_be_unpacked(tmp_path):
+def test_archive_is_refused_with_the_unpack_command(tmp_path):
     (tmp_path / "photos.tar").write_bytes(b"x")
     with pytest.raises(InputError, match="Unpack archives"):
         users_of(tmp_path / "photos.tar", tmp_path)

@@ -71,7 +71,7 @@ def bundle(run) -> Path:
 
 
 @pytest.mark.long
-def test_waiver_is_named_in_every_place(waived, tmp_path):
+def test_waiver_is_named_in_every_report(waived, tmp_path):
     folder = run_folder(waived, tmp_path / "runs")
     collect_reports(folder)
     assert title(render_index(folder)) == WAIVED
@@ -94,7 +94,7 @@ def test_waived_release_whose_verdict_is_gone_is_not_shown_as_clean(waived, tmp_
     assert title(render_index(folder)) == WAIVED
 
 
-def test_clean_release_is_released_in_every_place(released_run, tmp_path):
+def test_release_without_waiver_is_shown_as_such_everywhere(released_run, tmp_path):
     folder = run_folder(released_run, tmp_path / "runs")
     assert title(render_index(folder)) == "Released"
     assert "Released" in run_row(folder).cells
@@ -115,7 +115,7 @@ def test_verdict_that_names_another_waiver_than_the_ledger_is_not_released(waive
         run.do_release()
 
 
-def test_waiting_for_approval_is_no_refusal(waiting, tmp_path):
+def test_waiting_for_approval_has_its_own_exit_code(waiting, tmp_path):
     folder = run_folder(waiting, tmp_path / "runs", **WAITING)
     page = render_index(folder)
     assert title(page) == "Waiting for approval: 0 of 2 given"
@@ -179,7 +179,7 @@ def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tm
     assert "approved by ada, bob" in call("verify", bundle(run), "--trust", trust)
 
 
-def test_run_that_stays_refused_is_not_approved(tmp_path):
+def test_run_denied_by_other_rules_cannot_be_approved(tmp_path):
     run = without_gain(honest_run.start(tmp_path / "run", policy=policy(approvals=1)).until_gate())
     with pytest.raises(GateDenied):
         run.do_gate()

@@ -20,7 +20,7 @@ def test_wrong_configuration_leaves_no_run_behind(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_run_of_the_same_name_is_refused(tmp_path):
+def test_existing_run_id_is_refused(tmp_path):
     prepare("omniglot_identities", POLICY, tmp_path, "one", data="/data/x.parquet")
     with pytest.raises(InputError, match="--resume"):
         prepare("omniglot_identities", POLICY, tmp_path, "one", data="/data/x.parquet")

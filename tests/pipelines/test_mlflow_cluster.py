@@ -57,7 +57,7 @@ def test_server_has_the_run_of_a_cluster_once_and_the_release_replaces_the_waiti
         assert names >= KEPT
 
 
-def test_nothing_but_public_documents_and_settings_is_written(released, monkeypatch):
+def test_mlflow_on_a_cluster_gets_only_public_documents(released, monkeypatch):
     (released.folder / "train-model" / "1" / "diagnostics").write_text("realised clients")
     (released.folder / "evaluate-model" / "1" / "scores").write_text("a figure per user")
     found = []

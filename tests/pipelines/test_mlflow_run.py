@@ -17,7 +17,7 @@ def folder(released_run, tmp_path_factory):
     return run.root
 
 
-def test_nothing_that_is_not_public_is_written(folder):
+def test_mlflow_gets_only_public_files(folder):
     run = RunDirectory.open(folder)
     (run.private / "scores").write_text("a figure for every user")
     run.log.write_text("what the steps printed")

@@ -117,7 +117,7 @@ def test_cut_shard_is_a_sentence_however_it_is_packed(tmp_path, pack, cut):
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "view", "large", "struct"])
-def test_image_column_of_every_type_of_bytes_is_read(tmp_path, kind):
+def test_image_columns_of_every_binary_type_are_read(tmp_path, kind):
     images = [data for _, _, data in rows()]
     column = {
         "dictionary": lambda: pa.array(images).dictionary_encode(),
@@ -200,7 +200,7 @@ def test_names_of_a_table_are_found_however_they_are_written(tmp_path, form):
     "name",
     ["/etc/hostname", "./../x", "a/../../x", "..\\x", "a\\..\\..\\x", "file:///etc/hostname"],
 )
-def test_no_spelling_leads_out_of_the_root(tmp_path, name):
+def test_image_names_cannot_leave_the_root(tmp_path, name):
     (tmp_path / "root" / "a").mkdir(parents=True)
     (tmp_path / "x").write_bytes(b"secret")
     with pytest.raises(BadImageError, match="image_missing"):

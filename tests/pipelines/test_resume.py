@@ -92,7 +92,7 @@ def test_steps_before_the_named_one_are_taken_over_with_their_outputs(run):
     ("start", "words"),
     [("gate_release", "account_privacy has not finished"), ("gate", "Unknown step")],
 )
-def test_step_to_go_on_from_must_exist_and_those_before_it_be_done(run, start, words):
+def test_resume_step_must_exist_with_its_predecessors_done(run, start, words):
     with pytest.raises(InputError, match=words):
         steps_taken_over(run, start)
 
@@ -111,7 +111,7 @@ def test_evaluation_may_change_and_the_configuration_before_is_kept(run):
     ]
 
 
-def test_steps_that_run_again_are_told_the_configuration_as_it_is_now(run):
+def test_repeated_steps_get_the_current_configuration(run):
     changed = changed_config(run, ["evaluation.bootstrap_samples=77"])
     run.change_config(changed)
     paths = paths_taken_over(run, steps_taken_over(run, "evaluate_model"))
@@ -163,7 +163,7 @@ def test_same_model_is_measured_and_released_again_without_a_charge(tmp_path):
     "changes",
     [{"training.seed": 9}, {"training.server.learning_rate": 0.123}, {"model.channels": 3}],
 )
-def test_other_training_does_not_pass_for_another_evaluation(tmp_path, changes):
+def test_resume_rejects_a_changed_training_configuration(tmp_path, changes):
     run = honest_run.start(tmp_path).until_gate()
     run.config = run.config.updated(changes)
     run.do_measure()

@@ -57,7 +57,7 @@ run_pipeline(RunDirectory(Path(sys.argv[1])), View(lambda text: print(text, flus
         ("was killed", [signal.SIGTERM], (None, 5)),
     ],
 )
-def test_run_that_is_told_to_stop_says_how_its_step_ended(tmp_path, case, word, wanted):
+def test_stopped_run_reports_the_outcome_of_its_step(tmp_path, case, word, wanted):
     watched = tmp_path / "watched"
     watched.write_text(WATCHED.format(python=sys.executable, case=case))
     watched.chmod(0o755)
@@ -101,7 +101,7 @@ step.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
-def test_no_step_goes_on_unwatched_after_its_run_was_killed():
+def test_killed_run_stops_its_step():
     command = [sys.executable, "-c", PARENT, CHILD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -127,7 +127,7 @@ def _of(process: str) -> tuple[str, str]:
     return state, parent
 
 
-def test_run_that_runs_is_not_run_a_second_time(tmp_path):
+def test_running_run_is_not_started_twice(tmp_path):
     run = RunDirectory.create(tmp_path, "one", honest_run.config())
     again = ["run", "--resume", str(run.root), "--beam=--runner=X"]
     sentence = "is running already, in another `fedemb run`; nothing was changed"

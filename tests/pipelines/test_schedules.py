@@ -55,7 +55,7 @@ def _actions(changes):
     return [(change.action, change.name) for change in changes]
 
 
-def test_whole_schedule_is_priced_as_the_ledger_will(folder):
+def test_schedule_price_equals_the_ledger_price(folder):
     from fedemb.privacy.accounting import price
     from fedemb.privacy.guarantee import repeated
     from fedemb.privacy.registry import plan_mechanism
@@ -76,7 +76,7 @@ def _epsilons(loaded):
     return float(found[1]), float(found[2])
 
 
-def test_too_dear_a_schedule_is_refused(folder):
+def test_schedule_above_its_budget_is_refused(folder):
     with pytest.raises(BudgetExceeded, match=r"its budget allows 0\.100"):
         load_schedule(change_schedule(folder, "dear", budget={"epsilon": 0.1}))
     with pytest.raises(BudgetExceeded, match="the policy allows"):
@@ -199,9 +199,7 @@ FAULTS = {
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("there", ["nothing", "another", "a disabled one"])
-def test_whichever_call_fails_one_is_enabled_at_most_and_the_next_apply_repairs_it(
-    folder, cluster, there, fault
-):
+def test_failed_apply_enables_at_most_one_and_the_next_repairs_it(folder, cluster, there, fault):
     """While the connection holds, a schedule that was enabled before stays enabled."""
     change_schedule(folder, "weekly")
     older = load_schedules(folder)
@@ -287,7 +285,7 @@ def test_an_object_that_is_not_ours_is_left(folder, cluster, part, field, value)
     assert _actions(_plan(cluster, folder)) == [("keep", "weekly")]
 
 
-def test_no_slot_that_lies_behind_is_ever_run(folder, kfp):
+def test_missed_schedule_slots_are_not_run(folder, kfp):
     """Without catch-up Kubeflow still starts the latest slot since the start; so start is now."""
     _apply(kfp, folder, RUNNING)
     assert kfp.tick(RUNNING) == []
@@ -304,7 +302,7 @@ def _other_policy(folder, name, **changes):
     return change_schedule(folder, name, cron="0 0 5 1 * *", overrides=overrides, **changes)
 
 
-def test_a_copy_made_in_the_ui_is_replaced_and_a_stranger_of_our_name_left_alone(folder, kfp):
+def test_ui_copy_is_replaced_and_foreign_recurring_run_kept(folder, kfp):
     _apply(kfp, folder)
     (ours,) = kfp.recurring.values()
     cloned = {"recurring_run_id": "copy", "display_name": f"Clone of {ours['display_name']}"}
@@ -317,7 +315,7 @@ def test_a_copy_made_in_the_ui_is_replaced_and_a_stranger_of_our_name_left_alone
     assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
 
 
-def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder, kfp):
+def test_removed_schedules_are_disabled_and_foreign_runs_kept(folder, kfp):
     for name in ("monthly", "nightly"):
         _other_policy(folder, name)
     _apply(kfp, folder)
@@ -364,7 +362,7 @@ def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(fol
     assert len(kfp.versions) == uploads + 1, "it would bear the name of the first policy"
 
 
-def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):
+def test_api_refusals_and_timeouts_are_reported(folder, kfp):
     kubeflow = _kubeflow(kfp)
     kfp.fail_with = 403
     with pytest.raises(StorageError, match=r"answered 403 \(forbidden.*for namespace team-a"):

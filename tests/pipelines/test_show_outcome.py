@@ -21,7 +21,7 @@ from tests.kit.pipeline_runs import honest_run
 GATE = ("verdict", "verdict_page", "lineage")
 
 
-def test_newest_verdict_saw_the_longest_ledger_and_of_one_ledger_an_approval_wins():
+def test_newest_verdict_is_that_of_the_longest_ledger():
     def verdict(sequence, allow):
         return SimpleNamespace(body=SimpleNamespace(ledger_sequence=sequence, allow=allow))
 
@@ -195,7 +195,7 @@ def _die_in_turn(*stores: str) -> None:
     raise OSError("the disk is full")
 
 
-def test_superseded_process_leaves_no_outcome(released, bucket, tmp_path):
+def test_superseded_process_writes_no_outcome(released, bucket, tmp_path):
     """A pod that was lost and started again: the first process ends after the second."""
     pod = _pod(tmp_path, "train-model", "monday", "model")
     with pytest.raises(SystemExit) as ended, step_process("train_model", pod):
@@ -210,7 +210,7 @@ def test_superseded_process_leaves_no_outcome(released, bucket, tmp_path):
     assert figures["exit_code"] == 0
 
 
-def test_holder_of_the_fencing_token_leaves_its_outcome(bucket, tmp_path):
+def test_holder_of_the_fencing_token_writes_its_outcome(bucket, tmp_path):
     pod = _pod(tmp_path, "train-model", "monday", "model")
     turns = str(tmp_path / "private")
     with pytest.raises(SystemExit), step_process("train_model", pod):

@@ -94,11 +94,11 @@ def test_only_what_is_public_is_cached_and_what_reads_users_is_private():
         assert not (found.cached and careful), found.name
 
 
-def test_a_start_that_cannot_be_made_or_imported_ends_the_run_before_the_charge():
+def test_failed_backbone_import_ends_the_run_before_the_charge():
     assert "pretrain_public" in PIPELINE.ancestors()["reserve_budget"]
 
 
-def test_what_leads_to_a_release_is_the_whole_pipeline():
+def test_every_step_leads_to_the_release():
     assert PIPELINE.name == lineage.PIPELINE
     names = [step.name for step in leading_to("release_model")]
     assert sorted(names) == sorted(PIPELINE.steps)

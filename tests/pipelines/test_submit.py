@@ -93,7 +93,7 @@ def test_after_the_first_run_ended_a_second_has_another_name(submit, kfp, state)
     assert len(kfp.versions) == 1
 
 
-def test_other_configurations_and_an_explicit_again_start_runs(submit, kfp):
+def test_other_configuration_or_again_starts_a_run(submit, kfp):
     _run_of(submit())
     _run_of(submit("--set", "training.seed=7"))
     assert len(kfp.runs) == 2
@@ -101,7 +101,7 @@ def test_other_configurations_and_an_explicit_again_start_runs(submit, kfp):
     assert len(kfp.runs) == 3
 
 
-def test_the_loser_of_two_submits_is_told_to_run_again(submit, kfp, monkeypatch):
+def test_losing_submit_asks_to_run_again(submit, kfp, monkeypatch):
     _run_of(submit())
     monkeypatch.setattr("fedemb.pipelines.cluster.kubeflow.Kubeflow._versions", lambda *_: {})
     assert "Run the command again" in str(submit("--again").exception), "uploaded in between"
@@ -160,7 +160,7 @@ FAULTS = {
         ("503, carried out", True),
     ],
 )
-def test_whichever_call_fails_two_submissions_start_one_run(request, kfp, submit, fault, readable):
+def test_two_submissions_with_a_failed_call_start_one_run(request, kfp, submit, fault, readable):
     if readable:
         request.getfixturevalue("cluster")
     failed = 0
@@ -205,7 +205,7 @@ def test_a_500_with_a_live_workflow_is_named_and_never_submitted_again(
 
 
 @pytest.mark.parametrize("status", [403, None], ids=["forbidden", "no cluster"])
-def test_where_workflows_cannot_be_read_the_second_submit_waits_for_a_human(
+def test_second_submit_with_unreadable_workflows_needs_again(
     request, submit, kfp, breaks_the_row, status
 ):
     if status is not None:
@@ -228,7 +228,7 @@ def test_a_single_user_installation_is_refused(submit, kfp, folder):
     assert kfp.calls == []
 
 
-def test_a_run_whose_workflow_was_deleted_does_not_block_for_ever(submit, cluster):
+def test_deleted_workflow_does_not_block_submission(submit, cluster):
     first = _run_of(submit())
     cluster.runs[first]["state"] = ""
     assert submit().exit_code == 0, "its Workflow is there"
@@ -357,13 +357,13 @@ def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, k
         (("--resume", "another", "--from", "account_privacy"), "were not found"),
     ],
 )
-def test_what_cannot_be_resumed_from_a_step_is_a_sentence(submit, kfp, left, arguments, said):
+def test_invalid_resume_of_a_submission_is_refused(submit, kfp, left, arguments, said):
     result = submit(*arguments)
     assert said in str(result.exception)
     assert kfp.runs == {}
 
 
-def test_two_executions_of_one_step_are_not_guessed_between(submit, kfp, left):
+def test_two_executions_of_a_step_are_ambiguous(submit, kfp, left):
     other = left / "fedemb" / "earlier" / "reserve-budget" / "f" / "reservation"
     other.parent.mkdir()
     other.write_text("{}")

@@ -166,7 +166,7 @@ def test_names_are_read_as_utf_8_in_every_locale(tmp_path, locale, kind):
 
 
 @pytest.mark.parametrize("found", [0, 1])
-def test_table_whose_images_are_elsewhere_is_not_probed_to_its_end(tmp_path, found, monkeypatch):
+def test_csv_with_missing_images_is_not_probed_completely(tmp_path, found, monkeypatch):
     monkeypatch.setattr("fedemb.partition.check._PROBED", 8)
     path = table(tmp_path, "file_name,user_id,label", plain)
     assert users_of(path, tmp_path) == USERS

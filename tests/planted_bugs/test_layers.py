@@ -80,7 +80,7 @@ def test_record_and_replay():
 
 
 @pytest.mark.planted_bug
-def test_zero_probe():
+def test_noise_of_zero_input_has_the_scale_and_is_independent():
     """Zero input: scale, independence of rounds and of processes. 6 sigma: 2e-9 a line."""
     rows = (
         np.array(

@@ -37,7 +37,7 @@ def test_noise_has_the_right_scale_and_no_other(scale):
     assert abs(kurtosis(z)) < 6 * math.sqrt(24 / SIZE)
 
 
-def test_tails_are_there():
+def test_normals_reach_the_tails():
     """Counts beyond 3, 4 and 4.5 of 4 M normals, each within 6 standard deviations of a Poisson."""
     z = np.abs(noise.gaussian(ROOT, 4_000_000))
     for bound in (3.0, 4.0, 4.5):
@@ -151,13 +151,13 @@ def preference_p_value(table: np.ndarray, q: float) -> float:
 
 @pytest.mark.parametrize(("q", "rounds"), [(0.02, 500), (0.01, 3000)])
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_no_unit_is_preferred(kind, q, rounds):
+def test_units_are_sampled_with_equal_frequency(kind, q, rounds):
     assert preference_p_value(took_part(kind, q, rounds, 60), q) > 1e-4
 
 
 @pytest.mark.parametrize(("q", "rounds"), [(0.02, 500), (0.01, 3000)])
 @pytest.mark.parametrize("cheat", ["even twice, odd never", "a quarter twice", "twice in a row"])
-def test_hidden_preference_is_found(cheat, q, rounds):
+def test_biased_sampler_is_found(cheat, q, rounds):
     """Each of 50 samplers that keep the mean count and prefer units has a p-value below 1e-6."""
     for seed in range(50):
         random = np.random.default_rng(seed)
@@ -182,7 +182,7 @@ def _unevenness(low, high):
 
 @pytest.mark.long
 @pytest.mark.parametrize("sigma", [1.0, 37.3, 1e4, 1e6])
-def test_what_is_released_is_too_coarse_to_show_the_steps_of_a_normal(sigma):
+def test_float32_release_hides_the_float64_grid_of_normals(sigma):
     """One float64 more or less in a cell is a likelihood that depends on the sum behind it.
 
     Sums are as long as the noise, so that some of them nearly cancel: there cells are narrowest.
@@ -234,7 +234,7 @@ def test_attack_attains_the_accountants_delta_and_not_more(outcomes):
 
 
 @pytest.mark.long
-def test_naive_accounting_is_refuted_by_the_same_attack(outcomes):
+def test_naive_price_is_refuted_by_an_attack(outcomes):
     """The claim at sensitivity C under ADD_OR_REMOVE is five times too small."""
     plan = make_plan(rounds=ROUNDS, sampling_probability=Q, noise_multiplier=SIGMA)
     naive = pld_of(plan.event(), Relation.ADD_OR_REMOVE_ONE).get_delta(EPSILON)
@@ -242,7 +242,7 @@ def test_naive_accounting_is_refuted_by_the_same_attack(outcomes):
     assert gain.mean() - 5 * gain.std() / math.sqrt(RUNS) > 3 * naive
 
 
-def test_the_real_sampler_gives_the_target_this_chance():
+def test_sampler_selects_with_the_planned_probability():
     """The target's virtual client takes part in Binomial(rounds, q) rounds; 5 sigma."""
     plan = make_plan(rounds=4000, sampling_probability=Q)
     world = World(range(30), 40)

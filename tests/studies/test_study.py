@@ -69,7 +69,7 @@ def put(study, row, **arguments):
 # ---- who plays which part -----------------------------------------------------------------------
 
 
-def test_no_alphabet_plays_two_parts():
+def test_study_alphabets_are_disjoint():
     every = [*OMNIGLOT.public, *OMNIGLOT.validation, *OMNIGLOT.judged, *OMNIGLOT.unread]
     assert len(set(every)) == len(every) == 30
     for stage in ("selection", "final"):
@@ -137,7 +137,7 @@ def every_contest():
     return [*public, *grid.contests(starts, PEOPLE["selection"])]
 
 
-def test_test_people_are_read_only_when_every_contest_is_decided(study, monkeypatch):
+def test_study_reads_test_users_only_after_selection(study, monkeypatch):
     monkeypatch.setattr("studies.utility.run.execute", fill(ran := []))
     decided = run_study(study, budget=10.0, jobs=1, say=lambda _: None)
     assert decided.final
@@ -166,7 +166,7 @@ def fill(ran, most=10**6):
 # ---- cache --------------------------------------------------------------------------------------
 
 
-def test_a_row_is_found_again_by_what_decides_it_and_by_nothing_else(study):
+def test_study_key_depends_only_on_deciding_fields(study):
     row = Row(method="fedemb", noise=1e-2)
     assert study.key(replace(row, label="renamed")) == study.key(row)
     changed = [
@@ -211,7 +211,7 @@ def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
 
 
 @pytest.mark.long
-def test_a_row_trains_at_its_noise(study, monkeypatch):
+def test_study_row_trains_with_its_noise(study, monkeypatch):
     from studies.utility import run
 
     plans, of = [], run.Simulation.of

@@ -47,7 +47,7 @@ def _with_blocks(report, *runs):
     return report.model_copy(update={"cumulative": cumulative})
 
 
-def test_people_of_other_blocks_are_not_spoken_of(weeks):
+def test_users_of_other_blocks_are_not_logged(weeks):
     """A run on new users alone says nothing of those whose blocks are fuller."""
     report = read(weeks[0].report, PrivacyReport).body
     assert all_runs(_with_blocks(report, 1)) is None
@@ -58,7 +58,7 @@ def test_people_of_other_blocks_are_not_spoken_of(weeks):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_verify_states_it_too(weeks, number):
+def test_verify_states_the_epsilon_of_all_runs(weeks, number):
     run = weeks[number]
     bundle = run.root / "releases" / "glyphs" / f"{number + 1}.0"
     with honest_run.stand_in_for_serving():

@@ -119,7 +119,7 @@ def test_a_model_that_memorised_its_users_is_found(copied, tmp_path):
 
 
 @pytest.mark.long
-def test_too_few_users_are_said_privately_and_do_not_fail_the_run(copied, tmp_path):
+def test_too_few_users_are_reported_privately_only(copied, tmp_path):
     copied.replace("users", 3)
     public = run(copied.context(config(), tmp_path))
     assert public["measured"] is None
@@ -129,7 +129,7 @@ def test_too_few_users_are_said_privately_and_do_not_fail_the_run(copied, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("scale", [np.nan, 1e38])
-def test_of_a_model_that_diverged_nothing_private_ends_the_run_or_is_told(copied, tmp_path, scale):
+def test_diverged_model_reveals_no_private_outcome(copied, tmp_path, scale):
     """Whether the audit fails, and with which counts, would be for training images to say."""
     backbone = load_backbone(copied.root / "model" / "backbone.keras", config().model)
     backbone.set_weights([weight * scale for weight in backbone.get_weights()])

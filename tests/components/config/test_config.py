@@ -134,7 +134,7 @@ def preset(name: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PRESETS.glob("*.yaml")))
-def test_what_a_pipeline_is_given_makes_the_same_configuration(name):
+def test_pipeline_parameters_rebuild_the_configuration(name):
     config = preset(name).updated({"storage.rollback_anchor": "gs://anchor"})
     given = {**parameters_of(config), **STORE}
     assert run_config(given) == config
@@ -173,7 +173,7 @@ def test_the_pipeline_shows_every_parameter_with_its_description_and_default():
         ("training", '{"algorithm": "dp_sgd"}', "task=embedding"),
     ],
 )
-def test_what_is_no_configuration_is_refused_with_a_sentence(name, value, sentence):
+def test_invalid_pipeline_parameters_are_refused(name, value, sentence):
     given = {**parameters_of(preset("quickstart")), **STORE, name: value}
     with pytest.raises(ConfigError, match=sentence):
         run_config(given)

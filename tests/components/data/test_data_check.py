@@ -162,7 +162,7 @@ def test_reason_of_a_record_is_its_cause(tmp_path: Path, odd: str) -> None:
     assert {name: count for name, count in lost.items() if count} == ({reason: 1} if reason else {})
 
 
-def test_places_for_images_that_no_user_has_are_said_to_the_owner(tmp_path: Path) -> None:
+def test_unused_images_per_unit_are_reported_to_the_owner(tmp_path: Path) -> None:
     rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(30))]
     source = write_parquet(tmp_path / "rows.parquet", rows)
 
@@ -178,7 +178,7 @@ def test_places_for_images_that_no_user_has_are_said_to_the_owner(tmp_path: Path
     assert "images_per_unit is 8" in warning
 
 
-def test_a_cap_that_is_priced_and_no_user_reaches_is_said(tmp_path: Path) -> None:
+def test_unreached_image_cap_is_reported(tmp_path: Path) -> None:
     rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(60))]
     source = write_parquet(tmp_path / "rows.parquet", rows)
     capped = {
@@ -270,7 +270,7 @@ def test_all_types_of_a_whole_number_are_one_user(number: int) -> None:
         "1e+20",
     ],
 )
-def test_decimal_that_lost_digits_names_nobody_and_says_why(value: object) -> None:
+def test_id_that_lost_digits_is_refused_with_the_reason(value: object) -> None:
     assert name_text(value) is None
     assert name_problem(value) == INEXACT
 
@@ -296,7 +296,7 @@ SCHEMA = "fedemb/thing/1"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_a_number_that_is_none_is_refused_wherever_it_stands(number):
+def test_nan_is_refused_in_every_number_field(number):
     text = '{"schema": "%s", "nested": [{"epsilon": %s}]}'
     assert parse_json((text % (SCHEMA, "1.5")).encode(), SCHEMA, "thing.json")
     with pytest.raises(ArtifactError, match=r"thing\.json.*not a number"):
@@ -312,7 +312,7 @@ def test_a_number_that_is_none_is_refused_wherever_it_stands(number):
         (b'{"schema": "fedemb/thing/2"}', "expected 'fedemb/thing/1'"),
     ],
 )
-def test_what_is_no_such_document_is_named(data, words):
+def test_invalid_document_is_named_in_the_error(data, words):
     with pytest.raises(ArtifactError, match=words):
         parse_json(data, SCHEMA, "thing.json")
 

@@ -118,9 +118,7 @@ def test_incomplete_folder_is_one_sentence(tmp_path: Path) -> None:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_groups_come_back_over_shards_and_files_in_any_order(
-    users: list[tuple[int, int]], seed: int
-) -> None:
+def test_groups_are_read_over_shards_in_any_order(users: list[tuple[int, int]], seed: int) -> None:
     clients = 2 * GROUPS_PER_FILE + 5
     by_shard = [[group for shard, group in users if shard == number] for number in range(3)]
     pieces = [
@@ -254,6 +252,6 @@ def test_user_record_is_read_back_and_has_one_encoding(record: UserRecord) -> No
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xffjunk", encode_example({"images": [b"x"]})])
-def test_what_is_no_user_record_is_one_sentence(data: bytes) -> None:
+def test_invalid_user_record_is_an_artifact_error(data: bytes) -> None:
     with pytest.raises(ArtifactError, match="user record"):
         decode_user(data)

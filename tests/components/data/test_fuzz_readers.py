@@ -193,7 +193,7 @@ TABLES = st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=6)
 @given(rows=TABLES, encoding=st.sampled_from(["utf-8", "latin-1"]))
 @example(rows=[["", '"'], ['"', ""]], encoding="utf-8")
 @short
-def test_no_line_of_a_table_is_lost(rows, encoding):
+def test_every_csv_line_is_a_record_or_reported(rows, encoding):
     """Every line below the header is a record, or is said to be inside quotes."""
     with folder() as path:
         (path / "0.png").write_bytes(rows_of(1)[0]["image"])

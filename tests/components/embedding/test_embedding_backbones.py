@@ -253,7 +253,7 @@ def test_scattering_net_comes_back_from_its_file(tmp_path):
     ("options", "sentence"),
     [({"image_size": 30}, "is not a multiple of 4"), ({"norm_groups": 10}, "does not divide")],
 )
-def test_what_cannot_be_scattered_is_refused(options, sentence):
+def test_invalid_scattering_settings_are_refused(options, sentence):
     model = _model("scatter_linear").model_copy(update=options)
     with pytest.raises(ConfigError, match=sentence):
         build_backbone(model, 0)
@@ -276,7 +276,7 @@ ARRAYS = {"weights": np.arange(3, dtype=np.float32), "none": np.zeros((0, 2))}
 PACKED = pack({"rounds": 7, "tags": ["é"]}, ARRAYS)
 
 
-def test_what_was_packed_comes_back():
+def test_packed_arrays_are_unpacked_unchanged():
     head, arrays = unpack(PACKED, *ARRAYS)
     assert head == {"rounds": 7, "tags": ["é"]}
     assert all(np.array_equal(arrays[name], value) for name, value in ARRAYS.items())
@@ -289,6 +289,6 @@ def test_a_file_that_was_cut_is_a_value_error(length):
         unpack(PACKED[:length], *ARRAYS)
 
 
-def test_an_array_that_is_not_there_is_a_value_error():
+def test_missing_array_is_a_value_error():
     with pytest.raises(ValueError, match="packed state"):
         unpack(PACKED, "momentum")

@@ -89,7 +89,7 @@ def test_backbone_whose_features_depend_on_neighbours_computes_one_image_at_a_ti
     np.testing.assert_array_equal(batches(photos)[3:], batches(photos[3:]))
 
 
-def test_probe_finds_a_position_with_other_bits():
+def test_probe_finds_position_dependent_bits():
     def compute(images):
         found = images.reshape(len(images), -1).astype(np.float32)
         found[3:4] *= np.float32(1 + 2**-23)
@@ -245,7 +245,7 @@ def test_a_net_that_was_cut_is_saved_as_it_was(tmp_path):
     np.testing.assert_allclose(tip(trunk(images)), again(images), atol=1e-6)
 
 
-def test_pixels_that_change_are_no_constant_features():
+def test_changing_pixels_are_not_constant_features():
     assert keeps_features(MODEL_FROZEN, LOCAL)
     moving = LOCAL.model_copy(update={"augmentation": AugmentationConfig()})
     assert not keeps_features(MODEL_FROZEN, moving)

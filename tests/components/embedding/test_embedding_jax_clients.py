@@ -100,7 +100,7 @@ def said(backbone, records, tmp_path_factory):
 
 @pytest.mark.long
 @each_kind
-def test_sound_rounds_depend_on_no_other_unit_and_are_compiled_once(said, kind):
+def test_rounds_without_leak_pass_and_compile_once(said, kind):
     found = said(kind, "sound")
     assert "refused" not in found, found["refused"]
     assert found["problems"] == []  # the same bits at any place and beside any neighbour
@@ -127,7 +127,7 @@ def test_records_of_units_are_those_of_tensorflow(said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in QUICK])
-def test_other_ways_to_train_give_the_records_of_tensorflow(said, variant):
+def test_jax_training_variants_match_tensorflow_records(said, variant):
     apart = said("jax_clients", "other")["apart"]
     assert max(apart[variant]) <= 1e-5, apart
 
@@ -157,7 +157,7 @@ def test_clipped_gradients_are_those_of_jax_privacy(said):
 
 @pytest.mark.slow
 @each_kind
-def test_every_leak_is_refused_before_a_unit_is_read(said, kind):
+def test_leaking_rounds_are_refused_before_units_are_read(said, kind):
     assert all("position in a batch of 4" in text for text in said(kind, "faulty"))
 
 
@@ -175,14 +175,14 @@ def test_refusals_on_jax_are_sentences(said):
 
 
 @pytest.mark.long
-def test_a_pipeline_of_the_other_backend_is_refused_in_one_sentence(monkeypatch):
+def test_pipeline_of_the_other_backend_is_refused(monkeypatch):
     monkeypatch.setenv("FEDEMB_BACKEND", "jax")
     with pytest.raises(ConfigError, match="images of this pipeline train on jax"):
         use_backend("tensorflow")
 
 
 @pytest.mark.long
-def test_a_gpu_is_told_to_give_the_same_bits_again():
+def test_gpu_kernels_are_set_to_deterministic():
     say = (
         "import os, fedemb.models.keras_backend as b; "
         "b.use_backend('jax'); print(os.environ['XLA_FLAGS'])"
@@ -251,7 +251,7 @@ def test_a_backbone_saved_on_tensorflow_embeds_alike_on_jax(lines):
     assert max(found.values()) < 1e-5, found
 
 
-def test_who_starts_such_processes_stays_on_tensorflow(monkeypatch):
+def test_starting_host_processes_keeps_the_keras_backend(monkeypatch):
     """A worker's environment goes to whatever its tests start."""
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     say = "import os, tests.kit.pipeline_runs.host_processes; print(dict(os.environ))"
@@ -344,7 +344,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_kinds_stay_as_they_are(name):
+def test_other_operations_are_not_rewritten_for_processors(name):
     shape, function = OTHERS[name]
     given = jnp.ones((2, 8, 8, 4)), jnp.ones(shape)
     assert _operations(for_processor(function), *given) == _operations(function, *given)

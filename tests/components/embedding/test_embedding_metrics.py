@@ -65,7 +65,7 @@ def test_recall_equals_brute_force_with_ties(case):
 
 @settings(max_examples=30, deadline=None)
 @given(labelled(), st.integers(0, 100))
-def test_old_gallery_equals_brute_force(case, seed):
+def test_metrics_with_an_old_gallery_equal_brute_force(case, seed):
     embeddings, labels = case
     gallery = np.random.default_rng(seed).choice([-1.0, 1.0], size=embeddings.shape)
     scores, positive = all_pairs(embeddings, labels, gallery)
@@ -132,7 +132,7 @@ def test_a_class_of_one_image_is_counted_in_no_figure_of_retrieval():
     assert (found.queries, found.identities_with_match) == (30, 10)
 
 
-def test_fewer_queries_ask_the_whole_gallery():
+def test_query_subsample_uses_the_whole_gallery():
     embeddings, labels = blobs(50, 4)
     found = retrieve(arrange(embeddings, labels), (1,), samples=20, max_queries=60)
     assert found.queries == 60
@@ -238,7 +238,7 @@ def test_intervals_over_groups_cover_what_the_next_groups_bring():
     assert held["groups"] >= 22 > held["identities"]
 
 
-def test_whole_groups_are_drawn():
+def test_bootstrap_draws_whole_groups():
     groups = np.array([0, 0, 0, 1, 2, 2])
     weights = draw_weights(6, 50, 0, groups)
     taken = np.stack([weights[:, groups == g].sum(1) for g in range(3)], 1) / [3, 1, 2]
@@ -265,6 +265,6 @@ def test_bad_input_is_one_sentence(labels, more, words):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_model_that_diverged_is_said_so(value):
+def test_diverged_model_is_reported(value):
     with pytest.raises(Diverged, match="its budget is spent, lower the learning rates"):
         arrange(np.full((4, 2), value), np.array([0, 0, 1, 1]))

@@ -342,7 +342,7 @@ def test_file_that_sees_mirror_images_and_one_that_does_not_are_told_apart(tmp_p
 # ---- What a file tells of the pixels that its net was trained on ----
 
 
-def test_net_of_this_package_tells_and_one_of_somebody_else_does_not(tmp_path):
+def test_pixel_range_is_known_only_for_networks_of_this_package(tmp_path):
     import keras
 
     path = tmp_path / "net.keras"

@@ -39,7 +39,7 @@ def folder(tmp_path):
     return root
 
 
-def test_every_photo_is_a_row_and_what_is_none_has_a_reason(model, folder, tmp_path):
+def test_every_photo_has_a_row_and_other_files_a_reason(model, folder, tmp_path):
     output = tmp_path / "embeddings.parquet"
     done, bad, left_out = embed_photos(str(folder), model, output)
     assert left_out == 1
@@ -57,7 +57,7 @@ def test_every_photo_is_a_row_and_what_is_none_has_a_reason(model, folder, tmp_p
     np.testing.assert_allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)
 
 
-def test_output_that_is_a_pipe_is_refused_and_left(model, folder, tmp_path):
+def test_output_to_a_pipe_is_refused(model, folder, tmp_path):
     os.mkfifo(tmp_path / "e.parquet")
     before = (tmp_path / "e.parquet").lstat()
     with pytest.raises(InputError, match="could not write"):
@@ -65,9 +65,7 @@ def test_output_that_is_a_pipe_is_refused_and_left(model, folder, tmp_path):
     assert (tmp_path / "e.parquet").lstat().st_ino == before.st_ino
 
 
-def test_photo_of_any_ending_is_a_row_and_every_other_file_has_a_reason_or_is_counted(
-    model, tmp_path
-):
+def test_photos_of_any_extension_are_rows(model, tmp_path):
     root = tmp_path / "photos"
     root.mkdir()
     jpeg, heic, avif = (
@@ -110,7 +108,7 @@ def test_set_without_a_readable_photo_is_a_failure_and_leaves_no_file(model, tmp
     assert not (tmp_path / "e.parquet").exists()
 
 
-def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
+def test_photo_with_a_non_unicode_name_is_a_row(model, tmp_path):
     (tmp_path / "in").mkdir()
     photo = next(iter(hostile_photos()))
     (tmp_path / "in" / "caf\udce9.jpg").write_bytes(photo.data)
@@ -187,7 +185,7 @@ def test_a_classifier_writes_probabilities_under_the_names_of_its_classes(
     assert [classes[best] for best in chances.argmax(axis=1)] == read["class"].to_pylist()
 
 
-def test_what_is_no_bundle_is_a_sentence(tmp_path):
+def test_folder_without_a_bundle_is_an_artifact_error(tmp_path):
     with pytest.raises(ArtifactError, match="release_model"):
         ReleasedModel(tmp_path)
 

@@ -140,7 +140,7 @@ def _workers(function, clients):
 
 
 @pytest.mark.planted_bug(9)
-def test_one_user_sends_no_other_client_to_another_worker():
+def test_removed_user_moves_no_other_client_between_workers():
     """Workers may differ in their floats, so sizes and empty clients decide nothing."""
     function, few, many = _function(workers=2), _clients(8), _clients(8)
     grown = dataclasses.replace(
@@ -155,7 +155,7 @@ def test_one_user_sends_no_other_client_to_another_worker():
 
 
 @pytest.mark.planted_bug(9)
-def test_unit_that_is_not_there_sends_no_other_to_another_worker():
+def test_missing_unit_moves_no_other_between_workers():
     """Alone, a unit is there or not: those after it may not move up."""
     plan = make_plan("poisson_gaussian")
     function = _function(mechanism=build_mechanism(plan, b"k" * 32, "r", 1, "0" * 64), workers=2)
@@ -391,7 +391,7 @@ def _feed(sample, load, rounds=3):
     return Feed(_Packer(), mechanism, first=0, index=None, load=load)
 
 
-def test_feed_gives_rounds_in_order_and_stays_only_a_little_ahead():
+def test_feed_yields_rounds_in_order_with_limited_prefetch():
     loaded = []
     clients = [SimpleNamespace(group=g) for g in range(5)]
     load = lambda client: loaded.append(client.group) or client  # noqa: E731
@@ -428,7 +428,7 @@ def test_all_clients_of_a_round_are_prepared_before_one_is_loaded():
     assert seen == [3, 0, 1, 2]
 
 
-def test_feed_stops_when_the_trainer_does():
+def test_feed_stops_with_the_trainer():
     before = threading.active_count()
     clients = [SimpleNamespace(group=g) for g in range(9)]
     with _feed(lambda n, _: clients, lambda client: client):

@@ -112,7 +112,7 @@ def test_classification_loss_follows_its_formula(kind, scale, margin):
 
 
 @pytest.mark.parametrize("kind", ["normalized_softmax", "cosface"])
-def test_gradients_stay_finite_where_angles_degenerate(kind):
+def test_gradients_are_finite_at_degenerate_angles(kind):
     # Identical, opposite and zero vectors: where naive arccos and sqrt have infinite slopes.
     embeddings = tf.constant([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
     head = tf.constant([[1.0, 0.0], [0.0, 1.0]])

@@ -102,7 +102,7 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
         pytest.param("wrn_16_4", 8, 256, 2, marks=pytest.mark.slow),
     ],
 )
-def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(
+def test_residual_network_records_do_not_depend_on_other_units(
     backbone, size, features, microbatch, monkeypatch
 ):
     """`require_exact` refuses on the first round where they do; what trains is the whole net."""
@@ -152,7 +152,7 @@ def test_a_unit_more_moves_its_own_record_in_and_no_other_bit(config, model):
     np.testing.assert_array_equal(_sum(other, units)[0], whole)
 
 
-def test_compiled_clip_is_the_clip_of_the_query_whatever_the_record():
+def test_compiled_clip_equals_the_query_clip():
     """Compilers may reorder, fuse, and drop what they think cannot be: numbers that are none."""
     function, clip = _function(), 0.5
     random = np.random.default_rng(0)
@@ -198,7 +198,7 @@ def test_records_have_the_same_bits_at_any_place_whatever_the_number_of_classes(
     np.testing.assert_array_equal(alone, whole)
 
 
-def test_a_head_without_lanes_is_refused(monkeypatch):
+def test_head_that_depends_on_the_batch_position_is_refused(monkeypatch):
     """Three logits a unit: the last of a micro-batch are computed in another way than the rest."""
     monkeypatch.setattr(unit_gradient, "_LANES", 1)
     model = MODEL.model_copy(update={"classes": ("a", "b", "c")})
@@ -234,7 +234,7 @@ def test_only_the_named_variables_move():
     assert len(_sum(head, _units())[0]) == 16 * CLASSES + CLASSES
 
 
-def test_a_unit_with_a_value_that_is_no_number_adds_nothing():
+def test_unit_with_a_nan_value_adds_nothing():
     function, units = _function(), _units(4)
     weights = function.initial_weights()
     weights[:] = np.nan
@@ -243,7 +243,7 @@ def test_a_unit_with_a_value_that_is_no_number_adds_nothing():
     assert not np.asarray(total).any()
 
 
-def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
+def test_records_that_depend_on_other_units_are_refused():
     function = _function(UnitGradientConfig(microbatch=4))
     sound = function._records
 
@@ -259,7 +259,7 @@ def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
     assert not read
 
 
-def test_a_head_that_starts_at_zero_does_not_hide_a_leak():
+def test_zero_initial_head_does_not_hide_a_leak():
     """Below it all gradients vanish and any layout would pass, were the weights not moved first."""
     model = MODEL.model_copy(update={"head_init": "zeros"})
     function = _function(UnitGradientConfig(images_per_unit=2, microbatch=4), model=model)
@@ -364,7 +364,7 @@ def test_images_that_cancel_move_no_other_unit():
     assert np.all(total([0]) != 0)
 
 
-def test_an_error_that_is_no_number_adds_nothing():
+def test_nan_error_adds_nothing():
     features = whole_features(np.ones((2, 3), np.float32))
     batch = features._replace(
         mantissas=features.mantissas[:, None], scales=features.scales[:, None]
@@ -381,7 +381,7 @@ def test_an_error_that_is_no_number_adds_nothing():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_feature_that_is_no_number_takes_out_its_unit_and_moves_no_other(value):
+def test_unit_with_a_nan_feature_is_zero_and_changes_no_other(value):
     """As from a backbone that divides by the length of a black image."""
     classifier, function = _function_head(0.5)
     units, weights = _features(classifier, _units(6)), function.initial_weights()
@@ -434,7 +434,7 @@ def test_logits_have_the_same_bits_alone_and_in_a_batch():
 
 
 @pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
-def test_weights_of_zero_give_zero_and_others_that_are_no_numbers_none(value):
+def test_exact_logits_of_zero_and_nan_weights(value):
     features = whole_features(np.ones((2, 3), np.float32))
     logits = exact_logits(features, whole_weights(np.full((4, 5), value, np.float32)))
     assert np.all(logits == 0.0 if value == 0.0 else np.isnan(logits))

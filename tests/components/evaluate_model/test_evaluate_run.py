@@ -54,7 +54,7 @@ def test_trained_model_beats_the_imported_backbone_which_has_no_untrained_twin(r
     assert document["utility_drop"] is None
 
 
-def test_old_gallery_is_measured_and_the_spaces_have_names(report):
+def test_compatibility_with_an_old_gallery_is_measured(report):
     previous = report[1]["previous_release"]
     assert previous["old"]["recall_at_far"] == report[1]["public_backbone"]["recall_at_far"]
     crossed = previous["new_against_old"]["recall_at_far"]["0.001"]["value"]
@@ -62,7 +62,7 @@ def test_old_gallery_is_measured_and_the_spaces_have_names(report):
     assert previous["old_embedding_space_id"] != report[1]["embedding_space_id"]
 
 
-def test_every_measurement_is_a_record_made_before_anybody_is_read(finished, tmp_path, monkeypatch):
+def test_evaluation_is_recorded_before_users_are_read(finished, tmp_path, monkeypatch):
     context = finished.context(config(), tmp_path)
     before = len(context.ledger.state.evaluations)
     run(context)

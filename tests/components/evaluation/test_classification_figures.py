@@ -102,7 +102,7 @@ def test_confusion_is_what_counting_gives_and_small_classes_are_merged():
     "change",
     [{"shares": [1.0] * 5}, {"shares": [0.5] * 6}, {"name": "z"}],
 )
-def test_confusion_that_does_not_add_up_is_no_report(change):
+def test_inconsistent_confusion_matrix_is_refused(change):
     confusion = _measured()[0]["confusion"]
     first, *others = confusion["rows"]
     with pytest.raises(ArtifactError):
@@ -170,7 +170,7 @@ def test_spread_of_the_calibration_error_is_that_of_its_draws_without_what_chanc
     assert found["calibration_interval"]["high"] == pytest.approx(high, abs=0.02)
 
 
-def test_part_is_compared_with_what_was_measured_on_all_images():
+def test_class_comparison_must_match_the_overall_measurement():
     parts = _measured()[0]["by_class"]
     shown = parts["shown"][0]
 
@@ -255,7 +255,7 @@ def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes,
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)
 
 
-def test_a_trunk_that_trained_is_not_taken_for_that_of_the_start():
+def test_changed_trunk_shares_no_features():
     config = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
     start = build_backbone(config, 0)
     moved = with_another_end(start, 1)

@@ -216,13 +216,13 @@ def test_approval_by_a_key_that_may_not_approve_is_refused_or_breaks_the_ledger(
         run.do_gate()
 
 
-def test_approval_in_the_name_of_somebody_else_breaks_the_ledger(named, run, ada):
+def test_approval_under_another_name_breaks_the_ledger(named, run, ada):
     put(run, ada, "bob", body_of(run))
     with pytest.raises(LedgerError, match="does not bear the name its key was given"):
         run.ledger().state  # noqa: B018
 
 
-def test_who_was_taken_away_approves_no_more_and_never_returns_under_that_key(half, run, ada, bob):
+def test_removed_approver_cannot_approve_or_reuse_the_key(half, run, ada, bob):
     name(run, "ada left", bob=bob)
     with pytest.raises(Refused, match="does not belong to an approver"):
         approve(run, ada)
@@ -255,7 +255,7 @@ def test_keys_record_makes_no_approver(run, ada):
         trust.rotated([vars(later)], 4)
 
 
-def test_policy_that_wants_approvals_wants_them_for_life(run):
+def test_number_of_approvals_is_fixed_for_the_policy(run):
     policy = {**run.config.policy.model_dump(), "approvals": 0}
     run.config = run.config.updated({"policy": policy})
     assert "policy_differs" in codes(run)
@@ -277,7 +277,7 @@ def clock_at(time):
     return type("Clock", (datetime,), {"now": classmethod(lambda cls, tz=None: time)})
 
 
-def test_deadline_turns_waiting_into_refused(run, deadline):
+def test_approval_deadline_turns_waiting_into_refused(run, deadline):
     assert codes(run, deadline) == ["not_approved"]
     assert codes(run, deadline + timedelta(seconds=1)) == ["no_approval_by_deadline"]
     assert codes(run, deadline + timedelta(days=400)) == ["no_approval_by_deadline"]
@@ -299,9 +299,7 @@ def test_approval_after_the_deadline_never_counts(half, run, bob, deadline, monk
     assert codes(run, deadline) == ["not_approved"]
 
 
-def test_after_the_deadline_the_gate_refuses_and_nobody_is_asked(
-    run, tmp_path, deadline, monkeypatch
-):
+def test_gate_refuses_after_the_approval_deadline(run, tmp_path, deadline, monkeypatch):
     for module in ("release.decide", "pipelines.run.pages", "pipelines.cli.approve"):
         clock = clock_at(deadline + timedelta(seconds=1))
         monkeypatch.setattr(f"fedemb.{module}.datetime", clock)
@@ -329,7 +327,7 @@ def waiting(run, parent, **changes):
     return folder.root
 
 
-def test_run_that_the_gate_has_not_judged_is_not_approved(run, tmp_path):
+def test_run_without_a_verdict_cannot_be_approved(run, tmp_path):
     key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
     fedemb("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
     folder, head = waiting(run, tmp_path / "runs"), run.ledger().head

@@ -33,7 +33,7 @@ def _charged(root):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
+def test_nonfinite_backbone_is_refused_before_the_charge(tmp_path, value):
     """Every model from it is NaN, and the gate would deny it after the budget is spent."""
     context = _context(tmp_path)
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(value))
@@ -44,7 +44,7 @@ def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
 
 
 @pytest.mark.parametrize("data", [b"weights", b""])
-def test_start_that_no_model_can_be_compared_with_is_not_charged(tmp_path, data):
+def test_incomparable_backbone_is_refused_before_the_charge(tmp_path, data):
     context = _context(tmp_path)
     write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
     sign_start(context)
@@ -53,7 +53,7 @@ def test_start_that_no_model_can_be_compared_with_is_not_charged(tmp_path, data)
     assert _charged(tmp_path) == []
 
 
-def test_start_with_a_tensor_that_the_gate_calls_foreign_is_not_charged(tmp_path):
+def test_backbone_with_a_foreign_tensor_is_refused_before_the_charge(tmp_path):
     context = _context(tmp_path)
     tensors = [{"name": "seed_generator/state", "shape": [2]}]
     names = ["layers/dropout/seed_generator/vars/0"]
@@ -65,7 +65,7 @@ def test_start_with_a_tensor_that_the_gate_calls_foreign_is_not_charged(tmp_path
     assert _charged(tmp_path) == []
 
 
-def test_a_simulation_may_start_from_any_weights(tmp_path):
+def test_simulation_accepts_any_initial_weights(tmp_path):
     context = _context(tmp_path, purpose="simulation")
     write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(np.nan))
     sign_start(context)

@@ -289,7 +289,7 @@ def test_every_changed_value_of_the_plan_is_denied_however_honestly_priced(run):
     ],
     ids=["key twice", "blank", "empty line", "no end", "other spelling"],
 )
-def test_round_log_says_nothing_beside_its_content(run, bend):
+def test_round_log_in_another_form_is_refused(run, bend):
     path = run.model / "rounds.jsonl"
     data = path.read_bytes()
     path.write_bytes(bend(data))

@@ -73,7 +73,7 @@ def test_missing_baseline_denies():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_log_loss_that_is_no_number_denies(value, monkeypatch):
+def test_nan_log_loss_denies(value, monkeypatch):
     body = report(0.7, 0.7)
     broken = SimpleNamespace(value=value, low=value, high=value)
     monkeypatch.setattr(
@@ -106,7 +106,7 @@ def test_gain_below_its_floor_is_denied_unless_no_floor_is_set():
 KINDS = {document.kind: document for document in all_documents()}
 
 
-def test_field_with_a_default_is_no_field_of_a_document():
+def test_document_fields_have_no_defaults():
     with pytest.raises(TypeError, match=r"Loose\.more has a default"):
         type("Loose", (Part,), {"__annotations__": {"more": int}, "more": 0})
 

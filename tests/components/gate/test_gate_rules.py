@@ -83,7 +83,7 @@ def test_plan_and_report_name_the_backend_that_was_configured(run):
     assert not verdict.allow
 
 
-def test_unsigned_report_and_report_of_a_stranger_are_denied(run):
+def test_report_unsigned_or_signed_by_an_unknown_key_is_denied(run):
     report = json.loads(run.report.read_text())
     signature = report.pop("signature")
     write_bytes(run.report, encode(report))
@@ -114,7 +114,7 @@ def test_foreign_tensor_in_the_model_file_is_denied(tmp_path, extra):
 
 
 @pytest.mark.planted_bug(14)
-def test_weights_swapped_after_the_commit_are_denied(run):
+def test_weights_replaced_after_the_commit_are_denied(run):
     """Same names and shapes, and a model.json that names the new file: only the commit can tell."""
     tensors = json.loads((run.model / "model.json").read_text())["tensors"]
     honest_run.write_model_file(run.model / "backbone.keras", tensors, seed=1)
@@ -156,7 +156,7 @@ def test_audit_that_is_blind_stale_or_open_is_denied(run, changes, code):
 
 @pytest.mark.parametrize("other", [{"model_sha": "0" * 64}, {"run_id": "another"}])
 @pytest.mark.parametrize("name", ["audit", "utility"])
-def test_measurement_of_another_model_or_run_is_denied_and_gets_no_report(run, name, other):
+def test_evaluation_of_another_model_or_run_is_denied(run, name, other):
     """The gate sees it beside the report that was made before; account makes no new one."""
     run.rewrite(getattr(run, name), **other)
     assert f"{name}_stale" in codes(verdict_of(run))
@@ -221,7 +221,7 @@ def test_evidence_of_another_card_than_the_trainer_s_is_denied(run):
     assert codes(verdict_of(run)) == ["audit_stale"]
 
 
-def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
+def test_declared_tuning_runs_must_be_in_the_ledger(tmp_path):
     """With two compared runs: refused uncharged after one other run, allowed after two."""
     first = honest_run.start(tmp_path / "first", "compared-1").until_gate()
     tuned = {"tuning": {"data": "private", "private_runs": 2, "method": "grid of clip norms"}}
@@ -242,9 +242,7 @@ def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
     }
 
 
-def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_run(
-    tmp_path, monkeypatch
-):
+def test_tuning_counts_only_other_committed_runs(tmp_path, monkeypatch):
     first = honest_run.start(tmp_path / "first").until_gate()
     early = honest_run.start(tmp_path / "early", "early", first.policy_root)
     early.do("plan reserve")
@@ -272,7 +270,7 @@ def test_report_of_an_older_ledger_head_is_denied(run):
     assert "report_before_commit" in codes(verdict_of(run, cumulative=older))
 
 
-def test_ledger_that_went_on_since_is_no_reason(run, tmp_path):
+def test_newer_ledger_records_do_not_deny(run, tmp_path):
     later = honest_run.start(tmp_path / "later", "tuesday", run.policy_root)
     later.do("plan reserve")
     assert verdict_of(run).allow
@@ -395,7 +393,7 @@ def test_simulation_on_the_same_users_is_listed(tmp_path):
     assert verdict_of(run).allow
 
 
-def test_blocks_charged_around_admission_are_denied(run):
+def test_blocks_charged_past_the_admission_check_are_denied(run):
     """A later record, well signed, that cuts the users into other blocks than the policy."""
     ledger = run.ledger()
     body = {**ledger.chain.records[1].body, "blocks": ["all/1"], "blocks_requested": ["all/1"]}
@@ -499,14 +497,14 @@ def changed_to(run, interval):
 
 
 @pytest.mark.planted_bug(19)
-def test_model_that_gains_nothing_over_its_public_start_is_denied_with_the_figure(run):
+def test_model_without_gain_over_its_backbone_is_denied(run):
     (reason,) = verdict_of(with_utility(run, **gaining(run, NO_GAIN))).reasons
     assert reason.code == "no_gain_over_public"
     assert "+20.0 points [+0.0, +40.0]" in reason.sentence
 
 
 @pytest.mark.planted_bug(19)
-def test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from(run):
+def test_gain_is_measured_against_the_best_baseline(run):
     utility = json.loads(run.utility.read_text())
     pixels, rates = utility["raw_pixels"], utility["raw_pixels"]["recall_at_far"]
     better = {
@@ -520,12 +518,12 @@ def test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from(run):
 
 
 @pytest.mark.planted_bug(19)
-def test_start_that_the_configuration_asks_for_is_measured(run):
+def test_required_baselines_must_be_measured(run):
     assert codes(verdict_of(with_utility(run, raw_pixels=None))) == ["utility_stale"]
 
 
 @pytest.mark.planted_bug(19)
-def test_gain_of_a_handful_of_identities_is_none(run):
+def test_few_identities_have_no_gain(run):
     sure = {"value": 0.2, "low": 0.1, "high": 0.3}
     evaluated = json.loads(run.utility.read_text())["evaluated"]
     for identities, denied in ((5, ["no_gain_over_public"]), (6, [])):
@@ -546,7 +544,7 @@ def test_model_worse_than_the_previous_release_is_denied_where_that_is_asked(tmp
         assert codes(denied) == ["worse_than_previous_release"]
 
 
-def test_previous_release_compared_in_one_place_only_gets_no_report(run):
+def test_previous_release_must_be_compared_everywhere(run):
     previous = json.loads(run.utility.read_text())["previous_release"]
     run.rewrite(run.utility, previous_release={**previous, "change": None})
     with pytest.raises(ArtifactError, match="utility_report"):
@@ -594,7 +592,7 @@ def test_rule_that_breaks_denies(allowed_run, monkeypatch, position):
     assert not verdict.reasons[0].waivable
 
 
-def test_store_that_cannot_be_reached_is_no_denial(run, monkeypatch):
+def test_unreachable_store_does_not_deny(run, monkeypatch):
     """Nothing was found wrong: a denial would cost another run, and a retry costs nothing."""
     from fedemb.release import decide as module
 

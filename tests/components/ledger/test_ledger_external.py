@@ -146,7 +146,7 @@ def test_loss_is_declared_in_exactly_one_valid_form(kit, form):
 
 
 @pytest.mark.parametrize("epsilon", [math.nan, math.inf, 1e308])
-def test_loss_that_is_no_number_is_refused(kit, epsilon):
+def test_nan_loss_is_refused(kit, epsilon):
     fields = {**vars(body(epsilon=1.0)), "epsilon": epsilon}
     with pytest.raises(Refused, match="declared loss"):
         kit.open().charge(ChargeRecord.model_construct(**fields), kit.owner)
@@ -212,7 +212,7 @@ def test_only_the_last_start_of_an_evaluation_goes_on(kit):
     assert len(kit.reader().state.evaluations) == 2, "both are counted"
 
 
-def test_what_was_never_trained_to_its_end_is_not_measured(kit):
+def test_evaluation_needs_a_committed_model(kit):
     ledger = kit.open()
     with pytest.raises(Refused, match="no committed model"):
         ledger.record_evaluation("monday", MODEL, evaluator(kit))
@@ -286,7 +286,7 @@ def _recomputed(charged: dict[str, int], noise: float) -> float:
 
 
 @pytest.mark.parametrize(("weeks", "seed"), [(10, 1), pytest.param(52, 2, marks=pytest.mark.slow)])
-def test_year_of_crashes_equals_an_independent_recomputation(tmp_path, weeks, seed):
+def test_a_year_of_crashes_matches_an_independent_ledger(tmp_path, weeks, seed):
     kit = kit_.make(tmp_path, epsilon_cap=6.0)
     random = np.random.default_rng(np.random.SeedSequence([seed]))
     charged, refused = _live(kit, random, weeks, noise=4.0, rounds=30)

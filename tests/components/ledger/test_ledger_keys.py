@@ -69,7 +69,7 @@ def test_destroyed_key_is_gone_and_its_name_is_never_used_again(keys):
         keys.create("reservation/monday-1")
 
 
-def test_key_whose_destroyer_was_killed_half_way_is_no_key(tmp_path, monkeypatch):
+def test_partly_destroyed_key_cannot_be_read(tmp_path, monkeypatch):
     keys = open_key_store(str(tmp_path / "keys"))
     keys.create("reservation/monday-1")
     path = tmp_path / "keys" / "reservation" / "monday-1"
@@ -94,7 +94,7 @@ def test_bytes_of_a_destroyed_key_are_overwritten(tmp_path):
     assert copy.read_bytes() != key
 
 
-def test_generations_of_a_signing_key_stand_side_by_side(keys):
+def test_old_and_new_signing_keys_coexist(keys):
     assert keys.newest("signing/report") == 0
     first = keys.load_or_create("signing/report")
     assert keys.newest("signing/report") == 1
@@ -106,7 +106,7 @@ def test_generations_of_a_signing_key_stand_side_by_side(keys):
     assert keys.newest("signing/gate") == 0
 
 
-def test_lost_race_for_a_key_is_no_generation(keys, monkeypatch):
+def test_lost_race_for_a_key_adds_no_generation(keys, monkeypatch):
     keys.create("signing/report")
     with monkeypatch.context() as raced:
         raced.setattr(type(keys), "used", lambda *_: False)  # another one creates it after the look
@@ -117,7 +117,7 @@ def test_lost_race_for_a_key_is_no_generation(keys, monkeypatch):
     assert keys.newest("signing/report") == number
 
 
-def test_what_a_killed_creation_left_goes_with_its_key(tmp_path, monkeypatch):
+def test_leftover_of_a_killed_key_creation_is_deleted_with_the_key(tmp_path, monkeypatch):
     keys = open_key_store(str(tmp_path / "keys"))
     folder = tmp_path / "keys" / "reservation"
     with monkeypatch.context() as killed:
@@ -133,7 +133,7 @@ def test_what_a_killed_creation_left_goes_with_its_key(tmp_path, monkeypatch):
     assert left == ["monday-1.destroyed", "monday-10"]
 
 
-def test_name_was_used_even_if_its_key_is_destroyed(keys):
+def test_destroyed_key_still_reserves_its_name(keys):
     assert not keys.used("ledger/weekly+1")
     keys.create("ledger/weekly+1")
     assert keys.used("ledger/weekly+1")
@@ -142,7 +142,7 @@ def test_name_was_used_even_if_its_key_is_destroyed(keys):
     assert not keys.exists("ledger/weekly+1")
 
 
-def test_secret_left_without_a_version_by_a_kill_is_completed():
+def test_secret_without_a_version_is_completed():
     client = FakeSecretManager()
     store = SecretManagerKeyStore("project", client=client)
     client.create_secret("", store._secret_id("policy/p"), {})
@@ -162,7 +162,7 @@ def test_keys_are_private_to_their_owner(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["", "policy", "signing/gate"])
-def test_key_folder_that_everybody_may_write_is_refused(tmp_path, folder, monkeypatch):
+def test_world_writable_key_folder_is_refused(tmp_path, folder, monkeypatch):
     """A person who may write there can replace a key by their own."""
     keys = open_key_store(str(tmp_path / "keys"))
     name = "signing/gate" if folder.startswith("signing") else "policy/p"
@@ -183,7 +183,7 @@ def test_key_folder_that_everybody_may_write_is_refused(tmp_path, folder, monkey
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
-def test_key_of_another_length_is_no_key(tmp_path, size):
+def test_key_of_wrong_length_is_refused(tmp_path, size):
     keys = open_key_store(str(tmp_path / "keys"))
     keys.create("policy/p")
     (tmp_path / "keys" / "policy" / "p").write_bytes(bytes(size))
@@ -195,7 +195,7 @@ def test_key_of_another_length_is_no_key(tmp_path, size):
     "name",
     ["policy/../x", "other/x", "policy/", "policy/a/b", "x", "policy/a@2", "signing/a@0"],
 )
-def test_names_that_could_lead_elsewhere_are_refused(keys, name):
+def test_names_that_leave_the_store_are_refused(keys, name):
     with pytest.raises(Refused):
         keys.create(name)
 
@@ -269,7 +269,7 @@ def test_signature_binds_content_and_role(signer, trust):
         check(signed, trust, "ledger")
 
 
-def test_trust_store_keeps_what_it_was_given(trust, tmp_path):
+def test_trust_store_round_trip(trust, tmp_path):
     trust.save(tmp_path / "trust.json")
     assert TrustStore.load(tmp_path / "trust.json").keys == trust.keys
     odd = dataclasses.replace(trust.keys[0], role="emperor")
@@ -403,7 +403,7 @@ STEPS = ("plan", "reserve", "partition", "train", "measure", "account", "gate")
         for step in STEPS[1:]
     ],
 )
-def test_run_goes_on_over_a_rotation_between_any_two_steps(tmp_path, last):
+def test_run_continues_after_a_key_rotation_between_steps(tmp_path, last):
     run = honest_run.start(tmp_path)
     run.do("plan reserve")
     pinned = tmp_path / "pinned.json"
@@ -423,7 +423,7 @@ def test_run_goes_on_over_a_rotation_between_any_two_steps(tmp_path, last):
         assert problems_of(bundle, pinned, run.ledger_uri) == []
 
 
-def test_what_no_record_names_counts_under_no_key_retired_before_the_report(tmp_path, monkeypatch):
+def test_unrecorded_documents_signed_by_retired_keys_are_rejected(tmp_path, monkeypatch):
     """With the retired key of `evaluate` or `audit` somebody could have written them since."""
     run = honest_run.start(tmp_path)
     for step in STEPS[: STEPS.index("account")]:
@@ -487,7 +487,7 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
 # ---- several policies -------------------------------------------------------------------------
 
 
-def test_all_policies_of_a_root_are_rotated_and_a_cut_short_rotation_is_made_good(kit, monkeypatch):
+def test_rotation_covers_all_policies_and_can_be_repeated(kit, monkeypatch):
     for name in ("monthly", "yearly"):
         begin_policy(open_ledger(kit.ledger_uri, name, trust=kit.trust), kit_.terms(), kit.keys)
     honest = Ledger.rotate

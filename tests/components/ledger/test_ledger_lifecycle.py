@@ -128,9 +128,7 @@ CUTS = [
 
 @pytest.mark.parametrize(("cohort", "buckets", "blocks"), CUTS)
 @pytest.mark.parametrize("purpose", ["release", "simulation"])
-def test_blocks_that_cut_the_users_otherwise_are_refused(
-    tmp_path, cohort, buckets, blocks, purpose
-):
+def test_blocks_with_another_assignment_are_refused(tmp_path, cohort, buckets, blocks, purpose):
     """Otherwise, half or all of the users would start with an unspent budget."""
     kit = kit_.make(tmp_path, users=kit_.users(cohort, buckets))
     with pytest.raises(Refused, match="blocks_per_cohort"):
@@ -148,7 +146,7 @@ def test_blocks_that_cut_the_users_otherwise_are_refused(
     ],
     ids=str,
 )
-def test_reservation_written_around_admission_is_found(tmp_path, body):
+def test_reservation_written_past_the_admission_check_is_found(tmp_path, body):
     kit = kit_.make(tmp_path, users=kit_.users(buckets=2))
     kit_.forge(
         kit.ledger_uri,
@@ -309,7 +307,7 @@ def test_a_ledger_older_than_the_training_binds_it_to_nothing(kit, tmp_path, inp
     assert kit.open().attempt(reservation).bind is None
 
 
-def test_a_trainer_that_has_not_read_the_bind_of_another_is_not_refused(kit, reserved):
+def test_concurrent_equal_binds_are_accepted(kit, reserved):
     late = kit.open()
     ledger, reservation = reserved
     kit.keys.create(unbound_key_name("monday", 1))
@@ -380,7 +378,7 @@ def test_round_log_must_be_signed_by_a_trainer(kit, bound):
         kit.open().verify()
 
 
-def test_simulation_is_written_down_charges_nothing_and_is_never_released(kit):
+def test_simulation_is_recorded_uncharged_and_never_released(kit):
     ledger = kit.open()
     reservation = ledger.reserve(
         run_id="study", content=kit_.content(noise=0.3, rounds=500, purpose="simulation")
@@ -497,7 +495,7 @@ def test_changed_last_record_is_found_even_for_display(tmp_path, signatures, how
         chain.refresh(signatures=signatures)
 
 
-def test_terms_of_a_policy_are_fixed_for_life(kit):
+def test_terms_are_fixed_for_the_policy(kit):
     with pytest.raises(Refused, match="epsilon_cap"):
         kit.open().create_policy(kit_.terms(epsilon_cap=9.0), kit.owner)
     assert kit.open().create_policy(kit_.terms(), kit.owner).sequence == 0
@@ -525,7 +523,7 @@ def test_process_with_another_clock_than_the_file_system_writes_nothing(kit, mon
     assert kit.open().head.sequence == 0
 
 
-def test_times_never_go_back_when_the_clock_does(kit, monkeypatch):
+def test_record_times_are_monotonic(kit, monkeypatch):
     ledger = kit.open()
     before = ledger.reserve(run_id="today", content=kit_.content())
 
@@ -538,7 +536,7 @@ def test_times_never_go_back_when_the_clock_does(kit, monkeypatch):
 
 
 @pytest.mark.parametrize("days", [-365, 365])
-def test_record_is_not_dated_by_a_clock_that_is_not_the_stores(kit, monkeypatch, days):
+def test_record_time_is_checked_against_the_store_clock(kit, monkeypatch, days):
     ledger = kit.open()
     there = datetime.now(UTC) - timedelta(days=days)
     monkeypatch.setattr(LocalStore, "clock", lambda self: there)
@@ -559,7 +557,7 @@ def test_lost_object_is_found_and_named(kit, lost):
         kit.open()
 
 
-def test_tail_cut_together_with_the_head_is_found_by_a_reservation(kit):
+def test_ledger_cut_with_its_heads_is_found_at_reservation(kit):
     ledger = kit.open()
     ledger.reserve(run_id="monday", content=kit_.content())
     lost = ledger.reserve(run_id="tuesday", content=kit_.content())
@@ -618,7 +616,7 @@ def test_charge_above_the_cap_in_a_well_signed_ledger_is_found_by_verify(tmp_pat
         kit.open().verify()
 
 
-def test_price_that_is_no_number_pays_for_nothing(kit, monkeypatch):
+def test_nan_price_is_refused(kit, monkeypatch):
     ledger = kit.open()
     ledger.reserve(run_id="monday", content=kit_.content())
     price_of = ledger_state.spent
@@ -633,7 +631,7 @@ def test_price_that_is_no_number_pays_for_nothing(kit, monkeypatch):
         kit.open().verify()
 
 
-def test_reservation_that_says_something_else_than_its_record_is_refused(reserved):
+def test_reservation_that_differs_from_its_record_is_refused(reserved):
     ledger, reservation = reserved
     forged = reservation.model_copy(update={"blocks": ["all/0", "all/1"]})
     with pytest.raises(LedgerError, match="something else"):
@@ -661,7 +659,7 @@ def test_reader_cannot_write(kit):
 # ---- One place trains a reservation, and a reservation is bound or given back, never both ----
 
 
-def test_second_private_root_is_refused_and_the_first_goes_on(kit):
+def test_second_private_root_is_refused(kit):
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
     first = kit_.bind(ledger, reservation, root="here")
@@ -671,7 +669,7 @@ def test_second_private_root_is_refused_and_the_first_goes_on(kit):
     assert kit.open().head == first
 
 
-def test_neither_a_copy_nor_the_same_path_elsewhere_is_the_place_that_was_claimed(tmp_path):
+def test_copied_or_recreated_store_has_another_claim(tmp_path):
     here, there, key = tmp_path / "here", tmp_path / "there", bytes(32)
     first = claim(open_store(here), key)
     assert claim(open_store(here), key) == first
@@ -696,7 +694,7 @@ def _interleaved(kit, monkeypatch, first, second):
 
 
 @pytest.mark.parametrize("order", ["void in a bind", "bind in a void", "bind in a bind"])
-def test_who_is_overtaken_between_reading_and_writing_is_refused(kit, monkeypatch, order):
+def test_concurrent_void_and_bind_cannot_both_succeed(kit, monkeypatch, order):
     reservation = kit.open().reserve(run_id="monday", content=kit_.content())
     acts = {
         "void": lambda: kit.open().void(reservation, "no user came"),
@@ -715,13 +713,13 @@ def test_who_is_overtaken_between_reading_and_writing_is_refused(kit, monkeypatc
 
 
 @pytest.mark.parametrize("rule", ["nfkc-number/2", "hmac-sha256/1"])
-def test_rule_of_ids_stays_for_life(rule):
+def test_id_rule_is_fixed_for_the_policy(rule):
     asked = terms_of(config(), None)
     other = asked.identifiers.replace(rule, "another/9")
     assert replace(asked, identifiers=other).differences(asked)
 
 
-def test_how_images_without_users_are_told_apart_stays_for_life():
+def test_image_identity_rule_is_fixed_for_the_policy():
     """Their bytes and their names are other units: who was measured exactly would train."""
 
     def terms(kind, **changes):
@@ -743,7 +741,7 @@ def test_how_images_without_users_are_told_apart_stays_for_life():
         assert not terms("parquet", **users).differences(terms(kind, **users))
 
 
-def test_which_classes_can_be_held_out_stays_for_life():
+def test_held_out_classes_are_fixed_for_the_policy():
     """A class that was held out under one list of classes could train under another."""
 
     def held_out(*classes):

@@ -37,7 +37,7 @@ def _jobs(receiver):
 
 
 @pytest.mark.parametrize("forged", ["users", "model", "reservation", "plan"])
-def test_denied_run_tells_digests_of_report_and_verdict_alone(receiving, tmp_path, forged):
+def test_denied_run_publishes_only_digests(receiving, tmp_path, forged):
     run = honest_run.start(tmp_path / "run").until_gate()
     if forged == "users":
         _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
@@ -75,7 +75,7 @@ def test_commitments_before_the_gate_are_those_of_the_ledger(receiving, tmp_path
     assert FORGED not in run.lineage.read_text()
 
 
-def test_simulation_whose_documents_nobody_compared_tells_no_commitment(receiving, tmp_path):
+def test_unverified_simulation_shows_no_commitment(receiving, tmp_path):
     run = honest_run.start(tmp_path / "run", purpose="simulation").until_gate()
     _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
     receiver = receiving()
@@ -83,7 +83,7 @@ def test_simulation_whose_documents_nobody_compared_tells_no_commitment(receivin
     assert {"users", "evaluation_identities"}.isdisjoint(_versions(receiver.events))
 
 
-def test_receiver_hears_of_no_release_that_was_refused(receiving, tmp_path):
+def test_lineage_of_a_refused_release_is_not_sent(receiving, tmp_path):
     receiver = receiving()
     run = honest_run.start(tmp_path / "run").until_gate()
     run.do_gate()
@@ -96,7 +96,7 @@ def test_receiver_hears_of_no_release_that_was_refused(receiving, tmp_path):
     assert "release_model" not in _jobs(receiver)
 
 
-def test_receiver_hears_of_a_release_once_the_ledger_has_it(receiving, tmp_path):
+def test_lineage_of_a_release_is_sent_after_its_record(receiving, tmp_path):
     receiver = receiving()
     run = honest_run.start(tmp_path / "run").until_gate()
     run.do_gate()
@@ -193,7 +193,7 @@ def _write(path):
     lineage.write(path, "run-1", STEPS, **digests, time=time)
 
 
-def test_what_is_sent_is_the_file_or_nothing_if_disabled(settings, receiving, tmp_path):
+def test_lineage_events_sent_equal_the_file_unless_disabled(settings, receiving, tmp_path):
     receiver = receiving()
     _write(tmp_path / "plain")
     disabled = settings()
@@ -225,7 +225,7 @@ def _sentence(caplog) -> str:
     return message
 
 
-def test_receiver_that_is_down_is_a_sentence_and_the_file_is_whole(tmp_path, monkeypatch, caplog):
+def test_unreachable_lineage_receiver_keeps_the_file(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
     started = time.monotonic()
     _emit(tmp_path / "lineage.jsonl")

@@ -83,7 +83,7 @@ def test_duplicates_are_dropped_within_a_user_only(partition: Partitioner) -> No
     assert len(everyone[user_key("user 1")].images) == 3
 
 
-def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner) -> None:
+def test_partition_without_valid_records_writes_complete_artifacts(partition: Partitioner) -> None:
     result = partition([{"image": b"x", "user_id": "a", "label": "b"}])
     assert result.counts["not_decodable"] == 1
     assert len(UserStore(VerifiedFolder(result.root / "users"))) == 0

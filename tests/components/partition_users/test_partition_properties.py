@@ -46,7 +46,7 @@ def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partition
         assert frozenset().union(*groups) == training
 
 
-def test_spill_returns_what_it_was_given_and_orders_it_alike(tmp_path: Path) -> None:
+def test_spill_round_trip_keeps_the_order(tmp_path: Path) -> None:
     """With and without a file, and while several workers write to one file."""
     data = [bytes([n]) * (n + 1) for n in range(200)]
     orders = []
@@ -163,7 +163,7 @@ POISSON = {
 
 
 @pytest.mark.parametrize("key", range(5))
-def test_a_number_of_listed_classes_is_held_out_and_others_go_nowhere(key: int) -> None:
+def test_listed_classes_are_held_out_and_unlisted_dropped(key: int) -> None:
     classes = [str(n) for n in range(10)]
     evaluation = {"by": "hash", "fraction": 0.1, "classes": classes}
     config = make_config(
@@ -234,7 +234,7 @@ def test_only_users_of_reserved_blocks_of_a_cohort_train(partition: Partitioner)
     assert some == expected
 
 
-def test_user_of_several_cohorts_goes_nowhere(partition: Partitioner) -> None:
+def test_user_in_several_cohorts_is_dropped(partition: Partitioner) -> None:
     """Whichever cohort a rule picked, another one would be charged once records come or go."""
     rows = [{**row, "month": f"2026-0{1 + n % 3}"} for n, row in enumerate(rows_of(12, images=1))]
     moved = [{**row, "month": "2026-03", "image": rows_of(99)[-1]["image"]} for row in rows[:1]]
@@ -320,7 +320,7 @@ def test_share_of_users_held_out_is_the_fraction() -> None:
 
 
 @given(st.lists(st.binary(min_size=8, max_size=8), min_size=2), st.integers(1, 1000))
-def test_shards_ascend_with_the_key(keys: list[bytes], shards: int) -> None:
+def test_shards_are_ordered_by_user_key(keys: list[bytes], shards: int) -> None:
     numbers = [shard_of(key, shards) for key in sorted(keys)]
     assert numbers == sorted(numbers)
     assert 0 <= numbers[0] <= numbers[-1] < shards
@@ -350,7 +350,7 @@ def test_one_held_out_image_holds_out_the_whole_user(train, held):
 # ---- A resumed training keeps its original users, also those deleted at the source since ----
 
 
-def test_training_that_began_keeps_its_users_though_the_source_changed(tmp_path):
+def test_resumed_training_keeps_its_original_users(tmp_path):
     config = reserved_config(tmp_path, users=30)
     reserve_for(config, tmp_path)
     context = context_of(config, tmp_path)

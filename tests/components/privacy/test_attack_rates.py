@@ -70,12 +70,12 @@ def test_bound_of_one_guarantee_follows_its_definition():
     assert attack_bound(math.inf, 1e-5, 0.01) == 1.0
 
 
-def test_without_noise_every_unit_is_found():
+def test_attack_finds_every_unit_without_noise():
     assert attack_rates(dpe.NonPrivateDpEvent(), ADD) == [(r, 1.0) for r in FALSE_POSITIVE_RATES]
 
 
 @pytest.mark.planted_bug(15)
-def test_figures_are_rounded_up_only():
+def test_epsilon_is_rounded_up():
     numbers = np.random.default_rng(0).lognormal(0, 5, 2_000)
     for number in numbers:
         assert number <= rounded_up(float(number)) * (1 + 1e-9)
@@ -172,7 +172,7 @@ def test_slightly_too_little_noise_shows_over_a_run():
         assert receipts.found.together is sound
 
 
-def test_receipts_go_on_where_they_stood():
+def test_noise_receipts_continue_after_a_resume():
     plan, whole, parts = make_plan(rounds=4, **PLAN), None, None
     means = [
         (gaussian(tensor_key(b"k", bytes([n]), "update"), 99) / plan.normalizer).astype(np.float32)

@@ -50,7 +50,7 @@ def furthest(record_of=record, **changes):
     )
 
 
-def test_no_user_moves_the_sum_by_more_than_the_clip():
+def test_user_changes_the_sum_by_at_most_the_clip():
     assert 0.9 < furthest() <= 1.0  # nearly reached, so little noise is wasted
 
 
@@ -63,7 +63,7 @@ def test_rounding_to_a_coarse_grid_leaves_no_record_outside_the_ball(bits):
         assert np.linalg.norm(found.astype(float)) <= 2.0**bits
 
 
-def test_one_record_has_no_order():
+def test_covariance_record_ignores_image_order():
     random = np.random.default_rng(2)
     features, labels = random.normal(size=(9, DIM)), np.arange(9) % 2
     order = random.permutation(9)
@@ -184,7 +184,7 @@ def test_events_of_the_rounds_compose_to_the_event_of_the_run():
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("least_squares", 2), ("covariance", 1)])
-def test_everybody_is_in_every_round(kind, rounds):
+def test_every_user_participates_in_every_round(kind, rounds):
     plan = make_plan(kind)
     assert plan.rounds == rounds
     world = World(range(50), 40)
@@ -228,7 +228,7 @@ def moved_furthest(total=sums.moment_sum):
     )
 
 
-def test_no_unit_moves_the_sum_by_more_than_the_clip():
+def test_unit_changes_the_sum_by_at_most_the_clip():
     assert 0.999 < moved_furthest() <= 1.0  # reached, so no noise is wasted
 
 

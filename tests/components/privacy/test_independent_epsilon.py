@@ -242,7 +242,7 @@ def test_dp_accounting_computes_this_pair_under_replace_one(q, sigma, epsilon):
     assert theirs == pytest.approx(ours, rel=5e-3, abs=1e-7)
 
 
-def test_users_grouped_after_sampling_are_worse_than_the_antipodal_pair():
+def test_grouping_after_sampling_costs_more_than_whole_clients():
     """The 2C pair N(0) against (1-q) N(0) + q N(2c) is not dominated: a test of the test."""
     q, c, alpha = 0.05, 1.0, math.e
     x = np.linspace(-14, 14, 20001)

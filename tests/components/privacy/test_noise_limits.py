@@ -210,7 +210,7 @@ def test_round_that_stands_for_itself_may_be_repeated_and_gives_the_same_bits():
     np.testing.assert_array_equal(first.mean, again.mean)
 
 
-def test_so_many_values_as_the_sampler_is_accounted_for_are_the_last_that_are_drawn():
+def test_sampler_stops_at_its_accounted_number_of_values():
     plan = make_plan(rounds=4)
     limit = noise.MAX_NORMALS // (2 * plan.rounds)
     source = mechanism(plan)

@@ -150,7 +150,7 @@ def test_the_unit_is_named_where_a_reader_looks():
     assert image.digest != user.digest
 
 
-def test_a_policy_keeps_its_unit_for_life():
+def test_unit_is_fixed_for_the_policy():
     ours = terms_of(settings(), None)
     (first, *_) = ours.differences(terms_of(settings("image", None), None))
     differences = ours.differences(terms_of(settings("image", None), None))
@@ -234,7 +234,7 @@ def test_a_unit_is_known_by_its_hash_and_not_by_its_place():
     assert by_row[0] != by_row[1]  # what a seed by place would have seen
 
 
-def test_the_divisor_is_planned_and_never_who_showed_up():
+def test_normalizer_is_planned_not_realised():
     plan = make_plan("poisson_gaussian", units_per_round=20)
     assert plan.normalizer == 20.0
     sizes = {len(sample(plan, ROOT, r, World(range(80), 40))) for r in range(10)}
@@ -251,7 +251,7 @@ def _plan(**changes):
     return make_plan("capped_image_poisson", **changes)
 
 
-def test_whoever_plans_it_says_how_many_images_one_user_may_have():
+def test_capped_image_plan_needs_max_images_per_user():
     section = CappedImagePoissonConfig(
         rounds=20, sampling_probability=0.1, images_per_round=40, noise_multiplier=3.0
     )
@@ -342,7 +342,7 @@ def test_no_directions_of_a_users_images_cost_more_than_is_priced(vectors):
 
 
 @pytest.mark.statistical
-def test_price_is_tight_where_all_images_say_the_same():
+def test_price_is_tight_for_equal_records():
     priced = _of_one_round(binomial_mixture(MOST, Q_CAPPED, NOISE))[0]
     terms = np.maximum(0.0, -np.expm1(0.5 - _losses(SAME, _own_coins)[0]))
     assert priced.delta(0.5) <= 1.02 * terms.mean()
@@ -389,7 +389,7 @@ def test_each_image_has_a_coin_of_its_own():
     assert _coin_problems(_taken(_sampled)) == []
 
 
-def test_others_move_no_image():
+def test_removing_a_user_changes_no_coin_of_other_images():
     plan = _plan(images_per_user=MOST)
     keys = np.random.default_rng(0).integers(0, 2**63, 50)
 
@@ -413,7 +413,7 @@ MECHANISM = {
 UNIT = {"images_per_unit": 1, "microbatch": 4}
 
 
-def test_it_has_no_price_but_the_mixtures():
+def test_capped_image_poisson_is_priced_by_pld_only():
     event = _plan(images_per_user=3).event()
     assert event_from_json(event_to_json(event)) == event
     with pytest.raises(UnsupportedAccounting):
@@ -435,7 +435,7 @@ def test_it_has_no_price_but_the_mixtures():
         ),
     ],
 )
-def test_what_contradicts_it_is_refused(changes, words):
+def test_settings_that_contradict_capped_image_poisson_are_refused(changes, words):
     settings = {"mechanism": MECHANISM, "training.unit_gradient": UNIT}
     base = classifier_config(**settings)
     with pytest.raises(ValueError, match=words):
@@ -444,7 +444,7 @@ def test_what_contradicts_it_is_refused(changes, words):
 
 @pytest.mark.long
 @pytest.mark.parametrize("trainable", ["all", "head"])
-def test_it_trains_on_one_image_of_a_user_at_a_time(tmp_path, trainable, monkeypatch):
+def test_capped_image_poisson_loads_one_image_per_unit(tmp_path, trainable, monkeypatch):
     from fedemb.training.trainer import ClientLoader
 
     seen = []

@@ -74,7 +74,7 @@ events = st.recursive(
 )
 
 
-def test_a_guarantee_names_the_rounds_of_its_event_or_those_it_is_told():
+def test_guarantee_names_the_rounds():
     event = group_event(0.1, 4.0, 7)
     assert price(event, Relation.REPLACE_ONE, 1e-5).rounds == 7
     assert price(event, Relation.REPLACE_ONE, 1e-5, rounds=5).rounds == 5
@@ -110,7 +110,7 @@ def test_events_with_bad_numbers_are_refused_in_both_directions(value):
         {"type": "poisson_sampled", "sampling_probability": 0.0, "event": {"type": "no_op"}},
     ],
 )
-def test_what_we_did_not_write_is_refused(value):
+def test_malformed_event_json_is_refused(value):
     with pytest.raises(ArtifactError):
         event_from_json(value)
 
@@ -207,7 +207,7 @@ def test_no_privacy_is_infinite_and_says_so():
 # ---- values -------------------------------------------------------------------------------------
 
 
-def test_worked_example():
+def test_worked_example_of_the_accounting_page():
     """docs/privacy/accounting.md#worked-example: n = 1e5, 2048 users a round, T = 1000."""
     delta = 1e5**-1.1
     for sigma, ours, by_renyi, doubled in ((2.0, 2.85, 3.07, 4.29),):
@@ -285,7 +285,7 @@ def test_infinite_epsilon_names_the_limit_at_its_delta():
     assert "1e-13" in text
 
 
-def test_sampler_is_too_coarse_for_a_huge_epsilon():
+def test_huge_epsilon_exceeds_the_sampler_precision():
     assert with_sampler_share(lambda d: 40.0, 1e-5, 1) == math.inf
     assert with_sampler_share(lambda d: 1e4, 1e-5, 1) == math.inf
     assert with_sampler_share(lambda d: math.inf, 1e-5, 1) == math.inf
@@ -352,7 +352,7 @@ def test_epsilon_falls_with_noise_and_grows_with_rounds_and_sampling(q, sigma, r
 
 @settings(max_examples=5, deadline=None)
 @given(q=st.floats(0.01, 0.3), sigma=st.floats(3, 6), rounds=st.integers(1, 20))
-def test_honest_figure_lies_between_the_naive_and_the_doubled_one(q, sigma, rounds):
+def test_price_lies_between_naive_and_doubled_sensitivity(q, sigma, rounds):
     """PLD at sensitivity C is too small, users grouped after sampling (2C) costs more."""
 
     def add(noise):
@@ -402,7 +402,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize(("event", "relation"), QUICK, ids=range(len(QUICK)))
-def test_quick_bound_is_never_optimistic_and_close(event, relation):
+def test_quick_bound_is_pessimistic_and_close(event, relation):
     exact, quick = price(event, relation, 1e-6).epsilon, upper_bound(event, relation, 1e-6)
     # Each is an upper bound; the truth is below the fine grid's by less than its own error.
     assert exact * (1 - 1e-5) <= quick <= exact * (1 + losses.QUICK_TOLERANCE)

@@ -87,7 +87,7 @@ def test_bad_numbers_are_refused_with_a_sentence(field, bad):
         make_plan(**{field: bad})
 
 
-def test_more_refusals():
+def test_probability_overflow_and_noise_bounds_are_refused():
     with pytest.raises(ConfigError, match="sampling_probability"):
         make_plan(sampling_probability=1.5)
     with pytest.raises(ConfigError, match="overflow"):
@@ -104,7 +104,7 @@ def test_more_refusals():
 
 
 @pytest.mark.parametrize("kind", ["tree_aggregation"])
-def test_correlated_noise_is_left_more_room_in_the_word(kind):
+def test_correlated_noise_reserves_more_integer_bits(kind):
     """Rows of it add up draws of many rounds, so what just fits otherwise is refused."""
     loud = 1e6
     assert make_plan(noise_multiplier=loud).private

@@ -243,7 +243,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_state_holds_nothing_of_the_sums(name):
+def test_tree_state_holds_no_sums(name):
     """Sums enter the state through keyed tags only: no number of theirs."""
     m = mechanism(PLANS[name])
     play(m, range(min(3, m.plan.rounds)))
@@ -394,7 +394,7 @@ def test_round_r_uses_grouping_r_mod_groupings():
         assert {grouping for grouping, _ in clients} <= {r % 3}
 
 
-def test_same_key_same_clients_and_another_key_others():
+def test_sampled_clients_depend_on_the_key_only():
     world, plan = World(USERS, 40), make_plan()
     assert sampled(plan, world) == sampled(plan, world)
     assert sampled(plan, world) != sampled(plan, world, key=bytes(32))
@@ -416,7 +416,7 @@ def test_cyclic_schedule_is_even_and_can_be_entered_anywhere():
     [[[0], [1], [2], [3], [0]], [*([[r % 5] for r in range(20)]), [0]], [[0, 0]]],
     ids=["too soon", "too often", "twice"],
 )
-def test_turns_against_the_price_are_refused(groups):
+def test_participations_that_differ_from_the_price_are_refused(groups):
     """The price rests on the separation, so a fault of the schedule must not go unnoticed."""
     plan = make_plan("tree_aggregation")
     assert (plan.min_separation, plan.max_participations) == (5, 4)
@@ -446,7 +446,7 @@ def test_coin_threshold_never_exceeds_the_probability():
     assert coin_threshold(0.1) / 2**64 <= 0.1
 
 
-def test_more_units_or_images_than_a_sum_has_room_for_are_refused(monkeypatch):
+def test_units_beyond_the_exact_sum_are_refused(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_UNITS", 10)
     assert sampling.sample_units(0.5, ROOT, World(range(10), 4)) is not None
     assert sampling.sample_images(2, 0.5, ROOT, World(range(5), 4)) is not None

@@ -54,9 +54,7 @@ ATTACKS = [_training_users, _other_people, _one_byte, _link_to_training_users]
 @pytest.mark.parametrize(
     "step", [evaluate_model, audit_privacy], ids=lambda step: step.__name__.split(".")[-1]
 )
-def test_replaced_evaluation_people_are_neither_read_nor_counted(
-    run, tmp_path, monkeypatch, step, attack
-):
+def test_replaced_held_out_users_are_refused_unread(run, tmp_path, monkeypatch, step, attack):
     """Otherwise a verified release prints figures of training users as those of held-out ones."""
     attack(run)
     if step is evaluate_model:  # the audit first reads the training users, who are genuine
@@ -85,7 +83,7 @@ def test_replaced_training_users_do_not_train_the_baseline(run, tmp_path):
     assert len(run.context(config()).ledger.chain.records) == records
 
 
-def test_another_private_root_is_read_if_it_holds_the_same_people(run):
+def test_moved_private_root_with_the_same_users_is_accepted(run):
     context = run.context(config())
     shutil.copytree(run.root / "private", run.root / "moved")
     context.given["private_root"] = str(run.root / "moved")
@@ -94,7 +92,7 @@ def test_another_private_root_is_read_if_it_holds_the_same_people(run):
         assert len(UserStore(folder)) == 72
 
 
-def test_people_of_another_run_or_attempt_are_refused(run):
+def test_users_of_another_run_or_attempt_are_refused(run):
     """Equal folders of two runs have different commitments."""
     run.reserve(config(purpose="simulation"), "run-2")
     (run.root / "private" / "run-2").symlink_to(run.private)
@@ -222,7 +220,7 @@ def test_an_error_of_the_step_itself_comes_first(run):
         step(folder)
 
 
-def test_a_missing_folder_is_one_sentence(run, tmp_path):
+def test_missing_folder_is_an_error(run, tmp_path):
     shutil.rmtree(run.private / "evaluation")
     with pytest.raises(FedEmbError, match="there is nothing at"):
         evaluate_model.run(run.context(config(), tmp_path))
@@ -327,7 +325,7 @@ def test_every_access_to_private_data_is_listed():
         "self.context.private_root",
     ],
 )
-def test_a_new_access_is_noticed(line):
+def test_access_scanner_finds_private_access(line):
     assert accesses(f"def step(context):\n    with_it = {line}\n")
 
 

@@ -71,7 +71,7 @@ def test_a_wheel_has_the_digest_of_its_checkout(package):
         ("requirements/docs.txt", lambda text: f"{text}\n", False),
     ],
 )
-def test_what_a_reservation_binds_of_the_code(package, name, change, bound):
+def test_code_digest_covers_exactly_the_bound_files(package, name, change, bound):
     before, path = provenance.code_digest(), package / name
     path.write_text(change(path.read_text()))
     _forget()

@@ -206,7 +206,7 @@ def test_every_file_changed_or_dropped_is_named(released, copy):
     assert problems_of(str(copy), trust(released)) == []
 
 
-def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path):
+def test_key_inside_the_bundle_is_not_trusted(released, copy, tmp_path):
     stranger = trust_of(open_key_store(str(tmp_path / "stranger")))
     stranger.save(tmp_path / "trust.json")
     shutil.copy(trust(released), copy / "trust.json")
@@ -218,7 +218,7 @@ def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path)
     assert "no key of the trust file signed its first record" in problem
 
 
-def test_ledger_that_forgot_the_release_is_found(released, tmp_path):
+def test_ledger_without_the_release_record_is_found(released, tmp_path):
     shutil.copytree(released.ledger_uri, tmp_path / "ledger")
     (tmp_path / "ledger" / "weekly" / "00000004.json").unlink()
     shutil.rmtree(tmp_path / "ledger" / "weekly" / "heads")
@@ -277,7 +277,7 @@ def test_raw_artifact_cannot_get_into_a_bundle(tmp_path):
         bundle.place(Raw(tmp_path / "scores.parquet"), tmp_path, "scores.parquet")
 
 
-def test_text_of_others_in_the_card_has_no_markup_of_its_own():
+def test_foreign_text_in_the_card_is_escaped():
     from fedemb.reports.report import as_text
 
     words = "mine\n## Privacy\r\nepsilon 0 <script>[x](https://evil) `a` \x1b[2J**b**"
@@ -319,7 +319,7 @@ def killed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["README.md", "privacy_report.html"])
-def test_changed_tree_is_not_taken_over(killed, name):
+def test_changed_tree_is_not_reused(killed, name):
     releases = killed.root / "releases"
     path = releases / "glyphs" / "1.0" / name
     whole = path.read_bytes()

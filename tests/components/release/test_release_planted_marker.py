@@ -79,7 +79,7 @@ def test_reader_of_photos_that_the_release_key_signed_anew_is_refused(released_r
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["theirs", "ours"])
-def test_marker_of_a_bundle_of_a_stranger_is_refused(allowed_run, tmp_path, signed):
+def test_marker_of_a_foreign_bundle_is_refused(allowed_run, tmp_path, signed):
     """A whole bundle of the same name, model and run, signed by keys of another policy owner."""
     run = honest_run.copy_of(allowed_run, tmp_path / "run")
     stranger = honest_run.start(tmp_path / "stranger")
@@ -104,7 +104,7 @@ def test_marker_of_a_bundle_of_a_stranger_is_refused(allowed_run, tmp_path, sign
         ("attempt", 2, "with another model"),
     ],
 )
-def test_bent_marker_of_a_genuine_bundle_is_refused(released_run, tmp_path, field, value, said):
+def test_changed_marker_of_a_genuine_bundle_is_refused(released_run, tmp_path, field, value, said):
     run = honest_run.copy_of(released_run, tmp_path / "run")
     genuine = _genuine(released_run)
     (run.root / "release.json").unlink()

@@ -83,7 +83,7 @@ def test_kubeflow_knows_the_release_once_with_its_price_and_its_gain(release):
 
 @pytest.mark.long  # imports MLflow
 @pytest.mark.parametrize("status", [401, 500])
-def test_registry_that_refuses_is_said_with_its_answer(release, receiver, status):
+def test_registry_refusal_is_reported_with_its_answer(release, receiver, status):
     receiver.status = status
     assert str(status) in register(release, f"mlflow+{receiver.url}")
     assert register(release, f"kubeflow+{receiver.url}") != ""
@@ -91,7 +91,7 @@ def test_registry_that_refuses_is_said_with_its_answer(release, receiver, status
 
 @pytest.mark.long
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_no_token_follows_to_where_a_registry_sends_on(  # noqa: PLR0917
+def test_registry_token_is_not_sent_to_redirects(  # noqa: PLR0917
     release, receiver, stranger, status, monkeypatch, tmp_path
 ):
     """The token of a registry is not sent to another address."""
@@ -119,7 +119,7 @@ def told(monkeypatch):
     return found
 
 
-def test_release_tells_its_registries_and_stands_where_one_fails(tmp_path, told, caplog):
+def test_failed_registry_does_not_undo_the_release(tmp_path, told, caplog):
     addresses = ["mlflow+https://dead.example", "kubeflow+https://registry.example"]
     run = honest_run.start(tmp_path / "run", storage={"registries": addresses}).until_gate()
     run.do_gate()
@@ -136,7 +136,7 @@ def test_release_tells_its_registries_and_stands_where_one_fails(tmp_path, told,
     assert len({release.properties[BUNDLE] for release, _ in told}) == 1
 
 
-def test_nobody_is_told_of_a_denied_run(tmp_path, told):
+def test_denied_run_is_not_registered(tmp_path, told):
     policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
     storage = {"registries": ["mlflow+https://mlflow.example"]}
     run = honest_run.start(tmp_path / "run", policy=policy, storage=storage).until_gate()
@@ -147,7 +147,7 @@ def test_nobody_is_told_of_a_denied_run(tmp_path, told):
     assert told == []
 
 
-def test_register_tells_again_from_the_bundle(released_run, told, capsys):
+def test_register_command_registers_a_released_bundle(released_run, told, capsys):
     bundle, address = (
         released_run.root / "releases" / "glyphs" / "1.0",
         "mlflow+https://mlflow.example",

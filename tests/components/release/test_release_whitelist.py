@@ -54,11 +54,11 @@ def _graph(folder):
     return model
 
 
-def test_honest_model_passes(saved):
+def test_valid_model_passes_the_gate(saved):
     assert _problem(saved[0]) is None
 
 
-def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypatch):
+def test_serving_signature_with_a_head_is_refused(saved, tmp_path, monkeypatch):
     import tensorflow as tf
 
     from fedemb.models import keras_backend
@@ -93,7 +93,7 @@ def _in_a_second_graph(graph):
         _in_a_second_graph,
     ],
 )
-def test_planted_head_is_found_wherever_it_hides(saved, plant):
+def test_planted_head_is_found_in_every_layer(saved, plant):
     folder, _ = saved
     graph = _graph(folder)
     plant(graph)
@@ -122,7 +122,7 @@ def test_another_process_with_other_threads_and_compiler_makes_the_same_bytes(sa
     assert said.strip() == "None", said
 
 
-def test_settings_of_the_process_have_no_room_for_numbers(saved):
+def test_numbers_hidden_in_process_settings_are_refused(saved):
     graph = _graph(saved[0])
     functions = graph.meta_graphs[0].graph_def.library.function
     functions[0].node_def[0].attr["config_proto"].s = HEAD.tobytes()
@@ -145,7 +145,7 @@ def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
     assert serving_problem(tmp_path / "saved_model", tmp_path / "backbone.keras", model) is None
 
 
-def test_other_values_in_the_same_shapes_are_refused(saved):
+def test_weights_with_other_values_are_refused(saved):
     from fedemb.models.backbone_files import save_backbone
 
     folder, backbone = saved

@@ -127,7 +127,7 @@ def test_page_and_card_name_the_unit_in_its_one_sentence(said):
         assert UNITS[unit].covered in re.sub(r"\s+", " ", texts[name]), name
 
 
-def test_no_text_speaks_of_the_other_unit(said):
+def test_reports_name_only_their_own_unit(said):
     unit, texts = said
     for name, text in texts.items():
         rest = text.replace(UNITS[unit].covered, "")

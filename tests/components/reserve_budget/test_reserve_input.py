@@ -57,7 +57,7 @@ def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_char
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_nothing_is_charged_where_there_are_no_images(tmp_path, scheme):
+def test_missing_images_are_refused_before_the_charge(tmp_path, scheme):
     elsewhere = _config(tmp_path, **{"data.source.uri": f"{scheme}{tmp_path}/elsewhere"})
     assert "#" not in reserve_for(elsewhere, tmp_path, "sunday")["input"], "mounted by another step"
     shutil.rmtree(tmp_path / "ledger")
@@ -83,7 +83,7 @@ def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tm
 
 
 @pytest.mark.parametrize("also", [(), ("reservation", "ledger")])
-def test_run_after_the_policys_key_was_lost_is_refused_uncharged(tmp_path, also):
+def test_run_without_the_policy_key_is_refused_before_the_charge(tmp_path, also):
     """With another key the same people would have other ids, blocks and evaluation sets."""
     config = _config(tmp_path)
     reserve_for(config, tmp_path, "monday")
@@ -96,7 +96,7 @@ def test_run_after_the_policys_key_was_lost_is_refused_uncharged(tmp_path, also)
     assert not (tmp_path / "keys" / "policy").exists()
 
 
-def test_training_that_began_gets_no_second_root_key(tmp_path):
+def test_started_training_gets_no_second_root_key(tmp_path):
     """Its rounds would draw other noise and coins from there on."""
     config = _config(tmp_path)
     reserve_for(config, tmp_path, "monday")
@@ -134,7 +134,7 @@ def _no_card(context: StepContext) -> None:
         (_no_card, ArtifactError),
     ],
 )
-def test_nothing_is_charged_for_a_public_start_that_no_training_would_take(tmp_path, spoil, error):
+def test_unusable_public_backbone_is_refused_before_the_charge(tmp_path, spoil, error):
     config = _config(tmp_path)
     context = context_of(config, tmp_path, "a")
     plan_privacy.run(context)
@@ -145,7 +145,7 @@ def test_nothing_is_charged_for_a_public_start_that_no_training_would_take(tmp_p
     assert _records(tmp_path) == ["00000000.json"]  # the policy's terms; no charge
 
 
-def test_nothing_is_charged_for_a_start_of_another_configuration(tmp_path):
+def test_backbone_of_another_configuration_is_refused_before_the_charge(tmp_path):
     config = _config(tmp_path)
     plan_privacy.run(context_of(config, tmp_path, "a"))
     sign_start(context_of(config.updated({"model.embedding_dim": 16}), tmp_path, "a"))

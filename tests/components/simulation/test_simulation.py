@@ -51,7 +51,7 @@ def result(seen):
     return simulation().train(IMAGES, PEOPLE, PEOPLE, root_key=KEY, on_round=seen.append)
 
 
-def test_it_gives_the_bits_of_the_building_blocks(result, seen):
+def test_simulation_equals_its_building_blocks_bit_for_bit(result, seen):
     """Sampler, local training, clip, noise and server step put together by hand."""
     mechanism = build_mechanism(result.plan, KEY, RUN_ID, 1, json_digest({}))
     people = ArrayUsers(
@@ -104,14 +104,14 @@ def test_users_share_classes_and_start_from_a_public_backbone(result):
     assert found.guarantee.epsilon == math.inf
 
 
-def test_recall_is_of_people_who_did_not_train(result):
+def test_recall_is_computed_on_held_out_users(result):
     copies = np.concatenate([IMAGES[::3], IMAGES[::3]])
     estimate = result.recall(copies, np.tile(np.arange(24), 2), false_accept_rate=0.5)
     assert estimate.value == 1.0, "an image has the embedding of its copy"
     assert np.linalg.norm(result.embed(IMAGES), axis=1) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_what_does_not_fit_is_refused(result):
+def test_simulation_refuses_images_and_backbones_of_wrong_shape(result):
     with pytest.raises(InputError, match=r"wanted uint8 \[n, 12, 12, 1\]"):
         simulation().train(IMAGES[:, :10, :10], PEOPLE, PEOPLE)
     with pytest.raises(InputError, match=r"float32 .* convert them"):

@@ -32,12 +32,12 @@ def test_local_addresses(uri, root):
 @pytest.mark.parametrize(
     "uri", ["", "http://host/x", "gs:///x", "s3://", "file://host/x", "gcs://bucket/x"]
 )
-def test_other_addresses_are_refused_with_what_is_known(uri):
+def test_unsupported_storage_uri_is_refused(uri):
     with pytest.raises(InputError, match=r"(gs|s3)://"):
         open_store(uri)
 
 
-def test_remote_stores_contact_nobody_when_opened():
+def test_opening_a_remote_store_makes_no_request():
     for uri in ("gs://bucket/a/b", "s3://bucket/a/b/"):
         store = open_store(uri)
         assert store.local_root is None
@@ -49,7 +49,7 @@ def test_tree_cannot_be_a_whole_bucket(tmp_path):
         pass
 
 
-def test_a_tree_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
+def test_failed_tree_copy_leaves_nothing(tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.mkdir()
     for name in "abcd":
@@ -78,7 +78,7 @@ def test_temporary_files_of_a_killed_writer_are_not_listed(tmp_path):
     assert store.list() == ["a"]
 
 
-def test_a_folder_in_the_place_of_an_object_is_a_sentence(tmp_path):
+def test_folder_instead_of_an_object_is_a_storage_error(tmp_path):
     store = open_store(tmp_path)
     store.write("a/b", b"x")
     with pytest.raises(FileNotFoundError):
@@ -96,7 +96,7 @@ def test_local_tree_is_the_folder_itself(tmp_path):
         pass
 
 
-def test_tree_that_appears_while_another_is_copied_is_not_mixed_with_it(tmp_path, monkeypatch):
+def test_concurrent_tree_copies_are_not_mixed(tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_bytes(b"mine")
@@ -324,7 +324,7 @@ KINDS = sorted(_outputs(Path()))
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("special", ["pipe", "link to a pipe", "link to a file", "dangling link"])
-def test_writer_leaves_what_is_no_regular_file(tmp_path, kind, special):
+def test_writer_refuses_to_replace_a_special_file(tmp_path, kind, special):
     target, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     if special == "pipe":
         os.mkfifo(target)
@@ -365,7 +365,7 @@ def test_store_writes_through_no_link_that_leads_out_of_it(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("umask", "group_and_others"), [(0o077, 0), (0o022, 0o044)])
-def test_umask_counts_for_every_writer(tmp_path, kind, umask, group_and_others):
+def test_every_writer_respects_the_umask(tmp_path, kind, umask, group_and_others):
     before = os.umask(umask)
     try:
         _outputs(tmp_path)[kind](tmp_path / "new" / "out" if kind != "open_log" else tmp_path / "o")

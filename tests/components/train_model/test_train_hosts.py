@@ -91,7 +91,7 @@ def test_a_lost_host_costs_no_round(job):
 
 
 @pytest.mark.slow
-def test_a_chief_that_is_asked_to_stop_finishes_its_round_and_sends_the_other_home(job):
+def test_stopped_chief_finishes_its_round_and_stops_the_other_host(job):
     _, found = job("embedding", FAULTS)
     code, said = found["preempted"]["chief"]
     assert code == 5, said
@@ -99,7 +99,7 @@ def test_a_chief_that_is_asked_to_stop_finishes_its_round_and_sends_the_other_ho
 
 
 @pytest.mark.slow
-def test_what_jax_trained_gives_tensorflow_the_same_embeddings(job):
+def test_jax_model_embeds_alike_on_tensorflow(job):
     folder, _ = job("embedding")
     on_jax = json.loads((folder / "alone" / "embedded.json").read_text())
     on_tensorflow = embedded(ReadyRun(folder / "alone", config()))
@@ -107,7 +107,7 @@ def test_what_jax_trained_gives_tensorflow_the_same_embeddings(job):
 
 
 @pytest.mark.slow
-def test_an_attempt_that_began_on_jax_does_not_go_on_with_tensorflow(job):
+def test_attempt_started_on_jax_cannot_resume_on_tensorflow(job):
     folder, found = job("embedding", FAULTS)
     begun = ReadyRun(folder / "chief_lost", config())
     with pytest.raises(PlanMismatch, match="another configuration"):
@@ -134,7 +134,7 @@ def _set(monkeypatch, **values):
     ("count", "number", "address"),
     [("2", "2", "a:1"), ("2", "x", "a:1"), ("x", "0", "a:1"), ("2", "0", ""), ("2", "-1", "a:1")],
 )
-def test_a_job_that_names_no_host_is_refused_in_a_sentence(monkeypatch, count, number, address):
+def test_job_without_hosts_is_refused(monkeypatch, count, number, address):
     _set(
         monkeypatch,
         JAX_NUM_PROCESSES=count,
@@ -147,7 +147,7 @@ def test_a_job_that_names_no_host_is_refused_in_a_sentence(monkeypatch, count, n
         JobHost.of_environment()
 
 
-def test_a_process_that_is_alone_has_no_place_and_no_one_to_follow(monkeypatch):
+def test_single_process_has_no_host_rank(monkeypatch):
     _set(monkeypatch)
     assert JobHost.of_environment() is None
     _set(
@@ -159,7 +159,7 @@ def test_a_process_that_is_alone_has_no_place_and_no_one_to_follow(monkeypatch):
     assert JobHost.of_environment() is None
 
 
-def test_hosts_that_a_step_started_stand_behind_their_chief(monkeypatch):
+def test_hosts_are_reached_through_their_chief(monkeypatch):
     _set(
         monkeypatch,
         JAX_NUM_PROCESSES="2",

@@ -151,7 +151,7 @@ def test_checkpoint_holds_no_head_and_no_optimizer_of_clients(finished):
 @pytest.mark.long
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("act", [(RoundLog, "commit"), (working_state, "save_checkpoint")])
-def test_killed_at_an_act_resumes_to_the_same_bits(ready, finished, act, after):
+def test_training_killed_at_any_write_resumes_bit_identical(ready, finished, act, after):
     with killed_at(*act, 3, after=after):
         ready.train()
     ready.train()
@@ -232,7 +232,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         ready.train(changed)
 
 
-def test_start_that_was_made_for_another_model_is_refused(ready):
+def test_backbone_of_another_model_is_refused(ready):
     """Its weights are the same here, and what it was made for is not."""
     from fedemb.steps import pretrain_public
 
@@ -276,7 +276,7 @@ def test_users_of_other_blocks_than_were_reserved_are_refused(ready):
         ready.train()
 
 
-def test_nothing_runs_without_the_root_key(ready):
+def test_training_needs_the_root_key(ready):
     context = ready.context()
     attempt = read_reservation(context.artifacts.reservation).attempt
     context.keys.destroy(f"reservation/{RUN_ID}-{attempt}")
@@ -299,7 +299,7 @@ def test_root_key_that_changed_since_the_first_round_is_refused(ready):
 
 
 @pytest.mark.long
-def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished):
+def test_injected_key_stays_on_the_model_card(ready, finished):
     card = json.loads((finished.root / "model" / "model.json").read_text())
     assert card["key_injected"] is False
     with killed_at(RoundLog, "commit", 2, after=True):
@@ -310,13 +310,13 @@ def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished):
     assert all(ours[index] != theirs[index] for index in (0, 1))
 
 
-def test_release_takes_no_key_that_was_handed_in(ready):
+def test_release_refuses_an_injected_key(ready):
     release = ready.config.updated({"purpose": "release"})
     with pytest.raises(ConfigError, match="root_key"):
         train_model.run(ready.context(release), root_key=bytes(32))
 
 
-def test_what_the_trainer_writes_is_what_the_gate_wants(finished):
+def test_trainer_writes_the_documents_that_the_gate_reads(finished):
     _of_the_gates_form(finished)
 
 
@@ -341,7 +341,7 @@ HEAD = {
     [config(), covariance_config(), classifier_config(), classifier_config(**HEAD)],
     ids=["clients", "covariance", "units", "head"],
 )
-def test_what_is_said_does_not_depend_on_who_takes_part(tmp_path, caplog, settings):
+def test_training_log_does_not_depend_on_the_participants(tmp_path, caplog, settings):
     """Also not on whether they are fewer than the public number of users."""
     said = []
     for users in (20, 39, 40):
@@ -376,7 +376,7 @@ def test_what_is_said_does_not_depend_on_who_takes_part(tmp_path, caplog, settin
     ],
     ids=["tree", "fedavg", "groupings-bfloat16", "fedemb", "standardised", "projection"],
 )  # fmt: skip
-def test_other_algorithms_run_and_resume(tmp_path, changes):
+def test_each_algorithm_trains_and_resumes(tmp_path, changes):
     whole = prepare(tmp_path / "one", config(**changes))
     broken = whole.copy(tmp_path / "two")
     whole.train()

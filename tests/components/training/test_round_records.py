@@ -59,7 +59,7 @@ def record_path(folder, index):
     return folder / "rounds" / f"{index:06d}.record"
 
 
-def test_records_do_not_grow_with_the_rounds(tmp_path):
+def test_record_size_does_not_grow_with_rounds(tmp_path):
     committed(tmp_path)
     sizes = [record_path(tmp_path, index).stat().st_size for index in range(10, ROUNDS)]
     assert max(sizes) - min(sizes) < 32, "only the digits of numbers differ"
@@ -309,6 +309,6 @@ def test_forged_state_of_a_training_is_refused(request, moment, forge, name):
 
 
 @pytest.mark.long
-def test_state_as_it_lay_there_is_taken(stopped):
+def test_unchanged_training_state_is_accepted(stopped):
     """Control for the tests above."""
     assert stopped.train()["rounds_run"] == 6

@@ -104,7 +104,7 @@ def api(pod):
     server.server_close()
 
 
-def test_hosts_come_when_the_step_begins_and_go_however_it_ends(api):
+def test_hosts_are_created_with_the_step_and_deleted_after_it(api):
     failed = RuntimeError("in a round")
     with pytest.raises(RuntimeError, match="in a round"), hosts_of_the_step():
         raise failed
@@ -123,20 +123,20 @@ def test_hosts_come_when_the_step_begins_and_go_however_it_ends(api):
         (503, StorageError, "resume the run"),
     ],
 )
-def test_a_cluster_that_makes_no_hosts_is_one_sentence(api, status, error, sentence):
+def test_cluster_that_creates_no_hosts_is_an_error(api, status, error, sentence):
     _ApiServer.answers = {"POST": status}
     with pytest.raises(error, match=sentence), hosts_of_the_step():
         pass
 
 
-def test_a_cluster_that_does_not_answer_is_one_sentence(api):
+def test_unresponsive_cluster_is_an_error(api):
     api.shutdown()
     api.server_close()
     with pytest.raises(StorageError, match="does not answer"), hosts_of_the_step():
         pass
 
 
-def test_a_training_has_not_failed_where_its_job_stays(api):
+def test_training_job_that_cannot_be_deleted_does_not_fail_training(api):
     """The job's owner is the pod, which takes it along."""
     _ApiServer.answers = {"DELETE": 500}
     with hosts_of_the_step() as place:

@@ -189,7 +189,7 @@ def test_training_that_is_not_what_was_priced_fails_its_audit(
 @pytest.mark.planted_bug(4)
 @pytest.mark.mutation
 @pytest.mark.parametrize("name", ["head", pytest.param("least squares", marks=pytest.mark.slow)])
-def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name):
+def test_missing_noise_is_found_with_an_imprecise_slope(fresh, monkeypatch, name):
     """A head of few weights, or one round of everybody: the sum is far longer than its noise."""
     noise_forgotten_in_the_query(monkeypatch)
     assert "noise" in evidence_of(fresh(name)).replay.failed
