@@ -27,6 +27,7 @@ from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.privacy_words import participants
 from fedemb.training.noise_warnings import (
+    forecast,
     noise_on_mean,
     training_noise,
     warnings,
@@ -390,7 +391,8 @@ def outlook(config: RunConfig) -> list[str]:
     """Returns lines about the noise of a configuration, and warnings."""
     plan, found = plan_mechanism(config), warnings(config)
     noise = f"{participants(plan)}; noise on the mean: {noise_on_mean(plan):.2g} clipping norms"
-    lines = [noise, *(f"warning: {text}" for text in found.values())]
+    lines = [noise, f"forecast: {forecast(config)}"]
+    lines += [f"warning: {text}" for text in found.values()]
     epsilon = config.policy.epsilon_cap
     if epsilon > PROTECTS_UP_TO:
         lines.append(

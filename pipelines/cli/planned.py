@@ -15,7 +15,7 @@ from fedemb.privacy.prices import finite
 from fedemb.privacy.registry import plan_from_json, plan_mechanism
 from fedemb.release.plan import document
 from fedemb.reports.privacy_words import BACKENDS, participants
-from fedemb.training.noise_warnings import warnings
+from fedemb.training.noise_warnings import forecast, warnings
 
 
 class Priced(NamedTuple):
@@ -121,6 +121,7 @@ def lines(config: RunConfig, found: Priced) -> list[str]:
             f" noise multiplier {item.noise_multiplier:.4g} epsilon would be "
             f"{_shown(item.epsilon)}{at}"
         )
+    out.append(f"forecast: {forecast(config)}")
     out += [f"warning: {text}" for text in [*warnings(config).values(), *_useless(found)]]
     return out
 

@@ -51,6 +51,7 @@ from fedemb.privacy.section import UNITS
 from fedemb.reports.measured_words import utility_sentence
 from fedemb.reports.privacy_words import guarantee_lines
 from fedemb.storage import join
+from fedemb.training.noise_warnings import forecast
 
 
 def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
@@ -356,10 +357,11 @@ class View:
 
 
 def closing_lines(run: RunDirectory, state: RunState) -> list[str]:
-    """The three lines every run ends with: guarantee, utility, release."""
+    """The lines every run ends with: guarantee, utility, what was measured before, release."""
     return [
         f"guarantee: {_known(lambda: _guarantee(run))}",
         f"utility: {_known(lambda: _utility(run))}",
+        f"forecast: {_known(lambda: forecast(run.config()))}",
         f"release: {_release(run, state)}",
     ]
 

@@ -1,15 +1,19 @@
-"""Warnings about the noise of a plan, as utility sees it.
+"""Forecasts and warnings about the noise of a plan, as utility sees it.
 
 Utility depends on the noise, not on epsilon: a small population with the usual epsilon has noise
-that no model can learn through. A plan warns if its noise is far above that of every measured run
-that gained. Those runs are on other images: a simulation measures the gain.
+that no model can learn through. A plan warns if its noise is far above that of every measured run.
+Those runs are on other images: a simulation measures the gain.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 from fedemb.config import RunConfig
 from fedemb.privacy.mechanism import MechanismPlan
@@ -17,22 +21,40 @@ from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.section import UNITS
 
 Recipe = Literal["whole_net", "projection", "whitening", "head"]
-LARGEST_THAT_GAINED: Mapping[Recipe, tuple[float, str]] = {
-    "whole_net": (0.03, "LeNet on Omniglot: +.026 at 0.03"),
-    "projection": (0.1, "projection of EfficientNet-Lite0 on car photos: +.014 at 0.1"),
-    "whitening": (0.01, "covariances of EfficientNet-Lite2 features on car photos: +.03 at 0.01"),
-    "head": (1.5, "head on scattering features, sign digits: 80 % at 1.5"),
-}
-"""Largest noise at which a measured run gained, and where it was measured.
 
-Noise of embeddings: noise on the mean of one round / clipping norm. Noise of classifiers: length of
-the noise on the mean gradient of the whole training / clipping norm, in all trained weights."""
+
+@cache
+def measured_runs() -> Mapping[Recipe, list[dict[str, Any]]]:
+    """Returns kind of training -> measured runs: images, noise, result.
+
+    Noise of embeddings: noise on the mean of one round / clipping norm. Noise of classifiers:
+    length of the noise on the mean gradient of the whole training / clipping norm, in all trained
+    weights.
+    """
+    return yaml.safe_load(Path(__file__).with_name("measured_runs.yaml").read_text())
+
+
+def forecast(config: RunConfig) -> str:
+    """Returns results of the same kind of training, for each kind of images at the next noise."""
+    found = training_noise(config, plan_mechanism(config))
+    if found is None:
+        return "Nothing was measured for this kind of training; a simulation measures the gain."
+    runs, nearest = measured_runs()[found[0]], dict[str, dict[str, Any]]()
+    for run in sorted(runs, key=lambda run: abs(math.log(run["noise"] / found[1]))):
+        nearest.setdefault(run["images"], run)
+    rows = (f"{run['result']} on {images} at {run['noise']:g}" for images, run in nearest.items())
+    return (
+        f"Noise {found[1]:.2g} clipping norms. Measured with this kind of training: "
+        f"{'; '.join(rows)}. Other images may differ; a simulation measures the gain."
+    )
+
+
 WARNED_FROM = 2.0
-"""Multiple of `LARGEST_THAT_GAINED` from which the plan warns."""
+"""Multiple of the largest measured noise from which the plan warns."""
 
 
 def training_noise(config: RunConfig, plan: MechanismPlan) -> tuple[Recipe, float] | None:
-    """Returns the kind of training and its noise in the unit of `LARGEST_THAT_GAINED`.
+    """Returns the kind of training and its noise in the unit of `measured_runs`.
 
     None if the plan is not private, or nothing was measured for this kind of training.
     """
@@ -81,11 +103,12 @@ def warnings(config: RunConfig) -> dict[str, str]:
             "relative to the update than printed; set fewer clients, with several users each"
         )
     recipe, noise = training_noise(config, plan) or ("head", 0.0)
-    largest, evidence = LARGEST_THAT_GAINED[recipe]
-    if noise > WARNED_FROM * largest:
+    largest = max(measured_runs()[recipe], key=lambda run: run["noise"])
+    if noise > WARNED_FROM * largest["noise"]:
         found["noise_above_measured"] = (
-            f"the noise is {noise:.2g} clipping norms, and no measured run gained above "
-            f"{largest:g} ({evidence}); measure the gain by a simulation first, or use fewer "
-            "rounds, a larger epsilon, or a stronger public backbone and fewer trained weights"
+            f"the noise is {noise:.2g} clipping norms, and no run was measured above "
+            f"{largest['noise']:g} ({largest['images']}: {largest['result']}); measure the gain by "
+            "a simulation first, or use fewer rounds, a larger epsilon, or a stronger public "
+            "backbone and fewer trained weights"
         )
     return found

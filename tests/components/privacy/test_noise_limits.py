@@ -17,8 +17,9 @@ from fedemb.privacy.registry import plan_mechanism
 from fedemb.privacy.running import build_mechanism
 from fedemb.privacy.sampling import user_words
 from fedemb.training.noise_warnings import (
-    LARGEST_THAT_GAINED,
     WARNED_FROM,
+    forecast,
+    measured_runs,
     training_noise,
     warnings,
 )
@@ -26,7 +27,7 @@ from tests.kit.privacy_worlds import KINDS, ROOT, make_plan
 
 
 def with_noise(preset: str, noise: float, **settings: object):
-    """A preset whose noise, in the unit of `LARGEST_THAT_GAINED`, is `noise`."""
+    """A preset whose noise, in the unit of `measured_runs`, is `noise`."""
     config = load_config(preset).updated(settings)
     found = training_noise(config, plan_mechanism(config))
     assert found is not None
@@ -38,9 +39,30 @@ def with_noise(preset: str, noise: float, **settings: object):
     ("preset", "recipe"), [("quickstart", "whole_net"), ("cifar10_scatter", "head")]
 )
 def test_plan_warns_of_noise_far_above_that_of_every_measured_run(preset, recipe):
-    limit = WARNED_FROM * LARGEST_THAT_GAINED[recipe][0]
+    limit = WARNED_FROM * max(run["noise"] for run in measured_runs()[recipe])
     assert "noise_above_measured" not in warnings(with_noise(preset, 0.99 * limit))
     assert "noise_above_measured" in warnings(with_noise(preset, 1.01 * limit))
+
+
+@pytest.mark.parametrize(
+    ("preset", "noise", "named"),
+    [
+        (
+            "cars_whitening",
+            0.0004,
+            "+7.8 points [4.2, 10.5] at 1 in 100 on car photos at 0.0003;",
+        ),
+        ("cars_whitening", 0.02, "+2.7 points [1.1, 4.2] at 1 in 100 on car photos at 0.01; +5.7"),
+        ("quickstart", 0.0046, "+9.6 points [8.2, 11.0] at 1 in 1,000 on generated glyphs"),
+    ],
+)
+def test_forecast_names_the_measured_runs_of_the_same_training_at_the_nearest_noise(
+    preset, noise, named
+):
+    text = forecast(with_noise(preset, noise))
+    assert f"Measured with this kind of training: {named}" in text
+    assert text.count(" on car photos") == (preset == "cars_whitening")
+    assert "Nothing was measured" in forecast(load_config("dp_sgd_quickstart"))
 
 
 def test_projection_tolerates_more_noise_than_a_whole_net():
