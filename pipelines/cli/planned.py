@@ -56,6 +56,7 @@ def price_fields(config: RunConfig, found: Priced) -> dict[str, object]:
         "sentence": str(guarantee),
         "series": series(config),
         "projections": [one.model_dump() for one in plan.projections],
+        "forecast": forecast(config),
         "warnings": list(warnings(config).values()),
         "plan_sha": mechanism.digest,
     }
