@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import yaml
 
@@ -23,15 +23,25 @@ from fedemb.privacy.section import UNITS
 Recipe = Literal["whole_net", "projection", "whitening", "head"]
 
 
+class MeasuredRun(NamedTuple):
+    """Result of one kind of training on some images."""
+
+    images: str
+    noise: float
+    """In the unit of `training_noise`."""
+    result: str
+
+
 @cache
-def measured_runs() -> Mapping[Recipe, list[dict[str, Any]]]:
-    """Returns kind of training -> measured runs: images, noise, result.
+def measured_runs() -> Mapping[Recipe, list[MeasuredRun]]:
+    """Returns kind of training -> measured runs.
 
     Noise of embeddings: noise on the mean of one round / clipping norm. Noise of classifiers:
     length of the noise on the mean gradient of the whole training / clipping norm, in all trained
     weights.
     """
-    return yaml.safe_load(Path(__file__).with_name("measured_runs.yaml").read_text())
+    found = yaml.safe_load(Path(__file__).with_name("measured_runs.yaml").read_text())
+    return {kind: [MeasuredRun(**run) for run in runs] for kind, runs in found.items()}
 
 
 def forecast(config: RunConfig) -> str:
@@ -39,10 +49,10 @@ def forecast(config: RunConfig) -> str:
     found = training_noise(config, plan_mechanism(config))
     if found is None:
         return "Nothing was measured for this kind of training; a simulation measures the gain."
-    runs, nearest = measured_runs()[found[0]], dict[str, dict[str, Any]]()
-    for run in sorted(runs, key=lambda run: abs(math.log(run["noise"] / found[1]))):
-        nearest.setdefault(run["images"], run)
-    rows = (f"{run['result']} on {images} at {run['noise']:g}" for images, run in nearest.items())
+    runs, nearest = measured_runs()[found[0]], dict[str, MeasuredRun]()
+    for run in sorted(runs, key=lambda run: abs(math.log(run.noise / found[1]))):
+        nearest.setdefault(run.images, run)
+    rows = (f"{run.result} on {run.images} at {run.noise:g}" for run in nearest.values())
     return (
         f"Noise {found[1]:.2g} clipping norms. Measured with this kind of training: "
         f"{'; '.join(rows)}. Other images may differ; a simulation measures the gain."
@@ -103,11 +113,11 @@ def warnings(config: RunConfig) -> dict[str, str]:
             "relative to the update than printed; set fewer clients, with several users each"
         )
     recipe, noise = training_noise(config, plan) or ("head", 0.0)
-    largest = max(measured_runs()[recipe], key=lambda run: run["noise"])
-    if noise > WARNED_FROM * largest["noise"]:
+    largest = max(measured_runs()[recipe], key=lambda run: run.noise)
+    if noise > WARNED_FROM * largest.noise:
         found["noise_above_measured"] = (
             f"the noise is {noise:.2g} clipping norms, and no run was measured above "
-            f"{largest['noise']:g} ({largest['images']}: {largest['result']}); measure the gain by "
+            f"{largest.noise:g} ({largest.images}: {largest.result}); measure the gain by "
             "a simulation first, or use fewer rounds, a larger epsilon, or a stronger public "
             "backbone and fewer trained weights"
         )

@@ -39,7 +39,7 @@ def with_noise(preset: str, noise: float, **settings: object):
     ("preset", "recipe"), [("quickstart", "whole_net"), ("cifar10_scatter", "head")]
 )
 def test_plan_warns_of_noise_far_above_that_of_every_measured_run(preset, recipe):
-    limit = WARNED_FROM * max(run["noise"] for run in measured_runs()[recipe])
+    limit = WARNED_FROM * max(run.noise for run in measured_runs()[recipe])
     assert "noise_above_measured" not in warnings(with_noise(preset, 0.99 * limit))
     assert "noise_above_measured" in warnings(with_noise(preset, 1.01 * limit))
 

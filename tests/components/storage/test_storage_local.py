@@ -259,6 +259,7 @@ READ_ELSEWHERE = {
     "components/fedemb/storage/local.py open": "an upload of our own file, and a folder",
     "components/fedemb/training/hosts.py read_bytes": SCRATCH,
     "components/fedemb/training/server.py load": MEMORY,
+    "components/fedemb/training/noise_warnings.py read_text": OURS,
     "pipelines/cli/cluster.py read_text": "the namespace that Kubernetes mounts",
     "pipelines/cli/init_settings.py read_text": OURS,
     "pipelines/run/directory.py open": "an empty lock file of mode 0600",
