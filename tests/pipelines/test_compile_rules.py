@@ -45,6 +45,20 @@ def compiled_once(package):
     return read_compiled(package("gpu"))
 
 
+NATIVE = {
+    f"system.{name}" for name in ("Artifact", "Model", "Dataset", "HTML", "Markdown", "Metrics")
+}
+"""Types of Kubeflow's own artifact API, which replaces ML Metadata (kubeflow/pipelines, 13986)."""
+
+
+def test_outputs_have_types_of_the_artifact_api_that_replaces_ml_metadata(compiled_once):
+    components = compiled_once[0]["components"].values()
+    outputs = [component.get("outputDefinitions", {}) for component in components]
+    artifacts = [item for found in outputs for item in found.get("artifacts", {}).values()]
+    titles = {item["artifactType"]["schemaTitle"] for item in artifacts}
+    assert {"system.HTML", "system.Markdown", "system.Metrics"} <= titles <= NATIVE
+
+
 def _tasks(documents):
     """All steps but the one that runs at the exit of their group."""
     return documents[0]["components"]["comp-exit-handler-1"]["dag"]["tasks"]

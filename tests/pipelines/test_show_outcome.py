@@ -92,6 +92,7 @@ def _show(folder: Path, run: str, state: str, **parameters) -> tuple[str, dict[s
     pod["metrics"].log_metric = figures.__setitem__
     given = {**started(run), **parameters}
     assert _run_step("show_outcome", pod, status=SimpleNamespace(state=state), **given) == 0
+    assert {type(value) for value in figures.values()} <= {float}, "one number for each metric"
     html, short = ((folder / name).read_text() for name in ("outcome", "summary"))
     assert re.search(r"<h1>(.*?)</h1>", html)[1] == short.partition("\n")[0].removeprefix("# ")
     return short, figures
