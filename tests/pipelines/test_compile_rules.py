@@ -46,7 +46,8 @@ def compiled_once(package):
 
 
 NATIVE = {
-    f"system.{name}" for name in ("Artifact", "Model", "Dataset", "HTML", "Markdown", "Metrics")
+    f"system.{name}"
+    for name in "Artifact Model Dataset HTML Markdown Metrics ClassificationMetrics".split()
 }
 """Types of Kubeflow's own artifact API, which replaces ML Metadata (kubeflow/pipelines, 13986)."""
 
