@@ -45,10 +45,8 @@ def compiled_once(package):
     return read_compiled(package("gpu"))
 
 
-NATIVE = {
-    f"system.{name}"
-    for name in "Artifact Model Dataset HTML Markdown Metrics ClassificationMetrics".split()
-}
+KINDS = ("Artifact", "Model", "Dataset", "HTML", "Markdown", "Metrics", "ClassificationMetrics")
+NATIVE = {f"system.{kind}" for kind in KINDS}
 """Types of Kubeflow's own artifact API, which replaces ML Metadata (kubeflow/pipelines, 13986)."""
 
 
