@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedemb.errors import ArtifactError
 from fedemb.privacy.group_mechanisms import TreeAggregation
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.section import PublicNumbers, Unit
@@ -105,23 +104,10 @@ class TableFile:
         self.path = path
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Reads all results; of several with one key, the last.
-
-        Raises:
-          ArtifactError: a line is damaged.
-        """
+        """Reads all results; of several with one key, the last."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
-        found: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                found[row.pop("key")] = row
-            except (ValueError, KeyError, AttributeError) as error:
-                raise ArtifactError(
-                    f"line {number} of {self.path.name} is damaged. Remove the line; the study "
-                    "runs its row again."
-                ) from error
-        return found
+        rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return {row.pop("key"): row for row in rows}
 
     def put(self, key: str, row: Mapping[str, Any]) -> None:
         """Appends a result; call it from one process only."""
