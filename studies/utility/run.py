@@ -86,11 +86,7 @@ class Study:
         return row.digest(self.data_sha, self.protocol.split(row.stage))
 
     def results(self, rows: Iterable[Row]) -> list[tuple[Row, dict[str, Any]]]:
-        """The rows that have been run, with their results.
-
-        Raises:
-          ArtifactError: the table is damaged.
-        """
+        """The rows that have been run, with their results."""
         found = self.table.rows()
         return [(row, found[key]) for row in rows if (key := self.key(row)) in found]
 
