@@ -174,14 +174,8 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
         epsilon = _series_epsilon(first.event, first.relation, len(charges), delta)
         return Spent(epsilon, delta, "planned_series", None, len(charges))
     divergence = math.fsum(
-        _divergence(
-            item.event,
-            item.relation,
-            terms.renyi_order,
-            item.rounds,
-            item.rounds_charged,
-        )
-        for item in charges
+        _divergence(one.event, one.relation, terms.renyi_order, one.rounds, one.rounds_charged)
+        for one in charges
     )
     order = terms.renyi_order
     external = any(item.external for item in charges)

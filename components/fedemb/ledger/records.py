@@ -244,6 +244,8 @@ class Chain:
         self.trust_sha = trust.digest
         """Digest of the trust file only."""
         self.records: list[Record] = []
+        self._vouched: list[Record] = []
+        """Records whose signature was not verified, because a signed head covers them."""
 
     @property
     def head(self) -> Record:
@@ -259,13 +261,12 @@ class Chain:
             )
         return self.records[-1]
 
-    def refresh(self, *, signatures: bool = True) -> None:
+    def refresh(self, *, signatures: bool = False) -> None:
         """Reads and verifies the records that were added since the last refresh.
 
         Args:
-          signatures: False checks encoding and signature of the last record only, and signatures
-              that add keys; the hash chain extends the last check to all earlier records. For
-              display only.
+          signatures: True verifies every signature. False trusts the newest signed head for the
+              records before it that the same key signed, because the hash chain covers them.
 
         Raises:
           LedgerError: a record is missing or broken, or the chain does not hold.
@@ -276,37 +277,47 @@ class Chain:
         fresh = self._read(range(known, last + 1))
         while (data := self._read_one(known + len(fresh))) is not None:
             fresh.append(data)
-        self.extend(fresh, signatures=signatures)
-        if heads >= 0:  # the signing keys are known only after the records are read
-            self.check_anchors([self._signed_head(heads)])
+        self.extend(fresh, self._newest_head(heads) if heads >= 0 else None)
+        for record in self._vouched if signatures else ():
+            decode_record(record.document.data, record.name).verify(self.trust)
+        self._vouched = [] if signatures else self._vouched
 
-    def extend(self, fresh: Sequence[bytes], *, signatures: bool = True) -> None:
+    def extend(self, fresh: Sequence[bytes], head: Written[LedgerHead] | None = None) -> None:
         """Verifies the bytes of the next records and appends them in memory.
+
+        Args:
+          fresh: bytes of the records.
+          head: signed head that replaces the signatures of earlier records by the same key.
 
         Raises:
           LedgerError: a record is broken, or does not follow the previous record.
           SignatureInvalid: a record was changed, or signed by an unknown key.
         """
-        first, last = len(self.records), len(self.records) + len(fresh) - 1
-        added: list[Record] = []
-        previous = self.records[-1].sha if self.records else GENESIS
-        for sequence, data in enumerate(fresh, start=first):
-            name = record_name(self.policy_id, sequence)
-            record = decode_record(data, name, canonical=signatures or sequence == last)
+        covered = head.body.sequence if head else -1
+        key = head.signature["key_id"] if head and head.signature else None
+        whole, trust = [*self.records], self.trust
+        vouched: list[Record] = []
+        for data in fresh:
+            name = record_name(self.policy_id, len(whole))
+            record = decode_record(data, name, canonical=len(whole) >= covered)
+            previous = whole[-1].sha if whole else GENESIS
             if record.previous != previous:
                 raise LedgerError(
                     f"ledger record {record.name} does not follow the record before it: one of "
                     "the two was changed or replaced; restore the ledger from its backup"
                 )
-            previous = record.sha
-            added.append(record)
-        trust = self.trust
-        for record in added:
-            if signatures or record.sequence == last or record.kind in ("keys", "approvers"):
+            signed_alike = signing_role(record.document.body) == LedgerHead.role
+            if signed_alike and record.sequence < covered and record.signature["key_id"] == key:
+                vouched.append(record)
+            else:
                 record.verify(trust)
             trust = _trust_after(record, trust)
-        self.records += added
-        self.trust = trust
+            whole.append(record)
+        if head is not None:  # its key is known only after the records are read
+            trust.check(head, at=covered)
+            _check_anchors(whole, [Anchor(covered, head.body.sha, "the signed head")])
+        self.records, self.trust = whole, trust
+        self._vouched += vouched
 
     def check_anchors(self, anchors: Iterable[Anchor]) -> None:
         """Compares the records with digests stored outside the ledger.
@@ -314,17 +325,7 @@ class Chain:
         Raises:
           LedgerError: the ledger was truncated or rewritten since an anchor was stored.
         """
-        for anchor in anchors:
-            if anchor.sequence >= len(self.records):
-                raise LedgerError(
-                    f"the ledger ends at record {len(self.records) - 1}, but {anchor.where} names "
-                    f"record {anchor.sequence}: its tail was cut; restore it from its backup"
-                )
-            if self.records[anchor.sequence].sha != anchor.sha:
-                raise LedgerError(
-                    f"ledger record {self.records[anchor.sequence].name} is not the one that "
-                    f"{anchor.where} names: it was rewritten; restore the ledger from its backup"
-                )
+        _check_anchors(self.records, anchors)
 
     def append(
         self,
@@ -439,7 +440,7 @@ class Chain:
     def _head_name(self, sequence: int) -> str:
         return f"{self.policy_id}/{HEADS}/{sequence:08d}.json"
 
-    def _signed_head(self, newest: int) -> Anchor:
+    def _newest_head(self, newest: int) -> Written[LedgerHead]:
         """Returns the newest listed head; if the listing lags, an older head is valid as well."""
         name = self._head_name(newest)
         try:
@@ -452,10 +453,9 @@ class Chain:
             head = parse(data, LedgerHead, name)
         except ArtifactError as error:
             raise LedgerError(f"{error}; restore the ledger from its backup") from error
-        self.trust.check(head, at=newest)
         if (head.body.policy_id, head.body.sequence) != (self.policy_id, newest):
             raise LedgerError(f"{name} belongs to another policy or record; restore the ledger")
-        return Anchor(newest, head.body.sha, "the signed head")
+        return head
 
     def write_head(self, record: Record, signer: Signer) -> None:
         """Writes the head under a new name, because a locked bucket does not allow replacement."""
@@ -464,6 +464,20 @@ class Chain:
         data = written(head, signer.sign(head.content())).data
         with suppress(FileExistsError):
             self.store.create(self._head_name(record.sequence), data)
+
+
+def _check_anchors(records: Sequence[Record], anchors: Iterable[Anchor]) -> None:
+    for anchor in anchors:
+        if anchor.sequence >= len(records):
+            raise LedgerError(
+                f"the ledger ends at record {len(records) - 1}, but {anchor.where} names "
+                f"record {anchor.sequence}: its tail was cut; restore it from its backup"
+            )
+        if records[anchor.sequence].sha != anchor.sha:
+            raise LedgerError(
+                f"ledger record {records[anchor.sequence].name} is not the one that "
+                f"{anchor.where} names: it was rewritten; restore the ledger from its backup"
+            )
 
 
 def _trust_after(record: Record, trust: TrustStore) -> TrustStore:

@@ -127,7 +127,7 @@ class LedgerState:
 
         Args:
           records: the next records, in order.
-          trust: keys that verify the trainer's signature of round logs; None skips it, for display.
+          trust: keys that verify the trainer's signature of round logs; None: verified before.
 
         Raises:
           LedgerError: a record breaks a rule.

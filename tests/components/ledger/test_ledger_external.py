@@ -108,10 +108,7 @@ def test_only_the_policy_owner_declares_a_charge(kit):
     ("terms", "changes", "sentence"),
     [
         (
-            {
-                "composition": "planned",
-                "series": PlannedSeries("0" * 64, "REPLACE_ONE", 2),
-            },
+            {"composition": "planned", "series": PlannedSeries("0" * 64, "REPLACE_ONE", 2)},
             {},
             "planned series cannot compose",
         ),

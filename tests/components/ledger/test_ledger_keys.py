@@ -192,8 +192,7 @@ def test_key_of_wrong_length_is_refused(tmp_path, size):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["policy/../x", "other/x", "policy/", "policy/a/b", "x", "policy/a@2", "signing/a@0"],
+    "name", ["policy/../x", "other/x", "policy/", "policy/a/b", "x", "policy/a@2", "signing/a@0"]
 )
 def test_names_that_leave_the_store_are_refused(keys, name):
     with pytest.raises(Refused):

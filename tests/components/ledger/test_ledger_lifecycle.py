@@ -68,10 +68,9 @@ def test_same_run_with_same_content_gets_its_reservation_again(kit):
 @pytest.mark.parametrize("field", ["plan_sha", "config_sha", "code_sha", "input", "purpose"])
 def test_same_run_with_other_content_is_refused_and_names_the_field(kit, field):
     kit.open().reserve(run_id="monday", content=kit_.content())
-    changed = {
-        "input": "s3://images/other",
-        "purpose": "simulation",
-    }.get(field, kit_.sha("something else"))
+    changed = {"input": "s3://images/other", "purpose": "simulation"}.get(
+        field, kit_.sha("something else")
+    )
     with pytest.raises(PlanMismatch, match=field):
         kit.open().reserve(run_id="monday", content=kit_.content(**{field: changed}))
 
@@ -137,15 +136,7 @@ def test_blocks_with_another_assignment_are_refused(tmp_path, cohort, buckets, b
 
 
 @pytest.mark.planted_bug(16)
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"rounds": 0},
-        {"delta": 2e-5},
-        {"blocks": ["all/1"]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("body", [{"rounds": 0}, {"delta": 2e-5}, {"blocks": ["all/1"]}], ids=str)
 def test_reservation_written_past_the_admission_check_is_found(tmp_path, body):
     kit = kit_.make(tmp_path, users=kit_.users(buckets=2))
     kit_.forge(

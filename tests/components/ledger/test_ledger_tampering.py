@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,38 @@ def test_rewritten_chain_without_heads_is_denied_by_the_signatures(kit, tmp_path
         previous = sha256_hex(data)
     with pytest.raises(SignatureInvalid, match=f"{first:08d}"):
         open_ledger(forged.ledger_uri, "weekly", trust=kit.trust)
+
+
+@pytest.mark.planted_bug(16)
+@pytest.mark.parametrize(("first", "known_key"), [(0, True), (1, False), (1, True)])
+def test_head_stands_only_for_records_that_its_key_may_sign(kit, tmp_path, first, known_key):
+    """A writer with the key of the role `ledger` puts a head over a record without a signature."""
+    shutil.copytree(kit.ledger_uri, tmp_path / "ledger")
+    forged = dataclasses.replace(kit, ledger_uri=str(tmp_path / "ledger"))
+    signer, data = Signer.load_or_create(kit.keys, "ledger"), b""
+    for sequence in range(first, 5):
+        record = json.loads(forged.path(sequence).read_bytes())
+        if sequence == first:
+            record["signature"]["value"] = "00" * 64
+            record["signature"]["key_id"] = signer.key_id if known_key else "0" * 32
+        else:
+            del record["signature"]
+            record["previous"] = sha256_hex(data)
+            record["signature"] = signer.sign(record)
+        data = canonical_json(record)
+        forged.path(sequence).write_bytes(data)
+    (forged.path(0).parent / "heads" / "00000004.json").unlink()
+    chain = Chain(open_store(forged.ledger_uri), "weekly", kit.trust)
+    chain.write_head(decode_record(data, "weekly/00000004.json"), signer)
+    found = (
+        nullcontext()
+        if first and known_key
+        else pytest.raises(SignatureInvalid, match=f"{first:08d}")
+    )
+    with found:
+        assert len(forged.reader().chain.records) == 5
+    with pytest.raises(SignatureInvalid, match=f"{first:08d}"):
+        chain.refresh(signatures=True)
 
 
 # ---- A policy record is read back with terms that can hold, or not at all ----
