@@ -91,22 +91,6 @@ def correlated(rounds: int) -> Callable[[], object]:
     return lambda: guarantee_of(_tree(rounds, 10_000), 1e-8)
 
 
-def round_log(rounds: int) -> Callable[[], object]:
-    """Reads the public lines of a run, as accounting, gate and verification do."""
-    from fedemb.documents.evidence import read_rounds, write_rounds
-    from fedemb.documents.model import RoundLine
-    from fedemb.privacy.guarantee import event_to_json
-
-    event = event_to_json(_sampled(10).round_event)
-    lines = [
-        RoundLine(round=number, clients_planned=100, output_sha="0" * 64, event=event)
-        for number in range(rounds)
-    ]
-    path = Path(tempfile.mkdtemp()) / "rounds.jsonl"
-    path.write_bytes(write_rounds(lines))
-    return lambda: read_rounds(path)
-
-
 def records(rounds: int) -> Callable[[], object]:
     """Commits the records of rounds with correlated noise, and reads them as the last step does."""
     from fedemb.privacy.running import build_mechanism
@@ -148,7 +132,6 @@ PARTS = {
     "accounting": Part((1000, 10_000, 100_000), "rounds", accounting),
     "correlated": Part((1000, 4000, 16_000), "rounds", correlated),
     "records": Part((1000, 4000, 10_000), "rounds", records),
-    "round_log": Part((1000, 10_000, 100_000), "rounds", round_log),
     "evaluation": Part((4000, 16_000, 64_000), "images", evaluation),
 }
 

@@ -315,10 +315,13 @@ def read_some_public_images(
             kept.append(row)
         elif (place := int(random.integers(number + 1))) < most:
             kept[place] = row
-    found = [pixels for pixels, _ in _decoded(source, reader, iter(kept), any_class=True)]
-    if not found:
+    images = np.empty((len(kept), reader.image_size, reader.image_size, reader.channels), np.uint8)
+    count = 0
+    for count, found in enumerate(_decoded(source, reader, iter(kept), any_class=True), 1):
+        images[count - 1] = found[0]
+    if not count:
         raise InputError(f"no image of {source.uri} decodes; check the public source")
-    return np.stack(found)
+    return images[:count]
 
 
 def _rows(source: SourceConfig, column: str | None) -> Iterator[tuple[Cell, Cell]]:

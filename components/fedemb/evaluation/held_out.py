@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -21,8 +22,6 @@ from fedemb.evaluation.pairs import MAX_UNITS, Estimate
 from fedemb.foundation.canonical_json import JsonFields
 from fedemb.models.keras_backend import Model
 
-PIECE = 512
-"""Number of users read at once, so that memory does not grow with the set."""
 UNTRAINED_SEED = 7919
 """Offset to the training seed, so that the untrained model shares no weights with the trained."""
 
@@ -108,11 +107,6 @@ def first_images(users: Iterator[UserRecord], limit: int) -> Iterator[UserRecord
         yield UserRecord(user.user_key, kept, user.labels[: len(kept)], user.subgroup, user.block)
 
 
-def _users(store: UserStore) -> Iterator[UserRecord]:
-    for start in range(0, len(store), PIECE):
-        yield from store.read(np.arange(start, min(start + PIECE, len(store))))
-
-
 def apply_models(
     store: UserStore,
     models: Mapping[str, Model],
@@ -141,21 +135,21 @@ def apply_models(
     shown = SharedFeatures(models, config.model.trainable, apply)
     waiting: list[bytes] = []
 
-    def flush() -> None:
-        if waiting:
-            images = decode_pngs(waiting, store.image_size, store.channels)
-            for name, found in shown(images, config.evaluation.batch_size).items():
-                pieces[name].append(found)
-            waiting.clear()
+    def flush(count: int) -> None:
+        images = decode_pngs(waiting[:count], store.image_size, store.channels)
+        for name, found in shown(images, config.evaluation.batch_size).items():
+            pieces[name].append(found)
+        del waiting[:count]
 
-    for user in first_images(_users(store), config.evaluation.max_images):
+    held_out = chain.from_iterable(store.read_in_pieces(np.arange(len(store))))
+    for user in first_images(held_out, config.evaluation.max_images):
         labels.extend(user.labels)
         users.extend([user.user_key] * len(user.images))
         subgroups.extend([user.subgroup] * len(user.images))
         waiting.extend(user.images)
-        if len(waiting) >= 8 * config.evaluation.batch_size:
-            flush()
-    flush()
+        if len(waiting) >= 2 * config.evaluation.batch_size:
+            flush(len(waiting) - len(waiting) % config.evaluation.batch_size)
+    flush(len(waiting))
     subjects = Subjects(
         np.array(labels, np.int64), np.array(users, np.uint64), np.array(subgroups, str)
     )

@@ -13,7 +13,7 @@ from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
 from fedemb.evaluation.pairs import Estimate, draw_weights
 from fedemb.foundation.canonical_json import JsonFields
-from fedemb.models.keras_backend import Model
+from fedemb.models.inference import classify, embed
 
 MIN_USERS = 10
 """Minimum number of users per side; with fewer, an interval is meaningless."""
@@ -170,19 +170,17 @@ class VerificationScore:
     least_images = 2
     """Minimum number of images of a scored user."""
 
-    def outputs(
-        self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
-    ) -> np.ndarray:
-        """Returns embeddings of unit length."""
-        from fedemb.models.inference import embed
+    apply = staticmethod(embed)
 
-        return embed(model, images, batch)
+    def values(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Returns embeddings of unit length."""
+        return outputs
 
     def scores(self, values: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
         """Returns one score per user, float64 `[users]`, see `verification_scores`.
 
         Args:
-          values: outputs of `outputs` for all images; finite.
+          values: results of `values` for all images; finite.
           owners: int `[images]`, user of each image, 0..users-1.
           users: number of users.
         """
@@ -204,13 +202,11 @@ class ConfidenceScore:
     attack: Attack = "confidence_score"
     least_images = 1
 
-    def outputs(
-        self, model: Model, images: np.ndarray, labels: np.ndarray, batch: int
-    ) -> np.ndarray:
-        """Returns the log-odds of each image's label, float64 `[images]`."""
-        from fedemb.models.inference import classify
+    apply = staticmethod(classify)
 
-        probabilities = classify(model, images, batch).astype(np.float64)
+    def values(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Returns the log-odds of each image's label, float64 `[images]`."""
+        probabilities = outputs.astype(np.float64)
         wanted = labels[:, None] == np.arange(probabilities.shape[1])
         right = (probabilities * wanted).sum(1)
         wrong = (probabilities * ~wanted).sum(1)

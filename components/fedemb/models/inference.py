@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -16,6 +17,8 @@ from fedemb.models.keras_backend import Model, Tensor, keras_ops, traced
 from fedemb.models.losses import unit_rows
 
 _TRACED: WeakKeyDictionary[Model, Callable[[np.ndarray], Tensor]] = WeakKeyDictionary()
+_VALUES = 1 << 20
+"""Maximum number of input values of a batch, because activations are many times as large."""
 
 
 def outputs(
@@ -23,14 +26,14 @@ def outputs(
     examples: Num[np.ndarray, "images ..."],
     batch_size: int = 256,
     last: Callable[[Tensor], Tensor] | None = None,
-) -> Float32[np.ndarray, "images width"]:
+) -> Float32[np.ndarray, "images ..."]:
     """Returns a model's outputs for images, or its last layers' outputs for features.
 
     Args:
       model: `keras.Model`, built, loaded or cut.
       examples: uint8 `[images, size, size, channels]`, or float32 `[images, features]`.
-      batch_size: images in memory at once as floats; the last batch is padded, so that an output
-          does not depend on the number of images after it.
+      batch_size: images in memory at once as floats, fewer if they are large; the last batch is
+          padded, so that an output does not depend on the number of images after it.
       last: function applied to the outputs of a batch, including padding, for the same reason.
     """
     from fedemb.models.keras_backend import input_of
@@ -41,7 +44,8 @@ def outputs(
     if model not in _TRACED:
         _TRACED[model] = traced(forward)
     count = len(examples)
-    result = np.empty((count, model.output_shape[-1]), np.float32)
+    batch_size = max(1, min(batch_size, _VALUES // math.prod(examples.shape[1:])))
+    result = np.empty((count, *model.output_shape[1:]), np.float32)
     for start in range(0, count, batch_size):
         batch = examples[start : start + batch_size]
         used = len(batch)

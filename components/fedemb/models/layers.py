@@ -231,45 +231,6 @@ def whitened_layer() -> type[Layer]:
     return Whitened
 
 
-def fit(layer: Layer, features: np.ndarray) -> None:
-    """Computes the constants of a whitened layer.
-
-    Args:
-      layer: the layer, built.
-      features: its inputs, `[images, height, width, channels]`; see `constants`.
-    """
-    settings = layer.get_config()
-    rooted = np.asarray(_rooted(features)) if settings.get("square_root") else features
-    layer.set_weights([v.astype(np.float32) for v in constants(rooted, settings["directions"])])
-
-
-def fit_constants(backbone: Model, images: np.ndarray) -> int:
-    """Computes the constants of each whitened part of a backbone.
-
-    Args:
-      backbone: from `build_backbone`.
-      images: uint8 `[images, size, size, channels]`, public or drawn.
-
-    Returns:
-      The number of whitened parts.
-    """
-    import keras
-
-    from fedemb.models.keras_backend import preprocess
-
-    fitted = 0
-    models = [backbone, *[layer for layer in backbone.layers if isinstance(layer, keras.Model)]]
-    for model in models:
-        for layer in model.layers:
-            if not isinstance(layer, whitened_layer()):
-                continue
-            before = keras.Model(model.input, layer.input)
-            pieces = np.array_split(images, max(1, len(images) // 64))
-            fit(layer, np.concatenate([np.asarray(before(preprocess(one))) for one in pieces]))
-            fitted += 1
-    return fitted
-
-
 # A layer that mirrors an image: swaps left and right.
 
 

@@ -111,12 +111,6 @@ def normalized_softmax_loss(
     return cross_entropy(scale * cosines(embeddings, head), labels, real)
 
 
-def _is_class(labels: AnyTensor, head: AnyTensor) -> AnyTensor:
-    """Returns whether a row of the head is an example's class, `[examples, classes]`."""
-    ops = keras_ops()
-    return labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32")[None, :]
-
-
 def cosface_loss(
     embeddings: Float32[AnyTensor, "examples dim"],
     head: Float32[AnyTensor, "classes dim"],
@@ -129,7 +123,7 @@ def cosface_loss(
     """Returns the cross-entropy of `scale` x cosine, minus `margin` at the true class."""
     ops = keras_ops()
     values = cosines(embeddings, head)
-    true = ops.cast(_is_class(labels, head), values.dtype)
+    true = ops.cast(labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32"), values.dtype)
     return cross_entropy(scale * (values - margin * true), labels, real)
 
 

@@ -15,15 +15,14 @@ from jaxtyping import UInt8
 from fedemb.config import ModelConfig
 from fedemb.errors import ConfigError
 from fedemb.models.backbone_files import read_card
-from fedemb.models.keras_backend import Model, Node, preprocess
-from fedemb.models.layers import fit, mirror_layer, whitened_layer
+from fedemb.models.inference import outputs
+from fedemb.models.keras_backend import Layer, Model, Node
+from fedemb.models.layers import constants, mirror_layer, whitened_layer
 
 _FITTED = "public_constants"
 """Name of the layer whose constants `fit_features` computes."""
 _KEPT = "public_features"
 """Name of the last layer of a model that keeps the public features."""
-_IMAGES = 64
-"""Images of one batch."""
 
 
 def changes_features(model: ModelConfig) -> bool:
@@ -112,6 +111,36 @@ def features_of(net: Model, images: Node, model: ModelConfig, *, mirror: bool) -
     return layer(features)
 
 
+def _fit(model: Model, layer: Layer, images: np.ndarray) -> None:
+    """Computes the constants of a whitened layer of a model; see `constants`."""
+    import keras
+
+    features = outputs(keras.Model(model.input, layer.input), images)
+    if layer.square_root:
+        features = np.sign(features) * np.sqrt(np.abs(features))
+    layer.set_weights([v.astype(np.float32) for v in constants(features, layer.directions)])
+
+
+def fit_constants(backbone: Model, images: np.ndarray) -> int:
+    """Computes the constants of each whitened part of a backbone.
+
+    Args:
+      backbone: from `build_backbone`.
+      images: uint8 `[images, size, size, channels]`, public or drawn.
+
+    Returns:
+      The number of whitened parts.
+    """
+    import keras
+
+    models = [backbone, *[layer for layer in backbone.layers if isinstance(layer, keras.Model)]]
+    found = [(model, layer) for model in models for layer in model.layers]
+    parts = [(model, layer) for model, layer in found if isinstance(layer, whitened_layer())]
+    for part in parts:
+        _fit(*part, images)
+    return len(parts)
+
+
 def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size channels"]) -> int:
     """Computes the constants of an imported backbone's features from public images.
 
@@ -125,8 +154,6 @@ def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size ch
     Raises:
       ConfigError: not more images than directions.
     """
-    import keras
-
     layer = backbone.get_layer(_FITTED)
     if len(images) <= layer.directions:
         raise ConfigError(
@@ -134,9 +161,7 @@ def fit_features(backbone: Model, images: UInt8[np.ndarray, "images size size ch
             f"pretraining.source has {len(images)}. Name a larger source, or set "
             "model.principal_directions or model.whitened_directions lower"
         )
-    before = keras.Model(backbone.input, layer.input)
-    pieces = [images[start : start + _IMAGES] for start in range(0, len(images), _IMAGES)]
-    fit(layer, np.concatenate([np.asarray(before(preprocess(piece))) for piece in pieces]))
+    _fit(backbone, layer, images)
     return len(images)
 
 

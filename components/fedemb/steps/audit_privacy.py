@@ -21,6 +21,7 @@ from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
+from fedemb.data.records import UserRecord
 from fedemb.documents.artifacts import Public
 from fedemb.documents.audit import AttackFigures, AuditReport
 from fedemb.evaluation.membership import MIN_USERS, Scoring, attack, scoring_of, self_test
@@ -29,6 +30,8 @@ from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.document import written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
+from fedemb.models.backbone_files import load_backbone
+from fedemb.models.inference import SharedFeatures
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.measured_words import audit_sentence
 from fedemb.reports.pages import audit_page
@@ -75,7 +78,6 @@ def audit_privacy(
 
 IMAGES_PER_USER = 8
 """Maximum images per user; more images hardly improve a score."""
-_PIECE = 512
 _DRAW_SEED, _BOOTSTRAP_SEED = 61, 67
 
 logger = logging.getLogger(__name__)
@@ -134,17 +136,16 @@ def _attack_real_users(
     context: StepContext, scoring: Scoring, private: Store
 ) -> AttackFigures | None:
     """Scores both sides, stores the scores in the private root, returns the figures. Raw."""
-    from fedemb.models.backbone_files import load_backbone
-
     config = context.config
-    backbones = [
-        load_backbone(folder / "backbone.keras", config.model)
-        for folder in (context.artifacts.model, context.artifacts.pretrained)
-    ]
-    batch = config.evaluation.batch_size
+    folders = {"after": context.artifacts.model, "before": context.artifacts.pretrained}
+    models = {
+        name: load_backbone(folder / "backbone.keras", config.model)
+        for name, folder in folders.items()
+    }
+    shown = SharedFeatures(models, config.model.trainable, scoring.apply)
     keys: list[np.ndarray] = []
     sizes: list[int] = []
-    outputs: list[list[np.ndarray]] = [[], []]
+    values: dict[str, list[np.ndarray]] = {name: [] for name in models}
     owners: list[np.ndarray] = []
     sides: tuple[People, People] = ("users", "evaluation")
     for side, people in enumerate(sides):
@@ -152,19 +153,21 @@ def _attack_real_users(
             store = UserStore(folder)
             rows = _draw(store, config, side, scoring.least_images)
             keys.append(store.user_keys[rows])
-            for start in range(0, len(rows), _PIECE):
-                images, labels, owner = _images(store, rows[start : start + _PIECE])
-                owners.append(owner + start + sum(sizes))
-                for pieces, backbone in zip(outputs, backbones, strict=True):
-                    pieces.append(scoring.outputs(backbone, images, labels, batch))
-            sizes.append(len(rows))
+            sizes.append(0)
+            for users in store.read_in_pieces(rows):
+                images, labels, owner = _images(store, users)
+                owners.append(owner + sum(sizes))
+                sizes[-1] += len(users)
+                for name, outputs in shown(images, config.evaluation.batch_size).items():
+                    values[name].append(scoring.values(outputs, labels))
     # Measurements of training users must not affect whether the run continues, or its exit code.
     # The evaluation reports a diverged model.
-    if min(sizes) < MIN_USERS or not all(np.isfinite(piece).all() for piece in chain(*outputs)):
+    measured = chain(*values.values())
+    if min(sizes) < MIN_USERS or not all(np.isfinite(piece).all() for piece in measured):
         return None
     owner_of = np.concatenate(owners)
     after, before = (
-        scoring.scores(np.concatenate(pieces), owner_of, sum(sizes)) for pieces in outputs
+        scoring.scores(np.concatenate(pieces), owner_of, sum(sizes)) for pieces in values.values()
     )
     members = np.arange(sum(sizes)) < sizes[0]
     private.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))
@@ -189,9 +192,8 @@ def _draw(store: UserStore, config: RunConfig, side: int, least_images: int) -> 
     return np.sort(random.permutation(rows)[: config.audit.max_users])
 
 
-def _images(store: UserStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _images(store: UserStore, users: list[UserRecord]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns users' images, uint8 [n, size, size, channels], with labels and owners."""
-    users = store.read(rows)
     kept = [user.images[:IMAGES_PER_USER] for user in users]
     images = decode_pngs(
         [image for images in kept for image in images], store.image_size, store.channels

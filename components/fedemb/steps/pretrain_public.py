@@ -30,8 +30,8 @@ from fedemb.models.backbones import (
 )
 from fedemb.models.imported import import_backbone
 from fedemb.models.keras_backend import Model, load_keras
-from fedemb.models.layers import fit_constants
 from fedemb.models.public_features import (
+    fit_constants,
     fit_features,
     needs_public_images,
     with_public_features,

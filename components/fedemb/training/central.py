@@ -245,24 +245,16 @@ def train_centralized(
     """
     local, seed = training.local, training.seed
     schedule = PretrainingConfig(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        loss=local.loss,
-        augmentation=local.augmentation,
+        epochs=epochs, learning_rate=learning_rate, loss=local.loss, augmentation=local.augmentation
     )
     if training.algorithm == "dp_sgd":  # a classifier has its head already
         import tensorflow as tf
 
-        entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
-        minimize(
-            backbone,
-            [],
-            lambda embed, _, batch, wanted, __: tf.reduce_mean(entropy(wanted, embed(batch))),
-            images,
-            labels,
-            schedule=schedule,
-            seed=seed,
-        )
+        def loss_of(embed: Embed, _: object, batch: TfTensor, wanted: TfTensor, __: object):
+            entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+            return tf.reduce_mean(entropy(wanted, embed(batch)))
+
+        minimize(backbone, [], loss_of, images, labels, schedule=schedule, seed=seed)
     else:
         pretrain(backbone, images, labels, schedule, seed=seed)
     return backbone

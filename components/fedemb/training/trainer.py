@@ -109,9 +109,8 @@ class ClientLoader:
 def all_classes(store: UserStore) -> np.ndarray:
     """Returns all labels of the training users, int64 ascending, for DP-FedAvg's shared head."""
     found: set[int] = set()
-    for start in range(0, len(store), 1024):
-        for user in store.read(np.arange(start, min(start + 1024, len(store)))):
-            found.update(user.labels)
+    for users in store.read_in_pieces(np.arange(len(store))):
+        found.update(label for user in users for label in user.labels)
     return np.array(sorted(found), np.int64)
 
 

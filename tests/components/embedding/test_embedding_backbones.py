@@ -37,10 +37,7 @@ def test_backbone_has_the_published_number_of_parameters(name, size, channels, p
 
 @pytest.mark.parametrize(
     ("name", "size", "features", "parameters"),
-    [
-        ("tanh_cnn", 32, 2048, 287_008),
-        ("wrn_16_4", 32, 256, 2_750_832),
-    ],
+    [("tanh_cnn", 32, 2048, 287_008), ("wrn_16_4", 32, 256, 2_750_832)],
 )
 def test_backbone_of_dp_sgd_has_the_published_size(name, size, features, parameters):
     """Without a head. WRN-16-4 has 2.7 million."""
@@ -53,10 +50,7 @@ def test_backbone_of_dp_sgd_has_the_published_size(name, size, features, paramet
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "size", "channels", "group", "parameters"),
-    [
-        ("mobilenetv2", 32, 3, "conv_frozen", 198_080),
-        ("lenet", 28, 1, "projection", 401_536),
-    ],
+    [("mobilenetv2", 32, 3, "conv_frozen", 198_080), ("lenet", 28, 1, "projection", 401_536)],
 )
 def test_freezing_leaves_the_named_group(name, size, channels, group, parameters):
     model = ModelConfig(backbone=name, image_size=size, channels=channels)

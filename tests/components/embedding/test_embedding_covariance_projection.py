@@ -11,11 +11,7 @@ from fedemb.errors import ConfigError
 from fedemb.models.backbones import build_backbone
 from fedemb.privacy.running import build_mechanism
 from fedemb.training.feature_cache import plain_rows, rows_of
-from fedemb.training.heads import (
-    CovarianceFunction,
-    HeadGradientFunction,
-    LeastSquaresFunction,
-)
+from fedemb.training.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
 from fedemb.training.server import initial_state, released_weights
 from tests.kit.privacy_worlds import ROOT, make_plan
 

@@ -30,8 +30,9 @@ from fedemb.models.backbones import build_backbone, cut, trainable_variables, wi
 from fedemb.models.imported import check_import, import_backbone, known_pixels
 from fedemb.models.inference import SharedFeatures, embed
 from fedemb.models.keras_backend import preprocess
-from fedemb.models.layers import constants, fit_constants
+from fedemb.models.layers import constants
 from fedemb.models.public_features import (
+    fit_constants,
     fit_features,
     needs_public_images,
     with_public_features,
@@ -264,12 +265,7 @@ def test_only_the_public_step_computes_constants():
         for path in COMPONENTS.rglob("*.py")
         if re.search(r"fit_features\(|fit_constants\(|read_some_public_images\(", path.read_text())
     }
-    assert found == {
-        "steps/pretrain_public.py",
-        "data/sources.py",
-        "models/public_features.py",
-        "models/layers.py",
-    }
+    assert found == {"steps/pretrain_public.py", "data/sources.py", "models/public_features.py"}
 
 
 # ---- Features brought to one size by constants of drawn images ----
@@ -304,11 +300,7 @@ def test_largest_directions_are_brought_to_the_size_of_the_next():
 
 
 def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
-    start = PublicStart(
-        model=CLASSIFIER,
-        pretraining=PretrainingConfig(constant_images=64),
-        seed=1,
-    )
+    start = PublicStart(model=CLASSIFIER, pretraining=PretrainingConfig(constant_images=64), seed=1)
     keys = open_key_store(str(tmp_path / "keys"))
     card = pretrain_public.run(start, tmp_path / "start", keys)
     assert (card["images"], card["constant_images"]) == (0, 64)

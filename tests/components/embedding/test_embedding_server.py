@@ -4,12 +4,7 @@ import tensorflow as tf
 
 from fedemb.config import LossConfig, ServerConfig
 from fedemb.models.losses import build_loss
-from fedemb.training.server import (
-    initial_state,
-    learning_rate,
-    released_weights,
-    server_step,
-)
+from fedemb.training.server import initial_state, learning_rate, released_weights, server_step
 
 MEANS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 

@@ -98,9 +98,7 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("backbone", "size", "features", "microbatch"),
-    [
-        pytest.param("wrn_16_4", 8, 256, 2, marks=pytest.mark.slow),
-    ],
+    [pytest.param("wrn_16_4", 8, 256, 2, marks=pytest.mark.slow)],
 )
 def test_residual_network_records_do_not_depend_on_other_units(
     backbone, size, features, microbatch, monkeypatch

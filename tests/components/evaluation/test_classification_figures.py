@@ -98,10 +98,7 @@ def test_confusion_is_what_counting_gives_and_small_classes_are_merged():
     assert 'id="confidence"' in text
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"shares": [1.0] * 5}, {"shares": [0.5] * 6}, {"name": "z"}],
-)
+@pytest.mark.parametrize("change", [{"shares": [1.0] * 5}, {"shares": [0.5] * 6}, {"name": "z"}])
 def test_inconsistent_confusion_matrix_is_refused(change):
     confusion = _measured()[0]["confusion"]
     first, *others = confusion["rows"]
