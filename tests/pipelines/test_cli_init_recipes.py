@@ -8,10 +8,7 @@ from fedemb.models.public_backbones import write_named
 from fedemb.pipelines.cli.init_settings import PROJECTIONS, head_learning_rate, recipes
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.privacy.registry import plan_mechanism
-from fedemb.training.noise_warnings import (
-    noise_on_mean,
-    training_noise,
-)
+from fedemb.training.noise_warnings import noise_on_mean, training_noise
 from tests.kit.cli import fedemb
 from tests.pipelines.test_cli_init import as_parquet
 

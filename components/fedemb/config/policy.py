@@ -16,15 +16,7 @@ from pydantic import (
 from fedemb.foundation.section import Address, Name, Section, WebAddress
 from fedemb.privacy.section import Unit
 
-PRIVATE_FOLDERS = {
-    "users",
-    "evaluation",
-    "rejects",
-    "partition",
-    "train",
-    "diagnostics",
-    "audit",
-}
+PRIVATE_FOLDERS = {"users", "evaluation", "rejects", "partition", "train", "diagnostics", "audit"}
 """Folders of a run in the private root. Stores assign access rights by these names."""
 
 
@@ -150,8 +142,9 @@ class ReleaseConfig(Section):
     min_gain_over_public: Annotated[float, Field(ge=-1, le=1)] | None = 0.0
     """Lower bound for the whole 95 % interval of the gain, -1 to 1; null: no floor. The gate
     refuses a model below it. The gain is measured over the best baseline: public backbone, its
-    frozen features under a projection, an untrained network, raw pixels, or, for a classifier, the
-    most frequent class. Its unit is recall at the first false accept rate, or top-1 accuracy."""
+    frozen features under a projection, the output of an imported network, an untrained network, raw
+    pixels, or, for a classifier, the most frequent class. Its unit is recall at the first false
+    accept rate, or top-1 accuracy."""
     approval_hours: PositiveFloat | None = None
     """Hours after the time of the privacy report within which all approvals (`policy.approvals`)
     must be in the ledger; null: no deadline. After the deadline the gate refuses the release, and

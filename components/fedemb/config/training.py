@@ -83,6 +83,13 @@ class ModelConfig(Section):
         """Settings of the model's `photos.PhotoReader`."""
         return self.image_size, self.channels, self.aspect_ratio
 
+    @property
+    def changes_features(self) -> bool:
+        """Whether the features of an imported network differ from the output of its file."""
+        return bool(
+            self.taps or self.square_root or self.whitened_directions or self.principal_directions
+        )
+
 
 class LossConfig(Section):
     """Classification loss of local and public training."""

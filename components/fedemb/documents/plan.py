@@ -7,16 +7,7 @@ from typing import ClassVar
 
 from fedemb.config import RunConfig
 from fedemb.config.run import config_digest
-from fedemb.documents.fields import (
-    AnyJson,
-    Count,
-    Delta,
-    Epsilon,
-    Guarantee,
-    Name,
-    Purpose,
-    Sha,
-)
+from fedemb.documents.fields import AnyJson, Count, Delta, Epsilon, Guarantee, Name, Purpose, Sha
 from fedemb.errors import PlanMismatch
 from fedemb.foundation.document import Document, Part, Written, read
 from fedemb.foundation.environment import Backend

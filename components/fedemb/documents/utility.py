@@ -36,14 +36,17 @@ def starts_of(config: RunConfig) -> tuple[str, ...]:
 
     - the public backbone that private training changes;
     - the frozen features under a projection, which starts as a random map of them;
+    - the output of an imported network, if the configuration changes its features;
     - an untrained network, if the backbone is pretrained in this run (an imported one has the
       layers of its file, whatever the backbone name);
     - the raw pixels;
     - the most frequent class, for a classifier.
     """
     embeds = config.task == "embedding"
+    imported = config.pretraining.kind == "import"
     others = {
         "frozen_features": embeds and config.model.trainable == "projection",
+        "network_output": embeds and imported and config.model.changes_features,
         "untrained": config.pretraining.kind not in ("none", "import"),
         "raw_pixels": embeds,
         "most_frequent": not embeds,
@@ -410,6 +413,8 @@ class UtilityReport(Document, OverStarts):
     """Public backbone from which private training started."""
     frozen_features: Compared | None
     """Features below the projection, compared as if they were the embedding."""
+    network_output: Compared | None
+    """Output of the imported network, or its deepest tap, without constants or mirror images."""
     untrained: Compared | None
     raw_pixels: Compared | None
     """Raw images, compared as if they were embeddings."""
@@ -419,7 +424,8 @@ class UtilityReport(Document, OverStarts):
     subgroups: Subgroups | None
     previous_release: Previous | None
 
-    starts: ClassVar = ("public_backbone", "frozen_features", "untrained", "raw_pixels")
+    features: ClassVar = ("public_backbone", "frozen_features", "network_output")
+    starts: ClassVar = (*features, "untrained", "raw_pixels")
 
     @property
     def measured(self) -> bool:

@@ -79,6 +79,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model
     """Returns the trained model and those baselines of `starts_of` that are models."""
     from fedemb.models.backbone_files import load_backbone
     from fedemb.models.backbones import build_backbone, cut
+    from fedemb.models.imported import network_output
     from fedemb.models.inference import raw_pixels
     from fedemb.models.public_features import with_public_features
 
@@ -87,6 +88,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Model
     makers = {
         "public_backbone": lambda: start,
         "frozen_features": lambda: cut(start, "projection")[0],
+        "network_output": lambda: network_output(start),
         "untrained": lambda: with_public_features(
             build_backbone(config.model, untrained_seed), config.model.keep_public_features
         ),

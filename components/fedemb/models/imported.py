@@ -27,7 +27,7 @@ from fedemb.models.keras_backend import Model, all_layers
 from fedemb.models.layers import whitened_layer
 from fedemb.models.networks import NETWORKS, embedding
 from fedemb.models.pixel_formats import rescaled, told_pixels
-from fedemb.models.public_features import changes_features, features_of, tapped
+from fedemb.models.public_features import features_of, tapped
 
 _OWN = ("MirrorImage", "Scattering", "StandardizedConv2D", "Whitened")
 _PLAIN = """
@@ -237,7 +237,7 @@ def import_backbone(
     ends = backbone.layers[-1].name == "embedding"  # has its own projection
     fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
     project = model.trainable == "projection" and not fits
-    if project or mirror or pixels != "-1..1" or changes_features(model):
+    if project or mirror or pixels != "-1..1" or model.changes_features:
         inputs: Any = keras.Input(
             (model.image_size, model.image_size, model.channels), name="images"
         )
@@ -250,6 +250,25 @@ def import_backbone(
     check_backbone(backbone, model.model_copy(update={"classes": (), "keep_public_features": 0.0}))
     _check_apart(backbone, path)
     return backbone
+
+
+def network_output(backbone: Model) -> Model:
+    """Returns the imported network's own output: without constants, mirror image and other taps.
+
+    With `model.taps`, it is the output of the deepest tap.
+    """
+    import keras
+
+    nets = [layer for layer in backbone.layers if hasattr(layer, "layers")]
+    if not nets:
+        return backbone
+    images = output = keras.Input(backbone.input_shape[1:])
+    for layer in backbone.layers[1 : backbone.layers.index(nets[0])]:
+        output = output if layer.name == "mirror_image" else layer(output)  # pixel format
+    joined = nets[0].layers[-1]
+    ends = joined.input if joined.name == "taps" else [nets[0].output]
+    parts = [keras.Model(nets[0].input, end) for end in ends]
+    return keras.Model(images, max(parts, key=lambda part: len(part.layers))(output))
 
 
 def _shares_mirror(backbone: Model) -> bool:

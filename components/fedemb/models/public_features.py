@@ -25,13 +25,6 @@ _KEPT = "public_features"
 """Name of the last layer of a model that keeps the public features."""
 
 
-def changes_features(model: ModelConfig) -> bool:
-    """Returns whether a configuration asks for other features than the output of the file."""
-    return bool(
-        model.taps or model.square_root or model.whitened_directions or model.principal_directions
-    )
-
-
 def tapped(backbone: Model, taps: tuple[str, ...], path: Path) -> Model:
     """Returns a model with the joined outputs of some layers, averaged over positions.
 

@@ -262,16 +262,9 @@ def steps_of(
     return drawn
 
 
-_PARENTS = {
-    "plan": ("policy",),
-    "pretrain": ("public_start",),
-    "evaluate": ("previous_release",),
-}
+_PARENTS = {"plan": ("policy",), "pretrain": ("public_start",), "evaluate": ("previous_release",)}
 """Group of a step -> its inputs from outside the run."""
-_LEDGER = {
-    "ledger_record": ("reserve_budget", "write"),
-    "ledger_head": ("account_privacy", "read"),
-}
+_LEDGER = {"ledger_record": ("reserve_budget", "write"), "ledger_head": ("account_privacy", "read")}
 """State of the ledger -> the step that writes it, or that prices the run by it."""
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from fedemb.config.policy import Unit
 from fedemb.documents.audit import AuditReport, MechanismAudit, finding
 from fedemb.documents.fields import Interval, points
-from fedemb.documents.utility import (
-    LEAST_RESAMPLED,
-    AnyUtility,
-    ClassifierReport,
-    UtilityReport,
-)
+from fedemb.documents.utility import LEAST_RESAMPLED, AnyUtility, ClassifierReport, UtilityReport
 from fedemb.privacy.mechanism import MechanismPlan
 from fedemb.privacy.section import UNITS, count_of
 from fedemb.reports.report import figure
@@ -18,6 +13,7 @@ from fedemb.reports.report import figure
 _NAMES = {
     "public_backbone": "public backbone",
     "frozen_features": "frozen features",
+    "network_output": "output of the imported network",
     "untrained": "untrained network",
     "raw_pixels": "raw pixels",
     "most_frequent": "most frequent class",
@@ -118,7 +114,7 @@ def _another_domain(report: AnyUtility) -> str:
     """Returns a warning where raw pixels do better than the features of the public backbone."""
     measured = report.measured_starts
     raw = measured.get("raw_pixels")
-    features = (measured.get(name) for name in ("public_backbone", "frozen_features"))
+    features = (measured.get(name) for name in UtilityReport.features)
     best = max((found.value for found in features if found is not None), default=None)
     if raw is None or best is None or report.public_kind == "none" or best >= raw.low:
         return ""
@@ -212,7 +208,7 @@ def attack_sentences(report: AuditReport) -> list[str]:
     if report.figures == "private":
         return [
             "A membership attack ran for monitoring; it bounds no epsilon. The auditor passed its "
-            "self-test. The figures stay in the private root (audit/audit.html).",
+            "self-test. The figures stay in the private root (audit/audit.html)."
         ]
     if report.measured is None:
         return [

@@ -132,10 +132,7 @@ def runs_page(folder: Path, rows: Sequence[Sequence[str]]) -> str:
 
 
 def report_page(
-    signed: Written[PrivacyReport],
-    evidence: Evidence,
-    ledger: Ledger,
-    steps: Sequence[Step],
+    signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger, steps: Sequence[Step]
 ) -> str:
     """Renders `privacy_report.html`; waivers and external charges come from the ledger.
 

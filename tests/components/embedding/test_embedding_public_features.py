@@ -23,11 +23,12 @@ from fedemb.config.data import SourceConfig
 from fedemb.data import sources
 from fedemb.data.builtin import drawn_images
 from fedemb.data.photos import PhotoReader
+from fedemb.documents.utility import starts_of
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import build_backbone, cut, trainable_variables, without_head
-from fedemb.models.imported import check_import, import_backbone, known_pixels
+from fedemb.models.imported import check_import, import_backbone, known_pixels, network_output
 from fedemb.models.inference import SharedFeatures, embed
 from fedemb.models.keras_backend import preprocess
 from fedemb.models.layers import constants
@@ -114,6 +115,24 @@ def test_features_are_joined_taps_of_both_mirror_images_whitened_by_public_image
     assert rest.output_shape == (None, 8)
     names = [v.path for v in trainable_variables(backbone, "projection")]
     assert names == ["embedding/kernel", "embedding/bias"]
+
+
+@pytest.mark.long
+def test_network_output_is_that_of_the_file(file):
+    images = preprocess(_leaves(7, seed=3))
+    wanted = keras.saving.load_model(file, compile=False)(images)
+    for changes in ({}, {"taps": ()}, {"taps": ("pool",), "principal_directions": 0}):
+        model = MODEL.model_copy(update=changes)
+        found = network_output(import_backbone(file, model, pixels="-1..1"))
+        np.testing.assert_allclose(found(images), wanted, atol=1e-5)
+
+
+def test_changed_features_of_an_import_are_compared_with_the_network_output():
+    config = load_config("cars_whitening")
+    assert "network_output" in starts_of(config)
+    plain = {"taps": (), "square_root": False, "principal_directions": 0}
+    model = config.model.model_copy(update=plain)
+    assert "network_output" not in starts_of(config.model_copy(update={"model": model}))
 
 
 def test_tap_that_does_not_exist_is_refused_with_those_that_do(file):

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from fedemb.documents.fields import Interval
-from fedemb.documents.utility import (
-    UtilityReport,
-)
+from fedemb.documents.utility import UtilityReport
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.evaluation.held_out import Subjects
 from fedemb.foundation.document import read
@@ -190,10 +188,7 @@ def estimate(value, low, high):
     [
         (estimate(0.1, 0.05, 0.15), "10.0 points [5.0, 15.0] more than x"),
         (estimate(-0.1, -0.15, -0.05), "10.0 points [5.0, 15.0] less than x"),
-        (
-            estimate(0.01, -0.02, 0.05),
-            "not distinguishable from x (+1.0 points [-2.0, +5.0])",
-        ),
+        (estimate(0.01, -0.02, 0.05), "not distinguishable from x (+1.0 points [-2.0, +5.0])"),
         (estimate(0.0, 0.0, 0.0), "not distinguishable from x (+0.0 points [+0.0, +0.0])"),
     ],
 )

@@ -9,12 +9,7 @@ import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError, InputError
-from fedemb.models.backbone_files import (
-    CARD,
-    load_model,
-    read_card,
-    write_backbone,
-)
+from fedemb.models.backbone_files import CARD, load_model, read_card, write_backbone
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.imported import check_import, import_backbone, known_pixels, with_card
 from fedemb.models.keras_backend import preprocess
