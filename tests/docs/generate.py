@@ -386,11 +386,7 @@ def rights_page() -> str:
     groups = yaml.safe_load((ROOT / "infra" / "rights.yaml").read_text())["groups"]
     columns = ("private", "input", "ledger", "signing", "keys", "releases", "rollback_anchor")
     rows = [
-        (
-            code(f"fedemb-{name}"),
-            code(group["step"]),
-            *(right(group[column]) for column in columns),
-        )
+        (code(f"fedemb-{name}"), code(group["step"]), *(right(group[column]) for column in columns))
         for name, group in groups.items()
     ]
     kinds = ("private root", "input", "ledger", "signing keys", "other keys", "releases")

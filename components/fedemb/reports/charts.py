@@ -36,7 +36,7 @@ _CSS = {
     SERIES[3]: "var(--series-4, #5c7a1f)",
 }
 _STYLE = Path(__file__).with_name("charts.mplstyle")
-_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (1, 4)))
 
 
 class Line(NamedTuple):
@@ -128,7 +128,7 @@ def line_chart(
     marks: Sequence[tuple[str, float]] = (),
     diagonal: str = "",
 ) -> Markup:
-    """Draws curves, at most four, distinguished by colour and dash.
+    """Draws curves, at most 20, distinguished by colour and dash.
 
     Args:
       lines: the curves.
@@ -140,7 +140,7 @@ def line_chart(
     """
     with _axes() as (figure, axes):
         for position, line in enumerate(lines):
-            colour, dash = SERIES[position % 4], _DASHES[position % 4]
+            colour, dash = SERIES[position % 4], _DASHES[position % 5]
             axes.plot(line.x, line.y, color=colour, linestyle=dash, label=line.name)
             for place, found in line.intervals.items():
                 axes.plot([place, place], [found.low, found.high], color=colour, marker="_")

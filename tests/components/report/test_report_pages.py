@@ -49,15 +49,17 @@ def example_charts():
     lines = [Line("a", [1e-4, 1e-2, 1], [0.1, 0.5, 1])]
     return [
         charts.line_chart(
-            lines,
-            x=charts.Axis("x", log=True),
-            y=charts.Axis("y"),
-            alt="curve",
-            diagonal="chance",
+            lines, x=charts.Axis("x", log=True), y=charts.Axis("y"), alt="curve", diagonal="chance"
         ),
         charts.bar_chart([("a", SHARE), ("b", SHARE)], x_label="x", alt="bars"),
         charts.bar_chart([("a", SHARE)], x_label="x", alt="dots", reference=0.5),
     ]
+
+
+def test_six_curves_have_six_styles():
+    lines = [Line(str(n), [0, 1], [n, n + 1]) for n in range(6)]
+    chart = charts.line_chart(lines, x=charts.Axis("x"), y=charts.Axis("y"), alt="six")
+    assert len(set(re.findall(r'style="(fill: none; stroke[^"]*--series[^"]*)"', chart))) == 6
 
 
 def test_texts_are_escaped():
