@@ -29,7 +29,7 @@ def _kind(name):
     return kind
 
 
-def test_a_night_has_300_different_attacks_of_every_kind(world):
+def test_each_kind_has_its_number_of_distinct_attacks(world):
     """A kind that runs out of attacks would make the night smaller."""
     for kind in KINDS:
         drawn = distinct(kind, world, random.Random(0), kind.most)
@@ -38,7 +38,7 @@ def test_a_night_has_300_different_attacks_of_every_kind(world):
     assert sum(kind.most for kind in KINDS) >= 300
 
 
-def test_a_seed_repeats_a_night(world):
+def test_attack_seed_repeats_the_attacks(world):
     for kind in KINDS:
         first, again = (distinct(kind, world, random.Random(7), 5) for _ in range(2))
         assert [attack.text for attack in first] == [attack.text for attack in again]

@@ -58,7 +58,7 @@ def test_headline_row_of_the_paper_has_our_price():
 
 
 @pytest.mark.slow
-def test_every_row_of_the_poster():
+def test_paper_epsilons_are_reproduced():
     assert all(row.ok for row in poster.poster_rows())
 
 

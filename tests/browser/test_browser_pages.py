@@ -150,7 +150,7 @@ def test_list_of_runs_is_sorted_by_the_column_that_is_selected(browser, tmp_path
 
 
 @pytest.mark.long
-def test_a_page_that_misbehaves_is_noticed(browser, tmp_path):
+def test_browser_check_finds_page_errors(browser, tmp_path):
     """The test tests itself: an error, a request and an overflow are all seen."""
     page = tmp_path / "bad.html"
     page.write_text(

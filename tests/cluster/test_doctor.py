@@ -58,7 +58,7 @@ def _s3(overlay: str) -> list[str]:
     return ["--profile", str(INFRA / "profiles" / "s3.yaml")] if overlay == "s3" else []
 
 
-def test_a_cluster_as_the_quickstart_leaves_it_is_safe(ask_doctor, kubeflow):
+def test_quickstart_cluster_is_safe(ask_doctor, kubeflow):
     result, states = ask_doctor()
     assert not {check for check, (state, _) in states.items() if state == "unsafe"}, result.output
     assert result.exception is None or result.exit_code == 0
@@ -117,7 +117,7 @@ def test_a_launcher_that_still_points_to_the_root_of_kubeflow_is_refused(
 
 @pytest.mark.parametrize("check", HARMS)
 @pytest.mark.usefixtures("kubeflow")
-def test_each_harm_is_found_with_its_remedy_and_refused(ask_doctor, plane, reapply, check):
+def test_each_unsafe_setting_is_refused_with_a_remedy(ask_doctor, plane, reapply, check):
     plane.kubectl(*HARMS[check])
     try:
         until = 50

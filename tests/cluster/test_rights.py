@@ -177,7 +177,7 @@ def test_overlay_applies_by_the_lines_of_the_quickstart(plane, applied, overlay_
 
 
 @pytest.mark.usefixtures("profile")
-def test_a_label_or_a_root_of_ours_would_conflict(plane):
+def test_conflicting_labels_and_roots_are_detected(plane):
     """Shows that the test above tests something: the two objects have other owners."""
     theirs = {"metadata": {"name": "fedemb", "labels": {PROFILE_LABEL: "fedemb"}}}
     ours = {**LAUNCHER, "data": {"defaultPipelineRoot": "gs://ours/runs"}}

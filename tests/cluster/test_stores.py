@@ -164,7 +164,7 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_each_right_too_many_is_found(check, stores, harm):
+def test_each_excess_permission_is_found(check, stores, harm):
     group, found, actions = HARMS[harm]
     stores.grant(group, harm, actions)
     try:

@@ -386,7 +386,7 @@ def test_each_rule_is_needed():
         assert any(_admitted(pod, user, others) for pod, user in REFUSED.values()), rule["message"]
 
 
-def test_drivers_and_other_pods_run_as_before():
+def test_admission_ignores_drivers_and_other_pods():
     assert _admitted(_pod(None, "fedemb-run"), CONTROLLER)
     assert _admitted(_pod(None, "default-editor"), "system:serviceaccount:kube-system:replicaset")
     assert not _evaluate(

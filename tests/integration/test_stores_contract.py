@@ -298,7 +298,7 @@ def test_percent_in_a_path_is_a_percent(tmp_path):
 
 
 @pytest.mark.long
-def test_life_of_a_run_is_the_same_on_every_store(store_uri, tmp_path):
+def test_ledger_records_of_a_run_are_equal_on_every_store(store_uri, tmp_path):
     kit = kit_.make(tmp_path, store_uri)
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())

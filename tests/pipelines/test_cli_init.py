@@ -71,7 +71,7 @@ def test_init_declares_only_what_the_owner_passed(tmp_path):
         load_config(output, ["purpose=release"])
 
 
-def test_a_net_from_a_file_stays_frozen_and_decides_what_it_sees(tmp_path):
+def test_imported_network_is_frozen_and_sets_the_input(tmp_path):
     import keras
 
     net = keras.Sequential(

@@ -28,7 +28,7 @@ def test_show_has_exit_code_3_below_the_limit_only(run, limit, code, form):
     assert "1.725" in found.output
 
 
-def test_forecast_is_the_date_of_the_first_run_that_reserving_refuses():
+def test_budget_forecast_is_the_first_refused_run():
     times = [datetime(2027, 1, day, tzinfo=UTC) for day in (4, 11, 18)]
     attempts = {
         number: SimpleNamespace(
@@ -49,7 +49,7 @@ def test_show_refuses_the_configuration_of_another_policy(run):
         fedemb("ledger", "show", "--ledger", run.ledger_uri, "--config", "dp_sgd_quickstart")
 
 
-def test_more_runs_that_fit_is_what_reserving_finds(run, tmp_path):
+def test_number_of_fitting_runs_equals_reservations(run, tmp_path):
     ledger = run.ledger()
     content = ledger_summary.content_of(run.config)
     predicted = ledger_summary.fitting(ledger, content)

@@ -107,7 +107,7 @@ def test_plain_record_whose_length_looks_like_gzip_is_plain(tmp_path):
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress])
 @pytest.mark.parametrize("cut", [1, 5, 40])
-def test_cut_shard_is_a_sentence_however_it_is_packed(tmp_path, pack, cut):
+def test_truncated_shard_is_an_error_in_every_format(tmp_path, pack, cut):
     (tmp_path / "a.tfrecord").write_bytes(pack(tfrecord(examples()[:3]))[:-cut])
     with pytest.raises(InputError, match="not a whole TFRecord"):
         list(iter_tfrecord(Part(str(tmp_path), "a.tfrecord")))

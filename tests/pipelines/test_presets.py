@@ -33,7 +33,7 @@ def test_the_first_run_of_a_release_fits_the_policy_it_comes_with(name):
     assert config.policy.delta <= config.policy.users_lower_bound**-1.1, "the gate would deny it"
 
 
-def test_presets_are_listed_with_a_line_each():
+def test_presets_are_listed_with_one_line_each():
     lines = command("config", "presets").splitlines()
     assert [line.split()[0] for line in lines] == preset_names()
     assert all(len(line.split()) > 4 and line.endswith((".", "?")) for line in lines)

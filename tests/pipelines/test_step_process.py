@@ -18,7 +18,7 @@ def _events(capfd):
     ]
 
 
-def test_error_of_ours_is_a_sentence_and_its_exit_code(capfd):
+def test_fedemb_error_prints_one_sentence_and_exit_code(capfd):
     with pytest.raises(SystemExit) as caught, step_process("reserve_budget", {}):
         raise BudgetExceeded("the cap is reached; wait")
     assert caught.value.code == 3

@@ -107,7 +107,7 @@ def test_every_step_leads_to_the_release():
 
 
 @pytest.mark.long
-def test_declarations_are_known_in_a_pod_too():
+def test_step_declarations_exist_without_kfp():
     """There kfp can run a component and not make one; a step must still know what it is."""
     code = (
         "from fedemb.runtime.step import declared, step_process\n"

@@ -181,9 +181,7 @@ def breaks_the_row(kfp, monkeypatch):
     monkeypatch.setattr("tests.kit.servers.kfp_stand_in.LONGEST", 10)
 
 
-def test_a_500_with_a_live_workflow_is_named_and_never_submitted_again(
-    submit, cluster, breaks_the_row
-):
+def test_failed_submit_with_a_live_workflow_is_not_repeated(submit, cluster, breaks_the_row):
     first = submit()
     (workflow,) = cluster.workflows
     name = workflow["metadata"]["name"]
@@ -371,7 +369,7 @@ def test_two_executions_of_a_step_are_ambiguous(submit, kfp, left):
     assert "2 executions" in str(submit(*where).exception)
 
 
-def test_api_that_never_answers_is_given_up(monkeypatch):
+def test_unresponsive_api_times_out(monkeypatch):
     monkeypatch.setattr(kubeflow, "TIMEOUT", 1)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,

@@ -75,7 +75,7 @@ def _case(place):
 
 
 @pytest.mark.parametrize("mutant", map(_case, range(len(MUTANTS))))
-def test_a_bug_in_the_product_turns_its_tests_red(mutant, planter):
+def test_planted_bug_is_detected(mutant, planter):
     planter.stdin.write(f"{mutant.name}\n")
     planter.stdin.flush()
     found = json.loads(next(line for line in planter.stdout if line.startswith("{")))

@@ -191,7 +191,7 @@ def test_study_key_depends_only_on_deciding_fields(study):
 
 
 @pytest.mark.statistical
-def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
+def test_tree_noise_matches_the_running_sum_noise_of_a_row(base):
     """Root mean square over rounds within 5 %; 5,000 independent numbers give 1 %. Fixed key."""
     from fedemb.privacy.running import build_mechanism
     from studies.utility.run import with_noise

@@ -77,7 +77,7 @@ def test_classes_that_cross_the_split_and_too_few_users_are_problems(tmp_path: P
     assert "fewer than policy.users_lower_bound" in problems
 
 
-def test_every_record_is_used_bad_or_left_out(tmp_path: Path) -> None:
+def test_record_counts_add_up(tmp_path: Path) -> None:
     rows = [{**row, "label": str(n % 10)} for n, row in enumerate(rows_of(40, images=4))]
     rows += [{"image": b"junk", "user_id": "x", "label": "y"}, dict(rows[0])]
     config = make_config(

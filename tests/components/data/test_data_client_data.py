@@ -204,7 +204,7 @@ def test_ids_may_be_text_and_an_order_of_images_changes_nothing():
     assert all(np.array_equal(one.members(0, g), two.members(0, g)) for g in range(2))
 
 
-def test_a_cap_takes_every_users_first_image_before_any_second():
+def test_cap_keeps_first_images_of_all_users_before_second_ones():
     images, labels, users = arrays([0, 0, 0, 0, 1])
     found = ArrayUsers(images, labels, users, virtual_clients=1, groupings=1, key=KEY)
     pixels, classes = found.examples(found.members(0, 0), 2)

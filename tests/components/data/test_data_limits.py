@@ -352,7 +352,7 @@ def test_orientation_is_applied_and_exif_is_gone() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("photo", PHOTOS, ids=lambda photo: photo.name)
-def test_every_encoding_is_read_as_a_person_sees_it(photo: HostilePhoto, channels: int) -> None:
+def test_every_image_encoding_is_decoded_correctly(photo: HostilePhoto, channels: int) -> None:
     seen = Image.fromarray(photo.pixels).convert("L" if channels == 1 else "RGB")
     wanted = np.asarray(seen.resize((32, 32), Image.Resampling.BILINEAR)).reshape(32, 32, channels)
     found = PhotoReader(32, channels).read(photo.data)

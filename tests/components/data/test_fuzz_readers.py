@@ -164,7 +164,7 @@ def test_column_whose_name_is_not_utf_8_is_a_sentence(tmp_path, name):
 @pytest.mark.parametrize("write", WRITERS)
 @given(damage=damages())
 @short
-def test_damaged_file_is_a_sentence_or_counted(write, damage):
+def test_damaged_file_is_refused_or_counted(write, damage):
     with folder() as path:
         name = write(path)
         (path / name).write_bytes(damage(written(write)))

@@ -176,7 +176,7 @@ def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
     np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
-def test_a_client_without_one_of_its_users_takes_nothing_new():
+def test_client_without_a_user_gets_no_new_examples():
     people, (trunk, _) = _People(), cut(build_backbone(MODEL_FROZEN, 0), "projection")
     frozen = FrozenFeatures(_cache(trunk), people.load, 100)
     one, other = frozen.load(_client(4, 0, 2)), frozen.load(_client(3, 1))
@@ -228,7 +228,7 @@ def test_key_of_a_unit_names_its_whole_row_and_its_place():
     assert unit_key(of_another_group) == unit_key(clients[0])
 
 
-def test_a_net_that_was_cut_is_saved_as_it_was(tmp_path):
+def test_cut_network_is_saved_unchanged(tmp_path):
     backbone = build_backbone(MODEL_FROZEN, 0)
     before = save_backbone(backbone, tmp_path / "before.keras")
     trunk, tip = cut(backbone, "projection")

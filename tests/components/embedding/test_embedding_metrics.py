@@ -90,7 +90,7 @@ def test_many_tiles_and_bins_equal_brute_force(classes, images, monkeypatch):
         )
 
 
-def test_a_wrong_cut_is_noticed_and_repaired(monkeypatch):
+def test_wrong_threshold_estimate_is_repaired(monkeypatch):
     data = arrange(*blobs(40, 5))
     right = verify(data, (0.1,), samples=20)
     monkeypatch.setattr(pairs, "_estimate_cut", lambda *_: int(0.95 * pairs.GRID))
@@ -123,7 +123,7 @@ def test_retrieval_equals_brute_force(images):
     assert found.nearest_neighbour.value == found.recall_at[1].value
 
 
-def test_a_class_of_one_image_is_counted_in_no_figure_of_retrieval():
+def test_single_image_classes_do_not_count_in_retrieval():
     embeddings, labels = blobs(10, 3, spread=0.01)
     labels[-1] = 99
     found = retrieve(arrange(embeddings, labels), (1,), samples=20)

@@ -190,7 +190,7 @@ def test_folder_without_a_bundle_is_an_artifact_error(tmp_path):
         ReleasedModel(tmp_path)
 
 
-def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
+def test_list_of_photos_is_not_a_folder(tmp_path):
     with pytest.raises(InputError, match="Pass the folder of the photos"):
         next(PhotoSource(str(tmp_path / "photos.csv")).photos())
 

@@ -106,7 +106,7 @@ def test_inconsistent_confusion_matrix_is_refused(change):
         _report(confusion={**confusion, "rows": [{**first, **change}, *others]})
 
 
-def test_a_constant_guess_is_as_sure_as_it_is_right():
+def test_constant_classifier_is_calibrated():
     found, _, labels = _measured()
     gap = abs(1 / len(CLASSES) - np.mean(labels == 0))
     assert found["public_backbone"]["calibration_error"] == pytest.approx(gap, abs=1e-6)
@@ -221,7 +221,7 @@ def with_another_end(model, seed):
 @pytest.mark.parametrize(
     ("group", "apply", "classes"), [("projection", embed, ()), ("head", classify, CLASSES_SIDE)]
 )
-def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes, monkeypatch):
+def test_shared_trunk_is_computed_once_with_equal_results(group, apply, classes, monkeypatch):
     config = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8, classes=classes)
     start = build_backbone(config, 0)
     models = {

@@ -364,7 +364,7 @@ def test_training_that_stopped_early_needs_a_declaration_of_the_policy_owner(run
         {"partition.evaluation": {"by": "value", "column": "script", "values": ["Tifinagh"]}},
     ],
 )
-def test_change_of_own_data_is_claimed_only_where_epsilon_holds_for_it(tmp_path, changes):
+def test_change_of_own_data_is_claimed_only_if_covered(tmp_path, changes):
     """Another cohort is paid for by a second block, another value is evaluated exactly."""
     promising = {**changes, "policy.covers_change_own_data": True}
     run = honest_run.start(tmp_path / "promised", **promising)
@@ -553,7 +553,7 @@ def test_previous_release_must_be_compared_everywhere(run):
         run.do_gate()
 
 
-def test_arithmetic_cannot_be_waived(run):
+def test_rules_of_arithmetic_cannot_be_waived(run):
     run.waive("auditor_blind", "please")
     blind = {**honest_run.SELF_TEST, "planted_leak": BLIND}
     run.rewrite(run.audit, self_test=blind)

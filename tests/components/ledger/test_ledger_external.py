@@ -230,7 +230,7 @@ def test_written_evaluation_at_what_was_not_committed_breaks_the_ledger(kit):
 
 
 @pytest.mark.parametrize("role", ["ledger", "trainer"])
-def test_a_evaluation_is_signed_by_evaluation_and_by_no_other(kit, role):
+def test_evaluation_record_needs_the_evaluation_key(kit, role):
     ledger = committed(kit)
     with pytest.raises(LedgerError, match="'evaluate'"):
         ledger.record_evaluation("monday", MODEL, Signer.load_or_create(kit.keys, role))

@@ -134,7 +134,7 @@ def _shared(path) -> dict[str, tuple[str | None, str]]:
     return found
 
 
-def test_a_release_is_named_alike_by_its_own_run_and_by_the_run_that_starts_from_it(tmp_path):
+def test_release_has_one_name_in_lineage(tmp_path):
     first = honest_run.start(tmp_path / "first").until_release()
     (bundle,) = Path(first.releases_uri).glob("*/*/lineage.jsonl")
     release = _shared(bundle)["release"][1]

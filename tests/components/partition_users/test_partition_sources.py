@@ -182,7 +182,7 @@ def test_decimal_ids_that_lost_digits_are_left_out_and_refused_before_a_run(
 
 
 @pytest.mark.parametrize("value", [7, 7.0, 7.5, float(2**60), -3, b"7.0", b"\xff", None])
-def test_worker_hands_on_what_the_rule_reads_in_the_value(value: Any) -> None:
+def test_encoded_values_keep_their_text_and_problem(value: Any) -> None:
     handed = _as_bytes(value)
     assert name_text(handed) == name_text(value)
     if name_text(value) is None:

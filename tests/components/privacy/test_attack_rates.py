@@ -157,7 +157,7 @@ def test_noise_that_is_not_what_was_priced_has_no_receipt(damage):
 
 @pytest.mark.statistical
 @pytest.mark.planted_bug(4)
-def test_slightly_too_little_noise_shows_over_a_run():
+def test_slightly_too_little_noise_is_detected_over_a_run():
     """At 22,710 weights and a sum as long as the quickstart's, 3 % are a miss of many sigmas."""
     plan = make_plan(rounds=ROUNDS, **PLAN)
     for scale, sound in ((1.0, True), (0.97, False)):

@@ -113,7 +113,7 @@ def test_one_round_has_the_divergence_of_its_half_spaces(q, sigma, epsilon):
     assert found <= closed * 1.01 + 2.0**-51  # no more than the share of the sampler
 
 
-def test_masses_are_those_of_one_world_and_never_negative():
+def test_loss_distribution_masses_are_nonnegative():
     for q, sigma in ((1e-4, 0.5), (0.3, 2.0), (1.0, 0.7)):
         event = sampled(q, sigma, 1)
         for relation in (ADD, ONE):

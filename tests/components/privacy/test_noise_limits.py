@@ -159,7 +159,7 @@ def test_every_bit_of_a_coin_is_fair(words):
 
 @settings(max_examples=200, deadline=None)
 @given(st.floats(2.0**-60, 1.0, exclude_max=True))
-def test_all_64_bits_of_a_word_decide_its_coin(probability):
+def test_coin_is_true_for_words_below_the_threshold(probability):
     threshold = noise.coin_threshold(probability)
     words = [0, threshold - 1, threshold, threshold + 1, 2**64 - 1]
     wanted = [word < threshold for word in words]

@@ -116,7 +116,7 @@ def test_malformed_event_json_is_refused(value):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_events_nested_without_end_are_neither_read_nor_written(number):
+def test_recursive_events_are_refused(number):
     event, value = dpe.NoOpDpEvent(), {"type": "no_op"}
     for _ in range(100):
         event = (dpe.ComposedDpEvent([event]), dpe.SelfComposedDpEvent(event, 2))[number]
@@ -298,7 +298,7 @@ def test_bad_deltas_are_refused(delta):
         price(GAUSSIAN, ADD, delta)
 
 
-def test_curve_holds_the_priced_point_and_falls():
+def test_price_curve_contains_the_plan_and_decreases():
     event, relation = group_event(0.02, 2.0, 50), ONE
     epsilons = [*map(epsilon_function(event, relation), (1e-4, 1e-6, 1e-8))]
     assert epsilons[1] == price(event, relation, 1e-6).epsilon
@@ -367,7 +367,7 @@ def test_price_lies_between_naive_and_doubled_sensitivity(q, sigma, rounds):
 # ---- sentences ----------------------------------------------------------------------------------
 
 
-def test_guarantee_is_a_sentence_with_everything_in_it():
+def test_guarantee_sentence_states_all_parameters():
     text = str(price(group_event(0.02, 1.0, 100), ONE, 1e-6))
     for part in ("1e-06", "one user", "added or removed", "100 rounds", "PLD", "REPLACE_ONE"):
         assert part in text
@@ -427,7 +427,7 @@ def test_grid_is_the_fine_one_for_noise_that_protects():
 
 @pytest.mark.parametrize("order", [1.01, 1.5, 2.0, 20.0])
 @pytest.mark.parametrize("q", [1e-3, 0.2, 0.9])
-def test_almost_no_noise_has_the_divergence_of_the_quadrature(q, order, monkeypatch):
+def test_small_noise_divergence_equals_the_quadrature(q, order, monkeypatch):
     """At noise multiplier 0.003 the quadrature would take gigabytes; where both can, they agree."""
     one_order = accounting._one_order.__wrapped__
     closed = one_order(q, 0.02, order)

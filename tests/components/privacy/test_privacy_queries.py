@@ -108,7 +108,7 @@ def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch)
         m.aggregate(1, np.zeros(11, np.int64))
 
 
-def test_labels_of_the_key_cannot_be_shifted_into_each_other():
+def test_key_labels_are_unambiguous():
     keys = {
         noise.run_key(ROOT, "noise", *ids)
         for ids in [("a", 11, "b"), ("a1", 1, "b"), ("a", 1, "1b")]

@@ -153,7 +153,7 @@ def test_signed_bytes_are_canonical_json_of_content(signature, content):
 
 
 @pytest.mark.parametrize("depth", [64, 65, 70])
-def test_depth_is_limited_however_few_brackets_are_text(depth):
+def test_json_depth_is_limited(depth):
     data = b"[" * depth + b"]" * depth
     if depth <= 64:
         strict_json(data, "list")

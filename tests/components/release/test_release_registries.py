@@ -39,7 +39,7 @@ def mlflow_server(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_mlflow_knows_the_release_once_with_its_price_and_its_gain(release, mlflow_server):
+def test_mlflow_registry_has_one_version_with_epsilon_and_gain(release, mlflow_server):
     from mlflow import MlflowClient
 
     for _ in range(2):
@@ -62,7 +62,7 @@ KUBEFLOW = os.environ.get("FEDEMB_MODEL_REGISTRY")
 
 
 @pytest.mark.skipif(not KUBEFLOW, reason="no FEDEMB_MODEL_REGISTRY; `make test-registry`")
-def test_kubeflow_knows_the_release_once_with_its_price_and_its_gain(release):
+def test_kubeflow_registry_has_one_version_with_epsilon_and_gain(release):
     for _ in range(2):
         assert register(release, f"kubeflow+{KUBEFLOW}") == ""
     api = f"{KUBEFLOW}/api/model_registry/v1alpha3"

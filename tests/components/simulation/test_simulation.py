@@ -84,7 +84,7 @@ def test_the_guarantee_is_the_plans_price_and_says_simulation(result):
     assert not np.array_equal(flat(again.model), flat(result.model)), "fresh coins and noise"
 
 
-def test_a_shared_head_is_named_as_uncovered():
+def test_shared_head_is_reported_as_not_covered():
     training = TRAINING.model_copy(update={"algorithm": "dp_fedavg"})
     found = simulation(training=training).train(IMAGES, PEOPLE, PEOPLE)
     assert "list of all classes" in str(found.guarantee)

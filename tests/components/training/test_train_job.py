@@ -186,6 +186,6 @@ def test_optional_packages_are_left_out_and_can_be_imported_later(backend, jax, 
 
 
 @pytest.mark.long
-def test_settings_file_of_keras_with_jax_loads_jax(tmp_path):
+def test_keras_settings_file_selects_jax(tmp_path):
     (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
     assert _found("", tmp_path)["backend"] == "jax"
