@@ -13,10 +13,8 @@ import json
 import math
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +31,7 @@ class Part(NamedTuple):
     sizes: tuple[int, ...]
     unit: str
     prepare: Callable[[int], Callable[[], object]]
-    """Size -> what is timed; it may return the bytes that it wrote."""
+    """Size -> what is timed."""
 
 
 def _noise(rounds: int) -> float:
@@ -91,25 +89,6 @@ def correlated(rounds: int) -> Callable[[], object]:
     return lambda: guarantee_of(_tree(rounds, 10_000), 1e-8)
 
 
-def records(rounds: int) -> Callable[[], object]:
-    """Commits the records of rounds with correlated noise, and reads them as the last step does."""
-    from fedemb.privacy.running import build_mechanism
-    from fedemb.storage import open_store
-    from fedemb.training.working_state import RoundLog
-
-    mechanism = build_mechanism(_tree(rounds, 10 * rounds), KEY, "run", 0, "0" * 64)
-    folder = Path(tempfile.mkdtemp())
-    log = RoundLog(open_store(str(folder)))
-
-    def commit() -> int:
-        for number in range(rounds):
-            log.commit(number, mechanism, mechanism.aggregate(number, (np.zeros(8, np.int64),)))
-        log.lines(rounds)
-        return sum(path.stat().st_size for path in folder.rglob("*.record"))
-
-    return commit
-
-
 def evaluation(images: int) -> Callable[[], object]:
     """Counts all pairs and ranks all images of users with four each."""
     from fedemb.evaluation.metrics import arrange, retrieve
@@ -131,16 +110,15 @@ PARTS = {
     "coins": Part((100_000, 1_000_000, 10_000_000), "virtual clients", coins),
     "accounting": Part((1000, 10_000, 100_000), "rounds", accounting),
     "correlated": Part((1000, 4000, 16_000), "rounds", correlated),
-    "records": Part((1000, 4000, 10_000), "rounds", records),
     "evaluation": Part((4000, 16_000, 64_000), "images", evaluation),
 }
 
 
-def measured(part: str, size: int) -> tuple[float, float, int | None]:
-    """Returns processor seconds, peak memory in GB and written bytes of one size, in a process."""
+def measured(part: str, size: int) -> tuple[float, float]:
+    """Returns processor seconds and peak memory in GB of one size, in a process."""
     said = python("-m", "tests.benchmarks.bench_scale", "--one", part, size, timeout=36_000)
-    seconds, memory, written = json.loads(said.splitlines()[-1])
-    return seconds, memory, written
+    seconds, memory = json.loads(said.splitlines()[-1])
+    return seconds, memory
 
 
 def main() -> None:
@@ -153,20 +131,18 @@ def main() -> None:
         name, size = asked.parts
         act = PARTS[name].prepare(int(size))
         before = time.process_time()
-        result = act()
+        act()
         seconds = time.process_time() - before
-        written = result if isinstance(result, int) else None
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        sys.stdout.write(f"{json.dumps([seconds, peak, written])}\n")
+        sys.stdout.write(f"{json.dumps([seconds, peak])}\n")
         return
     for name in asked.parts:
         part, last = PARTS[name], None
         for size in (400, 1200) if TINY else part.sizes:
-            seconds, memory, written = measured(name, size)
-            growth = "" if written is None else f", {written / 1e6:.3g} MB written"
+            (seconds, memory), growth = measured(name, size), ""
             if last and last[1] > 0:
                 exponent = math.log(seconds / last[1]) / math.log(size / last[0])
-                growth += f", grows as {part.unit}^{exponent:.2f}"
+                growth = f", grows as {part.unit}^{exponent:.2f}"
             sys.stdout.write(
                 f"{name:10} {size:>11,} {part.unit}: {seconds:.3g} s, {memory:.2f} GB{growth}\n"
             )

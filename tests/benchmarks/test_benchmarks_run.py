@@ -9,6 +9,7 @@ from tests.conftest import REPOSITORY
 from tests.kit.process import python
 
 ARGUMENTS = {
+    "bench_memory": (),
     "bench_rounds": ("--cores", "1", "--pairs", "1"),
     "bench_scale": (),
     "poster": ("--quick",),

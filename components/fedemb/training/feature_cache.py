@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
+from tempfile import TemporaryFile
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -56,10 +58,10 @@ def plain_rows(features: np.ndarray, labels: np.ndarray) -> UnitFeatures:
 
 
 class FeatureCache:
-    """Computes the features of each unit once and keeps them in memory.
+    """Computes the features of each unit once and keeps them in a temporary file without a name.
 
-    Features have the same bits whichever images are computed together, see `MicroBatches`; a
-    resumed run computes them again.
+    So memory does not grow with the images. Features have the same bits whichever images are
+    computed together, see `MicroBatches`; a resumed run computes them again.
 
     Args:
       backbone: `keras.Model`, frozen, images to features.
@@ -72,7 +74,9 @@ class FeatureCache:
         rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of,
     ) -> None:
         self._compute, self._rows = MicroBatches(backbone), rows
-        self._known: dict[bytes, UnitFeatures] = {}
+        self._file = TemporaryFile()  # noqa: SIM115 - as long as the cache
+        self._known: dict[bytes, tuple[int, int]] = {}
+        """Key -> first byte of the unit's rows in the file, and their number of bytes."""
 
     def fill(self, units: Iterable[tuple[bytes, Callable[[], ClientExamples]]]) -> None:
         """Computes the missing features of units, in full micro-batches over several units.
@@ -98,7 +102,7 @@ class FeatureCache:
         """Returns the features of several units; see `fill`."""
         units = list(units)
         self.fill(units)
-        return [self._known.get(key, self.nothing) for key, _ in units]
+        return [self._read(key) for key, _ in units]
 
     def of(self, key: bytes, load: Callable[[], ClientExamples]) -> UnitFeatures:
         """Returns the features of a unit.
@@ -109,7 +113,11 @@ class FeatureCache:
         """
         if key not in self._known:
             self._add({key: load()})
-        return self._known.get(key, self.nothing)
+        return self._read(key)
+
+    def _read(self, key: bytes) -> UnitFeatures:
+        start, size = self._known.get(key, (0, 0))
+        return np.frombuffer(os.pread(self._file.fileno(), size, start), self.nothing.dtype)
 
     def _add(self, units: dict[bytes, ClientExamples]) -> None:
         """Computes and keeps the features of units; units without images are not kept."""
@@ -119,9 +127,12 @@ class FeatureCache:
         features = self._compute(np.concatenate([unit.images for unit in filled.values()]))
         ends = np.cumsum([len(unit.labels) for unit in filled.values()])
         for (key, unit), part in zip(filled.items(), np.split(features, ends[:-1]), strict=True):
-            self._known[key] = self._rows(part, unit.labels)
+            data = self._rows(part, unit.labels).tobytes()
+            self._known[key] = self._file.tell(), len(data)
+            self._file.write(data)
+        self._file.flush()
 
-    @property
+    @cached_property
     def nothing(self) -> UnitFeatures:
         """Features of a unit without images."""
         return self._rows(np.zeros((0, self._compute.dim), np.float32), np.zeros(0, np.int64))

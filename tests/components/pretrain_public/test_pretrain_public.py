@@ -61,10 +61,7 @@ def _separation(backbone):
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"kind": "supervised"},
-        {"kind": "supervised", "mixed_precision": True},
-    ],
+    [{"kind": "supervised"}, {"kind": "supervised", "mixed_precision": True}],
     ids=["supervised", "bfloat16"],
 )
 def test_pretraining_tells_classes_apart_on_new_images(how, parquet, tmp_path):

@@ -50,11 +50,7 @@ CONFIGS = {
     "solved head": lambda: classifier_config(
         **{
             "model.trainable": "head",
-            "mechanism": {
-                "kind": "least_squares",
-                "noise_multiplier": 1.0,
-                "units_per_round": 100,
-            },
+            "mechanism": {"kind": "least_squares", "noise_multiplier": 1.0, "units_per_round": 100},
             **UNIT,
         }
     ),

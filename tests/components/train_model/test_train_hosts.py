@@ -136,10 +136,7 @@ def _set(monkeypatch, **values):
 )
 def test_job_without_hosts_is_refused(monkeypatch, count, number, address):
     _set(
-        monkeypatch,
-        JAX_NUM_PROCESSES=count,
-        JAX_PROCESS_ID=number,
-        JAX_COORDINATOR_ADDRESS=address,
+        monkeypatch, JAX_NUM_PROCESSES=count, JAX_PROCESS_ID=number, JAX_COORDINATOR_ADDRESS=address
     )
     with pytest.raises(
         ConfigError, match=f"JAX_NUM_PROCESSES={count} and JAX_PROCESS_ID={number} "
@@ -150,12 +147,7 @@ def test_job_without_hosts_is_refused(monkeypatch, count, number, address):
 def test_single_process_has_no_host_rank(monkeypatch):
     _set(monkeypatch)
     assert JobHost.of_environment() is None
-    _set(
-        monkeypatch,
-        JAX_NUM_PROCESSES="1",
-        JAX_PROCESS_ID="0",
-        JAX_COORDINATOR_ADDRESS="a:1",
-    )
+    _set(monkeypatch, JAX_NUM_PROCESSES="1", JAX_PROCESS_ID="0", JAX_COORDINATOR_ADDRESS="a:1")
     assert JobHost.of_environment() is None
 
 

@@ -32,16 +32,12 @@ TREE = {
         "rounds": 6,
         "noise_multiplier": 1.0,
         "clients_per_round": 4,
-    },
+    }
 }
 
 
 def mechanism():
-    section = TreeAggregationConfig(
-        rounds=ROUNDS,
-        clients_per_round=2,
-        noise_multiplier=2.0,
-    )
+    section = TreeAggregationConfig(rounds=ROUNDS, clients_per_round=2, noise_multiplier=2.0)
     return build_mechanism(plan(section, virtual_clients=200), b"k" * 32, "run", 1, INPUTS)
 
 

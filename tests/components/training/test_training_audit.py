@@ -197,8 +197,7 @@ def test_missing_noise_is_found_with_an_imprecise_slope(fresh, monkeypatch, name
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name",
-    ["dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "head"))],
+    "name", ["dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "head"))]
 )
 def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, name):
     """The figures of the rounds before a kill are kept; none is checked twice."""
