@@ -124,10 +124,7 @@ class _Measured:
 
 
 def _parts(
-    measured: _Measured,
-    right: Mapping[str, np.ndarray],
-    names: Sequence[str],
-    places: np.ndarray,
+    measured: _Measured, right: Mapping[str, np.ndarray], names: Sequence[str], places: np.ndarray
 ) -> Fields:
     """Returns accuracy by class or group, lowest first, and the number of parts left out.
 

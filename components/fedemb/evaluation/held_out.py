@@ -234,8 +234,7 @@ def measure(
     data = arrange(embeddings, subjects.labels, subjects.clusters, gallery, groups)
     draws = {"samples": config.bootstrap_samples, "seed": _SEED}
     return Measured(
-        verify(data, config.false_accept_rates, **draws),
-        retrieve(data, config.recall_at, **draws),
+        verify(data, config.false_accept_rates, **draws), retrieve(data, config.recall_at, **draws)
     )
 
 

@@ -21,7 +21,7 @@ interval is then too short.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -168,6 +168,8 @@ MAX_TILE = 2048
 MAX_BINS = 512
 MAX_UNITS = 10_000
 """Maximum number of bootstrap units; more clusters are merged into this number of groups."""
+_MOST_KEPT = 1 << 26
+"""Maximum number of scores above the cut that are kept in memory; more are computed twice."""
 _NO_PAIR = np.float32(-2.0)
 
 
@@ -305,12 +307,22 @@ def _candidates(tile: np.ndarray, cut: int) -> tuple[np.ndarray, np.ndarray]:
     return positions, grid_keys(flat[positions])
 
 
-def _first_pass(data: Labelled, cut: int, shift: int) -> np.ndarray:
-    """Returns negative pairs per unit and bin of 2**shift grid values above the cut."""
+def _first_pass(
+    data: Labelled, cut: int, shift: int
+) -> tuple[np.ndarray, Iterable[np.ndarray] | None]:
+    """Returns negative pairs per unit and bin of 2**shift grid values above the cut.
+
+    Also returns the grid values above the cut, or None if there are more than `_MOST_KEPT`.
+    """
+    kept: list[np.ndarray] = []
+    total = 0
     bins = ((GRID - cut) >> shift) + 1
     touching = np.zeros((data.units[-1] + 1, bins), np.int64)
     for rows, columns, tile in negative_tiles(data):
         positions, keys = _candidates(tile, cut)
+        total += len(keys)
+        if total <= _MOST_KEPT:
+            kept.append(keys)
         bit = len(tile).bit_length() - 1
         bin_of = (keys - cut) >> shift
         for span, index in ((rows, positions >> bit), (columns, positions & (len(tile) - 1))):
@@ -319,15 +331,18 @@ def _first_pass(data: Labelled, cut: int, shift: int) -> np.ndarray:
             flat = (units - low)[index] * bins + bin_of
             counts = np.bincount(flat, minlength=(high - low) * bins)
             touching[low:high] += counts.reshape(high - low, bins)
-    return touching
+    return touching, kept if total <= _MOST_KEPT else None
 
 
-def _second_pass(data: Labelled, targets: Sequence[int], cut: int, shift: int) -> np.ndarray:
+def _second_pass(
+    data: Labelled, kept: Iterable[np.ndarray] | None, targets: Sequence[int], cut: int, shift: int
+) -> np.ndarray:
     """Returns negative pairs per grid value inside each target bin, [targets, 2**shift]."""
     fine = np.zeros((len(targets), 1 << shift), np.int64)
     lowest = cut + (min(targets) << shift) - 64  # float32 cannot separate grid neighbours
-    for _, _, tile in negative_tiles(data):
-        _, keys = _candidates(tile, max(lowest, cut))
+    if kept is None:
+        kept = (_candidates(tile, max(lowest, cut))[1] for _, _, tile in negative_tiles(data))
+    for keys in kept:
         bin_of = (keys - cut) >> shift
         for row, target in enumerate(targets):
             inside = keys[bin_of == target] - (cut + (target << shift))
@@ -354,14 +369,14 @@ def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCoun
     cut = _estimate_cut(data, max(false_accept_rates))
     while True:
         shift = max(0, ((GRID - cut) // MAX_BINS).bit_length())
-        bins = _first_pass(data, cut, shift)
+        bins, kept = _first_pass(data, cut, shift)
         above = np.cumsum(bins.sum(0)[::-1])[::-1] // 2
         complete = above[1] if len(above) > 1 else 0  # one bin: a collapsed model, all at cosine 1
         if cut < -GRID or complete > ranks.max():
             break  # the lowest bin may be incomplete, so it must hold no threshold
         cut = -GRID - 1
     targets = [int(np.flatnonzero(above > rank)[-1]) for rank in ranks]
-    fine = _second_pass(data, targets, cut, shift)
+    fine = _second_pass(data, kept, targets, cut, shift)
     thresholds = np.empty(len(ranks), np.int64)
     for row, (rank, target) in enumerate(zip(ranks, targets, strict=True)):
         higher = above[target + 1] if target + 1 < len(above) else 0

@@ -23,12 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self
 
-from dp_accounting.dp_event import (
-    DpEvent,
-    NoOpDpEvent,
-    SelfComposedDpEvent,
-    ZCDpEvent,
-)
+from dp_accounting.dp_event import DpEvent, NoOpDpEvent, SelfComposedDpEvent, ZCDpEvent
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedemb.documents.ledger_record import ChargeRecord

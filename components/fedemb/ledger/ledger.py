@@ -291,11 +291,7 @@ class Ledger:
         return self._append("decision", decide, reservation=reservation, signer=signer, actor=name)
 
     def reserve(
-        self,
-        *,
-        run_id: str,
-        content: ReservedContent,
-        attempt: int | None = None,
+        self, *, run_id: str, content: ReservedContent, attempt: int | None = None
     ) -> Reservation:
         """Charges a run before it reads private data.
 

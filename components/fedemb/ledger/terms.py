@@ -100,11 +100,7 @@ class PolicyTerms:
         """Returns the terms as stored in the policy record."""
         body = {item.name: getattr(self, item.name) for item in fields(self)}
         users = {**vars(self.users), "evaluation": dict(self.users.evaluation)}
-        return {
-            **body,
-            "users": users,
-            "series": vars(self.series).copy() if self.series else {},
-        }
+        return {**body, "users": users, "series": vars(self.series).copy() if self.series else {}}
 
     @classmethod
     def from_json(cls, body: JsonObject) -> PolicyTerms:

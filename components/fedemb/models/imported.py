@@ -15,13 +15,7 @@ from typing import Any
 from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.errors import ArtifactError, ConfigError
 from fedemb.foundation.canonical_json import strict_json
-from fedemb.models.backbone_files import (
-    load_model,
-    member,
-    opened,
-    read_card,
-    require_finite,
-)
+from fedemb.models.backbone_files import load_model, member, opened, read_card, require_finite
 from fedemb.models.backbones import HEAD, check_backbone, reinitialize, without_head
 from fedemb.models.keras_backend import Model, all_layers
 from fedemb.models.layers import whitened_layer

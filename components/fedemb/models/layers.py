@@ -200,11 +200,7 @@ def whitened_layer() -> type[Layer]:
         """
 
         def __init__(
-            self,
-            directions: int,
-            reduce: bool = False,
-            square_root: bool = False,
-            **options: Any,
+            self, directions: int, reduce: bool = False, square_root: bool = False, **options: Any
         ) -> None:
             super().__init__(**options)
             self.directions, self.reduce, self.square_root = directions, reduce, square_root

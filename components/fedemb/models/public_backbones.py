@@ -247,8 +247,7 @@ def _block(  # noqa: PLR0917 - the shape of a block, as every paper lists it
         tensors, x, f"{name}_depthwise", f"{source}_depthwise_conv", f"{source}_bn1", stride
     )
     x = _convolution(
-        *(tensors, x, f"{name}_project", f"{source}_project_conv", f"{source}_bn2"),
-        activated=False,
+        *(tensors, x, f"{name}_project", f"{source}_project_conv", f"{source}_bn2"), activated=False
     )
     if stride == 1 and shortcut.shape[-1] == x.shape[-1]:
         x = keras_layers().Add(name=f"{name}_add")([x, shortcut])

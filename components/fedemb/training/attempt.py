@@ -31,12 +31,7 @@ from fedemb.data.client_data import VerifiedFolder
 from fedemb.documents.artifacts import RunArtifacts
 from fedemb.documents.model import ModelCard
 from fedemb.errors import ConfigError
-from fedemb.foundation.canonical_json import (
-    JsonObject,
-    canonical_json,
-    json_object,
-    sha256_hex,
-)
+from fedemb.foundation.canonical_json import JsonObject, canonical_json, json_object, sha256_hex
 from fedemb.foundation.document import Written, parse
 from fedemb.foundation.files import remove_leftovers, write_bytes
 from fedemb.keys import KeyStore, commit_to, commitment_key, reservation_key_name

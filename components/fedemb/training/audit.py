@@ -42,13 +42,7 @@ from fedemb.privacy.running import Mechanism, RoundState, with_tags
 from fedemb.privacy.sampling import Index, VirtualClient
 from fedemb.storage import Store
 from fedemb.training.rounds import TrainingRound, Unit
-from fedemb.training.server import (
-    STATE_ARRAYS,
-    ServerState,
-    pack,
-    released_weights,
-    unpack,
-)
+from fedemb.training.server import STATE_ARRAYS, ServerState, pack, released_weights, unpack
 
 
 @dataclass(frozen=True)

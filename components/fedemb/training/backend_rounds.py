@@ -40,12 +40,7 @@ from fedemb.training.feature_cache import (
     unit_key,
 )
 from fedemb.training.heads import CovarianceFunction, HeadGradientFunction, LeastSquaresFunction
-from fedemb.training.rounds import (
-    ClientExamples,
-    TrainingRound,
-    Unit,
-    assign_weights,
-)
+from fedemb.training.rounds import ClientExamples, TrainingRound, Unit, assign_weights
 from fedemb.training.server import initial_state, released_weights
 from fedemb.training.tensorflow_clients import RoundFunction
 from fedemb.training.units import UnitGradientFunction

@@ -156,11 +156,7 @@ class _PooledTraining:
         rate = cosine * tf.minimum(1.0, at / WARM_UP)
         for variable, slot, gradient in zip(self._variables, self._slots, gradients, strict=True):
             tf.raw_ops.ResourceApplyMomentum(
-                var=variable.handle,
-                accum=slot.handle,
-                lr=rate,
-                grad=gradient,
-                momentum=MOMENTUM,
+                var=variable.handle, accum=slot.handle, lr=rate, grad=gradient, momentum=MOMENTUM
             )
 
     def finish(self) -> None:
@@ -207,11 +203,7 @@ def pretrain(
     build, augmentation = build_loss(config.loss), config.augmentation
 
     def loss_of(
-        embed: Embed,
-        extra: Sequence[TfTensor],
-        batch: TfTensor,
-        wanted: TfTensor,
-        words: TfTensor,
+        embed: Embed, extra: Sequence[TfTensor], batch: TfTensor, wanted: TfTensor, words: TfTensor
     ) -> TfTensor:
         if augmentation is not None:
             batch = augment(batch, augmentation, stateless_draws(words))

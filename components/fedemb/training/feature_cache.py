@@ -69,9 +69,7 @@ class FeatureCache:
     """
 
     def __init__(
-        self,
-        backbone: Model,
-        rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of,
+        self, backbone: Model, rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of
     ) -> None:
         self._compute, self._rows = MicroBatches(backbone), rows
         self._file = TemporaryFile()  # noqa: SIM115 - as long as the cache

@@ -292,10 +292,7 @@ def train_job() -> tuple[JobHost, str, JsonObject]:
                 "kind": "TrainingRuntime",
                 "name": runtime,
             },
-            "trainer": {
-                "numNodes": others,
-                "env": [{"name": CHIEF, "value": chief.address}],
-            },
+            "trainer": {"numNodes": others, "env": [{"name": CHIEF, "value": chief.address}]},
         },
     }
     return chief, namespace, manifest

@@ -131,11 +131,7 @@ class _LocalSteps:
         return augment(images, config.augmentation, lambda _: draws), rows, real
 
     def _moved(
-        self,
-        number: int,
-        value: jax.Array,
-        slots: list[jax.Array],
-        gradient: jax.Array,
+        self, number: int, value: jax.Array, slots: list[jax.Array], gradient: jax.Array
     ) -> tuple[jax.Array, list[jax.Array]]:
         """Returns a weight and its slots after one step; the head is the last weight."""
         rate = self._config.client_learning_rate

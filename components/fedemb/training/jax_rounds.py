@@ -103,10 +103,7 @@ class JaxRounds(VectorizedRounds[Units], Generic[Units, DeviceUnits]):
         self._everywhere, self._spread = NamedSharding(mesh, whole), NamedSharding(mesh, spread)
         self._add = jax.jit(
             jax.shard_map(
-                self._step,
-                mesh=mesh,
-                in_specs=(whole, whole, spread),
-                out_specs=(whole, whole),
+                self._step, mesh=mesh, in_specs=(whole, whole, spread), out_specs=(whole, whole)
             ),
             donate_argnums=0,
         )

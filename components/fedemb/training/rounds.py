@@ -131,10 +131,7 @@ class TrainingRound(ABC):
         """Returns the clipped sum over packed slabs."""
 
     def __call__(
-        self,
-        weights: Float32[np.ndarray, " weights"],
-        units: Iterable[Unit],
-        round_index: int,
+        self, weights: Float32[np.ndarray, " weights"], units: Iterable[Unit], round_index: int
     ) -> RoundSums:
         """Packs the units of one round and computes their clipped sum; see `run`.
 

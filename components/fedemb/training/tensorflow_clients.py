@@ -361,11 +361,7 @@ class ParallelRounds(SlabRounds, Generic[ShareT]):
 
     @abstractmethod
     def _loop(
-        self,
-        number: int,
-        broadcast: Sequence[TfTensor],
-        share: ShareT,
-        state: TfTensor,
+        self, number: int, broadcast: Sequence[TfTensor], share: ShareT, state: TfTensor
     ) -> tuple[TfTensor, TfTensor]:
         """Adds the records of one worker's units to its sum; also returns their `STATISTICS`."""
 
@@ -382,10 +378,7 @@ class ParallelRounds(SlabRounds, Generic[ShareT]):
         return RoundSums(total, np.concatenate(statistics))
 
     def _train_slab(
-        self,
-        broadcast: Sequence[TfTensor],
-        slab: Sequence[ShareT],
-        states: Sequence[TfTensor],
+        self, broadcast: Sequence[TfTensor], slab: Sequence[ShareT], states: Sequence[TfTensor]
     ) -> tuple[list[TfTensor], TfTensor]:
         import tensorflow as tf
 
@@ -464,11 +457,7 @@ class RoundFunction(ClientRounds, ParallelRounds["Share[TfTensor]"]):
 
     @override
     def _loop(
-        self,
-        number: int,
-        broadcast: Sequence[TfTensor],
-        share: Share[TfTensor],
-        state: TfTensor,
+        self, number: int, broadcast: Sequence[TfTensor], share: Share[TfTensor], state: TfTensor
     ) -> tuple[TfTensor, TfTensor]:
         """Trains the clients of one worker sequentially."""
         import tensorflow as tf

@@ -75,9 +75,10 @@ def test_metrics_with_an_old_gallery_equal_brute_force(case, seed):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("classes", "images"), [(300, 4), (5, 260), (700, 2)])
-def test_many_tiles_and_bins_equal_brute_force(classes, images, monkeypatch):
+@pytest.mark.parametrize(("classes", "images", "kept"), [(300, 4, 0), (5, 260, 9**9), (700, 2, 9)])
+def test_many_tiles_and_bins_equal_brute_force(classes, images, kept, monkeypatch):
     monkeypatch.setattr(pairs, "MAX_TILE", 256)
+    monkeypatch.setattr(pairs, "_MOST_KEPT", kept)
     embeddings, labels = blobs(classes, images)
     data = arrange(embeddings, labels)
     scores = data.queries @ data.queries.T
