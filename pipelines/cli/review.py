@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError, InputError, Refused, StorageError
-from fedemb.foundation.environment import missing_extra
+from fedemb.foundation.environment import require_modules
 from fedemb.pipelines.cli.options import (
     JsonOption,
     Owner,
@@ -113,7 +113,7 @@ def verify_release(
         bool,
         typer.Option(
             "--skip-saved-model",
-            help="Skip the rebuild of the SavedModel, which needs TensorFlow.",
+            help="Skip the rebuild of SavedModel and pages, which needs TensorFlow and kfp.",
         ),
     ] = False,
     json_: JsonOption = False,
@@ -131,13 +131,13 @@ def verify_release(
     from fedemb.release.verify import verify_release
 
     found = verify_release(
-        bundle, Path(places.named("trust")), places.ledger, saved_model=not skip_saved_model
+        bundle, Path(places.named("trust")), places.ledger, rebuild=not skip_saved_model
     )
     if json_:
         answer = {
             "verified": not found.problems,
             "problems": found.problems,
-            "skipped": ["saved_model"] if skip_saved_model else [],
+            "skipped": ["saved_model", "pages"] if skip_saved_model else [],
             **found.facts,
         }
         say_json(answer)
@@ -154,27 +154,25 @@ def verify_release(
         if places.ledger is None:
             say("ledger: copy in the bundle; pass --ledger to compare with the live ledger")
         if skip_saved_model:
-            say("saved_model: only signature and digest checked, because of --skip-saved-model")
+            say("saved_model and pages: only digests checked, because of --skip-saved-model")
 
 
 def _load_tensorflow() -> None:
     """Imports TensorFlow without its start-up messages.
 
     Raises:
-      ConfigError: TensorFlow is not installed.
+      ConfigError: TensorFlow or what draws the pages is not installed.
     """
     from fedemb.models.keras_backend import load_keras
 
     try:
-        with quiet():
-            load_keras()
-    except ModuleNotFoundError as error:
-        missing = missing_extra(error)
-        if missing is None:
-            raise
+        require_modules("tensorflow", "kfp", "openlineage")
+    except ConfigError as error:
         raise ConfigError(
-            f"{missing.message}, or pass --skip-saved-model to check everything else"
+            f"{error.message}, or pass --skip-saved-model to check everything else"
         ) from error
+    with quiet():
+        load_keras()
 
 
 @grouped

@@ -37,6 +37,7 @@ from fedemb.errors import (
     Refused,
 )
 from fedemb.foundation.files import open_log
+from fedemb.ledger import read_reservation
 from fedemb.pipelines.run.directory import (
     RunDirectory,
     RunState,
@@ -111,9 +112,10 @@ def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[
 def changed_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
     """Returns the configuration of a run with other free sections.
 
-    The steps refuse a ledger without the run, other people, and reports of another section.
+    The steps refuse other people, and reports of another section.
 
     Raises:
+      LedgerError: the run is reserved, and not in the ledger that is named now.
       ConfigError: a section that the reservation binds would change, or a release would take the
         name of the one before.
     """
@@ -130,6 +132,9 @@ def changed_config(run: RunDirectory, overrides: Sequence[str]) -> RunConfig:
             f"Change only {', '.join(FREE_SECTIONS)}, or start a run with a new id."
         )
     after = before.model_copy(update=changed)  # sections that the reservation binds, as written
+    reservation, stores = run.output("reservation"), (run.stores(after), run.stores())
+    if reservation is not None and stores[0]["ledger"] != stores[1]["ledger"]:
+        ledger_of(run, after).attempt(read_reservation(reservation))
     published = run.document("release") or {}
     name = after.released_as(run.run_id)
     if (published.get("name"), published.get("version")) == name:

@@ -31,10 +31,11 @@ from fedemb.pipelines.run.directory import (
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.release.decide import applied_waivers
+from fedemb.reports import pages as drawn
 from fedemb.reports.headline import Documents, Failure, Headline, RunFacts, headline
 from fedemb.reports.mlflow import TrackedRun
-from fedemb.reports.pages import REPORTS, audit_page, checklist_page, run_page, utility_page
 from fedemb.reports.report import WAY_BACK, link, render
+from fedemb.runtime.step import leading_to
 from fedemb.storage import join
 
 NOT_SIGNED = "not signed or not readable, or its ledger is gone"
@@ -177,14 +178,14 @@ def render_index(run: RunDirectory) -> str:
     state, private = run.read_state(), run.config().storage.private_root
     facts, found = _standing(run, documents_of(run), running=False)
     stopped = f"none: {state.message}" if state.message and not facts.failures else None
-    shown = run_page(
+    shown = drawn.run_page(
         facts,
         found,
         run=run.run_id,
         release=_release(run) if facts.released else stopped,
         pages={
             page: f"reports/{name}.html"
-            for name, (page, _) in REPORTS.items()
+            for name, (page, _) in drawn.REPORTS.items()
             if (run.reports / f"{name}.html").exists()
         },
     )
@@ -233,7 +234,7 @@ def collect_reports(run: RunDirectory) -> dict[str, Path]:
       FedEmbError: as `signed_report`, or a document the page is made of is missing or broken.
     """
     made: dict[str, Path] = {}
-    for name in REPORTS:
+    for name in drawn.REPORTS:
         report = SIGNED[name](run)
         if report is None:
             continue
@@ -265,13 +266,11 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     A run that evaluates again has newer ones until it accounts again.
     """
     if name == "verdict":
-        return checklist_page(report.body, run.run_id)
+        return drawn.checklist_page(report.body, run.run_id)
     if name == "audit_report":
-        return audit_page(report.body, plan_mechanism(run.config()))
+        return drawn.audit_page(report.body, plan_mechanism(run.config()))
     if name == "utility_report":
-        return utility_page(report.body)
-    from fedemb.steps.account_privacy import page_of
-
+        return drawn.utility_page(report.body)
     evidence = evidence_of(run)
     found = {
         "plan_document": evidence.plan.sha,
@@ -284,4 +283,4 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     named = report.body.provenance.model_dump()
     if {item: named[item] for item in found} != found:
         return None
-    return page_of(report, evidence, ledger_of(run))
+    return drawn.report_page(report, evidence, ledger_of(run), leading_to("account_privacy"))

@@ -244,13 +244,15 @@ def test_verify_says_whether_it_asked(team):
     assert "5 records of its charges" in fedemb(*words, "--keys", str(team.policy / "keys"))
 
 
-def test_run_killed_before_its_marker_is_repaired_by_the_next(tmp_path, monkeypatch):
-
+def test_run_killed_before_its_marker_does_not_train_and_is_repaired_by_the_next(
+    tmp_path, monkeypatch
+):
     team = Team(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(reserve_budget, "mark_high_water", _killed)
         with pytest.raises(KeyboardInterrupt):
             team.reserve("week-1")
+    assert not list((team.policy / "keys").glob("reservation/*"))
     run = team.reserve("week-2")
     names = {path.name for path in Path(run.keys_uri, "ledger").iterdir()}
     assert names == {f"weekly+{number}" for number in (1, 2, 3)}
@@ -258,15 +260,6 @@ def test_run_killed_before_its_marker_is_repaired_by_the_next(tmp_path, monkeypa
 
 def _killed(*_):
     raise KeyboardInterrupt
-
-
-def test_run_trains_only_after_its_ledger_marker(tmp_path, monkeypatch):
-
-    team = Team(tmp_path)
-    monkeypatch.setattr(reserve_budget, "mark_high_water", _killed)
-    with pytest.raises(KeyboardInterrupt):
-        team.reserve("week-1")
-    assert not list((team.policy / "keys").glob("reservation/*"))
 
 
 def test_rotation_cannot_be_taken_back(team):

@@ -96,7 +96,7 @@ def test_base_commands_run_without_any_extra(released_run, tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "pip install" not in done.stderr
     assert "verified: glyphs 1.0" in done.stdout
-    assert "saved_model: only signature and digest checked" in done.stdout
+    assert "saved_model and pages: only digests checked" in done.stdout
 
 
 def test_commands_without_their_extra_name_it_and_exit_with_code_2(released_run, tmp_path):
@@ -110,7 +110,7 @@ def test_commands_without_their_extra_name_it_and_exit_with_code_2(released_run,
             *(f"--image={name}=image@sha256:{'0' * 64}" for name in ("light", "cpu")),
             f"--image=trainer=image@sha256:{'0' * 64}",
         ],
-        'fedemb[train]", or pass --skip-saved-model': ["verify", bundle, *trust],
+        'fedemb[kfp,train]", or pass --skip-saved-model': ["verify", bundle, *trust],
         'fedemb[stores]"': ["ledger", "show", "--ledger", "gs://bucket/ledger"],
     }
     done = run_commands([(words, 2) for words in commands.values()])

@@ -107,13 +107,12 @@ def make(root: Path, ledger_uri: str | None = None, **changes) -> Kit:
     return kit
 
 
-def bind(ledger: Ledger, reservation, text: str = "inputs", root: str = "root", keys=None):
+def bind(ledger: Ledger, reservation, text: str = "inputs", root: str = "root"):
     return ledger.bind(
         reservation,
         inputs_sha=sha(text),
         commitments={"users": sha("users")},
         private_root=sha(root),
-        keys=keys,
     )
 
 

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from fedemb.documents.verdict import Identity
+from fedemb.documents.verdict import Identity, ReleaseManifest
 from fedemb.foundation.canonical_json import file_digest
+from fedemb.foundation.document import read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer
 from fedemb.release import bundle as parts
@@ -28,3 +29,10 @@ def seal(context: StepContext, backbone: Path, folder: Path) -> str:
     signer = Signer.current(keys, "release", ledger.chain.trust)
     parts.write_manifest(folder, Identity("embedding", "before", "before", 1), signer)
     return str(folder)
+
+
+def seal_anew(bundle, keys, ledger) -> None:
+    """Signs a changed bundle, as the holder of the release key can."""
+    identity = read(bundle / parts.MANIFEST, ReleaseManifest).body.identity
+    (bundle / parts.MANIFEST).unlink()
+    parts.write_manifest(bundle, identity, Signer.current(keys, "release", ledger.chain.trust))

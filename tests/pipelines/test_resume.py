@@ -6,7 +6,7 @@ import pytest
 
 from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.config.run import config_digest
-from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
+from fedemb.errors import ConfigError, GateDenied, InputError, LedgerError, PlanMismatch
 from fedemb.foundation.section import Section
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory, RunState
@@ -139,6 +139,16 @@ def test_release_of_the_same_version_is_refused(run):
         changed_config(run, ["evaluation.bootstrap_samples=77"])
     other = ["evaluation.bootstrap_samples=77", "release.version=v2"]
     assert changed_config(run, other).release.version == "v2"
+
+
+def test_run_goes_on_only_in_the_ledger_it_is_charged_in(run, tmp_path):
+    """Another one, with other keys, would charge it a second time."""
+    runs = (honest_run.start(tmp_path / name) for name in ("one", "other"))
+    one, other = (each.do("plan pretrain reserve") for each in runs)
+    run.output("reservation").write_bytes((one.root / honest_run.FILES["reservation"]).read_bytes())
+    assert changed_config(run, [f"storage.ledger={one.ledger_uri}"])  # moved, with its records
+    with pytest.raises(LedgerError):
+        changed_config(run, [f"storage.ledger={other.ledger_uri}"])
 
 
 # ---- the gate -----------------------------------------------------------------------------------

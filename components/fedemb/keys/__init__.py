@@ -18,7 +18,6 @@ from fedemb.keys.stores import derive as derive
 from fedemb.keys.stores import partition_key as partition_key
 from fedemb.keys.stores import policy_key_name as policy_key_name
 from fedemb.keys.stores import reservation_key_name as reservation_key_name
-from fedemb.keys.stores import unbound_key_name as unbound_key_name
 
 
 def open_key_store(uri: str) -> KeyStore:

@@ -22,7 +22,7 @@ DESTROYED = ".destroyed"
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,190}"
 _NUMBER = r"[1-9][0-9]*"
 _NAME = re.compile(
-    rf"policy/{_ID}|reservation/{_ID}(\+unbound)?|signing/{_ID}(@{_NUMBER})?|ledger/{_ID}\+{_NUMBER}"
+    rf"policy/{_ID}|reservation/{_ID}|signing/{_ID}(@{_NUMBER})?|ledger/{_ID}\+(run-)?{_NUMBER}"
 )
 
 
@@ -44,14 +44,6 @@ def generation_name(name: str, generation: int) -> str:
 def reservation_key_name(run_id: str, attempt: int) -> str:
     """Returns the name of the root key of one attempt."""
     return f"reservation/{run_id}-{attempt}"
-
-
-def unbound_key_name(run_id: str, attempt: int) -> str:
-    """Returns the name of the key that exists until the attempt is bound, and is then destroyed.
-
-    A ledger restored to a state before the binding can neither refund the charge nor bind it again.
-    """
-    return f"{reservation_key_name(run_id, attempt)}+unbound"
 
 
 class KeyStore(ABC):

@@ -17,7 +17,7 @@ from typing import cast
 
 from fedemb.documents.ledger_record import ChargeRecord, CommitRecord, PolicyRecord
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
-from fedemb.keys import KeyStore, derive, reservation_key_name, unbound_key_name
+from fedemb.keys import KeyStore, derive, reservation_key_name
 from fedemb.keys.trust import Signer, TrustedKey, sign_document
 from fedemb.ledger.budget import Spent, external_charge
 from fedemb.ledger.records import Anchor, Chain, Decide, Record, Reservation
@@ -357,23 +357,12 @@ class Ledger:
           inputs_sha: SHA-256 of all inputs.
           commitments: keyed commitments to private data, by name.
           private_root: keyed commitment to the working state of the trainer.
-          keys: key store with the root key, to which the record commits, and the key that marks
-              the attempt as never bound; this key is destroyed here. If it is already destroyed, a
-              ledger without this record is an older one.
+          keys: key store with the root key, to which the record commits.
 
         Raises:
           PlanMismatch: the attempt is bound to different inputs; changed inputs need a new run.
-          Refused: a trainer with another private root bound the attempt first, the attempt is void,
-              or the ledger is older than its training.
+          Refused: a trainer with another private root bound the attempt first, or it is void.
         """
-        unbound = unbound_key_name(reservation.run_id, reservation.attempt)
-        if keys is not None and _is_destroyed(keys, unbound):
-            self.refresh()  # another process may have bound it meanwhile
-            if self.attempt(reservation).bind is None:
-                raise Refused(
-                    f"run {reservation.run_id!r} was bound or given up, as its keys say, and this "
-                    "ledger does not know it: it is older than its runs; restore the newest backup"
-                )
         body = {
             "reservation": reservation.sequence,
             "inputs_sha": inputs_sha,
@@ -393,10 +382,7 @@ class Ledger:
             _require_unchanged(reservation.run_id, changed)
             return attempt.bind
 
-        record = self._append("bind", decide, reservation=reservation)
-        if keys is not None and keys.used(unbound):
-            keys.destroy(unbound)
-        return record
+        return self._append("bind", decide, reservation=reservation)
 
     def commit(
         self,
@@ -459,19 +445,18 @@ class Ledger:
         return record
 
     def void(self, reservation: Reservation, reason: str, keys: KeyStore | None = None) -> Record:
-        """Refunds a reservation that was never bound, and destroys its keys.
+        """Refunds a reservation that was never bound, and destroys its root key.
 
         Args:
           reservation: the attempt.
           reason: reason for the refund, kept in the record.
-          keys: key store with the attempt's keys. A destroyed key proves that the attempt was bound
-              or committed, even if the ledger lost its later records.
+          keys: key store with the root key. A destroyed key proves that the attempt was committed,
+              even if the ledger lost its later records.
 
         Raises:
           Refused: the attempt was bound or committed, so its rounds may have started.
         """
-        run = reservation.run_id, reservation.attempt
-        names = unbound_key_name(*run), reservation_key_name(*run)
+        name = reservation_key_name(reservation.run_id, reservation.attempt)
 
         def decide() -> Mapping[str, object] | Record:
             attempt = self.attempt(reservation)
@@ -482,18 +467,16 @@ class Ledger:
                     f"run {reservation.run_id!r} is {attempt.status}, so rounds may have started, "
                     "and it is charged; resume it, otherwise it stays charged"
                 )
-            if keys is not None and any(_is_destroyed(keys, name) for name in names):
+            if keys is not None and keys.used(name) and not keys.exists(name):
                 raise Refused(
-                    f"a key of run {reservation.run_id!r} was destroyed, as when it is bound or "
-                    "committed: it trained, and this ledger is older than its runs; restore the "
-                    "newest backup"
+                    f"the key of run {reservation.run_id!r} was destroyed, as at the commit, and "
+                    "this ledger is older than its runs; restore the newest backup"
                 )
             return {"reservation": reservation.sequence, "reason": reason}
 
         record = self._append("void", decide, reservation=reservation)
-        if keys is not None:
-            for name in filter(keys.used, names):
-                keys.destroy(name)
+        if keys is not None and keys.used(name):
+            keys.destroy(name)
         return record
 
     def release(self, reservation: Reservation, **body: str) -> Record:
@@ -608,10 +591,6 @@ def _key_sha(keys: KeyStore | None, reservation: Reservation) -> str | None:
     if keys is None or not keys.exists(name):
         return None
     return derive(keys.fetch(name), "commitment").hex()
-
-
-def _is_destroyed(keys: KeyStore, name: str) -> bool:
-    return keys.used(name) and not keys.exists(name)
 
 
 def _require_unchanged(run_id: str, changed: list[str]) -> None:

@@ -2,17 +2,16 @@
 
 A backup of a ledger has valid signatures and a valid chain, but lacks the budget spent since. For
 the n-th record that charges a run or adds trusted keys, a marker with the number n is therefore
-created in the key store, and in the rollback anchor if `storage.rollback_anchor` is set. A marker
-is never replaced and holds the SHA-256 of the signed record. A ledger with fewer such records than
-markers, or with a different record at the newest marker, is refused before any charge. The marker
-is created before the root key of the reservation, so no run trains without a marker.
+created in the key store, and in the rollback anchor if `storage.rollback_anchor` is set. Records
+that bind a training or count an evaluation have numbers of their own. A marker is never replaced
+and holds the SHA-256 of the signed record. A ledger with fewer such records than markers, or with a
+different record at the newest marker, is refused before any charge, refund, training or evaluation.
+The marker is created before the root key of a reservation, the first round or the evaluation.
 
 Limits: a rollback of ledger and key store together is not detected, unless the rollback anchor is
-    in a store where the attacker cannot write (a bucket with a locked retention policy). A rollback
-    of all three stores is not detected. Records after the newest marker bind, commit, void or
-    release; without these records the ledger charges the same amount or more. The key store also
-    records that a run was bound (`keys.unbound_key_name`), so a ledger that lost the bind record
-    neither refunds the charge nor binds the run to other inputs.
+    in a store where the attacker cannot write (a bucket with a locked retention policy); a charge
+    adds its missing markers. A rollback of all three stores is not detected. Records without
+    a marker commit, void or release; without them the ledger charges the same amount or more.
 """
 
 from __future__ import annotations
@@ -40,7 +39,11 @@ from fedemb.ledger.records import Chain, Record
 from fedemb.ledger.terms import PolicyTerms, rollback_anchor_sha
 from fedemb.storage import Store, open_store
 
-MARKED_KINDS = ("policy", "reserve", "keys", "approvers", "charge")
+MARKED_KINDS = {
+    "": ("policy", "reserve", "keys", "approvers", "charge"),
+    "run-": ("bind", "evaluation"),
+}
+"""Start of a marker's number -> the kinds of records that are numbered together."""
 
 
 def check_high_water(
@@ -54,15 +57,14 @@ def check_high_water(
       keys: key store of the ledger; None checks only the rollback anchor.
       rollback_anchor: store of the rollback anchor, or None.
 
-    Returns: The number of records that have a marker in some store.
+    Returns: The number of charges and keys that have a marker in some store.
 
     Raises:
       LedgerError: the ledger was restored to an older state, or rewritten.
       StorageError: a store cannot be read.
     """
-    return max(
-        [_check(ledger, place) for place in _places(ledger, keys, rollback_anchor)], default=0
-    )
+    found = [(_check(ledger, at), at.series) for at in _places(ledger, keys, rollback_anchor)]
+    return max((number for number, series in found if not series), default=0)
 
 
 def find_rollback_anchor(ledger: Ledger, given: Sequence[str]) -> str | None:
@@ -94,7 +96,7 @@ def mark_high_water(ledger: Ledger, keys: KeyStore, rollback_anchor: str | None 
       StorageError: a store cannot be written.
     """
     for place in _places(ledger, keys, rollback_anchor):
-        marked = _marked(ledger)
+        marked = place.marked(ledger)
         newest = len(marked)
         while newest and not place.holds(newest):
             newest -= 1
@@ -109,41 +111,57 @@ class _Place:
     """A store of markers by number; each marker holds the SHA-256 of its record."""
 
     name: str
+    series: str
+    """Key of `MARKED_KINDS`."""
     holds: Callable[[int], bool]
     read: Callable[[int], str]
     create: Callable[[int, str], object]
 
+    def marked(self, ledger: Ledger) -> list[Record]:
+        """Returns the records that leave a marker here."""
+        return [item for item in ledger.chain.records if item.kind in MARKED_KINDS[self.series]]
+
 
 def _places(ledger: Ledger, keys: KeyStore | None, rollback_anchor: str | None) -> Iterator[_Place]:
-    policy = ledger.policy_id
+    for series in MARKED_KINDS:
+        yield from _places_of(series, ledger.policy_id, keys, rollback_anchor)
+
+
+def _places_of(
+    series: str, policy: str, keys: KeyStore | None, rollback_anchor: str | None
+) -> Iterator[_Place]:
     if keys is not None:
+        start = f"ledger/{policy}+{series}"
         yield _Place(
             f"the key store {keys.uri}",
-            holds=lambda number: keys.used(f"ledger/{policy}+{number}"),
-            read=lambda number: keys.fetch(f"ledger/{policy}+{number}").hex(),
-            create=lambda number, sha: keys.create(f"ledger/{policy}+{number}", bytes.fromhex(sha)),
+            series,
+            holds=lambda number: keys.used(f"{start}{number}"),
+            read=lambda number: keys.fetch(f"{start}{number}").hex(),
+            create=lambda number, sha: keys.create(f"{start}{number}", bytes.fromhex(sha)),
         )
     if rollback_anchor is not None:
-        store = open_store(rollback_anchor)
+        store, there = open_store(rollback_anchor), f"{policy}/{series}"
         yield _Place(
             f"the rollback anchor {store.uri}",
-            holds=lambda number: store.exists(f"{policy}/{number:08d}"),
-            read=lambda number: store.read(f"{policy}/{number:08d}").decode(errors="replace"),
-            create=lambda number, sha: store.create(f"{policy}/{number:08d}", sha.encode()),
+            series,
+            holds=lambda number: store.exists(f"{there}{number:08d}"),
+            read=lambda number: store.read(f"{there}{number:08d}").decode(errors="replace"),
+            create=lambda number, sha: store.create(f"{there}{number:08d}", sha.encode()),
         )
 
 
 def _check(ledger: Ledger, place: _Place) -> int:
     """Compares the ledger with the markers of one store; returns the newest number, 0 if none."""
-    marked = _marked(ledger)
+    marked = place.marked(ledger)
     while place.holds(len(marked) + 1):
         ledger.refresh()
-        before, marked = len(marked), _marked(ledger)
+        before, marked = len(marked), place.marked(ledger)
         if len(marked) == before:
             raise LedgerError(
                 f"the ledger of policy {ledger.policy_id!r} in {ledger.chain.store.uri} is older "
-                f"than its markers: it has {before} records that charge or name keys, and "
-                f"{place.name} has more markers. Restore the newest ledger, or start a new "
+                f"than its markers: it has {before} records of kind "
+                f"{', '.join(MARKED_KINDS[place.series])}, and {place.name} has more markers. "
+                "Restore the newest ledger, or start a new "
                 "policy_id and add up the epsilons of both policies"
             )
     number = len(marked)
@@ -155,10 +173,6 @@ def _check(ledger: Ledger, place: _Place) -> int:
             "mark of: it was rewritten; restore the ledger from its backup"
         )
     return number
-
-
-def _marked(ledger: Ledger) -> list[Record]:
-    return [record for record in ledger.chain.records if record.kind in MARKED_KINDS]
 
 
 TRUST_NAME = "trust.json"

@@ -1,13 +1,19 @@
-"""The model card: Markdown with the metadata that the Hugging Face Hub reads, from the report."""
+"""The files of a bundle that follow from signed documents, such as the model card.
+
+The card is Markdown with the metadata that the Hugging Face Hub reads.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedemb.config import StorageConfig
 from fedemb.config.policy import Unit
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.fields import Interval
@@ -17,20 +23,25 @@ from fedemb.documents.privacy_report import (
     limitations,
 )
 from fedemb.documents.utility import AnyUtility, ClassifierReport
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.foundation.document import Written
+from fedemb.foundation.files import write_bytes
 from fedemb.ledger import Ledger
 from fedemb.privacy.registry import plan_from_json
 from fedemb.privacy.section import UNITS
 from fedemb.release.decide import applied_waivers
 from fedemb.reports import privacy_words
 from fedemb.reports.headline import Headline, RunFacts, headline
+from fedemb.reports.lineage import FILE_NAME, write_run
 from fedemb.reports.measured_words import (
     audit_sentence,
     best_start,
     floors_sentence,
     utility_sentence,
 )
+from fedemb.reports.pages import report_page
 from fedemb.reports.report import render
+from fedemb.runtime.step import leading_to
 
 
 def release_headline(
@@ -39,6 +50,40 @@ def release_headline(
     """Returns the headline of a model that the gate allowed."""
     facts = RunFacts(report=report.body, utility=evidence.utility.body, released=True)
     return headline(facts, waivers=applied_waivers(ledger, waived, report.body))
+
+
+Judged = tuple[Evidence, Written[PrivacyReport], Ledger]
+"""Documents of a run, its signed report, and the ledger up to the release."""
+
+
+def write_card(folder: Path, judged: Judged, waived: Sequence[str]) -> None:
+    """Writes the configuration and the card of a bundle."""
+    evidence, report, ledger = judged
+    # Addresses of the stores are internal, and no digest of the run binds them.
+    config, storage = evidence.config, StorageConfig().model_dump(mode="json")
+    public = {**config.model_dump(mode="json"), "storage": storage}
+    write_bytes(folder / "config.json", canonical_json(public))
+    card = model_card(evidence, report, ledger, waived, config.released_as(report.body.run_id))
+    write_bytes(folder / "README.md", card.encode())
+
+
+def write_pages(
+    folder: Path, judged: Judged, *, verdict: str, time: datetime | None = None
+) -> None:
+    """Writes the page and the lineage of a bundle, which need kfp and OpenLineage.
+
+    Args:
+      folder: receives the files.
+      judged: content of the files.
+      verdict: digest of the signed verdict.
+      time: time of the lineage; None: now.
+    """
+    evidence, report, ledger = judged
+    # Rendered again from verified documents: the pipeline's page is not signed.
+    page = report_page(report, evidence, ledger, leading_to("account_privacy"))
+    write_bytes(folder / "privacy_report.html", page.encode())
+    steps = leading_to("release_model")
+    write_run(folder / FILE_NAME, evidence, steps, report, verdict=verdict, time=time)
 
 
 HUB_LICENCES = re.findall(

@@ -36,7 +36,7 @@ from fedemb.foundation.files import read_regular, write_bytes
 from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import classify, embed
 from fedemb.models.keras_backend import Model, Variable, all_layers
-from fedemb.release.bundle import PARITY, SAVED_MODEL_FILES
+from fedemb.release.bundle import PARITY, SAVED_MODEL, SAVED_MODEL_FILES
 
 _REMEDY = "Install the versions in requirements/"
 _FURTHEST = 0.02
@@ -317,6 +317,12 @@ def _of_any_process(data: bytes) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
+def save_for_users(backbone: Model, config: RunConfig, bundle: Path) -> None:
+    """Adds the SavedModel and the preprocessing module to a bundle."""
+    served = save_for_serving(backbone, config.model, bundle / SAVED_MODEL)
+    save_preprocessing(backbone, config, bundle, served)
+
+
 def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path, served: Served) -> None:
     """Adds the preprocessing module to the bundle, and its expected results.
 
@@ -340,11 +346,6 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path, served:
         served,
         exact=True,
     )
-
-
-def check_parity(bundle: Path) -> None:
-    """Raises Refused if a bundle gives other embeddings than at its release."""
-    ReleasedModel(bundle).check_parity()
 
 
 def _module(path: Path) -> Any:

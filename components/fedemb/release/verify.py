@@ -6,7 +6,8 @@ and only public keys. Only the comparison of the SavedModel with `backbone.keras
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,13 +21,14 @@ from fedemb.documents.verdict import Identity, ReleaseManifest, VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.foundation.canonical_json import file_digest, json_object
 from fedemb.foundation.document import Written, read
-from fedemb.foundation.files import read_regular
+from fedemb.foundation.files import read_regular, write_bytes
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.release import bundle as parts
 from fedemb.release.decide import decide, given_approvals
-from fedemb.release.model_card import release_headline
+from fedemb.release.model_card import Judged, release_headline, write_card, write_pages
 from fedemb.release.rule import Verdict
+from fedemb.reports.lineage import FILE_NAME
 from fedemb.reports.privacy_words import all_runs, report_sentence
 
 _READER = Path(__file__).parent.parent / "data" / "photos.py"
@@ -49,7 +51,7 @@ def verify_release(
     trust_path: Path,
     ledger_uri: str | None = None,
     *,
-    saved_model: bool = True,
+    rebuild: bool = True,
 ) -> Verification:
     """Verifies a bundle.
 
@@ -58,8 +60,8 @@ def verify_release(
       trust_path: pinned keys, from the owner and not from the bundle.
       ledger_uri: root of the live ledgers, to find later changes; None checks only the copy in the
           bundle.
-      saved_model: False skips the comparison of the SavedModel with one that is built again from
-          `backbone.keras`, which needs TensorFlow. Its signature and digest are still checked.
+      rebuild: False skips the comparison of SavedModel, page and lineage with those that are made
+          again, which needs TensorFlow and kfp. Their signature and digest are still checked.
 
     Raises:
       InputError: the address does not contain a release.
@@ -71,7 +73,7 @@ def verify_release(
     facts: dict[str, str] = {}
     try:
         with parts.fetched(found) as bundle:
-            problems, facts = _problems(bundle, found, trust, ledger_uri, saved_model=saved_model)
+            problems, facts = _problems(bundle, found, trust, ledger_uri, rebuild=rebuild)
     except (ArtifactError, SignatureInvalid) as error:  # raised while locating the bundle
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
@@ -83,7 +85,7 @@ def _problems(
     pinned: TrustStore,
     ledger_uri: str | None,
     *,
-    saved_model: bool,
+    rebuild: bool,
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the problems of a bundle, and its facts. Unsigned content is not parsed."""
     try:
@@ -103,15 +105,11 @@ def _problems(
         _check_name(manifest, evidence, report)
         parts.check_marker(found, manifest)
         _check_verdict(bundle, manifest.body, report, trust)
-        if read_regular(bundle / parts.PREPROCESSING) != _READER.read_bytes():
-            problems.append(
-                f"{parts.PREPROCESSING} is not that of this package. Verify with the version that "
-                "released it"
-            )
+        problems += _foreign(bundle, (evidence, report, copy), verdict.waived, pages=rebuild)
     except Exception as error:  # an incomplete check is a problem
         problems.append(sentence_of(error))
     try:
-        if saved_model:
+        if rebuild:
             _check_serving(bundle)
         if ledger_uri is not None:
             problems += _live(ledger_uri, copy, pinned, manifest.sha)
@@ -185,6 +183,25 @@ def _check_verdict(
         )
 
 
+def _foreign(bundle: Path, judged: Judged, waived: Sequence[str], *, pages: bool) -> Iterator[str]:
+    """Yields a sentence for each file that this package does not make of the signed documents."""
+    with tempfile.TemporaryDirectory(prefix="fedemb-verify-") as folder:
+        again = Path(folder)
+        write_card(again, judged, waived)
+        if pages:
+            event = json_object(read_regular(bundle / FILE_NAME).partition(b"\n")[0], FILE_NAME)
+            time = datetime.fromisoformat(str(event["eventTime"]))
+            verdict = file_digest(bundle / "verdict.json")
+            write_pages(again, judged, verdict=verdict, time=time)
+        write_bytes(again / parts.PREPROCESSING, _READER.read_bytes())
+        for path in sorted(again.iterdir()):
+            if path.read_bytes() != read_regular(bundle / path.name):
+                yield (
+                    f"{path.name} is not what this package makes of the signed documents. Verify "
+                    "with the version that released it"
+                )
+
+
 def _check_serving(bundle: Path) -> None:
     """Checks that the SavedModel is what this code makes of the weights; executes none of it."""
     config = RunConfig.model_validate(
@@ -192,11 +209,11 @@ def _check_serving(bundle: Path) -> None:
     )
     saved = bundle / parts.SAVED_MODEL
     try:
-        from fedemb.release.released import check_parity, serving_problem
+        from fedemb.release.released import ReleasedModel, serving_problem
 
         problem = serving_problem(saved, bundle / "backbone.keras", config.model)
         if problem is None:
-            check_parity(bundle)
+            ReleasedModel(bundle).check_parity()
     except ModuleNotFoundError as error:
         raise SignatureInvalid(
             f"saved_model cannot be checked without {error.name}. Verify with an installation "

@@ -19,7 +19,7 @@ from fedemb.errors import PlanMismatch
 from fedemb.foundation.document import Written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
-from fedemb.ledger import Ledger, read_reservation
+from fedemb.ledger import read_reservation
 from fedemb.release.privacy_report import build_report
 from fedemb.reports.lineage import send, write_run
 from fedemb.reports.pages import report_page
@@ -98,22 +98,12 @@ def run(context: StepContext) -> Written[PrivacyReport]:
     _same_run(evidence, report)
     signer = Signer.current(context.keys, "report", ledger.chain.trust)
     signed = write_signed(artifacts.privacy_report, report, signer)
-    write_run(
-        artifacts.lineage,
-        evidence,
-        leading_to("account_privacy"),
-        signed,
-        time=datetime.fromisoformat(report.time),
-    )
-    write_bytes(artifacts.privacy_page, page_of(signed, evidence, ledger).encode())
+    steps, time = leading_to("account_privacy"), datetime.fromisoformat(report.time)
+    write_run(artifacts.lineage, evidence, steps, signed, time=time)
+    write_bytes(artifacts.privacy_page, report_page(signed, evidence, ledger, steps).encode())
     send(artifacts.lineage.read_bytes)
     _log.info("guarantee: %s", report_sentence(report))
     return signed
-
-
-def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) -> str:
-    """Returns the page of a report, with the inputs and outputs of each step so far."""
-    return report_page(signed, evidence, ledger, leading_to("account_privacy"))
 
 
 def _same_run(evidence: Evidence, report: PrivacyReport) -> None:

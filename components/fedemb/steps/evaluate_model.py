@@ -43,6 +43,7 @@ from fedemb.foundation.canonical_json import JsonFields, file_digest
 from fedemb.foundation.document import Fields, Written
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer, write_signed
+from fedemb.ledger import mark_high_water
 from fedemb.models.backbone_files import load_backbone
 from fedemb.models.inference import classify, embed
 from fedemb.models.keras_backend import Model, load_keras
@@ -69,7 +70,8 @@ from fedemb.training.central import train_without_privacy
         private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
         ledger="append",  # each evaluation is a record
         signing=("evaluate",),
-        keys={"policy": "read"},  # checks evaluation people against their commitment
+        # Checks evaluation people against their commitment, and marks the record.
+        keys={"ledger": "create", "policy": "read"},
         releases="read",
     ),
 )
@@ -124,6 +126,7 @@ def run(context: StepContext) -> Written[AnyUtility]:
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
       PlanMismatch: the held-out users do not match the commitment of the run.
+      LedgerError: the ledger lost a charge or an evaluation, see `ledger.root`.
       Refused: the run is not committed in the ledger, which counts the evaluation.
       SignatureInvalid: model, users, public backbone or previous release are not signed by the
           steps that write them.
@@ -145,6 +148,7 @@ def run(context: StepContext) -> Written[AnyUtility]:
         users = stack.enter_context(open_private(context, "users")) if baseline else None
         # Recorded after the users are verified and before any evaluation:
         evaluation = context.ledger.record_evaluation(context.run_id, card.weights_sha, signer)
+        mark_high_water(context.ledger, context.keys)  # the next charge marks it at the anchor
         if users is not None:
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
         fields: Fields = {

@@ -15,13 +15,12 @@ from pathlib import Path
 
 from kfp import dsl
 
-from fedemb.config import StorageConfig
 from fedemb.documents.artifacts import Noised, Public, RunArtifacts
 from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import Identity, VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
-from fedemb.foundation.canonical_json import JsonObject, canonical_json, file_digest, tree_digests
+from fedemb.foundation.canonical_json import JsonObject, file_digest, tree_digests
 from fedemb.foundation.document import Written, read
 from fedemb.foundation.files import write_bytes
 from fedemb.keys.trust import Signer
@@ -30,11 +29,10 @@ from fedemb.models.keras_backend import load_keras
 from fedemb.release import bundle as parts
 from fedemb.release.bundle import Marker
 from fedemb.release.decide import applied_waivers, decide
-from fedemb.release.model_card import model_card
+from fedemb.release.model_card import write_card, write_pages
 from fedemb.release.registries import Release, register
-from fedemb.reports.lineage import FILE_NAME, send, write_run
-from fedemb.reports.pages import report_page
-from fedemb.runtime.step import Rights, leading_to, step
+from fedemb.reports.lineage import FILE_NAME, send
+from fedemb.runtime.step import Rights, step
 from fedemb.runtime.step_context import StepContext
 from fedemb.storage import join, local_tree, open_store
 
@@ -244,37 +242,15 @@ def _complete(
     start: Path,
 ) -> None:
     """Adds files created at release: serving model, card, ledger copy, lineage."""
-    from fedemb.release.released import (
-        load_whitelisted,
-        save_for_serving,
-        save_preprocessing,
-        serving_problem,
-    )
+    from fedemb.release.released import load_whitelisted, save_for_users, serving_problem
 
-    config = evidence.config
-    backbone = load_whitelisted(tree / "backbone.keras", start, config.model)
-    saved = tree / parts.SAVED_MODEL
-    served = save_for_serving(backbone, config.model, saved)
-    problem = serving_problem(saved, tree / "backbone.keras", config.model)
+    config, file = evidence.config, tree / "backbone.keras"
+    save_for_users(load_whitelisted(file, start, config.model), config, tree)
+    problem = serving_problem(tree / parts.SAVED_MODEL, file, config.model)
     if problem is not None:
         raise Refused(f"The model is not published: {problem}. Train and evaluate the model again.")
-    # Addresses of the stores are internal, and no digest of the run binds them.
-    public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
-    write_bytes(tree / "config.json", canonical_json(public))
-    save_preprocessing(backbone, config, tree, served)
-    named = config.released_as(report.body.run_id)
-    card = model_card(evidence, report, ledger, waived, named)
-    write_bytes(tree / "README.md", card.encode())
     # The complete ledger: it leads from the pinned keys to the keys that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    # Rendered again from verified documents: the pipeline's page is not signed.
-    page = report_page(report, evidence, ledger, leading_to("account_privacy"))
-    write_bytes(tree / "privacy_report.html", page.encode())
-    write_run(
-        tree / FILE_NAME,
-        evidence,
-        leading_to("release_model"),
-        report,
-        verdict=file_digest(tree / "verdict.json"),
-    )
+    write_card(tree, (evidence, report, ledger), waived)
+    write_pages(tree, (evidence, report, ledger), verdict=file_digest(tree / "verdict.json"))

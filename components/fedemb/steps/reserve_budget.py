@@ -23,12 +23,7 @@ from fedemb.documents.plan import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.foundation.canonical_json import JsonObject
 from fedemb.foundation.files import write_bytes
-from fedemb.keys import (
-    KeyStore,
-    commitment_key,
-    reservation_key_name,
-    unbound_key_name,
-)
+from fedemb.keys import KeyStore, commitment_key, reservation_key_name
 from fedemb.ledger import (
     Ledger,
     Reservation,
@@ -110,7 +105,7 @@ def run(
         see `fingerprint_input`.
       attempt: None continues the run's latest attempt; its number plus one starts another one,
         which is charged in addition.
-      rehearse: trains one round of a release on generated images; None: `backend_rounds.rehearse`.
+      rehearse: rehearses a release on generated images; None: `backend_rounds.rehearse`.
 
     Raises:
       InputError: the address of the images is empty.
@@ -139,9 +134,7 @@ def run(
     if config.purpose == "release" and (found is None or found.void is not None):
         start = context.artifacts.pretrained / "backbone.keras", weights_sha
         check_before_charge(config, plan, ledger, run_id=run_id, start=start)
-        if rehearse is None:
-            from fedemb.training.backend_rounds import rehearse  # loads the backend
-        rehearse(config, plan, start[0])
+        (rehearse or _rehearse)(config, plan, start[0])
     bound = input_fingerprint or _bound_input(config, keys, run_id)
     content = _reserved_content(config, plan, bound)
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
@@ -169,6 +162,13 @@ def _earlier(ledger: Ledger, keys: KeyStore, run_id: str, attempt: int | None) -
     return found
 
 
+def _rehearse(config: RunConfig, plan: MechanismPlan, start: Path) -> None:
+    from fedemb.release.released import save_for_users
+    from fedemb.training.backend_rounds import rehearse  # loads the backend
+
+    rehearse(config, plan, start, save_for_users)
+
+
 def _reserved_content(config: RunConfig, plan: MechanismPlan, bound_input: str) -> ReservedContent:
     return {
         **charged_content(config, plan),
@@ -179,29 +179,20 @@ def _reserved_content(config: RunConfig, plan: MechanismPlan, bound_input: str) 
     }
 
 
-def _log_reservation(reservation: Reservation) -> None:
-    full = set(reservation.blocks_requested) - set(reservation.blocks)
-    if full:
+def _log_reservation(one: Reservation) -> None:
+    if full := set(one.blocks_requested) - set(one.blocks):
         _log.warning(
             "%d of %d user blocks are full; their users are not sampled: %s",
-            len(full),
-            len(reservation.blocks_requested),
-            ", ".join(sorted(full)),
+            *(len(full), len(one.blocks_requested), ", ".join(sorted(full))),
         )
     _log.info(
         "reserved %d rounds for run %s, attempt %d, as record %d of policy %s",
-        reservation.rounds,
-        reservation.run_id,
-        reservation.attempt,
-        reservation.sequence,
-        reservation.policy_id,
+        *(one.rounds, one.run_id, one.attempt, one.sequence, one.policy_id),
     )
 
 
 def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -> None:
     """Creates the key of an attempt's noise and coins, once, before its training is bound.
-
-    The key that marks the attempt as unbound is created first, so that no run trains without it.
 
     Raises:
       LedgerError: a started training lost its key; another key would draw different noise.
@@ -209,9 +200,8 @@ def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -
     attempt = ledger.attempt(reservation)
     name = reservation_key_name(reservation.run_id, reservation.attempt)
     if attempt.bind is None:
-        for made in (unbound_key_name(reservation.run_id, reservation.attempt), name):
-            with suppress(FileExistsError):
-                keys.create(made)
+        with suppress(FileExistsError):
+            keys.create(name)
     elif attempt.commit is None and not keys.used(name):
         raise LedgerError(
             f"The root key of run {reservation.run_id!r}, which started training, is missing "

@@ -21,7 +21,7 @@ from fedemb.runtime.step_context import StepContext
         private={"users": "read", "train": "write", "diagnostics": "write"},
         ledger="append",
         signing=("ledger", "trainer"),
-        keys={"policy": "read", "reservation": "destroy"},
+        keys={"ledger": "create", "policy": "read", "reservation": "destroy"},
     ),
 )
 def train_model(

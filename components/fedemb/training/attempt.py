@@ -36,7 +36,7 @@ from fedemb.foundation.document import Written, parse
 from fedemb.foundation.files import remove_leftovers, write_bytes
 from fedemb.keys import KeyStore, commit_to, commitment_key, reservation_key_name
 from fedemb.keys.trust import Signer, write_signed
-from fedemb.ledger import Ledger
+from fedemb.ledger import Ledger, mark_high_water
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import trainable_variables
 from fedemb.models.keras_backend import (
@@ -266,6 +266,7 @@ def _bound(
         private_root=claim(state, commitment_key(keys, inputs.config.policy.policy_id)),
         keys=keys,
     )
+    mark_high_water(ledger, keys)  # before round 0: the charge cannot be returned from now on
     token, trust = FencingToken(state.uri, "train_model"), ledger.chain.trust
     signer = Signer.current(keys, "trainer", trust)
     store = SignedState(state, token, inputs, signer, trust)

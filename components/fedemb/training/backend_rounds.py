@@ -8,17 +8,21 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedemb.config import ModelConfig, RunConfig, TrainingConfig
+from fedemb.documents.artifacts import RunArtifacts
 from fedemb.errors import ConfigError, FedEmbError
+from fedemb.evaluation.held_out import models_of_run
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.models.backbone_files import load_backbone, save_backbone
 from fedemb.models.backbones import cut, trainable_variables, with_bfloat16, without_head
-from fedemb.models.inference import classify, embed
+from fedemb.models.inference import SharedFeatures, classify, embed
 from fedemb.models.keras_backend import (
     Model,
     accelerators,
@@ -83,25 +87,22 @@ def build_rounds(
         return CovarianceFunction(projection, mechanism), trunk
     if not by_unit and keeps_features(settings, training.local):
         trunk, model = cut(model, settings.trainable)
-    variables, seed = trainable_variables(model, settings.trainable), training.seed
-    unit = training.unit_gradient
+    where: dict[str, Any] = {"workers": workers, "devices": devices}
+    local: dict[str, Any] = {"config": training.local, "shared_head_rows": shared_head_rows}
     if by_unit and on_jax:
         from fedemb.training.jax_rounds import JaxUnitGradientFunction
 
-        return JaxUnitGradientFunction(model, mechanism, unit, variables=variables, seed=seed), None
-    if by_unit:
-        on_units = UnitGradientFunction(
-            model, mechanism, unit, variables=variables, seed=seed, workers=workers, devices=devices
-        )
-        return on_units, None
-    if on_jax:
+        kind = partial(JaxUnitGradientFunction, config=training.unit_gradient)
+    elif by_unit:
+        kind = partial(UnitGradientFunction, config=training.unit_gradient, **where)
+    elif on_jax:
         from fedemb.training.jax_clients import JaxRoundFunction
 
-        make = partial(JaxRoundFunction, parallel_clients=training.parallel_clients)
+        kind = partial(JaxRoundFunction, **local, parallel_clients=training.parallel_clients)
     else:
-        make = partial(RoundFunction, workers=workers, devices=devices)
-    made, rows = (model, mechanism, training.local), shared_head_rows
-    return make(*made, variables=variables, seed=seed, shared_head_rows=rows), trunk
+        kind = partial(RoundFunction, **local, **where)
+    variables = trainable_variables(model, settings.trainable)
+    return kind(model, mechanism, variables=variables, seed=training.seed), trunk
 
 
 def most_examples(config: RunConfig) -> int:
@@ -132,83 +133,89 @@ def unit_readers(
     if trunk is None:
         return load, None
     cache = FeatureCache(trunk, rows_of if algorithm == "dp_sgd" else plain_rows)
-    if algorithm in ("dp_sgd", "dp_covariance"):
-        return _by_unit(cache, load)
-    frozen = FrozenFeatures(cache, load, most_examples(config))
-    return frozen.load, frozen.fill
+    if algorithm not in ("dp_sgd", "dp_covariance"):
+        frozen = FrozenFeatures(cache, load, most_examples(config))
+        return frozen.load, frozen.fill
 
+    def one(client: VirtualClient) -> tuple[bytes, Callable[[], ClientExamples]]:
+        return unit_key(client), partial(load, client)
 
-def _by_unit(cache: FeatureCache, load: Callable[[VirtualClient], ClientExamples]) -> Readers:
-    """Returns readers of the features of one unit, and of all units of a round."""
-
-    def features(client: VirtualClient) -> Unit:
-        return cache.of(unit_key(client), partial(load, client))
-
-    def fill(clients: Sequence[VirtualClient]) -> None:
-        cache.fill((unit_key(client), partial(load, client)) for client in clients)
-
-    return features, fill
+    return (lambda client: cache.of(*one(client))), (lambda clients: cache.fill(map(one, clients)))
 
 
 _MOST = 64
-"""Maximum number of images of the generated unit."""
+"""Maximum number of images of a generated unit whose batches are smaller."""
+Serve = Callable[[Model, RunConfig, Path], None]
+"""Writes into a folder what a release adds to a model."""
 
 
-def rehearse(config: RunConfig, plan: MechanismPlan, start: Path) -> None:
-    """Trains one round with a key of its own, embeds images, and saves and loads the model.
+def rehearse(config: RunConfig, plan: MechanismPlan, start: Path, serve: Serve) -> None:
+    """Trains with a key of its own on generated images, then applies, saves and serves the models.
 
-    The round has one unit of at most 64 images, so the memory of larger units is not rehearsed.
+    The first and the last round run: rounds between them are like the first. Memory follows from
+    the batches, which are full. Partition and documents depend on settings that the configuration,
+    the plan or `check_before_charge` checked; those of evaluation, audit and release may change
+    after the charge. A SavedModel is made in a process with TensorFlow only.
 
     Args:
       config: configuration of the run.
       plan: its mechanism.
       start: `backbone.keras` of the public backbone.
+      serve: writes SavedModel and preprocessing.
 
     Raises:
-      FedEmbError: what training or evaluation would raise whatever the images are.
+      FedEmbError: what a later step would raise whatever the images are.
     """
     try:
-        _rehearse(config, plan, start)
+        with tempfile.TemporaryDirectory(prefix="fedemb-rehearsal-") as folder:
+            saved = Path(folder)
+            model = _train(config, plan, start)
+            save_backbone(plain_form(model), saved / "backbone.keras")
+            models = models_of_run(config, RunArtifacts(pretrained=start.parent, model=saved))
+            apply = classify if config.model.classes else embed
+            images = _images(config, config.evaluation.batch_size)
+            SharedFeatures(models, config.model.trainable, apply)(images, len(images))
+            if config.training.backend == "tensorflow":
+                serve(models["model"], config, saved)
     except FedEmbError as error:
         raise type(error)(f"{error} Nothing was charged: this was a rehearsal.") from error
     except Exception as error:  # of the backend: no memory, or an operation that is not there
         raise ConfigError(
-            f"A rehearsal of one round on generated images failed on this device "
+            f"A rehearsal of the run on generated images failed on this device "
             f"({type(error).__name__}: {str(error)[:300]}). Nothing was charged. Use smaller "
             "batches, another backend or another device."
         ) from error
 
 
-def _rehearse(config: RunConfig, plan: MechanismPlan, start: Path) -> None:
+def _images(config: RunConfig, count: int) -> np.ndarray:
+    size, channels = config.model.image_size, config.model.channels
+    return np.random.default_rng(0).integers(0, 256, (count, size, size, channels), np.uint8)
+
+
+def _train(config: RunConfig, plan: MechanismPlan, start: Path) -> Model:
+    """Returns the backbone after the first and the last round, with as many units as workers."""
     model, training = config.model, config.training
     use_backend(training.backend)
     load_keras()
     on_jax = training.backend == "jax"
     backbone = load_backbone(start, model)
     mechanism = build_mechanism(plan, secrets.token_bytes(32), "rehearsal", 1, json_digest({}))
+    workers = 1 if on_jax else configure_threads(training.parallel_clients)
+    devices = None if on_jax else accelerators()
     function, trunk = build_rounds(
-        backbone,
-        mechanism,
-        model,
-        training,
-        workers=1 if on_jax else configure_threads(training.parallel_clients),
-        devices=None if on_jax else accelerators(),
+        backbone, mechanism, model, training, workers=workers, devices=devices
     )
-    random, count = np.random.default_rng(0), min(_MOST, most_examples(config))
-    shape = (count, model.image_size, model.image_size, model.channels)
-    images = random.integers(0, 256, shape, np.uint8)
-    labels = np.arange(count) % max(2, len(model.classes))
+    images = _images(config, min(most_examples(config), max(_MOST, training.local.batch_size)))
+    labels = np.arange(len(images)) % max(2, len(model.classes))
     load, _ = unit_readers(
         config, trunk, lambda client: ClientExamples(0, client.group, images, labels)
     )
     state = initial_state(function.initial_weights())
-    slabs = function.slabs([load(VirtualClient(0, 0, np.zeros(1, np.int64)))], 0)
-    output = mechanism.aggregate(0, function.run(state.weights, slabs).total)
-    state = function.advance(training.server, state, output.mean)
+    units = [VirtualClient(0, group, np.array([group])) for group in range(workers)]
+    for number in sorted({0, 0 if plan.tracks_participation else plan.rounds - 1}):
+        sums = function(state.weights, map(load, units), number)
+        output = mechanism.aggregate(number, sums.total)
+        state = function.advance(training.server, replace(state, rounds=number), output.mean)
     variables = trainable_variables(backbone, model.trainable)
     assign_weights(variables, released_weights(training.server, state))
-    (classify if model.classes else embed)(backbone, images, config.evaluation.batch_size)
-    with tempfile.TemporaryDirectory(prefix="fedemb-rehearsal-") as folder:
-        saved = Path(folder, "backbone.keras")
-        save_backbone(plain_form(backbone), saved)
-        load_backbone(saved, model)
+    return backbone

@@ -20,9 +20,12 @@ from fedemb.foundation.canonical_json import file_digest, tree_digest
 from fedemb.keys import commit_to_people
 from fedemb.ledger import check_high_water, open_ledger, read_trust
 from fedemb.pipelines.cli.options import require_released
-from fedemb.release.bundle import ALL
+from fedemb.release.bundle import ALL, MANIFEST, PARITY, SAVED_MODEL
 from fedemb.storage import open_store
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted, damaged
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.sealed_bundle import seal_anew
+from tests.kit.verified import problems_of
 
 # ---- bundles -------------------------------------------------------------------------------------
 
@@ -78,6 +81,23 @@ def _claim(bundle: Path) -> None:
         if manifest["sizes"][name] < 1 << 24:
             manifest["files"][name] = file_digest(bundle / name)
     path.write_text(json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False) + "\n")
+
+
+def _signed(world: World, draw: random.Random) -> Attack:
+    """The holder of the release key changes a file; numbers in parity.json may differ a little."""
+    # What TensorFlow rebuilds is compared by tests/components/release/test_release_whitelist.py.
+    name = draw.choice(sorted(n for n in ALL - {MANIFEST, PARITY} if SAVED_MODEL not in n))
+    seed = draw.randrange(2**32)
+
+    def act() -> str:
+        with world.bundle() as (bundle, trust):
+            text, data = damaged((bundle / name).read_bytes(), random.Random(seed))
+            (bundle / name).write_bytes(data)
+            seal_anew(bundle, world.released.keys, world.released.ledger())
+            with honest_run.stand_in_for_serving():
+                return "" if problems_of(str(bundle), trust) else f"it is verified ({text})"
+
+    return Attack(f"{name}, {seed % 10_000}", act)
 
 
 # ---- ledgers -------------------------------------------------------------------------------------
@@ -221,6 +241,7 @@ def _backbone(world: World, draw: random.Random) -> Attack:
 
 KINDS = (
     Kind("changed bundles", _bundle, 60),
+    Kind("bundles signed anew", _signed, 20),
     Kind("changed ledgers", _ledger, 30),
     Kind("exchanged private folders", _private, 40),
     Kind("public backbones", _backbone, 12),

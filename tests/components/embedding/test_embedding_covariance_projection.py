@@ -68,19 +68,27 @@ def test_one_noised_round_gives_a_projection_that_tells_users_apart():
     assert _nearest(_trained(_function(1e4), server)[1]) < _nearest(embed) - 0.1
 
 
-def test_leaving_a_user_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit():
-    function, units = _function(), [*_units(30)]
-    start = function.initial_weights()
+def _lengths(function, weights, units, round_index=0):
+    """Length of each unit's record: leaving it out moves the sum by it, and no other bit."""
 
     def total(chosen):
-        return np.asarray(function(start, chosen, 0).total)
+        return np.asarray(function(weights, chosen, round_index).total)
 
     whole = total(units)
     np.testing.assert_array_equal(whole, total(units[::-1]))
-    for place in (0, 17, 29):
+    function._chunk = 7  # other products, the same bits
+    for place in range(len(units)):
         alone = total([units[place]])
         np.testing.assert_array_equal(whole - total(units[:place] + units[place + 1 :]), alone)
-        assert 0 < np.linalg.norm(alone.astype(float)) <= 2.0**32
+        yield np.linalg.norm(alone.astype(float))
+
+
+@pytest.mark.parametrize("kind", ["user", "unit"])
+def test_leaving_one_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit(kind):
+    kinds = {"user": (_function, _units), "unit": (_function_squares, _units_squares)}
+    function, units = kinds[kind][0](), [*kinds[kind][1](40)]
+    lengths = _lengths(function, function.initial_weights(), units)
+    assert all(0 < length <= 2.0**32 for length in lengths)
 
 
 def test_users_without_images_contribute_nothing():
@@ -185,35 +193,11 @@ def test_a_unit_moves_the_temperature_by_its_own_bounded_record_under_full_noise
     weights = weights.astype(np.float32)  # so certain that records have their largest norm
     longest = plan.norm_in(last) * 2.0**plan.grid_bits
 
-    def total(chosen, weights=weights):
-        return np.asarray(function(weights, chosen, last).total)
-
-    whole = total(units)
-    function._chunk = 7  # other products, the same bits
-    lengths = []
-    for place in range(len(units)):
-        alone = total([units[place]])
-        np.testing.assert_array_equal(whole - total(units[:place] + units[place + 1 :]), alone)
-        lengths.append(np.linalg.norm(alone.astype(float)) / longest)
+    lengths = [length / longest for length in _lengths(function, weights, units, last)]
     assert 0.99 < max(lengths) <= 1.0
-    assert not total(units, np.full_like(weights, np.nan)).any()
+    assert not np.any(function(np.full_like(weights, np.nan), units, last).total)
     noise = function.mechanism.aggregate(last, np.zeros(function.dim, np.int64)).mean
     assert noise.std() * plan.normalizer / plan.l2_norm_clip == pytest.approx(5.0, rel=0.3)
-
-
-def test_leaving_a_unit_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit():
-    function, units = _function_squares(), _units_squares(40)
-    start = function.initial_weights()
-
-    def total(chosen):
-        return np.asarray(function(start, chosen, 0).total)
-
-    whole = total(units)
-    function._chunk = 7  # other products, the same bits
-    for place in (0, 17, 39):
-        alone = total([units[place]])
-        np.testing.assert_array_equal(whole - total(units[:place] + units[place + 1 :]), alone)
-        assert 0 < np.linalg.norm(alone.astype(float)) <= 2.0**32
 
 
 def test_units_without_images_and_past_the_cap_are_handled():

@@ -8,13 +8,14 @@ import pytest
 
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import UtilityReport
-from fedemb.errors import ArtifactError, Refused, SignatureInvalid
+from fedemb.errors import ArtifactError, LedgerError, Refused, SignatureInvalid
 from fedemb.evaluation.held_out import Subjects
 from fedemb.foundation.document import read
 from fedemb.ledger import Ledger
 from fedemb.reports.measured_words import compared, utility_sentence, utility_sentences
 from fedemb.steps import evaluate_model
 from fedemb.steps.evaluate_model import run
+from tests.kit.cli import fedemb
 from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config
 from tests.kit.sealed_bundle import seal
 
@@ -94,6 +95,18 @@ def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
 def copied(finished, tmp_path):
     shutil.copytree(finished.root, tmp_path / "run")
     return FinishedRun(tmp_path / "run")
+
+
+def test_evaluation_that_was_cut_off_the_ledger_is_noticed(copied, tmp_path):
+    """Otherwise a writer of the ledger could publish the best of several evaluations as the one."""
+    context = copied.context(config(), tmp_path)
+    run(context)
+    for path in copied.root.glob(f"ledger/**/{context.ledger.head.sequence:08d}.json"):
+        path.unlink()
+    with pytest.raises(LedgerError, match="records of kind bind, evaluation"):
+        fedemb("ledger", "verify", "--ledger", context.ledger_uri, "--keys", context.keys_uri)
+    with pytest.raises(LedgerError, match="was rewritten"):
+        run(copied.context(config(), tmp_path))
 
 
 @pytest.mark.parametrize("users", [0, 1])

@@ -15,12 +15,11 @@ from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw
-from fedemb.documents.verdict import ReleaseManifest
 from fedemb.errors import ArtifactError, GateDenied, Refused, SignatureInvalid
-from fedemb.foundation.document import encode, read
+from fedemb.foundation.document import encode
 from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
-from fedemb.keys.trust import Signer, trust_of
+from fedemb.keys.trust import trust_of
 from fedemb.models.inference import embed as embed_pixels
 from fedemb.pipelines.cli.main import app
 from fedemb.release import bundle
@@ -30,6 +29,7 @@ from fedemb.steps import release_model
 from fedemb.storage.local import LocalStore
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run, small_release
+from tests.kit.sealed_bundle import seal_anew
 from tests.kit.servers import fake_serving
 from tests.kit.verified import problems_of
 
@@ -83,11 +83,7 @@ def test_graph_of_a_bundle_is_never_executed(released, copy, tmp_path):
     written.unlink()  # the attack works
     (copy / "saved_model" / "fingerprint.pb").unlink()
     (copy / "saved_model" / "assets").rmdir()
-    named = read(copy / "manifest.json", ReleaseManifest).body
-    (copy / "manifest.json").unlink()
-    keys = open_key_store(released.context().keys_uri)
-    signer = Signer.current(keys, "release", released.ledger().chain.trust)
-    bundle.write_manifest(copy, named.identity, signer)
+    seal_anew(copy, open_key_store(released.context().keys_uri), released.ledger())
     (problem,) = problems_of(str(copy), trust(released))
     assert "of saved_model is not what" in problem
     photo = tmp_path / "photos" / "a.png"

@@ -12,6 +12,7 @@ from fedemb.keys.trust import Signer, sign_document
 from fedemb.release import bundle as parts
 from fedemb.steps import release_model
 from tests.kit.pipeline_runs import honest_run
+from tests.kit.sealed_bundle import seal_anew
 
 MARKER = "glyphs/1.0.json"
 
@@ -65,17 +66,22 @@ def test_marker_that_is_not_the_manifest_of_its_bundle_is_refused(released_run):
         parts.check_marker(found, other)
 
 
-def test_reader_of_photos_that_the_release_key_signed_anew_is_refused(released_run, tmp_path):
-    """Users of a bundle execute it, so the holder of the key could run code on their machines."""
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("preprocessing.py", "print('here')\n"),  # users of a bundle execute it
+        ("README.md", "Independently audited.\n"),
+        ("privacy_report.html", "<p>epsilon 0.1</p>"),
+        ("lineage.jsonl", "{}\n"),
+        ("config.json", " "),
+    ],
+)
+def test_file_that_the_release_key_signed_anew_is_refused(released_run, tmp_path, name, more):
     run = honest_run.copy_of(released_run, tmp_path / "run")
     tree = run.root / "releases" / "glyphs" / "1.0"
-    with (tree / parts.PREPROCESSING).open("a") as file:
-        file.write("print('here')\n")
-    named = parse((tree / parts.MANIFEST).read_bytes(), ReleaseManifest, "manifest").body
-    (tree / parts.MANIFEST).unlink()
-    signer = Signer.current(run.keys, "release", run.ledger().chain.trust)
-    parts.write_manifest(tree, named.identity, signer)
-    assert "preprocessing.py is not that of this package" in " ".join(run.problems())
+    (tree / name).write_text((tree / name).read_text() + more)
+    seal_anew(tree, run.keys, run.ledger())
+    assert f"{name} is not what this package makes" in " ".join(run.problems())
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["theirs", "ours"])

@@ -6,10 +6,12 @@ import pytest
 
 from fedemb.errors import ConfigError, Refused
 from fedemb.keys import open_key_store
+from fedemb.models import inference
 from fedemb.privacy import running
 from fedemb.privacy.registry import plan_mechanism
+from fedemb.release import released
 from fedemb.steps import pretrain_public, reserve_budget
-from fedemb.training import backend_rounds, trainer
+from fedemb.training import backend_rounds, heads, trainer
 from fedemb.training.rounds import VectorizedRounds
 from tests.kit.pipeline_runs.training_run import (
     classifier_config,
@@ -61,7 +63,8 @@ def _rehearse(settings, root):
     keys = open_key_store(str(root / "keys"))
     pretrain_public.run(settings.public_start(), root / "pretrained", keys)
     plan = plan_mechanism(settings)
-    backend_rounds.rehearse(settings, plan, root / "pretrained" / "backbone.keras")
+    start = root / "pretrained" / "backbone.keras"
+    backend_rounds.rehearse(settings, plan, start, released.save_for_users)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -94,7 +97,7 @@ def test_trainer_loads_what_the_algorithm_says(kind, setting, alone, tmp_path, m
     assert found.value.args == (functools.reduce(getattr, setting.split("."), run.config), alone)
 
 
-def _no_memory(*_):
+def _no_memory(*_, **__):
     raise MemoryError("8 GB")
 
 
@@ -102,18 +105,25 @@ def _refuse(*_):
     raise Refused("Records depend on their place.")
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault", "said"),
-    [
-        ("clients", (running, "MAX_NORMALS", 1), "normals"),
-        ("units", (VectorizedRounds, "require_exact", _refuse), "depend on their place"),
-        ("clients", (backend_rounds, "embed", _no_memory), r"on this device \(MemoryError"),
-        ("units", (backend_rounds, "classify", _no_memory), r"on this device \(MemoryError"),
-        ("head", (backend_rounds, "save_backbone", _no_memory), r"on this device \(MemoryError"),
-    ],
-    ids=["noise", "layout", "embeddings", "classes", "file"],
-)
-def test_run_whose_rehearsal_fails_is_not_charged(kind, fault, said, tmp_path, monkeypatch):
+FAULTS = {
+    "noise": ("clients", running, "MAX_NORMALS", 1),
+    "layout": ("units", VectorizedRounds, "require_exact", _refuse),
+    "embeddings": ("clients", backend_rounds, "embed", _no_memory),
+    "classes": ("units", backend_rounds, "classify", _no_memory),
+    "file": ("head", backend_rounds, "save_backbone", _no_memory),
+    "last round": ("head", heads, "certainty_records", _no_memory),
+    "temperature": ("solved head", heads, "solve_temperature", _no_memory),
+    "baselines": ("clients", inference, "raw_pixels", _no_memory),
+    "SavedModel": ("clients", released, "save_for_serving", _no_memory),
+    "photos": ("units", released, "require_parity", _no_memory),
+}
+SAID = {"noise": "normals", "layout": "depend on their place"}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_run_whose_rehearsal_fails_is_not_charged(name, tmp_path, monkeypatch):
+    kind, *fault = FAULTS[name]
+    said = SAID.get(name, r"on this device \(MemoryError")
     monkeypatch.setattr(*fault)
     settings = CONFIGS[kind]().updated({"purpose": "release"})
     monkeypatch.setattr(reserve_budget, "check_before_charge", lambda *_, **__: None)

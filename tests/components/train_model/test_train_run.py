@@ -107,10 +107,9 @@ def test_commit_closes_the_attempt_and_destroys_the_root_key(finished):
     assert log["rounds_started"] == 6
     assert log["sha"] == file_digest(finished.root / "model" / "rounds.jsonl")
     assert log["card_sha"] == file_digest(finished.root / "model" / "model.json")
-    for name in ("", "+unbound"):
-        key = f"reservation/{RUN_ID}-{attempt.reserve.attempt}{name}"
-        assert context.keys.used(key)
-        assert not context.keys.exists(key)
+    keys, key = context.keys, f"reservation/{RUN_ID}-{attempt.reserve.attempt}"
+    assert (keys.used(key), keys.exists(key)) == (True, False)
+    assert keys.fetch("ledger/default+run-1").hex() == attempt.bind.sha
 
 
 def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path):
