@@ -50,7 +50,7 @@ def test_plan_warns_of_noise_far_above_that_of_every_measured_run(preset, recipe
         (
             "cars_whitening",
             0.0004,
-            "+7.8 points [4.2, 10.5] at 1 in 100 on car photos at 0.0003;",
+            "+7.8 points [4.2, 10.5] at 1 in 100, +1.4",
         ),
         ("cars_whitening", 0.02, "+2.7 points [1.1, 4.2] at 1 in 100 on car photos at 0.01; +5.7"),
         ("quickstart", 0.0046, "+9.6 points [8.2, 11.0] at 1 in 1,000 on generated glyphs"),
