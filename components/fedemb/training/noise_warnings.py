@@ -52,9 +52,9 @@ def forecast(config: RunConfig) -> str:
     runs, nearest = measured_runs()[found[0]], dict[str, MeasuredRun]()
     for run in sorted(runs, key=lambda run: abs(math.log(run.noise / found[1]))):
         nearest.setdefault(run.images, run)
-    rows = (f"{run.result} on {run.images} at {run.noise:g}" for run in nearest.values())
+    rows = (f"{run.images} at noise {run.noise:g}: {run.result}" for run in nearest.values())
     return (
-        f"Noise {found[1]:.2g} clipping norms. Measured with this kind of training: "
+        f"This plan has noise {found[1]:.2g}. Measured with this kind of training: "
         f"{'; '.join(rows)}. Other images may differ; a simulation measures the gain."
     )
 

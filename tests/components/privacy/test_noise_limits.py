@@ -50,10 +50,14 @@ def test_plan_warns_of_noise_far_above_that_of_every_measured_run(preset, recipe
         (
             "cars_whitening",
             0.0004,
-            "+7.8 points [4.2, 10.5] at 1 in 100, +1.4",
+            "car photos at noise 0.0003: +7.8 points",
         ),
-        ("cars_whitening", 0.02, "+2.7 points [1.1, 4.2] at 1 in 100 on car photos at 0.01; +5.7"),
-        ("quickstart", 0.0046, "+9.6 points [8.2, 11.0] at 1 in 1,000 on generated glyphs"),
+        (
+            "cars_whitening",
+            0.02,
+            "car photos at noise 0.01: +2.7 points [1.1, 4.2] at 1 in 100; grocery",
+        ),
+        ("quickstart", 0.0046, "generated glyphs at noise 0.0046: +9.6"),
     ],
 )
 def test_forecast_names_the_measured_runs_of_the_same_training_at_the_nearest_noise(
@@ -61,7 +65,7 @@ def test_forecast_names_the_measured_runs_of_the_same_training_at_the_nearest_no
 ):
     text = forecast(with_noise(preset, noise))
     assert f"Measured with this kind of training: {named}" in text
-    assert text.count(" on car photos") == (preset == "cars_whitening")
+    assert text.count("car photos") == (preset == "cars_whitening")
     assert "Nothing was measured" in forecast(load_config("dp_sgd_quickstart"))
 
 
