@@ -27,12 +27,8 @@ from fedemb.models.losses import build_loss as build_loss
 from fedemb.pipelines.run.command import run as run
 from fedemb.pipelines.run.load_config import load_config as load_config
 from fedemb.privacy.accounting import price as price
-from fedemb.privacy.group_mechanisms import (
-    GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
-)
-from fedemb.privacy.group_mechanisms import (
-    TreeAggregationConfig as TreeAggregationConfig,
-)
+from fedemb.privacy.group_mechanisms import GroupPoissonGaussianConfig as GroupPoissonGaussianConfig
+from fedemb.privacy.group_mechanisms import TreeAggregationConfig as TreeAggregationConfig
 from fedemb.privacy.guarantee import PrivacyGuarantee as PrivacyGuarantee
 from fedemb.privacy.mechanism import MechanismPlan as MechanismPlan
 from fedemb.privacy.planning import epsilon as epsilon
@@ -40,14 +36,10 @@ from fedemb.privacy.planning import guarantee as guarantee
 from fedemb.privacy.planning import plan as plan
 from fedemb.privacy.running import Mechanism as Mechanism
 from fedemb.privacy.running import build_mechanism as build_mechanism
-from fedemb.privacy.unit_mechanisms import (
-    CappedImagePoissonConfig as CappedImagePoissonConfig,
-)
+from fedemb.privacy.unit_mechanisms import CappedImagePoissonConfig as CappedImagePoissonConfig
 from fedemb.privacy.unit_mechanisms import CovarianceConfig as CovarianceConfig
 from fedemb.privacy.unit_mechanisms import LeastSquaresConfig as LeastSquaresConfig
-from fedemb.privacy.unit_mechanisms import (
-    PoissonGaussianConfig as PoissonGaussianConfig,
-)
+from fedemb.privacy.unit_mechanisms import PoissonGaussianConfig as PoissonGaussianConfig
 from fedemb.training.central import pretrain as pretrain
 from fedemb.training.central import train_centralized as train_centralized
 from fedemb.training.rounds import ClientExamples as ClientExamples

@@ -109,8 +109,7 @@ class RunOptions:
     ] = None
     resume: Annotated[str | None, typer.Option(help="Ledger id of a crashed run to resume.")] = None
     start: Annotated[
-        str | None,
-        typer.Option("--from", help="First step to run again. Needs --resume."),
+        str | None, typer.Option("--from", help="First step to run again. Needs --resume.")
     ] = None
 
 
@@ -182,9 +181,7 @@ def objects(namespace: str) -> ClusterObjects:
 
 
 def check_cluster_first(
-    namespace: str,
-    profile: list[str] | None,
-    configs: Sequence[RunConfig],
+    namespace: str, profile: list[str] | None, configs: Sequence[RunConfig]
 ) -> None:
     """Refuses to start anything on a cluster that is unsafe; says so where none can be asked.
 

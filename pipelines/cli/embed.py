@@ -47,13 +47,7 @@ def embed(
 
         released = ReleasedModel(model)
     with counted("embedding photos") as progress:
-        done = embed_photos(
-            photos,
-            released,
-            output,
-            id_column=id_column,
-            progress=progress,
-        )
+        done = embed_photos(photos, released, output, id_column=id_column, progress=progress)
     classes = released.config.model.classes
     what = "probabilities" if classes else "an embedding"
     without = f", {done.bad:,} without {what} (see column reason)" if done.bad else ""

@@ -29,8 +29,7 @@ class InitOptions:
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format",
-            help="Format: parquet, tfrecord, csv or image_folder; default: by name.",
+            "--format", help="Format: parquet, tfrecord, csv or image_folder; default: by name."
         ),
     ] = None
     image_root: Annotated[

@@ -26,12 +26,7 @@ from fedemb.pipelines.output import say
 from fedemb.pipelines.run.load_config import validate
 from fedemb.privacy.registry import plan_mechanism
 from fedemb.reports.privacy_words import participants
-from fedemb.training.noise_warnings import (
-    forecast,
-    noise_on_mean,
-    training_noise,
-    warnings,
-)
+from fedemb.training.noise_warnings import forecast, noise_on_mean, training_noise, warnings
 
 Section = dict[str, object]
 

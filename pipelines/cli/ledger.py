@@ -31,8 +31,7 @@ PolicyIdOption = Annotated[
 RollbackAnchorOption = Annotated[
     str | None,
     typer.Option(
-        "--rollback-anchor",
-        help="Store of the rollback anchor, as in storage.rollback_anchor.",
+        "--rollback-anchor", help="Store of the rollback anchor, as in storage.rollback_anchor."
     ),
 ]
 ReasonOption = Annotated[

@@ -123,8 +123,7 @@ def compile_(
     image: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=REF@sha256:...",
-            help="Image; NAME is light, cpu or trainer; repeatable.",
+            metavar="NAME=REF@sha256:...", help="Image; NAME is light, cpu or trainer; repeatable."
         ),
     ] = None,
 ) -> None:

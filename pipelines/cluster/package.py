@@ -60,9 +60,7 @@ def as_utc(moment: datetime) -> datetime:
 
 
 def check_package(
-    package: Path,
-    sha256: str | None = None,
-    config: RunConfig | None = None,
+    package: Path, sha256: str | None = None, config: RunConfig | None = None
 ) -> None:
     """Checks a compiled pipeline against its pin, the rules of compilation and what it is to run.
 

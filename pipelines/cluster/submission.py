@@ -28,12 +28,7 @@ from fedemb.foundation.canonical_json import Json, JsonObject, json_digest
 from fedemb.foundation.files import read_regular
 from fedemb.pipelines.cluster.kubeflow import Kubeflow, ListedRun, OutcomeUnknown
 from fedemb.pipelines.cluster.kubernetes import ClusterObjects, Workflow
-from fedemb.pipelines.cluster.package import (
-    check_package,
-    fitted,
-    run_arguments,
-    version_name,
-)
+from fedemb.pipelines.cluster.package import check_package, fitted, run_arguments, version_name
 from fedemb.pipelines.cluster.rules import (
     component_of,
     dags_of,

@@ -20,13 +20,7 @@ from fedemb.errors import ConfigError, InputError
 from fedemb.foundation.document import Written, parse
 from fedemb.pipelines.cluster.kubeflow import Kubeflow, StoredRun
 from fedemb.pipelines.cluster.kubernetes import ClusterObjects
-from fedemb.pipelines.cluster.submission import (
-    LAST,
-    Request,
-    Submitted,
-    earlier_outputs,
-    submit,
-)
+from fedemb.pipelines.cluster.submission import LAST, Request, Submitted, earlier_outputs, submit
 from fedemb.steps.show_outcome import documents_at, newest_verdict
 from fedemb.storage import join, open_store
 

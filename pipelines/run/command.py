@@ -23,12 +23,7 @@ from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.output import say
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, with_data, with_policy
-from fedemb.pipelines.run.local import (
-    View,
-    closing_lines,
-    run_pipeline,
-    steps_taken_over,
-)
+from fedemb.pipelines.run.local import View, closing_lines, run_pipeline, steps_taken_over
 from fedemb.pipelines.run.pages import collect_reports, render_index
 from fedemb.privacy.section import UNITS, count_of
 from fedemb.storage import open_store

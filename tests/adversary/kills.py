@@ -168,12 +168,7 @@ def _fix(root: Path) -> None:
     tempfile.tempdir = str(root / "tmp")
 
 
-def in_child(
-    root: Path,
-    act: Do,
-    *,
-    kill_at: int | None = None,
-) -> Outcome:
+def in_child(root: Path, act: Do, *, kill_at: int | None = None) -> Outcome:
     """Does an act in a forked process.
 
     Args:

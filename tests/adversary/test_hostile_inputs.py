@@ -259,10 +259,7 @@ def _read_all(root):
     return found
 
 
-HONEST = {
-    ("ada", "ada/one.png"): b"an image of ada",
-    ("bob", "bob/one.png"): b"an image of bob",
-}
+HONEST = {("ada", "ada/one.png"): b"an image of ada", ("bob", "bob/one.png"): b"an image of bob"}
 
 
 LINKS = {

@@ -159,11 +159,7 @@ def test_older_or_other_ledger_is_refused_by_every_command(team, attack, act):
 @pytest.mark.parametrize("named", [None, "/elsewhere"])
 @pytest.mark.parametrize(
     "words",
-    [
-        ("void", "week-1"),
-        ("rotate-keys",),
-        ("approvers", "ada=ada.pub"),
-    ],
+    [("void", "week-1"), ("rotate-keys",), ("approvers", "ada=ada.pub")],
     ids=lambda words: words[0],
 )
 def test_owner_commands_require_the_rollback_anchor(month, tmp_path, words, named):

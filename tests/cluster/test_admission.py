@@ -120,10 +120,7 @@ def test_a_step_mounts_the_keys_its_group_holds_and_no_others(ask, overlay, step
     ],
 )
 def test_no_volume_of_keys_is_copied_into_another_claim(ask, overlay, source):
-    spec = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "1Gi"}},
-    }
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

@@ -62,13 +62,7 @@ def test_quickstart_cluster_is_safe(ask_doctor, kubeflow):
     result, states = ask_doctor()
     assert not {check for check, (state, _) in states.items() if state == "unsafe"}, result.output
     assert result.exception is None or result.exit_code == 0
-    for check in (
-        "rights",
-        "editors",
-        "thief",
-        "pod-security",
-        "network",
-    ):
+    for check in ("rights", "editors", "thief", "pod-security", "network"):
         assert states[check][0] == "ok", result.output
     assert "name the run's configuration by --config" in states["stores"][1]
 

@@ -196,12 +196,7 @@ def _claim(name: str) -> dict[str, Any]:
         "storageClassName": "",
     }
     metadata = {"name": name, "namespace": "fedemb"}
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def _secret(name: str) -> dict[str, Any]:

@@ -227,10 +227,7 @@ GOOGLE_HARMS = {
         },
     ),
     "may list": ("private", {"role": "roles/storage.objectViewer", "members": ["allUsers"]}),
-    "may write storage.ledger": (
-        "ledger",
-        {"role": "roles/storage.admin", "members": [EVIL]},
-    ),
+    "may write storage.ledger": ("ledger", {"role": "roles/storage.admin", "members": [EVIL]}),
     "may delete storage.rollback_anchor": (
         "rollback-anchor",
         {

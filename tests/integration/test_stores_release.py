@@ -208,9 +208,7 @@ def test_run_with_all_stores_in_buckets(kind, tmp_path, request):
     assert not (local / "policy").exists()
     assert not (local / "releases").exists()
     names = open_store(uri).list()
-    assert {name.split("/")[0] for name in names} == {
-        *("input", "ledger", "private", "releases"),
-    }
+    assert {name.split("/")[0] for name in names} == {*("input", "ledger", "private", "releases")}
     raw = [name for name in names if name.split("/")[-1].startswith(("users-", "evaluation-"))]
     assert raw
     assert all(name.startswith("private/first/") for name in raw)

@@ -32,11 +32,7 @@ TABLE = Path(__file__).parents[2] / "infra" / "rights.yaml"
 GROUPS: dict[str, dict[str, Any]] = yaml.safe_load(TABLE.read_text())["groups"]
 
 # What each word of the table lets ask for; the custom roles of terraform/gcs.
-FOLDER = {
-    "none": set(),
-    "read": {"get"},
-    "write": {"get", "create", "delete"},
-}
+FOLDER = {"none": set(), "read": {"get"}, "write": {"get", "create", "delete"}}
 BUCKET = {
     "none": set(),
     "read": {"get", "list"},

@@ -7,11 +7,7 @@ import pytest
 import yaml
 
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.errors import (
-    ArtifactError,
-    AwaitingApproval,
-    ConfigError,
-)
+from fedemb.errors import ArtifactError, AwaitingApproval, ConfigError
 from fedemb.foundation.document import read
 from tests.kit.cli import fedemb, ssh_key
 from tests.kit.kubeflow_run import KubeflowRun

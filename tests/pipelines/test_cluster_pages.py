@@ -83,12 +83,7 @@ def world(tmp_path_factory):
     run = honest_run.start(root / "monday").until_release()
     lost = honest_run.start(root / "tuesday", "tuesday", run.policy_root)
     lost.do("plan reserve")
-    stores = {
-        "private_root": "private",
-        "ledger": "ledger",
-        "keys": "keys",
-        "releases": "releases",
-    }
+    stores = {"private_root": "private", "ledger": "ledger", "keys": "keys", "releases": "releases"}
     config = run.config.updated(
         {
             "data.source.uri": "gs://images/glyphs.parquet",

@@ -160,10 +160,7 @@ def test_approver_is_shown_the_figures_and_what_the_gate_will_decide(waiting, tm
     folder = run_folder(run, tmp_path / "runs", **WAITING)
     out = call("approve", folder.root, "--key", ada, "--yes")
     lines = out.splitlines()
-    order = (
-        "Epsilon of one user, all runs: ",
-        "Gain over the best baseline",
-    )
+    order = ("Epsilon of one user, all runs: ", "Gain over the best baseline")
     found = [next(i for i, line in enumerate(lines) if line.startswith(s)) for s in order]
     assert found == sorted(found)
     assert "after your signature: still waiting, 1 of 2 approvals" in out

@@ -71,10 +71,7 @@ def test_mlflow_on_a_cluster_gets_only_public_documents(released, monkeypatch):
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [
-        ("http://127.0.0.1:9", "did not take the run"),
-        ("file:///tmp/mlruns", "is not supported"),
-    ],
+    [("http://127.0.0.1:9", "did not take the run"), ("file:///tmp/mlruns", "is not supported")],
 )
 def test_server_that_does_not_answer_changes_nothing(released, capfd, address, said):
     page, figures = released.show(mlflow=address)

@@ -79,10 +79,7 @@ WRONG = {
         "ledger show --policy {d}/two",
         "ledger show --policy {d}/two --policy-id mine",
     ),
-    "has no run": (
-        "ledger void never --reason r {stores}",
-        "ledger show --policy {d}/policy",
-    ),
+    "has no run": ("ledger void never --reason r {stores}", "ledger show --policy {d}/policy"),
     "--anchor .* is not valid": (
         "ledger verify --policy {d}/policy --anchor nine",
         "ledger verify --policy {d}/policy --anchor 0:{sha}",
@@ -121,10 +118,7 @@ WRONG = {
         "backbone get efficientnet_lite0 --size 8 -o {d}/x.keras",
         "backbone get efficientnet_lite0 --size 64 -o {d}/x.keras",
     ),
-    "--from resumes a run": (
-        "run --from train_model",
-        "run --resume {d}/nowhere",
-    ),
+    "--from resumes a run": ("run --from train_model", "run --resume {d}/nowhere"),
     "its (trust|X) with --": (
         "embed {d} -m {d}/policy",
         "embed {d} -m {d}/policy --policy {d}/policy",

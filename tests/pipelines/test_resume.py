@@ -10,11 +10,7 @@ from fedemb.errors import ConfigError, GateDenied, InputError, LedgerError, Plan
 from fedemb.foundation.section import Section
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory, RunState
-from fedemb.pipelines.run.local import (
-    changed_config,
-    paths_taken_over,
-    steps_taken_over,
-)
+from fedemb.pipelines.run.local import changed_config, paths_taken_over, steps_taken_over
 from fedemb.pipelines.steps import PIPELINE
 from fedemb.runtime.step import declared
 from tests.kit.pipeline_runs import honest_run

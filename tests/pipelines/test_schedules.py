@@ -122,8 +122,7 @@ def test_wrong_schedules_are_sentences(folder, changes, sentence):
 
 
 @pytest.mark.parametrize(
-    ("profile", "backends"),
-    [("cpu", ["tensorflow", "jax"]), ("gpu", ["jax"]), ("tpu", ["jax"])],
+    ("profile", "backends"), [("cpu", ["tensorflow", "jax"]), ("gpu", ["jax"]), ("tpu", ["jax"])]
 )
 def test_a_backend_that_the_trainers_images_do_not_have_is_refused(tmp_path, profile, backends):
     from fedemb.pipelines.cluster.compile import compile_pipeline, parse_images
@@ -268,10 +267,7 @@ def test_a_recurring_run_that_kubeflow_could_not_list_is_removed(folder, cluster
 
 @pytest.mark.parametrize(
     ("part", "field", "value"),
-    [
-        ("metadata", "generateName", "another-name"),
-        ("spec", "enabled", True),
-    ],
+    [("metadata", "generateName", "another-name"), ("spec", "enabled", True)],
 )
 def test_an_object_that_is_not_ours_is_left(folder, cluster, part, field, value):
     _apply(cluster, folder)

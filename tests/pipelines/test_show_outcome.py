@@ -49,10 +49,7 @@ def bucket(tmp_path, monkeypatch):
         _, public, name = str(uri).partition("gs://public")
         return _Bucket(tmp_path / "bucket" / name.strip("/")) if public else open_store(uri)
 
-    for module in (
-        fedemb.runtime.step_context,
-        fedemb.steps.show_outcome,
-    ):
+    for module in (fedemb.runtime.step_context, fedemb.steps.show_outcome):
         monkeypatch.setattr(module, "open_store", opened)
     return tmp_path / "bucket"
 

@@ -119,9 +119,7 @@ def partition_of(tmp_path):
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
 def test_table_with_another_sign_between_columns_is_refused_with_it(tmp_path, sign):
     path = table(
-        tmp_path,
-        f"file_name{sign}user_id{sign}label",
-        lambda *row: plain(*row).replace(",", sign),
+        tmp_path, f"file_name{sign}user_id{sign}label", lambda *row: plain(*row).replace(",", sign)
     )
     with pytest.raises(InputError, match="separated by") as refused:
         init(path, tmp_path)

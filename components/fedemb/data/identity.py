@@ -162,15 +162,7 @@ DIGEST_BYTES = 16
 _WORD = 8
 LEAST_CLASSES = 2
 """Minimum number of held-out classes, because different-class pairs need two."""
-_PURPOSES = (
-    "user",
-    "user_split",
-    "class",
-    "class_split",
-    "bucket",
-    "group",
-    "image",
-)
+_PURPOSES = ("user", "user_split", "class", "class_split", "bucket", "group", "image")
 
 
 @dataclass(frozen=True)

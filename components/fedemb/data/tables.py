@@ -290,9 +290,7 @@ def open_parquet(part: Part) -> Iterator[ParquetFile]:
     with as_file(part) as path:
         try:
             file = pq.ParquetFile(
-                path,
-                thrift_string_size_limit=LARGEST_TEXT,
-                thrift_container_size_limit=MOST_ITEMS,
+                path, thrift_string_size_limit=LARGEST_TEXT, thrift_container_size_limit=MOST_ITEMS
             )
         except (FileNotFoundError, PermissionError):
             raise

@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, Self, TypeAlias, TypeVar, Unpack
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import override
 
 from fedemb.errors import ArtifactError

@@ -9,12 +9,7 @@ from collections.abc import Hashable
 from typing import Annotated
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from fedemb.foundation.addresses import WITHOUT, credentials_in, redacted
@@ -45,9 +40,7 @@ def _without_password(address: str) -> str:
 
 
 WebAddress = Annotated[
-    str,
-    AfterValidator(_without_password),
-    Field(pattern=r"^(mlflow|kubeflow)\+https?://[^\s]+$"),
+    str, AfterValidator(_without_password), Field(pattern=r"^(mlflow|kubeflow)\+https?://[^\s]+$")
 ]
 """Address of a registry; refused if it contains credentials, like an `Address`."""
 Address = Annotated[str, AfterValidator(_without_credentials)]

@@ -69,12 +69,7 @@ class Assignment:
 class Assigner:
     """Decides about records; remembers the users and classes it saw last."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        hasher: Hasher,
-        blocks: frozenset[str] | None,
-    ):
+    def __init__(self, config: RunConfig, hasher: Hasher, blocks: frozenset[str] | None):
         """Takes what decides.
 
         Args:

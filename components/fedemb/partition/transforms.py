@@ -274,11 +274,7 @@ class _Prepare(beam.DoFn):
         job = self._job
         known = PublicSet(job.place.root, job.config.partition.shards) if job.has_public_set else ()
         self._preparer = Preparer(
-            job.config,
-            job.keys.hasher(),
-            job.blocks,
-            known.__contains__,
-            image=self._kept,
+            job.config, job.keys.hasher(), job.blocks, known.__contains__, image=self._kept
         )
         self._spill = shards.Spill(job.spill)
 

@@ -100,11 +100,7 @@ def most_units(images: int, grid_bits: int) -> int:
 
 
 def clipped_product_sum(
-    features: Features,
-    errors: Doubles,
-    *,
-    l2_norm_clip: float,
-    grid_bits: int,
+    features: Features, errors: Doubles, *, l2_norm_clip: float, grid_bits: int
 ) -> tuple[npt.NDArray[np.int64], Doubles]:
     """Sums `sum over images of features x error` of units, each clipped, on the mechanism's grid.
 
@@ -160,12 +156,7 @@ def temperatures(dim: int) -> Doubles:
 
 
 def certainty_records(
-    logits: Doubles,
-    labels: npt.NDArray[np.int64],
-    shares: Doubles,
-    *,
-    dim: int,
-    radius: float,
+    logits: Doubles, labels: npt.NDArray[np.int64], shares: Doubles, *, dim: int, radius: float
 ) -> npt.NDArray[np.int64]:
     """Returns by how much units are too certain at each temperature, as integers.
 
@@ -272,10 +263,7 @@ def moment_sum(
 
 
 def whole_vectors(
-    features: npt.NDArray[np.floating],
-    images: npt.NDArray[np.bool_],
-    *,
-    grid_bits: int,
+    features: npt.NDArray[np.floating], images: npt.NDArray[np.bool_], *, grid_bits: int
 ) -> tuple[Doubles, Doubles]:
     """Returns vectors u and label weights as integers, for images of equal share in their unit.
 
@@ -357,10 +345,7 @@ def _triangle(features: int) -> tuple[npt.NDArray[np.intp], Doubles]:
 
 
 def covariance_record(
-    features: npt.NDArray[np.floating],
-    labels: npt.NDArray[np.int64],
-    *,
-    grid_bits: int,
+    features: npt.NDArray[np.floating], labels: npt.NDArray[np.int64], *, grid_bits: int
 ) -> tuple[npt.NDArray[np.int64], float]:
     """Returns the record of one user, `(MEAN_WEIGHT x mean, covariance)`, clipped.
 
@@ -406,10 +391,7 @@ def covariance_record(
 
 
 def solve_whitening(
-    mean: npt.NDArray[np.floating],
-    *,
-    features: int,
-    ridge: float,
+    mean: npt.NDArray[np.floating], *, features: int, ridge: float
 ) -> tuple[Doubles, Doubles]:
     """Computes the projection from a noised mean record; this is post-processing.
 

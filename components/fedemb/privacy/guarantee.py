@@ -256,10 +256,7 @@ _SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, _Check | _Nested]]] = {
         dpe.MixtureOfGaussiansDpEvent,
         {"standard_deviation": _noise, "sensitivities": _numbers, "sampling_probs": _numbers},
     ),
-    "zcdp": (
-        dpe.ZCDpEvent,
-        {"rho": _number(0, open_low=False), "xi": _number(0, open_low=False)},
-    ),
+    "zcdp": (dpe.ZCDpEvent, {"rho": _number(0, open_low=False), "xi": _number(0, open_low=False)}),
 }
 _NAMES = {cls: name for name, (cls, _) in _SCHEMA.items()}
 

@@ -267,11 +267,7 @@ class Mechanism:
         repeated.
         """
         start = MechanismState(
-            schema=STATE_SCHEMA,
-            plan=self.plan.digest,
-            next_round=0,
-            tag="",
-            tags=[],
+            schema=STATE_SCHEMA, plan=self.plan.digest, next_round=0, tag="", tags=[]
         )
         self.restore(state or start)
 

@@ -14,12 +14,7 @@ from typing_extensions import override
 
 from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanism import MechanismPlan, times
-from fedemb.privacy.section import (
-    MOST_IMAGES,
-    MOST_UNITS,
-    MechanismConfig,
-    PublicNumbers,
-)
+from fedemb.privacy.section import MOST_IMAGES, MOST_UNITS, MechanismConfig, PublicNumbers
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe

@@ -30,12 +30,7 @@ from fedemb.documents.evidence import sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import Identity, ReleaseManifest
 from fedemb.errors import ArtifactError, InputError, Refused, SignatureInvalid
-from fedemb.foundation.canonical_json import (
-    LARGEST_JSON,
-    json_object,
-    limited_digest,
-    tree_digests,
-)
+from fedemb.foundation.canonical_json import LARGEST_JSON, json_object, limited_digest, tree_digests
 from fedemb.foundation.document import Written, parse, read
 from fedemb.foundation.files import open_regular, read_regular, write_bytes
 from fedemb.keys.trust import Signer, TrustStore, write_signed

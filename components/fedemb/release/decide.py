@@ -133,12 +133,7 @@ def _waivers(case: Case) -> set[str]:
 
 
 def check_before_charge(
-    config: RunConfig,
-    plan: MechanismPlan,
-    ledger: Ledger,
-    *,
-    run_id: str,
-    start: tuple[Path, str],
+    config: RunConfig, plan: MechanismPlan, ledger: Ledger, *, run_id: str, start: tuple[Path, str]
 ) -> None:
     """Refuses a release run that the gate would deny later, and warns of rules with a waiver.
 

@@ -17,11 +17,7 @@ from fedemb.config import StorageConfig
 from fedemb.config.policy import Unit
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.fields import Interval
-from fedemb.documents.privacy_report import (
-    PrivacyReport,
-    assumptions,
-    limitations,
-)
+from fedemb.documents.privacy_report import PrivacyReport, assumptions, limitations
 from fedemb.documents.utility import AnyUtility, ClassifierReport
 from fedemb.foundation.canonical_json import canonical_json
 from fedemb.foundation.document import Written

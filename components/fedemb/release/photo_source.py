@@ -72,11 +72,7 @@ class PhotoSource:
             {
                 "uri": self.uri,
                 "format": self.kind,
-                "columns": {
-                    "image": guess_image_column(self.uri),
-                    "user_id": None,
-                    "label": None,
-                },
+                "columns": {"image": guess_image_column(self.uri), "user_id": None, "label": None},
             }
         )
         for batch in read_part(source, rows, [column] if column else []):

@@ -7,10 +7,7 @@ import math
 from fedemb.config import RunConfig
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.ledger_record import BindRecord
-from fedemb.documents.privacy_report import (
-    Audited,
-    PrivacyReport,
-)
+from fedemb.documents.privacy_report import Audited, PrivacyReport
 from fedemb.errors import LedgerError
 from fedemb.foundation.canonical_json import sha256_hex
 from fedemb.ledger import Ledger, Reservation, Spent

@@ -17,14 +17,7 @@ from fedemb.privacy.prices import epsilon_rdp
 from fedemb.privacy.registry import MECHANISMS
 from fedemb.release.plan import document as plan_document
 from fedemb.release.privacy_report import block_table, covers_change_own_data
-from fedemb.release.rule import (
-    LATER_TOLERANCE,
-    RELATIVE_TOLERANCE,
-    Case,
-    Charge,
-    Rule,
-    differences,
-)
+from fedemb.release.rule import LATER_TOLERANCE, RELATIVE_TOLERANCE, Case, Charge, Rule, differences
 
 _NEW_RUN = "start a run with a new id"
 _TRAINED = "use the model artifact of the training step"

@@ -341,10 +341,7 @@ def save_preprocessing(backbone: Model, config: RunConfig, bundle: Path, served:
     write_bytes(shipped, Path(photos.__file__).read_bytes())
     module = _module(shipped)
     require_parity(
-        bundle / PARITY,
-        module.PhotoReader(*config.model.photo).read,
-        served,
-        exact=True,
+        bundle / PARITY, module.PhotoReader(*config.model.photo).read, served, exact=True
     )
 
 

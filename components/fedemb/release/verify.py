@@ -47,11 +47,7 @@ class Verification:
 
 
 def verify_release(
-    bundle_uri: str,
-    trust_path: Path,
-    ledger_uri: str | None = None,
-    *,
-    rebuild: bool = True,
+    bundle_uri: str, trust_path: Path, ledger_uri: str | None = None, *, rebuild: bool = True
 ) -> Verification:
     """Verifies a bundle.
 
@@ -80,12 +76,7 @@ def verify_release(
 
 
 def _problems(
-    bundle: Path,
-    found: parts.Located,
-    pinned: TrustStore,
-    ledger_uri: str | None,
-    *,
-    rebuild: bool,
+    bundle: Path, found: parts.Located, pinned: TrustStore, ledger_uri: str | None, *, rebuild: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the problems of a bundle, and its facts. Unsigned content is not parsed."""
     try:
@@ -151,9 +142,7 @@ def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
 
 
 def _check_name(
-    manifest: Written[ReleaseManifest],
-    evidence: Evidence,
-    report: Written[PrivacyReport],
+    manifest: Written[ReleaseManifest], evidence: Evidence, report: Written[PrivacyReport]
 ) -> None:
     """Checks run and configured name: an old release must not pose as a new one."""
     named, run_id = manifest.body.identity, report.body.run_id

@@ -60,12 +60,7 @@ from fedemb.training.central import train_without_privacy
 @step(
     image="trainer",
     resources="embed",
-    outputs={
-        "utility_report": Public,
-        "utility_page": Public,
-        "metrics": Public,
-        "roc": Public,
-    },
+    outputs={"utility_report": Public, "utility_page": Public, "metrics": Public, "roc": Public},
     rights=Rights(
         private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
         ledger="append",  # each evaluation is a record

@@ -59,11 +59,7 @@ from fedemb.storage import open_store
         input=("names",),
         ledger="append",
         signing=("ledger",),
-        keys={
-            "ledger": "create",
-            "policy": "create",
-            "reservation": "create",
-        },
+        keys={"ledger": "create", "policy": "create", "reservation": "create"},
         rollback_anchor="append",
     ),
 )

@@ -132,10 +132,7 @@ def test_delta_that_the_gate_denies_is_not_charged(tmp_path):
     plan, _ = read_plan(context.artifacts.privacy_plan, context.config)
     ledger = open_or_create(context.ledger_uri, context.keys, context.config, plan)
     path = context.artifacts.pretrained / "backbone.keras"
-    given = {
-        "run_id": "monday",
-        "start": (path, file_digest(path)),
-    }
+    given = {"run_id": "monday", "start": (path, file_digest(path))}
     check_before_charge(context.config, plan, ledger, **given)
     for delta in (1 / 20_000, 0.0, np.nan):
         policy = context.config.policy.model_copy(update={"delta": delta})

@@ -45,11 +45,7 @@ def judged(run, *, change=None, ledger=None, report=None, **bent):
         return codes(decide(evidence, read(run.report, PrivacyReport), ledger))
     head = ledger.head
     built = build_report(
-        evidence,
-        plan_mechanism(run.config),
-        ledger,
-        time=head.time,
-        head_sequence=head.sequence,
+        evidence, plan_mechanism(run.config), ledger, time=head.time, head_sequence=head.sequence
     )
     content = built.content()
     if change:
@@ -104,11 +100,7 @@ def test_block_over_its_cap_as_of_the_report_is_denied(run):
     assert ledger.spent("all/0").epsilon > ledger.terms.epsilon_cap
     evidence = read_evidence(run.config, run.artifacts)
     report = build_report(
-        evidence,
-        plan_mechanism(run.config),
-        ledger,
-        time=ledger.head.time,
-        head_sequence=number,
+        evidence, plan_mechanism(run.config), ledger, time=ledger.head.time, head_sequence=number
     )
     run.sign(run.report, report)
     append(run, "void", {"reservation": number, "reason": "given back"}, **named)

@@ -8,13 +8,7 @@ import pytest
 
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.errors import (
-    ArtifactError,
-    GateDenied,
-    PlanMismatch,
-    Refused,
-    StorageError,
-)
+from fedemb.errors import ArtifactError, GateDenied, PlanMismatch, Refused, StorageError
 from fedemb.foundation.canonical_json import file_digest
 from fedemb.foundation.document import encode, parse, read
 from fedemb.foundation.files import write_bytes

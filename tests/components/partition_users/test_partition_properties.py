@@ -135,9 +135,7 @@ def test_evaluation_shares_no_user_and_no_class_with_training(
 ) -> None:
     rows = [{**row, "label": f"class {n % 17}"} for n, row in enumerate(rows_of(60))]
     result = partition(
-        rows,
-        data__source__label_scope=scope,
-        partition__evaluation={"by": "hash", "fraction": 0.4},
+        rows, data__source__label_scope=scope, partition__evaluation={"by": "hash", "fraction": 0.4}
     )
     training, evaluation = result.records(), result.records("evaluation")
     assert training

@@ -74,11 +74,7 @@ def test_the_librarys_own_composition_understates_a_small_delta():
 
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
-@given(
-    sigma=st.floats(0.3, 30),
-    rounds=st.integers(1, 10**6),
-    exponent=st.floats(3, 13),
-)
+@given(sigma=st.floats(0.3, 30), rounds=st.integers(1, 10**6), exponent=st.floats(3, 13))
 def test_composed_gaussians_cost_what_the_closed_form_says(sigma, rounds, exponent):
     delta, noise = 10**-exponent, sigma / math.sqrt(rounds)
     if noise < 0.1:
@@ -91,11 +87,7 @@ def test_composed_gaussians_cost_what_the_closed_form_says(sigma, rounds, expone
 
 @pytest.mark.long
 @settings(max_examples=25, deadline=None)
-@given(
-    q=st.floats(1e-6, 1),
-    sigma=st.floats(0.3, 30),
-    epsilon=st.floats(0.0, 5),
-)
+@given(q=st.floats(1e-6, 1), sigma=st.floats(0.3, 30), epsilon=st.floats(0.0, 5))
 def test_one_round_has_the_divergence_of_its_half_spaces(q, sigma, epsilon):
     """The best set of one sampled Gaussian is a half-line, whose masses are normal tails."""
     from scipy.special import log_ndtr

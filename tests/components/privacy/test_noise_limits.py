@@ -47,11 +47,7 @@ def test_plan_warns_of_noise_far_above_that_of_every_measured_run(preset, recipe
 @pytest.mark.parametrize(
     ("preset", "noise", "named"),
     [
-        (
-            "cars_whitening",
-            0.0004,
-            "car photos at noise 0.0003: +7.8 points",
-        ),
+        ("cars_whitening", 0.0004, "car photos at noise 0.0003: +7.8 points"),
         (
             "cars_whitening",
             0.02,

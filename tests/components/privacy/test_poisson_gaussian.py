@@ -35,11 +35,7 @@ DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
 def plan_at(noise, images=1, unit="user", **cohort):
     numbers = DE | cohort
     return Cohort(
-        users_per_client=1,
-        noise_multiplier=noise,
-        max_images_per_user=images,
-        unit=unit,
-        **numbers,
+        users_per_client=1, noise_multiplier=noise, max_images_per_user=images, unit=unit, **numbers
     ).plan(PoissonGaussian)
 
 
@@ -132,12 +128,7 @@ def settings(unit="user", user_id="user_id", kind="poisson_gaussian"):
             "data": {"source": {"uri": "x.parquet", "columns": {"user_id": user_id}}},
             "partition": {"virtual_clients": 1},
             "mechanism": mechanism,
-            "policy": {
-                "unit": unit,
-                "users_lower_bound": 1000,
-                "delta": 1e-5,
-                "epsilon_cap": 8.0,
-            },
+            "policy": {"unit": unit, "users_lower_bound": 1000, "delta": 1e-5, "epsilon_cap": 8.0},
         }
     )
 

@@ -224,7 +224,7 @@ def play(m, rounds, dim=60):
 
 
 PLANS = {kind: make_plan(kind) for kind in KINDS} | {
-    "restarted tree": make_plan("tree_aggregation", restart_every=4),
+    "restarted tree": make_plan("tree_aggregation", restart_every=4)
 }
 
 

@@ -86,13 +86,7 @@ def _in_a_second_graph(graph):
 
 
 @pytest.mark.planted_bug(14)
-@pytest.mark.parametrize(
-    "plant",
-    [
-        _in_bytes,
-        _in_a_second_graph,
-    ],
-)
+@pytest.mark.parametrize("plant", [_in_bytes, _in_a_second_graph])
 def test_planted_head_is_found_in_every_layer(saved, plant):
     folder, _ = saved
     graph = _graph(folder)

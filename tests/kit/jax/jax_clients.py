@@ -16,14 +16,7 @@ import numpy as np
 
 from fedemb.training.jax_clients import JaxRoundFunction
 from tests.kit.jax.cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
-from tests.kit.jax.jax_units import (
-    bfloat16,
-    own_draws,
-    print_found,
-    problems,
-    refusal,
-    total,
-)
+from tests.kit.jax.jax_units import bfloat16, own_draws, print_found, problems, refusal, total
 from tests.kit.jax.without_tensorflow import forbid
 from tests.kit.privacy_worlds import noiseless
 

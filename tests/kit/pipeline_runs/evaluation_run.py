@@ -42,12 +42,7 @@ def config(**overrides: Any) -> RunConfig:
 
 
 def write_users(
-    folder: Path,
-    users: int,
-    *,
-    images: int = 4,
-    seed: int = 0,
-    groups: int = 1,
+    folder: Path, users: int, *, images: int = 4, seed: int = 0, groups: int = 1
 ) -> None:
     """Writes a user store by hand: `users` identities, one class each."""
     random = np.random.default_rng(seed)

@@ -110,10 +110,7 @@ def config(**changes) -> RunConfig:
                 "epsilon_cap": 3.0,
                 "renyi_order": 8.0,
             },
-            "release": {
-                "name": "glyphs",
-                "version": "1.0",
-            },
+            "release": {"name": "glyphs", "version": "1.0"},
             "tuning": {"data": "public", "method": "on drawn glyphs"},
         }
     )
@@ -373,10 +370,7 @@ class HonestRun:
         model, common = self._of_model("evaluation")
         estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
         difference = {"value": 0.0, "low": -0.1, "high": 0.1}
-        recall = {
-            "0.001": {**estimate, "threshold": 0.7},
-            "0.01": {**estimate, "threshold": 0.3},
-        }
+        recall = {"0.001": {**estimate, "threshold": 0.7}, "0.01": {**estimate, "threshold": 0.3}}
         retrieval = {
             "recall_at": {"1": estimate, "5": estimate},
             "mean_average_precision": estimate,
