@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.storage import fencing as turns
+from fedemb.storage import fencing
 from tests.kit.pipeline_runs import evaluation_run, honest_run
 from tests.kit.pipeline_runs.forked import Forked
 from tests.kit.pipeline_runs.partition_run import reserve_for, reserved_config
@@ -24,13 +24,13 @@ QUICK = {("commit", "before record"), ("release", "before marker")}
 
 
 def _contents(*kept: Path) -> dict[str, bytes]:
-    """Everything below the folders, but for the record of turns and unfinished hidden trees."""
+    """Everything below the folders, but for the fencing tokens and unfinished hidden trees."""
     return {
         str(path): path.read_bytes()
         for folder in kept
         for path in sorted([folder, *folder.rglob("*")])
         if path.is_file()
-        and path.parent.name != turns.TURNS
+        and path.parent.name != fencing.TOKENS
         and not any(name.startswith(".") for name in path.relative_to(folder).parts[:-1])
     }
 
@@ -76,7 +76,7 @@ STEPS = {
     ),
     "evaluate_model": (
         "trained",
-        REPORTS,
+        ("private", "report.json", "report.html"),  # keys get a marker for each evaluation
         {
             # Its evaluation comes second: it is counted, and writes the same bytes.
             "the evaluation record": False,
