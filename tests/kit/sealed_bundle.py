@@ -31,7 +31,7 @@ def seal(context: StepContext, backbone: Path, folder: Path) -> str:
     return str(folder)
 
 
-def seal_anew(bundle, keys, ledger) -> None:
+def seal_again(bundle, keys, ledger) -> None:
     """Signs a changed bundle, as the holder of the release key can."""
     identity = read(bundle / parts.MANIFEST, ReleaseManifest).body.identity
     (bundle / parts.MANIFEST).unlink()

@@ -11,9 +11,10 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,6 +32,39 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 MOST_TEXT = 16 << 20
 """Maximum bytes of a configuration, schedule, profile, trust file or key."""
+
+
+class AppendedFile:
+    """Bytes that threads append to an unbuffered file, and read by their position."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file, self._lock = file, threading.Lock()
+
+    def append(self, data: bytes) -> int:
+        """Returns the position of appended bytes.
+
+        Raises:
+          StorageError: the disk is full.
+        """
+        with self._lock:  # the position after an append belongs to it
+            try:
+                written = self._file.write(data)
+            except OSError:
+                written = 0
+            if written != len(data):
+                raise StorageError("the temporary folder is full; free space there (TMPDIR)")
+            return self._file.tell() - len(data)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Returns appended bytes.
+
+        Raises:
+          StorageError: the file was cut meanwhile.
+        """
+        data = os.pread(self._file.fileno(), length, start)
+        if len(data) != length:
+            raise StorageError("a file in the temporary folder was cut meanwhile; run again")
+        return data
 
 
 def write_error(what: str, path: Path, error: OSError) -> FedEmbError:

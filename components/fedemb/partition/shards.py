@@ -16,7 +16,6 @@ import os
 import shutil
 import struct
 import tempfile
-import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,6 +45,7 @@ from fedemb.foundation.canonical_json import (
     json_digest,
     sha256_hex,
 )
+from fedemb.foundation.files import AppendedFile
 from fedemb.storage import Store, join, open_store
 from fedemb.storage.fencing import TOKENS, FencedStore, FencingToken
 
@@ -90,8 +90,8 @@ class Spill:
     """
 
     def __init__(self, path: str):
-        self._file = Path(path).open("a+b", buffering=0) if path else None  # noqa: SIM115
-        self._lock = threading.Lock()
+        file = Path(path).open("a+b", buffering=0) if path else None  # noqa: SIM115
+        self._file = file and AppendedFile(file)
 
     def put(self, data: bytes) -> bytes:
         """Returns a token for bytes.
@@ -102,21 +102,13 @@ class Spill:
         digest = hashlib.sha256(data).digest()
         if self._file is None:
             return digest + data
-        with self._lock:  # the position after an append belongs to this spill
-            try:
-                written = self._file.write(data)
-            except OSError:
-                written = 0
-            if written != len(data):
-                raise StorageError("the temporary folder is full; free space there (TMPDIR)")
-            return digest + _SPILLED.pack(self._file.tell() - len(data), len(data))
+        return digest + _SPILLED.pack(self._file.append(data), len(data))
 
     def get(self, token: bytes) -> bytes:
         """Returns the bytes of a token."""
         if self._file is None:
             return token[32:]
-        start, length = _SPILLED.unpack(token[32:])
-        return os.pread(self._file.fileno(), length, start)
+        return self._file.read(*_SPILLED.unpack(token[32:]))
 
 
 def clean(place: Place) -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -19,6 +18,7 @@ from jaxtyping import Float32, UInt8
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
 from fedemb.foundation import step_logging as events
+from fedemb.foundation.files import AppendedFile
 from fedemb.models.keras_backend import Model, available_cores, traced
 from fedemb.privacy.feature_sums import whole_features
 from fedemb.privacy.sampling import VirtualClient
@@ -72,7 +72,7 @@ class FeatureCache:
         self, backbone: Model, rows: Callable[[np.ndarray, np.ndarray], UnitFeatures] = rows_of
     ) -> None:
         self._compute, self._rows = MicroBatches(backbone), rows
-        self._file = TemporaryFile()  # noqa: SIM115 - as long as the cache
+        self._file = AppendedFile(TemporaryFile("a+b", buffering=0))  # noqa: SIM115 - as long as this
         self._known: dict[bytes, tuple[int, int]] = {}
         """Key -> first byte of the unit's rows in the file, and their number of bytes."""
 
@@ -107,7 +107,7 @@ class FeatureCache:
 
         Args:
           key: names the unit; all keys have one length.
-          load: reads its images; called once.
+          load: reads its images; called once, except without images.
         """
         if key not in self._known:
             self._add({key: load()})
@@ -115,10 +115,13 @@ class FeatureCache:
 
     def _read(self, key: bytes) -> UnitFeatures:
         start, size = self._known.get(key, (0, 0))
-        return np.frombuffer(os.pread(self._file.fileno(), size, start), self.nothing.dtype)
+        return np.frombuffer(self._file.read(start, size), self.nothing.dtype)
 
     def _add(self, units: dict[bytes, ClientExamples]) -> None:
-        """Computes and keeps the features of units; units without images are not kept."""
+        """Computes and keeps the features of units; units without images are not kept.
+
+        The audit reads units of a round from another thread, while this computes the next.
+        """
         filled = {key: unit for key, unit in units.items() if len(unit.labels)}
         if not filled:
             return
@@ -126,9 +129,7 @@ class FeatureCache:
         ends = np.cumsum([len(unit.labels) for unit in filled.values()])
         for (key, unit), part in zip(filled.items(), np.split(features, ends[:-1]), strict=True):
             data = self._rows(part, unit.labels).tobytes()
-            self._known[key] = self._file.tell(), len(data)
-            self._file.write(data)
-        self._file.flush()
+            self._known[key] = self._file.append(data), len(data)
 
     @cached_property
     def nothing(self) -> UnitFeatures:

@@ -24,7 +24,7 @@ from fedemb.release.bundle import ALL, MANIFEST, PARITY, SAVED_MODEL
 from fedemb.storage import open_store
 from tests.adversary.attacks.kind import Attack, Kind, World, attempted, damaged
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.sealed_bundle import seal_anew
+from tests.kit.sealed_bundle import seal_again
 from tests.kit.verified import problems_of
 
 # ---- bundles -------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def _signed(world: World, draw: random.Random) -> Attack:
         with world.bundle() as (bundle, trust):
             text, data = damaged((bundle / name).read_bytes(), random.Random(seed))
             (bundle / name).write_bytes(data)
-            seal_anew(bundle, world.released.keys, world.released.ledger())
+            seal_again(bundle, world.released.keys, world.released.ledger())
             with honest_run.stand_in_for_serving():
                 return "" if problems_of(str(bundle), trust) else f"it is verified ({text})"
 
@@ -241,7 +241,7 @@ def _backbone(world: World, draw: random.Random) -> Attack:
 
 KINDS = (
     Kind("changed bundles", _bundle, 60),
-    Kind("bundles signed anew", _signed, 20),
+    Kind("bundles signed again", _signed, 20),
     Kind("changed ledgers", _ledger, 30),
     Kind("exchanged private folders", _private, 40),
     Kind("public backbones", _backbone, 12),

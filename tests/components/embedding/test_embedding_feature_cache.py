@@ -1,6 +1,7 @@
 """Features of units: computed once."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import keras
@@ -102,6 +103,16 @@ def test_probe_finds_position_dependent_bits():
 
 def _fill(cache, count):
     cache.fill((np.int64(n).tobytes(), partial(_unit, n)) for n in range(count))
+
+
+def test_units_of_several_threads_keep_their_own_features():
+    """The audit reads a round again while the next one is read."""
+    backbone = build_backbone(MODEL, 0)
+    shared, alone, loads = FeatureCache(backbone), FeatureCache(backbone), _Loads()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(partial(loads.take, shared), range(40)))
+    for number, rows in enumerate(found):
+        np.testing.assert_array_equal(rows, loads.take(alone, number))
 
 
 def test_a_filled_cache_holds_the_features_of_units_read_one_by_one(tmp_path):

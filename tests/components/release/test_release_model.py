@@ -29,7 +29,7 @@ from fedemb.steps import release_model
 from fedemb.storage.local import LocalStore
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run, small_release
-from tests.kit.sealed_bundle import seal_anew
+from tests.kit.sealed_bundle import seal_again
 from tests.kit.servers import fake_serving
 from tests.kit.verified import problems_of
 
@@ -83,7 +83,7 @@ def test_graph_of_a_bundle_is_never_executed(released, copy, tmp_path):
     written.unlink()  # the attack works
     (copy / "saved_model" / "fingerprint.pb").unlink()
     (copy / "saved_model" / "assets").rmdir()
-    seal_anew(copy, open_key_store(released.context().keys_uri), released.ledger())
+    seal_again(copy, open_key_store(released.context().keys_uri), released.ledger())
     (problem,) = problems_of(str(copy), trust(released))
     assert "of saved_model is not what" in problem
     photo = tmp_path / "photos" / "a.png"

@@ -12,7 +12,7 @@ from fedemb.keys.trust import Signer, sign_document
 from fedemb.release import bundle as parts
 from fedemb.steps import release_model
 from tests.kit.pipeline_runs import honest_run
-from tests.kit.sealed_bundle import seal_anew
+from tests.kit.sealed_bundle import seal_again
 
 MARKER = "glyphs/1.0.json"
 
@@ -76,11 +76,11 @@ def test_marker_that_is_not_the_manifest_of_its_bundle_is_refused(released_run):
         ("config.json", " "),
     ],
 )
-def test_file_that_the_release_key_signed_anew_is_refused(released_run, tmp_path, name, more):
+def test_file_that_the_release_key_signed_again_is_refused(released_run, tmp_path, name, more):
     run = honest_run.copy_of(released_run, tmp_path / "run")
     tree = run.root / "releases" / "glyphs" / "1.0"
     (tree / name).write_text((tree / name).read_text() + more)
-    seal_anew(tree, run.keys, run.ledger())
+    seal_again(tree, run.keys, run.ledger())
     assert f"{name} is not what this package makes" in " ".join(run.problems())
 
 
