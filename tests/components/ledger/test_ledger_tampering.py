@@ -232,6 +232,13 @@ def test_head_stands_only_for_records_that_its_key_may_sign(kit, tmp_path, first
         assert len(forged.reader().chain.records) == 5
     with pytest.raises(SignatureInvalid, match=f"{first:08d}"):
         chain.refresh(signatures=True)
+    path = forged.path(0).parent / "heads" / "00000004.json"
+    head = json.loads(path.read_bytes())
+    path.write_bytes(
+        canonical_json({**head, "signature": {**head["signature"], "value": "00" * 64}})
+    )
+    with pytest.raises(SignatureInvalid):  # a head stands for signatures only with its own
+        forged.reader()
 
 
 # ---- A policy record is read back with terms that can hold, or not at all ----
