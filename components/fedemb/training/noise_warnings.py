@@ -48,7 +48,7 @@ def forecast(config: RunConfig) -> str:
     """Returns results of the same kind of training, for each kind of images at the next noise."""
     found = training_noise(config, plan_mechanism(config))
     if found is None:
-        return "Nothing was measured for this kind of training; a simulation measures the gain."
+        return "None for this kind of training; a simulation measures the gain."
     runs, nearest = measured_runs()[found[0]], dict[str, MeasuredRun]()
     for run in sorted(runs, key=lambda run: abs(math.log(run.noise / found[1]))):
         nearest.setdefault(run.images, run)

@@ -62,7 +62,7 @@ def test_forecast_names_the_measured_runs_of_the_same_training_at_the_nearest_no
     text = forecast(with_noise(preset, noise))
     assert f"Measured with this kind of training: {named}" in text
     assert text.count("car photos") == (preset == "cars_whitening")
-    assert "Nothing was measured" in forecast(load_config("dp_sgd_quickstart"))
+    assert "None for this kind" in forecast(load_config("dp_sgd_quickstart"))
 
 
 def test_projection_tolerates_more_noise_than_a_whole_net():
